@@ -38,6 +38,8 @@ NEED_TORCH = (
     "unit/engine/structured/test_drawn_schemas.py",
     "unit/engine/structured/test_known_schemas.py",
     "unit/engine/test_batch_queue.py",
+    "unit/engine/test_staged_batches.py",
+    "unit/engine/test_stages_setup.py",
     "unit/engine/test_partition.py",
     "unit/engine/test_filters.py",
     "unit/engine/test_image_decode.py",

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from ..errors import KernelInputError
+from ..linear import LinearStruct
 from ..lora.packed import ProductStruct
+from ..mixers import MixerState, MixingBatch
 from ..native import library
 from .structs import AnglesStruct, DecoderStruct, LayerStruct, NormStruct, StepStruct
 from .weights import DecoderWeights, LayerWeights, NormWeights, address
@@ -48,6 +50,7 @@ class DecoderBatch:
         token_lora: ``[T]`` int64, a slot of ``LayerAdapters`` for each token, negative for none; None if none has one.
         visible_ends: ``[T]`` int64, never falling within a request, see ``kernels.paged_attention.PagedBatch``; None
             where each token sees as far as itself.
+        states: where requests have what layers with a mixer keep; None where there are none.
     """
 
     token_ids: Tensor
@@ -61,6 +64,7 @@ class DecoderBatch:
     inputs_embeds: Tensor | None = None
     token_lora: Tensor | None = None
     visible_ends: Tensor | None = None
+    states: MixingBatch | None = None
 
 
 @dataclass(frozen=True)
@@ -100,14 +104,19 @@ class Decoder:
         if not can_decode(self._dtype, weights.head_dim):
             raise KernelInputError(f"a decoder of {self._dtype} with heads of {weights.head_dim} cannot be run here")
         self._layers = _layer_structs(weights.layers)
+        # The structs of layers point to them.
+        self._mixers = {i: layer.mixer.struct() for i, layer in enumerate(weights.layers) if layer.mixer is not None}
+        for index, mixer in self._mixers.items():
+            self._layers[index].mixer = ctypes.addressof(mixer)
         self._struct = DecoderStruct(
             *(self._layers, len(self._layers), weights.embeddings.shape[1]),
             *(weights.num_heads, weights.num_kv_heads, weights.head_dim),
-            *(max(layer.down.num_inputs for layer in weights.layers), 1),
+            *(max(layer.down.num_inputs for layer in weights.layers if layer.down), 1),
             *(weights.token_scale, weights.stream_scale, weights.logit_scale, weights.logit_softcap or 0.0),
             *(weights.embeddings.data_ptr(), _norm_struct(weights.final_norm), weights.lm_head.struct()),
         )
         self._caches: list[Tensor] = []
+        self._states: list[MixerState] = []
         self._adapters: LayerAdapters | None = None
 
     def cache_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int]:
@@ -127,6 +136,12 @@ class Decoder:
             layer.keys, layer.values = key.data_ptr(), value.data_ptr()
         self._struct.block_size = max(1, block_size)
         self._caches = [*keys, *values]
+
+    def use_states(self, states: Sequence[MixerState]) -> None:
+        """From now on keep there what layers with a mixer keep, in their order."""
+        for mixer, state in zip(self._mixers.values(), states, strict=True):
+            mixer.recent, mixer.states = state.recent.data_ptr(), state.states.data_ptr()
+        self._states = list(states)
 
     def use_adapters(self, adapters: LayerAdapters | None) -> None:
         """From now on ``token_lora`` of a batch means these.
@@ -168,13 +183,22 @@ class Decoder:
             *(batch.query_lens.data_ptr(), batch.seq_lens.data_ptr(), batch.logit_rows.data_ptr(), logits.data_ptr()),
             *self._adapters_of(batch),
             address(_checked_ends(batch)),
+            *self._states_of(batch),
         )
         with torch.profiler.record_function("penstock::decoder"):
             function(ctypes.byref(self._struct), ctypes.byref(step))
         return logits
 
-    def _adapters_of(self, batch: DecoderBatch) -> tuple[int | None, int | None, int]:
+    def _states_of(self, batch: DecoderBatch) -> tuple[int | None, int | None]:
         """The last fields of a step."""
+        if not self._mixers:
+            return None, None
+        if batch.states is None or len(self._states) != len(self._mixers):
+            raise KernelInputError("layers keep states: use_states has to come first, and a batch has to name them")
+        return batch.states.reads.data_ptr(), batch.states.writes.data_ptr()
+
+    def _adapters_of(self, batch: DecoderBatch) -> tuple[int | None, int | None, int]:
+        """The fields of a step before those of states."""
         token_lora, adapters = batch.token_lora, self._adapters
         if token_lora is None:
             return None, None, 0
@@ -204,11 +228,15 @@ def _layer_structs(layers: tuple[LayerWeights, ...]) -> ctypes.Array[LayerStruct
         norms = (layer.input_norm, layer.attention_norm, layer.mlp_norm, layer.mlp_out_norm)
         structs[index] = LayerStruct(
             *map(_norm_struct, (*norms, layer.query_norm, layer.key_norm)),
-            *(linear.struct() for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)),
+            *(
+                LinearStruct() if linear is None else linear.struct()
+                for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
+            ),
             *(None, None, address(layer.sinks)),
             *(layer.scale, layer.softcap or 0.0, layer.residual_scale),
             *(layer.window or 0, -1 if layer.angles is None else layer.angles, layer.is_interleaved),
             *(layer.norms_rows, layer.norms_follow, layer.is_parallel, layer.activation, layer.is_gated),
+            *(layer.gate, None),
         )
     return structs
 

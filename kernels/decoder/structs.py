@@ -25,7 +25,8 @@ class LayerStruct(ctypes.Structure):
         *((name, _POINTER) for name in ("keys", "values", "sinks")),
         *((name, _FLOAT) for name in ("scale", "softcap", "residual_scale")),
         *((name, _INT) for name in ("window", "angles", "is_interleaved", "norms_rows", "norms_follow")),
-        *((name, _INT) for name in ("is_parallel", "activation", "is_gated")),
+        *((name, _INT) for name in ("is_parallel", "activation", "is_gated", "gate")),
+        ("mixer", _POINTER),
     )
 
 
@@ -52,4 +53,5 @@ class StepStruct(ctypes.Structure):
         *((name, _POINTER) for name in ("adapter_slots", "adapted")),
         ("num_adapter_slots", _INT),
         ("visible_ends", _POINTER),
+        *((name, _POINTER) for name in ("state_reads", "state_writes")),
     )

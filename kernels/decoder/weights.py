@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..linear import PackedWeight
+from ..mixers import MixerWeights
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class LayerWeights:
         input_norm, mlp_norm: before attention and before the feed-forward part, ``[hidden size]``; None without.
         query_norm, key_norm: ``[H, D]`` and ``[KVH, D]``; None where heads are not normalised.
         qkv: queries, keys and values, in this order; ``gate_up``: the gate, then what it opens for, or what the
-            activation is of where there is no gate.
+            activation is of where there is no gate. The former two are None of a layer that has a feed-forward part
+            alone, the latter of one that has none.
         scale: factor on the scores.
         window: positions a token sees; None sees all before it.
         attention_norm, mlp_out_norm: of what both parts make, before it is added.
@@ -49,16 +51,18 @@ class LayerWeights:
         residual_scale: factor on what is added to the stream.
         is_parallel: both parts start from the layer's input; without ``mlp_norm`` from its one norm.
         activation: a place in ``kernels.gated_activation.ACTIVATIONS``.
+        gate: where ``qkv`` has what opens for what heads find, see kernels/native/gates.h; 0 without.
+        mixer: in the place of attention; ``qkv`` then makes its rows, and the rest of attention counts for nothing.
     """
 
     input_norm: NormWeights | None
     mlp_norm: NormWeights | None
     query_norm: NormWeights | None
     key_norm: NormWeights | None
-    qkv: PackedWeight
-    output: PackedWeight
-    gate_up: PackedWeight
-    down: PackedWeight
+    qkv: PackedWeight | None
+    output: PackedWeight | None
+    gate_up: PackedWeight | None
+    down: PackedWeight | None
     scale: float
     window: int | None
     attention_norm: NormWeights | None = None
@@ -73,6 +77,8 @@ class LayerWeights:
     is_parallel: bool = False
     activation: int = 0
     is_gated: bool = True
+    gate: int = 0
+    mixer: MixerWeights | None = None
 
 
 @dataclass(frozen=True)

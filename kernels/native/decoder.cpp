@@ -3,15 +3,16 @@
 
 #include <vector>
 
+#include "gates.h"
 #include "layer_switches.h"
+#include "spans.h"
 #include "tile_attention.h"
 #include "vector_attention.h"
 #include "workspace.h"
 
 namespace {
 
-constexpr int64_t TOKENS_PER_PIECE = 8;
-constexpr int64_t LOGITS_PER_PIECE = 16384;
+constexpr int64_t TOKENS_PER_PIECE = 8, LOGITS_PER_PIECE = 16384;
 // Rows (tokens by heads of a group) of a prompt that one thread attends for: several tiles, so that what was read of the
 // cache is read from near again.
 constexpr int64_t ROWS_PER_PIECE = 48;
@@ -32,10 +33,12 @@ class Run {
     added_ = space_.template take<T>(tokens * d_.hidden_size);
     made_ = space_.template take<T>(tokens * d_.hidden_size);
     qkv_ = space_.template take<T>(tokens * qkv_size_);
-    found_ = space_.template take<T>(tokens * found_size_);
+    rows_ = space_.template take<T>(tokens * widest(&DecoderLayer::qkv, &Linear::num_outputs));
+    found_ = space_.template take<T>(tokens * widest(&DecoderLayer::output, &Linear::num_inputs));
+    gates_ = space_.template take<T>(tokens * found_size_);
     gate_up_ = space_.template take<T>(tokens * 2 * d_.mlp_size);
     gated_ = space_.template take<T>(tokens * d_.mlp_size);
-    cut_spans();
+    spans_ = cut_spans(step, std::max<int64_t>(1, ROWS_PER_PIECE / (d_.num_heads / d_.num_kv_heads)));
   }
 
   void all() {
@@ -44,41 +47,37 @@ class Run {
     embed();
     for (int64_t i = 0; i < d_.num_layers; ++i) {
       const DecoderLayer& layer = d_.layers[i];
-      add_and_norm(i == 0 ? nullptr : added_, layer.input_norm);
-      multiply<T, T>(normed_, d_.hidden_size, layer.qkv, qkv_, qkv_size_, num_rows_);
-      adapt(i, QKV, normed_, d_.hidden_size, qkv_, qkv_size_);
-      place(layer);
-      attend(layer);
-      if (i == d_.num_layers - 1) keep_logit_rows();
-      multiply<T, T>(found_, found_size_, layer.output, added_, d_.hidden_size, num_rows_);
-      adapt(i, OUTPUT, found_, found_size_, added_, d_.hidden_size);
+      add_and_norm(i == 0 ? nullptr : added_, layer.output.num_inputs > 0 ? layer.input_norm : layer.mlp_norm);
+      const int64_t found_size = layer.output.num_inputs;
+      if (found_size > 0) find(i, found_size);
+      if (i == d_.num_layers - 1) keep_logit_rows(found_size);
+      if (found_size == 0) {
+        feed_alone(i);
+        continue;
+      }
+      multiply<T, T>(found_, found_size, layer.output, added_, d_.hidden_size, num_rows_);
+      adapt(i, OUTPUT, found_, found_size, added_, d_.hidden_size);
       layer.is_parallel ? feed_beside(i) : feed_behind(i);
     }
     add_and_norm(added_, d_.final_norm);
     multiply<T, float>(normed_, d_.hidden_size, d_.lm_head, s_.logits, d_.lm_head.num_outputs, num_rows_);
-    change_logits();
+    for_ranges(num_rows_ * d_.lm_head.num_outputs, LOGITS_PER_PIECE, [&](int64_t start, int64_t end) {
+      change_logits<T>(s_.logits + start, end - start, d_.logit_scale, d_.logit_softcap);
+    });
   }
 
  private:
-  // Tokens of a request whose attention is one piece of work, for one head.
-  struct Span {
-    int64_t request, first_token, num_tokens, first_position;
-  };
-
   size_t workspace_bytes() const {
-    const int64_t per_token = 4 * d_.hidden_size + qkv_size_ + found_size_ + 3 * d_.mlp_size;
-    return s_.num_tokens * per_token * sizeof(T) + 9 * VECTOR_BYTES;
+    const int64_t rows = widest(&DecoderLayer::qkv, &Linear::num_outputs),
+                  found = widest(&DecoderLayer::output, &Linear::num_inputs);
+    const int64_t per_token = 4 * d_.hidden_size + qkv_size_ + rows + found + found_size_ + 3 * d_.mlp_size;
+    return s_.num_tokens * per_token * sizeof(T) + 11 * VECTOR_BYTES;
   }
 
-  void cut_spans() {
-    const int64_t most = std::max<int64_t>(1, ROWS_PER_PIECE / (d_.num_heads / d_.num_kv_heads));
-    for (int64_t request = 0, token = 0; request < s_.num_requests; ++request) {
-      const int64_t num = s_.query_lens[request], position = s_.seq_lens[request] - num;
-      for (int64_t start = 0; start < num; start += most) {
-        spans_.push_back({request, token + start, std::min(most, num - start), position + start});
-      }
-      token += num;
-    }
+  int64_t widest(Linear DecoderLayer::*linear, int64_t Linear::*side) const {
+    int64_t most = 0;
+    for (int64_t i = 0; i < d_.num_layers; ++i) most = std::max(most, d_.layers[i].*linear.*side);
+    return most;
   }
 
   // Adds to the outputs of a layer's product what the adapters of the tokens make of its inputs.
@@ -101,13 +100,41 @@ class Run {
     }
   }
 
+  // From normed_ to found_, by attention or what is in its place.
+  void find(int64_t i, int64_t found_size) {
+    const DecoderLayer& layer = d_.layers[i];
+    const int64_t width = layer.qkv.num_outputs, rest = 2 * d_.num_kv_heads * d_.head_dim;
+    T* rows = layer.mixer || layer.gate ? rows_ : qkv_;
+    multiply<T, T>(normed_, d_.hidden_size, layer.qkv, rows, width, num_rows_);
+    adapt(i, QKV, normed_, d_.hidden_size, rows, width);
+    if (layer.mixer) {
+      const MixerStep step{s_.num_tokens, s_.num_requests, s_.query_lens, s_.state_reads, s_.state_writes};
+      return mix(*layer.mixer, step, rows, width, found_, found_size);
+    }
+    if (layer.gate) {
+      for_rows([&](int64_t t) {
+        split_gates(static_cast<Gate>(layer.gate), rows + t * width, qkv_ + t * qkv_size_, gates_ + t * found_size_,
+                    d_.num_heads, d_.head_dim, rest);
+      });
+    }
+    place(layer);
+    attend(layer);
+    if (!layer.gate) return;
+    for_rows([&](int64_t t) { open_gates(gates_ + t * found_size_, found_ + t * found_size_, found_size_); });
+  }
+
   // What attention added goes to the stream, and the feed-forward part starts from there.
   void feed_behind(int64_t i) {
     const DecoderLayer& layer = d_.layers[i];
     finish(added_, layer.attention_norm, layer.residual_scale);
+    if (layer.down.num_inputs == 0) return;
     add_and_norm(added_, layer.mlp_norm);
+    feed_alone(i);
+  }
+
+  void feed_alone(int64_t i) {
     feed_forward(i, added_);
-    finish(added_, layer.mlp_out_norm, layer.residual_scale);
+    finish(added_, d_.layers[i].mlp_out_norm, d_.layers[i].residual_scale);
   }
 
   // Both parts start from the layer's input, and go to the stream together.
@@ -160,25 +187,6 @@ class Run {
       if (scale != 1.0f) scale_row(row, scale, d_.hidden_size);
     });
   }
-
-  void change_logits() {
-    const float scale = d_.logit_scale, cap = d_.logit_softcap;
-    if (scale == 1.0f && cap == 0) return;
-    const int64_t total = num_rows_ * d_.lm_head.num_outputs;
-    for_ranges(total, LOGITS_PER_PIECE, [&](int64_t start, int64_t end) {
-      float* logits = s_.logits;
-      if (scale != 1.0f) {
-#pragma omp simd
-        for (int64_t i = start; i < end; ++i) logits[i] = rounded(logits[i] * scale);
-      }
-      if (cap > 0) {
-#pragma omp simd
-        for (int64_t i = start; i < end; ++i) logits[i] = rounded(rounded(fast_tanh(rounded(logits[i] / cap))) * cap);
-      }
-    });
-  }
-
-  static float rounded(float value) { return to_float(from_float<T>(value)); }
 
   // Normalises and rotates queries and keys where they lie, and stores keys and values.
   void place(const DecoderLayer& layer) {
@@ -259,12 +267,12 @@ class Run {
   }
 
   // From here on only tokens whose logits are wanted matter; they come earlier, never later, than they were.
-  void keep_logit_rows() {
+  void keep_logit_rows(int64_t found_size) {
     for (int64_t i = 0; i < s_.num_logit_rows; ++i) {
       const int64_t row = s_.logit_rows[i];
       std::memmove(residual_ + i * d_.hidden_size, residual_ + row * d_.hidden_size, d_.hidden_size * sizeof(T));
       std::memmove(normed_ + i * d_.hidden_size, normed_ + row * d_.hidden_size, d_.hidden_size * sizeof(T));
-      std::memmove(found_ + i * found_size_, found_ + row * found_size_, found_size_ * sizeof(T));
+      std::memmove(found_ + i * found_size, found_ + row * found_size, found_size * sizeof(T));
     }
     num_rows_ = s_.num_logit_rows;
     if (!slots_) return;
@@ -280,7 +288,7 @@ class Run {
   const DecoderStep& s_;
   const int64_t qkv_size_, found_size_;
   Workspace space_;
-  T *residual_, *normed_, *added_, *made_, *qkv_, *found_, *gate_up_, *gated_;
+  T *residual_, *normed_, *added_, *made_, *qkv_, *rows_, *found_, *gates_, *gate_up_, *gated_;
   std::vector<Span> spans_;
   int64_t num_rows_ = 0;
   const int64_t* slots_ = nullptr;  // of adapters, of the rows that matter

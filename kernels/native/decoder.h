@@ -3,6 +3,7 @@
 #include "adapters.h"
 #include "layer_switches.h"
 #include "linear.h"
+#include "mixers.h"
 
 // Cosines and sines of every position, [P, dim]; both halves of a row are alike.
 struct Angles {
@@ -14,7 +15,7 @@ struct Angles {
 struct DecoderLayer {
   Norm input_norm, attention_norm, mlp_norm, mlp_out_norm;  // the second and the last of what is added to the stream
   Norm query_norm, key_norm;                                // weights [H, D] and [KVH, D]
-  Linear qkv, output, gate_up, down;
+  Linear qkv, output, gate_up, down;  // without inputs the former two, or the latter, in a layer of one part
   void *keys, *values;  // the layer's cache, see paged_cache.h
   const float* sinks;   // [H] logits that carry no value; null without
   float scale;
@@ -23,6 +24,8 @@ struct DecoderLayer {
   int64_t window;        // positions a token sees; 0: all before it
   int64_t angles;        // which of the step's; below 0 heads are not rotated
   int64_t is_interleaved, norms_rows, norms_follow, is_parallel, activation, is_gated;
+  int64_t gate;  // where the projection has what opens for the result, a Gate of gates.h
+  const Mixer* mixer;  // in the place of attention; null for that
 };
 
 struct Decoder {
@@ -53,4 +56,5 @@ struct DecoderStep {
   const AdaptedProduct* adapted;         // [layers, PRODUCTS_PER_LAYER, num_adapter_slots]
   int64_t num_adapter_slots;
   const int64_t* visible_ends;  // [T], where what a token sees ends; null where each sees as far as itself
+  const int64_t *state_reads, *state_writes;  // [B] slots, see MixerStep; null where no layer keeps a state
 };

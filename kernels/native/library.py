@@ -35,6 +35,7 @@ _SIGNATURES: dict[str, list[Any]] = {
         *(_INT, _INT, _INT, _INT, _INT, _FLOAT, _INT, _POINTER),
     ],
     "run_decoder": [_POINTER, _POINTER],
+    "mix": [_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT],
 }
 
 _NO_TILES = -1

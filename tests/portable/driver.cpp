@@ -20,6 +20,7 @@ constexpr const char* DTYPE = sizeof(T) == 4 ? "float32" : "bfloat16";
   int decode_##suffix(const T*, int64_t, const T*, const T*, const int64_t*, int64_t, const int64_t*, int64_t,    \
                       int64_t, int64_t, int64_t, int64_t, float, int64_t, T*);                                    \
   void run_decoder_##suffix(const Decoder*, const DecoderStep*);                                                  \
+  void mix_##suffix(const Mixer*, const MixerStep*, const T*, int64_t, T*, int64_t);                              \
   void sample_##suffix(const T*, int64_t, const float*, const int64_t*, const float*, const float*, const double*, \
                        int64_t*, int64_t, int64_t);
 
@@ -42,6 +43,7 @@ struct Library;
     static constexpr auto linear = linear_##suffix;                                      \
     static constexpr auto decode = decode_##suffix;                                      \
     static constexpr auto run_decoder = run_decoder_##suffix;                            \
+    static constexpr auto mix = mix_##suffix;                                            \
     static constexpr auto sample = sample_##suffix;                                      \
   };
 
@@ -232,6 +234,31 @@ void try_decoder() {
   }
 }
 
+// One request in three steps, from slot to slot.
+template <typename T>
+void try_mixers() {
+  constexpr int64_t TAPS = 4, HEADS = 4, GROUPS = 2, DIM = 48, KEYS = 24, TOKENS = 9;
+  for (const int64_t kind : {CONVOLUTION, DELTA_RULE, SCAN}) {
+    const int64_t values = HEADS * DIM, channels = kind == CONVOLUTION ? values : values + 2 * GROUPS * KEYS;
+    const int64_t width = 3 * channels + 2 * HEADS;
+    const std::vector<T> rows = random_numbers<T>(TOKENS * width, 1);
+    const std::vector<float> taps = random_numbers<float>(TAPS * channels, 2), heads = random_numbers<float>(HEADS, 3),
+                             norm = random_numbers<float>(values, 4);
+    std::vector<T> recent(2 * (TAPS - 1) * channels), out(TOKENS * values);
+    std::vector<float> states(2 * HEADS * KEYS * DIM);
+    const Mixer mixer{kind, TAPS, channels, HEADS, GROUPS, DIM, KEYS, 0, channels, 2 * channels, 2 * channels + HEADS,
+                      DIM, values, kind == SCAN, 1e-5f, 0, taps.data(), nullptr, heads.data(), heads.data(), heads.data(),
+                      norm.data(), recent.data(), states.data()};
+    int64_t from = -1, to = 0, token = 0;
+    for (const int64_t num : {3, 5, 1}) {
+      const MixerStep step{num, 1, &num, &from, &to};
+      Library<T>::mix(&mixer, &step, rows.data() + token * width, width, out.data() + token * values, values);
+      token += num, from = to, to = 1 - to;
+    }
+    print<T>("near", "mixer-" + std::to_string(kind), out);
+  }
+}
+
 template <typename T>
 void try_sampling() {
   constexpr int64_t NUM_ROWS = 5, VOCAB = 1000;
@@ -250,6 +277,7 @@ void try_all() {
   try_products<T>();
   try_attention<T>();
   try_decoder<T>();
+  try_mixers<T>();
   try_sampling<T>();
 }
 

@@ -29,6 +29,11 @@ def check_speculation(config: EngineConfig, model: LoadedModel) -> None:
             f"speculative {config.speculative!r} needs a model whose tokens are packed, and {model.architecture} is "
             f"computed in the mode {model.forward.mode!r}, in which a wrong guess could not be taken back; leave it out"
         )
+    if model.forward.keeps_state:
+        raise ConfigurationError(
+            f"speculative {config.speculative!r} needs a model that keeps keys and values alone, and "
+            f"{model.architecture} keeps states, of which a wrong guess could not be taken back; leave it out"
+        )
 
 
 def make_guessing(config: EngineConfig, runner: ModelRunner, max_model_len: int) -> Guessing:

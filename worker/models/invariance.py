@@ -49,7 +49,7 @@ def keeps_bits(model: LoadedModel) -> bool:
 
     Only the compiled decoder says so. Its caches are made anew: allocate the real ones afterwards.
     """
-    if not isinstance(model.forward, NativeForward):
+    if not isinstance(model.forward, NativeForward) or model.forward.keeps_state:
         return False
     is_invariant = _invariant_logits(model, _MANY_TOKENS, partial(forward_at_once, model, block_size=_BLOCK_SIZE))
     if is_invariant is not None:
@@ -71,6 +71,12 @@ def choose_tile_sizes(model: LoadedModel) -> tuple[int, ...]:
         raise ConfigurationError(
             f"--deterministic needs a model whose tokens are packed, and {model.architecture} is computed in the mode "
             f"{model.forward.mode!r}; start without --deterministic"
+        )
+    if model.forward.keeps_state:
+        # A state is that of its request's last token: what was computed before cannot be computed again beside it.
+        raise ConfigurationError(
+            f"--deterministic needs a model that keeps nothing but keys and values of a request, and "
+            f"{model.architecture} keeps states, too; start without --deterministic"
         )
     sizes: list[int] = []
     expected = None

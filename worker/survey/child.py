@@ -86,7 +86,7 @@ def try_model_type(model_type: str, folder: Path, options: dict[str, Any] | None
         run = partial(_run, call)
         outcome.told = trial.compare(folder, expectation, forward, run, **options)
     except Exception as error:  # whatever an architecture's own code raises
-        outcome.reason = f"{stage}: {_first_line(error)}"
+        outcome.reason = f"{stage}: {first_line(error)}"
     return outcome
 
 
@@ -134,7 +134,7 @@ def _answer(work: Callable[[], msgspec.Struct], pipe: Connection, parent_pid: in
     try:
         pipe.send_bytes(b"\n" + msgspec.json.encode(work()))
     except Exception as error:
-        pipe.send_bytes(_first_line(error).encode() + b"\n")
+        pipe.send_bytes(first_line(error).encode() + b"\n")
 
 
 def _child(attempt: Attempt, model_type: str, folder: Path) -> None:
@@ -148,7 +148,8 @@ def _child(attempt: Attempt, model_type: str, folder: Path) -> None:
     (folder / _RESULT_FILE).write_bytes(msgspec.json.encode(outcome))
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What to tell of what was raised: the sentence of an error of ours, else its type and first line."""
     line = next(iter(str(error).strip().splitlines()), "")
     is_ours = isinstance(error, ConfigurationError | trial.UnsuitableModelError | _ChildError)
     return line if is_ours else f"{type(error).__name__}: {line}"

@@ -16,12 +16,20 @@ from .outcome import ONE_A_REQUEST, SAME, WAYS, WAYS_WITH_IMAGES, Outcome
 _MAX_REASON_CHARS = 700
 
 
-def page(outcomes: list[Outcome], skipped: dict[str, str], options: str = "", seeing: Sequence[Outcome] = ()) -> str:
+def page(
+    outcomes: list[Outcome],
+    skipped: dict[str, str],
+    options: str = "",
+    seeing: Sequence[Outcome] = (),
+    num_untried: int = 0,
+) -> str:
     """The page of ``make models``: counts, then a row per model type, then those that were tried with images.
 
     Args:
         options: a sentence about those of the engines.
+        num_untried: types that are still to come.
     """
+    untried = f" {num_untried} more were not tried yet." if num_untried else ""
     identical = [outcome for outcome in outcomes if outcome.is_identical]
     modes = Counter(outcome.mode for outcome in identical)
     told_modes = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
@@ -32,7 +40,7 @@ def page(outcomes: list[Outcome], skipped: dict[str, str], options: str = "", se
             "",
             f"Of {len(outcomes)} text decoders in transformers' table of causal language models, **{len(identical)}** "
             f"give the tokens of transformers' own `generate` in every way tried: {told_modes}. The table has "
-            f"{len(skipped)} other types, which are no text decoders.",
+            f"{len(skipped)} other types, which are no text decoders.{untried}",
             "",
             f"Made by `make models` with transformers {transformers.__version__}, torch {torch.__version__}, Python "
             f"{platform.python_version()}, in float32 on one thread of a CPU.{options}",

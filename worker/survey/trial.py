@@ -20,6 +20,7 @@ from ...shared.params.sampling import SamplingParams
 from ..config.engine_config import EngineConfig
 from ..engine.composition import Engine, build_engine
 from ..engine.core import EngineCore
+from ..engine.host_setup import load_native_kernels
 from ..engine.ranks.choose import make_ranks
 from ..models.loader import LoadedModel
 from .outcome import NEVER, SAME
@@ -132,6 +133,8 @@ def load(folder: Path, **options: Any) -> LoadedModel:
         ConfigurationError: it cannot be served; says why.
     """
     config = EngineConfig(model=str(folder), max_model_len=MAX_MODEL_LEN, num_threads=1, **options)
+    # Some models are lean only where they are: see ``kernels.mixers``.
+    load_native_kernels(config)
     ranks = make_ranks(config, folder)
     try:
         return ranks.load()
@@ -219,7 +222,7 @@ def generate(core: EngineCore, prompts: list[list[int]]) -> list[list[int]]:
     for index, prompt in enumerate(prompts):
         core.add_request(EngineCoreRequest(request_id=str(index), prompt_token_ids=prompt, sampling_params=params))
     while core.has_work:
-        for output in core.step():
+        for output in core.step_fn():
             if output.error is not None:
                 raise PenstockError(output.error.message)
             tokens[int(output.request_id)] += output.new_token_ids

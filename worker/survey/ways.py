@@ -1,8 +1,9 @@
 """``python -m penstock.worker.survey.ways``: what the lean way gains over the packed one, by family, on one CPU thread.
 
-Random models of the widths of a 135M model, with fewer layers. The packed way, lean layers in Python and the compiled
-decoder compute the same steps in turns; time is that of the processor, so others who use the machine count little. Told
-is the packed way's time, and how many times faster the others were: the median over rounds of the ratio of least times.
+Random models of the widths of a 135M model, with fewer layers. The packed way (split, where layers keep states), lean
+layers in Python and the compiled decoder compute the same steps in turns; time is that of the processor, so others who
+use the machine count little. Told is the packed way's time, and how many times faster the others were: the median over
+rounds of the ratio of least times.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from ..models.lean.forward import LeanForward
 from ..models.lean.native import make_native
 from ..models.packed import PackedForward
 from ..models.packed_linear import pack_linear_layers
+from ..models.partition import CutRule
+from ..models.split import split_forward
 
 _BLOCK_SIZE = 16
 _CONTEXT = 256
@@ -49,6 +52,25 @@ _SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+# Of types whose layers keep states: kinds of layers as in their models that people run, and sizes of states.
+_STATES: dict[str, dict[str, Any]] = {
+    "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv", "conv"], "conv_L_cache": 3},
+    "qwen3_5_text": {
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        "linear_num_key_heads": 8,
+        "linear_num_value_heads": 8,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+    },
+    "granitemoehybrid": {
+        "layer_types": ["linear_attention"] * 4 + ["full_attention"],
+        "num_local_experts": 0,
+        "shared_intermediate_size": 1536,
+        "mamba_n_heads": 18,
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+    },
+}
 # None by default in some types, and needed all the same.
 _ALWAYS = ("num_key_value_heads", "pad_token_id", "bos_token_id", "eos_token_id")
 _MODEL_TYPES = (
@@ -64,6 +86,7 @@ _MODEL_TYPES = (
         "nemotron",
         "hunyuan_v1_dense",
     ),
+    *_STATES,
 )
 # Name, requests, tokens of each in the step.
 _STEPS = (("1 decode", 1, 1), ("16 decodes", _MAX_REQUESTS, 1), ("256 of a prompt", 1, _CONTEXT))
@@ -88,15 +111,18 @@ def make_model(model_type: str, num_layers: int) -> PreTrainedModel:
         fields["layer_types"] = (kinds * num_layers)[:num_layers]
     if given.get("head_dim") is None and "head_dim" in given:
         fields["head_dim"] = _SIZES["head_dim"]
+    for name, value in _STATES.get(model_type, {}).items():
+        fields[name] = (value * num_layers)[:num_layers] if name == "layer_types" else value
     config = config_class(**fields)
     return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="eager").eval()
 
 
 def ways_of(model_type: str, num_layers: int) -> list[Way]:
-    """The packed way, and the lean ones."""
+    """The packed way, or split, and the lean ones."""
     torch.manual_seed(0)
-    packed = PackedForward(make_model(model_type, num_layers), _SETTINGS)
     lean = LeanForward(make_model(model_type, num_layers), _SETTINGS)
+    other = make_model(model_type, num_layers)
+    packed = split_forward(other, _SETTINGS, CutRule()) if lean.keeps_state else PackedForward(other, _SETTINGS)
     for forward in (packed, lean):
         pack_linear_layers(forward.network)
     ways = [Way("packed", packed), Way("lean", lean)]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.kernels import native
 from penstock.worker.models.loader import LoadedModel
 from penstock.worker.survey import trial
 from penstock.worker.survey.small_config import small_config
@@ -25,6 +26,16 @@ class SmallModel:
 def one_thread() -> None:
     """Keep torch off the other cores: the models are tiny."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def compiled() -> Iterator[None]:
+    """The compiled library is in use, and afterwards only if it was before."""
+    was_loaded = native.is_loaded()
+    assert native.load() is None
+    yield
+    if not was_loaded:
+        native.unload()
 
 
 @pytest.fixture(scope="module")

@@ -116,10 +116,56 @@ SWITCHES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt oss": ("GptOssForCausalLM", {**_DIM, **_WINDOW_AND_FULL, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 VARIANTS |= SWITCHES
+# Layers that keep states beside layers that attend.
+_MAMBA: dict[str, Any] = {"mamba_n_heads": 12, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 2}
+STATES: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2": ("Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention", "conv"], "block_ff_dim": 80}),
+    "lfm3": (
+        "Lfm3ForCausalLM",
+        {**_DIM, "layer_types": ["conv", "full_attention", "conv"], "pad_token_id": 0, "sliding_window": 5},
+    ),
+    "qwen3.5": (
+        "Qwen3_5ForCausalLM",
+        {
+            **_DIM,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 24,
+            "linear_value_head_dim": 32,
+        },
+    ),
+    "bamba": ("BambaForCausalLM", {**_MAMBA, "attn_layer_indices": [1], "mamba_expand": 2}),
+    "granite hybrid": (
+        "GraniteMoeHybridForCausalLM",
+        {
+            **_MAMBA,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_local_experts": 0,
+            "shared_intermediate_size": 80,
+            "residual_multiplier": 0.3,
+            "mamba_conv_bias": False,
+        },
+    ),
+    # Layers of one part each.
+    "nemotron hybrid": (
+        "NemotronHForCausalLM",
+        {
+            **_DIM,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+            "num_hidden_layers": 4,
+            "mamba_num_heads": 12,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 8,
+            "n_groups": 2,
+        },
+    ),
+}
+VARIANTS_WITH_STATES = VARIANTS | STATES
 
 
 def make_model(variant: str, dtype: torch.dtype, **changed: Any) -> PreTrainedModel:
-    name, fields = VARIANTS[variant]
+    name, fields = VARIANTS_WITH_STATES[variant]
     cls = getattr(transformers, name)
     torch.manual_seed(len(variant))
     model = cls(cls.config_class(**{**SMALL, **fields, **changed}, attn_implementation="eager"))
@@ -172,4 +218,10 @@ def make_step(
 @torch.inference_mode()
 def logits_of(forward: Forward, block_size: int = BLOCK_SIZE) -> list[Tensor]:
     forward.allocate(NUM_BLOCKS, block_size, 3, torch.device("cpu"))
-    return [forward.run(step) for step in steps(block_size)]
+    return [run_and_commit(forward, step) for step in steps(block_size)]
+
+
+def run_and_commit(forward: Forward, step: ModelInput) -> Tensor:
+    logits = forward.run(step)
+    forward.commit()
+    return logits

@@ -9,10 +9,11 @@ from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.lean.give_back import give_back
 from penstock.worker.models.live_state import plain_state
 
-from .lean_models import SETTINGS, VARIANTS, make_model
+from .lean_models import SETTINGS, VARIANTS_WITH_STATES, make_model
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("variant", VARIANTS_WITH_STATES)
 def test_every_weight_comes_back_under_its_name(variant: str) -> None:
     own = make_model(variant, torch.bfloat16)
     original = {name: tensor.clone() for name, tensor in plain_state(own).items()}

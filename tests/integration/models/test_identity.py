@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+from penstock.kernels import native
 from penstock.worker.survey import trial
 from penstock.worker.survey.outcome import SAME, WAYS
 
@@ -47,9 +48,10 @@ def test_same_tokens_as_transformers(feature: str, small_model: Callable[[str], 
 @pytest.mark.parametrize(
     ("model_type", "mode"),
     [
-        ("lfm2", "split"),  # convolutions beside attention
-        ("qwen3_next", "split"),  # linear attention, experts
-        ("bamba", "split"),  # Mamba 2 beside attention
+        ("lfm2", "lean"),  # convolutions beside attention
+        ("qwen3_5_text", "lean"),  # linear attention, and attention with gates
+        ("nemotron_h", "lean"),  # Mamba 2, attention and experts, a layer each
+        ("qwen3_next", "split"),  # linear attention in an order of its own
         ("falcon", "gather"),  # attends by itself
         ("bloom", "gather"),  # adds positions to its scores
         ("deepseek_v32", "gather"),  # keeps keys for choosing keys
@@ -57,7 +59,8 @@ def test_same_tokens_as_transformers(feature: str, small_model: Callable[[str], 
 )
 def test_same_tokens_in_the_other_modes(model_type: str, mode: str, small_model: Callable[[str], SmallModel]) -> None:
     model = small_model(model_type)
-    assert model.loaded.forward.mode == mode
+    # States are mixed by the compiled library, or by transformers.
+    assert model.loaded.forward.mode == (mode if mode != "lean" or native.is_loaded() else "split")
     assert trial.compare(model.folder, model.expectation, model.loaded.forward) == ALL_SAME
 
 

@@ -20,7 +20,7 @@ from penstock.worker.models.conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TO
 from penstock.worker.models.forward import Forward, ForwardSettings
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.lean.native import NativeForward, make_native
-from penstock.worker.models.lean.plan import LayerPlan
+from penstock.worker.models.lean.plan import AttentionPlan, LayerPlan
 from penstock.worker.models.lean.reading.decoder import read_decoder
 from penstock.worker.models.packed import PackedForward
 from penstock.worker.models.packed_linear import pack_linear_layers
@@ -42,6 +42,11 @@ def layer_of(variant: str, index: int = 0) -> LayerPlan:
     return read_decoder(make_model(variant, torch.float32), 64).layers[index]
 
 
+def attention_of(layer: LayerPlan) -> AttentionPlan:
+    assert isinstance(layer.attention, AttentionPlan)
+    return layer.attention
+
+
 def test_norms_are_found_wherever_they_are() -> None:
     gemma, olmo, cohere = layer_of("gemma2"), layer_of("olmo2"), layer_of("cohere")
     for norm in (gemma.input_norm, gemma.attention_norm, gemma.mlp_norm, gemma.mlp_out_norm):
@@ -50,22 +55,23 @@ def test_norms_are_found_wherever_they_are() -> None:
     assert (olmo.input_norm, olmo.mlp_norm) == (None, None)
     assert olmo.attention_norm is not None
     assert olmo.mlp_out_norm is not None
-    assert olmo.attention.norms_rows
+    assert attention_of(olmo).norms_rows
     assert cohere.is_parallel
     assert cohere.mlp_norm is None
     assert cohere.input_norm is not None
     assert cohere.input_norm.is_centred
-    assert layer_of("hunyuan").attention.norms_follow
+    assert attention_of(layer_of("hunyuan")).norms_follow
 
 
 def test_rotations_are_found_with_their_pairs_and_angles() -> None:
     plan = read_decoder(make_model("gemma3", torch.float32), 64)
-    sources = [layer.attention.rotation.source for layer in plan.layers if layer.attention.rotation]
+    rotations = [attention_of(layer).rotation for layer in plan.layers]
+    sources = [rotation.source for rotation in rotations if rotation is not None]
     assert len(set(sources)) == len(plan.layers) == 2
     assert {plan.angles[source].arguments for source in sources} == {("sliding_attention",), ("full_attention",)}
-    rotated = [layer.attention.rotation for layer in read_decoder(make_model("smollm3", torch.float32), 64).layers]
+    rotated = [attention_of(layer).rotation for layer in read_decoder(make_model("smollm3", torch.float32), 64).layers]
     assert [rotation is None for rotation in rotated] == [False, True, False]
-    glm = layer_of("glm").attention.rotation
+    glm = attention_of(layer_of("glm")).rotation
     assert glm is not None
     assert glm.is_interleaved
 
@@ -74,10 +80,10 @@ def test_numbers_are_exact() -> None:
     granite = read_decoder(make_model("granite", torch.bfloat16), 64)
     assert (granite.stream_scale, granite.logit_scale) == (3.0, 1 / 5.0)
     assert {layer.residual_scale for layer in granite.layers} == {0.3}
-    assert {layer.attention.scale for layer in granite.layers} == {0.2}
+    assert {attention_of(layer).scale for layer in granite.layers} == {0.2}
     gemma = read_decoder(make_model("gemma2", torch.float32), 64)
     assert gemma.logit_softcap == 4.0
-    assert gemma.layers[0].attention.softcap == 3.0
+    assert attention_of(gemma.layers[0]).softcap == 3.0
 
 
 def test_fused_projections_keep_their_names_for_adapters() -> None:

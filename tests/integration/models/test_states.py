@@ -15,6 +15,8 @@ from penstock.worker.engine.scheduling.prefix_cache import NoPrefixCache
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
 from penstock.worker.engine.step_input import StepInput
 from penstock.worker.models.cached import CachedForward
+from penstock.worker.models.forward import Forward
+from penstock.worker.models.lean.native import NativeForward
 from penstock.worker.survey import trial
 
 from .conftest import SmallModel
@@ -26,19 +28,29 @@ def runner_of(core: EngineCore) -> ModelRunner:
     return runner
 
 
+def spoil(forward: Forward, slots: list[int]) -> None:
+    """Put NaN into all that ``slots`` hold."""
+    if isinstance(forward, CachedForward):
+        for state in forward._pool._states:
+            state.pool[slots] = float("nan")
+        return
+    assert isinstance(forward, NativeForward)
+    for tensor in forward._lean.states.tensors():
+        for slot in slots:
+            tensor[2 * slot : 2 * slot + 2] = float("nan")
+
+
 def spoil_fresh_slots(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Put NaN into the slot of every request that begins, again and again; returns where the slots are noted."""
     runner = runner_of(core)
-    forward, batch = runner._model.forward, runner._batch
-    assert isinstance(forward, CachedForward)
+    batch = runner._batch
     prepare, spoilt = batch.prepare, []
 
     def prepare_and_spoil(output: SchedulerOutput) -> StepInput:
         step = prepare(output)
         fresh = step.rows[step.query_lens == step.seq_lens].tolist()
         spoilt.extend(fresh)
-        for state in forward._pool._states:
-            state.pool[fresh] = float("nan")
+        spoil(runner._model.forward, fresh)
         return step
 
     monkeypatch.setattr(batch, "prepare", prepare_and_spoil)
@@ -113,7 +125,7 @@ def test_the_state_pool_comes_first(small_model: Callable[[str], SmallModel]) ->
         trial.build(model.folder, kv_cache_memory=memory)
 
 
-@pytest.mark.parametrize(("model_type", "mode"), [("bamba", "split"), ("bloom", "gather")])
+@pytest.mark.parametrize(("model_type", "mode"), [("mamba", "split"), ("bloom", "gather")])
 def test_deterministic_needs_a_packed_model(
     model_type: str, mode: str, small_model: Callable[[str], SmallModel]
 ) -> None:
@@ -123,6 +135,14 @@ def test_deterministic_needs_a_packed_model(
         build_engine(config, folder)
 
 
+def test_deterministic_needs_a_model_without_states(small_model: Callable[[str], SmallModel]) -> None:
+    config = EngineConfig(model=str(small_model("bamba").folder), deterministic=True, max_model_len=32, num_threads=1)
+    with pytest.raises(ConfigurationError, match=r"--deterministic needs .*keeps states, too; start without"):
+        build_engine(config, small_model("bamba").folder)
+
+
 def test_guesses_are_refused_by_name(small_model: Callable[[str], SmallModel]) -> None:
     with pytest.raises(ConfigurationError, match=r"speculative 'ngram'.*mode 'split'"):
         trial.build(small_model("mamba").folder, speculative="ngram")
+    with pytest.raises(ConfigurationError, match=r"speculative 'ngram'.*keeps states, of which a wrong guess"):
+        trial.build(small_model("bamba").folder, speculative="ngram")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.worker.survey.__main__ import main
+from penstock.worker.survey.kept import KeptOutcomes
 from penstock.worker.survey.model_types import NOT_TEXT_DECODERS
 from penstock.worker.survey.outcome import NEVER, SAME, WAYS, Outcome
 from penstock.worker.survey.table import page
@@ -66,6 +67,24 @@ def test_a_type_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(sys, "argv", ["survey", "--only", "gpt2,gtp3"])
     assert main() == 1
     assert capsys.readouterr().err == "transformers has no causal language model of type gtp3\n"
+
+
+def test_a_survey_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, out = tmp_path / "rows", tmp_path / "models.md"
+    options = {"tensor_parallel_size": 2}
+    KeptOutcomes(rows, options).add(Outcome(model_type="gpt2", mode="kept"))
+    with rows.open("a") as file:
+        file.write('{"model_type": "llam')
+    again = KeptOutcomes(rows, options)
+    again.add(Outcome(model_type="olmo", reason="kept behind what was cut off"))
+    assert KeptOutcomes(rows, options).found.keys() == {"gpt2", "olmo"}
+
+    words = ["survey", "--only", "gpt2,olmo", "--tensor-parallel", "2", "--rows", str(rows), "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", words)
+    assert main() == 0
+    assert "| gpt2 | kept |" in out.read_text()
+    assert KeptOutcomes(rows, {}).found == {}, "of other engines"
+    assert "3 more were not tried yet" in page([], {}, num_untried=3)
 
 
 def test_only_equal_tokens_in_every_way_count() -> None:

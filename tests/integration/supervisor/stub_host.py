@@ -58,7 +58,7 @@ class StubHost:
         self._folder = folder
         self._keys = Keys(config["namespace"])
         self.broker = Broker(commands, self._keys.model(MODEL))
-        engine = EngineConfig(model=MODEL)
+        engine = config.pop("engine", EngineConfig(model=MODEL))
 
         def make_config(index: int) -> WorkerConfig:
             return WorkerConfig(

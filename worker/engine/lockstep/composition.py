@@ -56,6 +56,11 @@ def check_rank(model: LoadedModel) -> None:
             f"data_parallel_size: {model.architecture} is computed in several forwards a step ({model.forward.mode}), "
             "and the ranks of a group make one each"
         )
+    if model.forward.keeps_state:
+        raise ConfigurationError(
+            f"data_parallel_size: {model.architecture} keeps states besides keys and values, which ranks of a group do "
+            "not; use data_parallel_size 1, and more engines"
+        )
     if model.seeing is not None:
         model.seeing = None
         model.image_refusal = "an engine of a data-parallel group takes no images"

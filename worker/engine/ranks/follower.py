@@ -19,6 +19,7 @@ from torch import nn
 from ....shared.errors import PenstockError
 from ...config.engine_config import EngineConfig
 from ...core.garbage import freeze_loaded_objects
+from ...models.lean.staged import StagedForward
 from ...models.loader import LoadedModel, load_model, load_weights
 from ...models.weights import ModelWeights, return_free_memory
 from ..control.traces import ProcessTraceRecorder
@@ -29,6 +30,7 @@ from .messages import (
     Allocate,
     CommitStep,
     Done,
+    FinishStep,
     Measure,
     Profile,
     RankConfigure,
@@ -69,6 +71,7 @@ class Follower:
         # Behind an error of these the other ranks wait in a collective: it ends the rank, and with it the engine.
         self._computing: dict[type, Callable[[Any], Any]] = {
             RunStep: self._run,
+            FinishStep: self._finish,
             CommitStep: lambda _: model.forward.commit(),
             Profile: self._profile,
             Measure: lambda _: measure_rank(model, config),
@@ -103,9 +106,23 @@ class Follower:
             return failure_from(error)
         return Done()
 
+    @property
+    def _staged(self) -> StagedForward:
+        forward = self._model.forward
+        assert isinstance(forward, StagedForward), "the model is not computed in stages"
+        return forward
+
     @torch.inference_mode()
     def _run(self, command: RunStep) -> None:
-        self._model.forward.run(self._steps.step_of(command))
+        step = self._steps.step_of(command)
+        if command.is_started:
+            self._staged.start(step)
+        else:
+            self._model.forward.run(step)
+
+    @torch.inference_mode()
+    def _finish(self, _: FinishStep) -> None:
+        self._staged.finish()
 
     @torch.inference_mode()
     def _profile(self, command: Profile) -> Done:

@@ -35,7 +35,7 @@ from .messages import (
 )
 from .process import RankProcess
 from .rendezvous import COLLECTIVE_TIMEOUT_S, join, make_rendezvous
-from .sharded_forward import ShardedForward
+from .sharded_forward import sharded_forward
 from .team import RankTeam, failure_of
 
 log = structlog.get_logger(__name__)
@@ -88,7 +88,7 @@ class SeveralRanks:
                 raise self._team.failed_load(failure) from failure
         self._team.note_loaded()
         set_num_threads(config, self._local)
-        return dataclasses.replace(self._local, forward=ShardedForward(self._local.forward, self._team))
+        return dataclasses.replace(self._local, forward=sharded_forward(self._local.forward, self._team))
 
     def size_cache(self) -> KVCacheSize:
         mine, others = self._team.compute(Measure(), lambda: measure_rank(self.local, self._config))

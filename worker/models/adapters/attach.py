@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ....kernels.decoder import PRODUCTS_PER_LAYER
 from ....kernels.lora.packed import can_pack_lora
 from ....shared.errors import ConfigurationError
 from ..forward import Forward
@@ -34,6 +35,11 @@ def attach_adapters(
     like = next(forward.network.parameters()).detach().new_empty(0)
     if isinstance(forward, NativeForward):
         sites = sites_of(forward.network)
+        if len(sites) != PRODUCTS_PER_LAYER * len(forward.network.layers):
+            raise ConfigurationError(
+                f"enable_lora needs layers with attention and a feed-forward part each, and some of {architecture} "
+                f"have one of them alone; leave it out"
+            )
         layout = PackedLayout(sites, num_slots)
         forward.use_adapters(layout.of_layers)
         return AdapterSlots(layout, sites, num_slots, max_rank, like)

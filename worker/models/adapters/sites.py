@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from ..forward import Forward
 from ..lean.decoder import LeanDecoder
 from ..lean.feed_forward import GatedMlp, OwnMlp, SharedExpertMlp
-from ..lean.layer import LeanLayer
+from ..lean.layer import AnyLayer, LeanLayer
+from ..lean.mixing import MixingLayer
 from ..packed_linear import PackedLinear
 from ..quantized_linear import QuantizedLinear
 
@@ -39,7 +40,7 @@ class Site:
 def sites_of(network: nn.Module) -> list[Site]:
     """The linear layers of ``network`` but the head; of a lean one four for each dense layer, in their order."""
     if isinstance(network, LeanDecoder):
-        return [site for layer in network.layers if isinstance(layer, LeanLayer) for site in _sites_of_lean(layer)]
+        return [site for layer in network.layers if isinstance(layer, AnyLayer) for site in _sites_of_lean(layer)]
     get_head = getattr(network, "get_output_embeddings", None)
     return list(_own_sites(network, "", without=get_head() if get_head is not None else None))
 
@@ -69,11 +70,13 @@ def sites_of_all_tokens(forward: Forward, sites: list[Site]) -> list[Site]:
     return [site for site in sites if counts[site.linear] and set(counts[site.linear]) == {_PROBE_TOKENS}]
 
 
-def _sites_of_lean(layer: LeanLayer) -> Iterator[Site]:
-    attention, plan, mlp = layer.plan.attention, layer.plan.mlp, layer.mlp
-    heads = [size * layer.head_dim for size in (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)]
-    yield _fused(layer.qkv_proj, attention.qkv, heads if len(attention.qkv) > 1 else [sum(heads)])
-    yield _fused(layer.o_proj, [attention.output], [layer.o_proj.out_features])
+def _sites_of_lean(layer: AnyLayer) -> Iterator[Site]:
+    plan, mlp = layer.plan.mlp, layer.mlp
+    if layer.plan.attention is not None:
+        yield _fused(layer.in_proj, *_inputs_of(layer))
+        yield _fused(layer.o_proj, [layer.plan.attention.output], [layer.o_proj.out_features])
+    if plan is None:
+        return
     if isinstance(mlp, GatedMlp):
         yield from _sites_of_mlp(mlp, plan.inner, plan.down)
     elif isinstance(mlp, SharedExpertMlp):
@@ -82,6 +85,16 @@ def _sites_of_lean(layer: LeanLayer) -> Iterator[Site]:
         yield from _own_sites(mlp.gate, f"{plan.name}.shared_expert_gate")
     elif isinstance(mlp, OwnMlp):
         yield from _own_sites(mlp.own, plan.name)
+        if mlp.beside is not None:
+            yield from _own_sites(mlp.beside, plan.beside)
+
+
+def _inputs_of(layer: AnyLayer) -> tuple[Sequence[str], list[int]]:
+    """Names of the projections of its input that are fused, and how many outputs each has."""
+    if isinstance(layer, MixingLayer):
+        return layer.mixer.inner, layer.inner_sizes
+    assert isinstance(layer, LeanLayer)
+    return layer.attention.qkv, layer.inner_sizes
 
 
 def _sites_of_mlp(mlp: GatedMlp, inner: Sequence[str], down: str) -> Iterator[Site]:

@@ -217,6 +217,8 @@ def plain_of(forward: Forward) -> Forward:
 def _obstacle(lean: LeanForward) -> str | None:
     """Why the decodes of ``lean`` cannot be captured; None if they can."""
     weight = lean.network.embed_tokens.weight
+    if lean.keeps_state:
+        return "it keeps states besides keys and values"
     if lean.is_batch_invariant:
         # The check at load watches the operations of each forward, and a replay shows none.
         return "a deterministic engine computes in tiles"

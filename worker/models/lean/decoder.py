@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..token_adapters import TokenAdapters
-from .layer import Attend, LeanLayer
+from .layer import AnyLayer, Attend, FeedingLayer, LeanLayer
+from .mixing import MixingLayer
 from .norms import make_norm
-from .plan import DecoderPlan
+from .plan import DecoderPlan, LayerPlan, MixerPlan
 from .rotation import angles_of
 
 
@@ -24,7 +25,7 @@ class LeanDecoder(nn.Module):
         self.plan = plan
         embedding, head = own.get_submodule(plan.embedding), own.get_submodule(plan.head)
         self.embed_tokens: Any = embedding
-        self.layers = nn.ModuleList(LeanLayer(own, layer) for layer in plan.layers)
+        self.layers = nn.ModuleList(_make_layer(own, layer) for layer in plan.layers)
         self.norm: Any = make_norm(own.get_submodule(plan.norm.name), plan.norm, own.device)
         self.lm_head: Any = head
         # Layers of several kinds may have angles of one module.
@@ -82,9 +83,8 @@ class LeanDecoder(nn.Module):
         angles = self.angles(hidden, positions)
         last = self.layers[-1]
         for layer, attend in zip(self.layers, attentions, strict=True):
-            assert isinstance(layer, LeanLayer)
-            rotation = layer.plan.attention.rotation
-            found, kept = layer.attend(hidden, residual, None if rotation is None else angles[rotation.source], attend)
+            assert isinstance(layer, AnyLayer)
+            found, kept = layer.attend(hidden, residual, angles, attend)
             if layer is last and last_rows is not None:
                 found, kept = found[last_rows], tuple(rows[last_rows] for rows in kept)
                 self.token_adapters.keep(last_rows)
@@ -102,3 +102,9 @@ class LeanDecoder(nn.Module):
             logits = logits * self.plan.logit_scale
         cap = self.plan.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def _make_layer(own: PreTrainedModel, plan: LayerPlan) -> AnyLayer:
+    if plan.attention is None:
+        return FeedingLayer(own, plan)
+    return MixingLayer(own, plan) if isinstance(plan.attention, MixerPlan) else LeanLayer(own, plan)

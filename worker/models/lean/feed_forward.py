@@ -37,15 +37,25 @@ class GatedMlp(nn.Module):
 
 
 class OwnMlp(nn.Module):
-    """The model's own feed-forward part: a mixture of experts, whose experts transformers holds fused."""
+    """The model's own feed-forward part: a mixture of experts, whose experts transformers holds fused.
 
-    def __init__(self, own: nn.Module) -> None:
+    Args:
+        beside: a second module of the same input, whose result is added; None without.
+    """
+
+    def __init__(self, own: nn.Module, beside: nn.Module | None = None) -> None:
         super().__init__()
         self.own = own
+        self.beside = beside
 
     def forward(self, hidden: Tensor) -> Tensor:
-        out = self.own(hidden[None])
-        return (out[0] if isinstance(out, tuple) else out)[0]
+        made = _first_of(self.own(hidden[None]))
+        return made if self.beside is None else made + _first_of(self.beside(hidden[None]))
+
+
+def _first_of(results: Any) -> Tensor:
+    """Of ``[1, T, E]``, or of several results the first, ``[T, E]``."""
+    return (results[0] if isinstance(results, tuple) else results)[0]
 
 
 class SparseMlp(nn.Module):
@@ -88,6 +98,8 @@ def make_feed_forward(own: nn.Module, plan: FeedForwardPlan) -> nn.Module:
         inner: Any = [own.get_submodule(name) for name in plan.inner]
         down: Any = own.get_submodule(plan.down)
         return GatedMlp(inner, down, plan.activation, is_gated=plan.kind == "gated")
+    if plan.beside:
+        return OwnMlp(module, own.get_submodule(plan.beside))
     kinds = {"experts": SparseMlp, "experts and a shared one": SharedExpertMlp, "own": OwnMlp}
     if isinstance(module, Summed):
         return Summed(kinds[plan.kind](module.inner), module.groups)

@@ -6,9 +6,10 @@ import dataclasses
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ....kernels.mixers import mix
 from ....kernels.rotary import apply_rotary
 from ....shared.errors import ModelLoadError
 from ..attention import AttentionCall, caches_of
@@ -16,7 +17,9 @@ from ..forward import ForwardSettings, ModelInput
 from ..packed import PackedForward
 from .decoder import LeanDecoder
 from .layer import Angles, Attend, LeanLayer
+from .mixing import MixingLayer, mix_nothing
 from .reading.decoder import read_decoder
+from .states import LayerStates
 
 
 class LeanForward:
@@ -27,15 +30,14 @@ class LeanForward:
     """
 
     mode = "lean"
-    keeps_state = False
     takes_embeds = True
-    bytes_per_request = 0
 
     def __init__(self, module: PreTrainedModel, settings: ForwardSettings) -> None:
         plan = settings.plan or read_decoder(module, settings.max_model_len)
         self.network = LeanDecoder(module, plan)
         self._settings = settings
         self._layers = [layer for layer in self.network.layers if isinstance(layer, LeanLayer)]
+        self.mixing_layers = [layer for layer in self.network.layers if isinstance(layer, MixingLayer)]
         packed = PackedForward(module, settings)
         calls = packed.attention_calls
         packed.forget_attentions()
@@ -43,6 +45,7 @@ class LeanForward:
             raise ModelLoadError("its layers do not attend once each, causally or within a window")
         # The layers of ours, so that nothing holds on to those of transformers.
         self._calls = [dataclasses.replace(call, module=own) for call, own in zip(calls, self._layers, strict=True)]
+        self.states = LayerStates([layer.weights for layer in self.mixing_layers], module.dtype)
 
     def network_of(self, module: PreTrainedModel) -> LeanDecoder:
         return LeanDecoder(module, self.network.plan)
@@ -61,8 +64,16 @@ class LeanForward:
         return caches_of(self._calls)
 
     @property
+    def keeps_state(self) -> bool:
+        return bool(self.mixing_layers)
+
+    @property
+    def bytes_per_request(self) -> int:
+        return self.states.bytes_per_request
+
+    @property
     def windows(self) -> list[int | None]:
-        """Positions a token sees in each layer; None sees all before it."""
+        """Positions a token sees in each layer that attends; None sees all before it."""
         return [call.window for call in self._calls]
 
     @property
@@ -80,6 +91,7 @@ class LeanForward:
     def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
         for call in self._calls:
             call.allocate(num_blocks, block_size, device)
+        self.states.allocate(num_slots, device)
 
     def run(self, step: ModelInput) -> Tensor:
         return self.network.logits(self.transform(step))
@@ -98,19 +110,29 @@ class LeanForward:
             "is_batch_invariant": self._settings.is_batch_invariant,
             "backend": self._settings.attention_backend,
         }
-        return [
-            partial(
+        attentions = {
+            layer: partial(
                 call.rotate_and_attend,
                 scale=layer.scale,
-                softcap=layer.plan.attention.softcap,
+                softcap=layer.attention.softcap,
                 sinks=layer.sinks,
                 **shared,
             )
             for call, layer in zip(self._calls, self._layers, strict=True)
-        ]
+        }
+        mixings = self._mixings_of(step) if self.mixing_layers else {}
+        return [{**attentions, **mixings}.get(layer, _attend_to_nothing) for layer in self.network.layers]
+
+    def _mixings_of(self, step: ModelInput) -> dict[nn.Module, Attend]:
+        batch = self.states.begin(step)
+        return {
+            layer: partial(mix, weights=layer.weights, state=state, batch=batch)
+            for layer, state in zip(self.mixing_layers, self.states.states, strict=True)
+        }
 
     def commit(self) -> None:
-        """Keys and values of a step that is computed again are written again."""
+        """Keys and values of a step that is computed again are written again; states are what it has made of them."""
+        self.states.commit()
 
     def profile(self, num_tokens: int, num_logit_rows: int) -> None:
         positions = torch.arange(
@@ -123,7 +145,12 @@ class LeanForward:
 
     def attend_to_nothing(self) -> list[Attend]:
         """In place of ``attend_to``, to see what else a forward takes."""
-        return [_attend_to_nothing] * len(self._layers)
+        return [
+            partial(mix_nothing, num_outputs=layer.weights.num_outputs)
+            if isinstance(layer, MixingLayer)
+            else _attend_to_nothing
+            for layer in self.network.layers
+        ]
 
 
 def _attend_to_nothing(query_key: Tensor, value: Tensor, angles: Angles | None, is_interleaved: bool) -> Tensor:

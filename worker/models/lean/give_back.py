@@ -16,7 +16,8 @@ from ....shared.errors import ModelLoadError
 from ..plain import put_linear, put_modules, put_weight
 from .decoder import LeanDecoder
 from .feed_forward import GatedMlp, OwnMlp, SharedExpertMlp, SparseMlp
-from .layer import HeadNorm, LeanLayer, RowNorm
+from .layer import AnyLayer, HeadNorm, LeanLayer, RowNorm
+from .mixing import MixingLayer
 from .norms import AnyNorm, NoNorm
 from .plan import AttentionPlan, FeedForwardPlan, NormPlan
 
@@ -31,7 +32,7 @@ def give_back(network: LeanDecoder, own: PreTrainedModel) -> None:
     try:
         put_modules(network.embed_tokens, own.get_submodule(plan.embedding))
         for layer in network.layers:
-            assert isinstance(layer, LeanLayer)
+            assert isinstance(layer, AnyLayer)
             _give_layer(layer, own)
         _give_norm(network.norm, plan.norm, own)
         put_linear(network.lm_head, _linear(own, plan.head))
@@ -39,19 +40,44 @@ def give_back(network: LeanDecoder, own: PreTrainedModel) -> None:
         raise ModelLoadError(f"the model's configuration makes another model than is in memory: {error}") from error
 
 
-def _give_layer(layer: LeanLayer, own: PreTrainedModel) -> None:
+def _give_layer(layer: AnyLayer, own: PreTrainedModel) -> None:
     plan = layer.plan
-    _split_linear(layer.qkv_proj, [_linear(own, name) for name in plan.attention.qkv])
-    put_linear(layer.o_proj, _linear(own, plan.attention.output))
     _give_norm(layer.input_norm, plan.input_norm, own)
     _give_norm(layer.attention_norm, plan.attention_norm, own)
     _give_norm(layer.mlp_norm, plan.mlp_norm, own)
     _give_norm(layer.mlp_out_norm, plan.mlp_out_norm, own)
-    _give_head_norm(layer, plan.attention, own)
-    if plan.attention.sinks is not None and layer.sinks is not None:
-        holder, _, name = plan.attention.sinks.rpartition(".")
-        _put_narrow(own.get_submodule(holder), name, layer.sinks)
-    _give_feed_forward(layer.mlp, plan.mlp, own)
+    if plan.attention is not None:
+        put_linear(layer.o_proj, _linear(own, plan.attention.output))
+    if isinstance(layer, LeanLayer):
+        _give_attention(layer, own)
+    elif isinstance(layer, MixingLayer):
+        _give_mixer(layer, own)
+    if layer.mlp is not None and plan.mlp is not None:
+        _give_feed_forward(layer.mlp, plan.mlp, own)
+
+
+def _give_attention(layer: LeanLayer, own: PreTrainedModel) -> None:
+    plan = layer.attention
+    _split_linear(layer.qkv_proj, [_linear(own, name) for name in plan.qkv])
+    _give_head_norm(layer, plan, own)
+    if plan.sinks is not None and layer.sinks is not None:
+        _put_parameter(own, plan.sinks, layer.sinks)
+
+
+def _give_mixer(layer: MixingLayer, own: PreTrainedModel) -> None:
+    plan, weights = layer.mixer, layer.weights
+    _split_linear(layer.rows_proj, [_linear(own, name) for name in plan.inner])
+    _put_narrow(own.get_submodule(plan.convolution), "weight", weights.taps.T[:, None])
+    named = {
+        f"{plan.convolution}.bias": weights.taps_bias,
+        plan.decay: weights.decay,
+        plan.step_bias: weights.step_bias,
+        plan.skip: weights.skip,
+        f"{plan.norm}.weight": weights.norm,
+    }
+    for name, tensor in named.items():
+        if tensor is not None:
+            _put_parameter(own, name, tensor)
 
 
 def _give_norm(norm: AnyNorm, plan: NormPlan | None, own: PreTrainedModel) -> None:
@@ -97,6 +123,8 @@ def _give_feed_forward(mlp: nn.Module, plan: FeedForwardPlan, own: PreTrainedMod
     else:
         assert isinstance(mlp, OwnMlp)
         put_modules(mlp.own, module)
+        if mlp.beside is not None:
+            put_modules(mlp.beside, own.get_submodule(plan.beside))
 
 
 def _give_experts(mlp: SparseMlp, own: Any) -> None:
@@ -125,6 +153,11 @@ def _put_narrow(module: nn.Module, name: str, tensor: Tensor) -> None:
     """``put_weight`` of what may have been widened to float32; nothing that its own dtype has is lost on the way."""
     own = cast(Tensor, getattr(module, name))
     put_weight(module, name, tensor.detach().to(own.dtype))
+
+
+def _put_parameter(own: PreTrainedModel, name: str, tensor: Tensor) -> None:
+    holder, _, last = name.rpartition(".")
+    _put_narrow(own.get_submodule(holder), last, tensor)
 
 
 def _linear(own: PreTrainedModel, name: str) -> nn.Linear:

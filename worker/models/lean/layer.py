@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,9 @@ from .rotation import rotate
 
 Angles = tuple[Tensor, Tensor]
 
-# attend(query_key [T, H + KVH, D], value [T, KVH, D], angles, is_interleaved) -> [T, H, D]; it rotates, unless there
-# are no angles, then attends
-Attend = Callable[[Tensor, Tensor, Angles | None, bool], Tensor]
+# Of a layer that attends: attend(query_key [T, H + KVH, D], value [T, KVH, D], angles, is_interleaved) -> [T, H, D]; it
+# rotates, unless there are no angles, then attends. Of one that mixes tokens in another way, see ``mixing.py``.
+Attend = Callable[..., Tensor]
 
 
 class HeadNorm(nn.Module):
@@ -58,54 +58,49 @@ class RowNorm(nn.Module):
         return torch.cat(made, dim=1).view(heads.shape)
 
 
-class LeanLayer(nn.Module):
-    """Attention and feed-forward part of one layer; ``residual`` is the stream that both add to.
+class AnyLayer(nn.Module):
+    """What layers have in common: norms, the feed-forward part, and how both parts are added.
+
+    Whoever derives from it has ``attend``, and ``o_proj``, the projection of what that finds.
 
     Args:
         own: the model of transformers, whose weights the layer takes over.
     """
 
-    def __init__(self, own: nn.Module, plan: LayerPlan) -> None:
+    o_proj: Any
+
+    def __init__(self, own: nn.Module, plan: LayerPlan, device: torch.device) -> None:
         super().__init__()
         self.plan = plan
-        attention = plan.attention
-        self.head_dim, self.scale = attention.head_dim, attention.scale
-        self.num_heads, self.num_kv_heads = attention.num_heads, attention.num_kv_heads
-        qkv: Any = [own.get_submodule(name) for name in attention.qkv]
-        device = qkv[0].weight.device
-        self.qkv_proj = fuse_linear(qkv)
-        self.o_proj: Any = own.get_submodule(attention.output)
         self.input_norm, self.attention_norm, self.mlp_norm, self.mlp_out_norm = (
             _norm_of(own, norm, device)
             for norm in (plan.input_norm, plan.attention_norm, plan.mlp_norm, plan.mlp_out_norm)
         )
-        self.head_norm = _head_norm_of(own, attention, device)
-        self.sinks = None if attention.sinks is None else _in_float(own.get_parameter(attention.sinks))
-        self.mlp = make_feed_forward(own, plan.mlp)
+        self.mlp = None if plan.mlp is None else make_feed_forward(own, plan.mlp)
+
+    @property
+    def in_proj(self) -> Any:
+        """The projection of the layer's input."""
+        raise NotImplementedError
 
     def attend(
-        self, hidden: Tensor, residual: Tensor, angles: Angles | None, attend: Attend
+        self, hidden: Tensor, residual: Tensor, angles: Sequence[Angles], attend: Attend
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Add ``hidden``, what the layer before has made, and attend.
+        """Add ``hidden``, what the layer before has made, and attend, or mix tokens in another way.
+
+        Args:
+            angles: by each of the model's ways.
 
         Returns:
-            What attention finds, ``[T, H * D]``, and what else ``transform`` needs of each token.
+            What is found, ``[T, inputs of o_proj]``, and what else ``transform`` needs of each token.
         """
-        normed, residual = self.input_norm.add(hidden, residual)
-        heads = self.qkv_proj(normed).unflatten(-1, (-1, self.head_dim))
-        query_key, value = heads.split([self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
-        rotation = self.plan.attention.rotation
-        is_interleaved = rotation is not None and rotation.is_interleaved
-        if self.plan.attention.norms_follow and rotation is not None and angles is not None:
-            query_key, angles = self.head_norm(rotate(query_key, *angles, rotation)), None
-        else:
-            query_key = self.head_norm(query_key)
-        found = attend(query_key, value, angles, is_interleaved).flatten(1)
-        return found, ((residual, normed) if self.plan.is_parallel else (residual,))
+        raise NotImplementedError
 
     def transform(self, found: Tensor, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """From what attention found to what the layer adds to the stream in the end, and the stream."""
+        """From what ``attend`` found to what the layer adds to the stream in the end, and the stream."""
         added = self.attention_norm(self.o_proj(found))
+        if self.mlp is None:
+            return self._scaled(added), kept[0]
         if self.plan.is_parallel:
             residual, normed = kept
             given = normed if self.plan.mlp_norm is None else self.mlp_norm(residual)
@@ -113,9 +108,83 @@ class LeanLayer(nn.Module):
         normed, residual = self.mlp_norm.add(self._scaled(added), kept[0])
         return self._scaled(self.mlp_out_norm(self.mlp(normed))), residual
 
+    def _kept(self, residual: Tensor, normed: Tensor) -> tuple[Tensor, ...]:
+        return (residual, normed) if self.plan.is_parallel else (residual,)
+
     def _scaled(self, added: Tensor) -> Tensor:
         scale = self.plan.residual_scale
         return added if scale == 1.0 else added * scale
+
+
+class FeedingLayer(AnyLayer):
+    """A layer that has a feed-forward part alone. Tokens do not meet in it, so its ``attend`` is not used."""
+
+    def __init__(self, own: nn.Module, plan: LayerPlan) -> None:
+        assert plan.mlp is not None
+        super().__init__(own, plan, next(own.get_submodule(plan.mlp.name).parameters()).device)
+
+    def attend(
+        self, hidden: Tensor, residual: Tensor, angles: Sequence[Angles], attend: Attend
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        normed, residual = self.mlp_norm.add(hidden, residual)
+        return normed, (residual,)
+
+    def transform(self, found: Tensor, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        assert self.mlp is not None
+        return self._scaled(self.mlp_out_norm(self.mlp(found))), kept[0]
+
+
+class LeanLayer(AnyLayer):
+    """A layer that attends."""
+
+    def __init__(self, own: nn.Module, plan: LayerPlan) -> None:
+        attention = plan.attention
+        assert isinstance(attention, AttentionPlan)
+        qkv: Any = [own.get_submodule(name) for name in attention.qkv]
+        device = qkv[0].weight.device
+        super().__init__(own, plan, device)
+        self.attention = attention
+        self.head_dim, self.scale = attention.head_dim, attention.scale
+        self.num_heads, self.num_kv_heads = attention.num_heads, attention.num_kv_heads
+        self.inner_sizes = [part.out_features for part in qkv]
+        self.qkv_proj = fuse_linear(qkv)
+        self.o_proj = own.get_submodule(attention.output)
+        self.head_norm = _head_norm_of(own, attention, device)
+        self.sinks = None if attention.sinks is None else _in_float(own.get_parameter(attention.sinks))
+
+    @property
+    def in_proj(self) -> Any:
+        return self.qkv_proj
+
+    def attend(
+        self, hidden: Tensor, residual: Tensor, angles: Sequence[Angles], attend: Attend
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        normed, residual = self.input_norm.add(hidden, residual)
+        query_key, value, gate = self._heads(self.qkv_proj(normed))
+        rotation = self.attention.rotation
+        own_angles = None if rotation is None else angles[rotation.source]
+        is_interleaved = rotation is not None and rotation.is_interleaved
+        if self.attention.norms_follow and rotation is not None and own_angles is not None:
+            query_key, own_angles = self.head_norm(rotate(query_key, *own_angles, rotation)), None
+        else:
+            query_key = self.head_norm(query_key)
+        found = attend(query_key, value, own_angles, is_interleaved).flatten(1)
+        return (found if gate is None else found * gate.sigmoid()), self._kept(residual, normed)
+
+    def _heads(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries and keys ``[T, H + KVH, D]``, values ``[T, KVH, D]``, and a gate ``[T, H * D]`` if there is one."""
+        gate, kind, dim = None, self.attention.gate, self.head_dim
+        if kind == "beside queries":
+            both, rest = rows.unflatten(-1, (-1, dim)).tensor_split([2 * self.num_heads], dim=1)
+            key, value = rest.chunk(2, dim=1)
+            query, gate = both[:, ::2], both[:, 1::2]
+            return torch.cat([query, key], dim=1), value, gate.flatten(1)
+        if kind:
+            rows, gate = rows.tensor_split([(self.num_heads + 2 * self.num_kv_heads) * dim], dim=1)
+            gate = gate.repeat_interleave(dim, dim=1) if kind == "of heads" else gate
+        sizes = [self.num_heads + self.num_kv_heads, self.num_kv_heads]
+        query_key, value = rows.unflatten(-1, (-1, dim)).split(sizes, dim=1)
+        return query_key, value, gate
 
 
 def _in_float(parameter: nn.Parameter) -> nn.Parameter:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +27,11 @@ from ..paged_tensor import zeros
 from .decoder import LeanDecoder
 from .feed_forward import GatedMlp
 from .forward import LeanForward
-from .layer import HeadNorm, LeanLayer, RowNorm
+from .layer import AnyLayer, HeadNorm, LeanLayer, RowNorm
+from .mixing import MixingLayer
 from .norms import CentredNorm, NoNorm, Norm
 from .of_lean import OfLean
+from .plan import GATES
 
 _FIRST_NUM_ANGLES = 512
 
@@ -50,9 +54,15 @@ class NativeForward(OfLean):
         self._cache = _no_cache(self._lean)  # first let go of what was
         self._decoder.use_cache(*self._cache)
         shape, dtype = self._decoder.cache_shape(num_blocks, block_size), self.network.embed_tokens.weight.dtype
-        keys, values = ([zeros(shape, dtype, device) for _ in self.network.layers] for _ in range(2))
+        nothing = torch.empty(0, dtype=dtype)
+        keys, values = (
+            [zeros(shape, dtype, device) if isinstance(layer, LeanLayer) else nothing for layer in self.network.layers]
+            for _ in range(2)
+        )
         self._cache = keys, values, block_size
         self._decoder.use_cache(*self._cache)
+        self._lean.states.allocate(num_slots, device)
+        self._decoder.use_states(self._lean.states.states)
 
     def run(self, step: ModelInput) -> Tensor:
         if self._weights_seen() is not self.network.embed_tokens.weight:
@@ -74,6 +84,7 @@ class NativeForward(OfLean):
                 inputs_embeds=step.inputs_embeds,
                 token_lora=step.token_lora,
                 visible_ends=batch.visible_ends,
+                states=self._lean.states.begin(step) if self.keeps_state else None,
             )
         )
 
@@ -84,9 +95,9 @@ class NativeForward(OfLean):
 
     @property
     def caches(self) -> list[Tensor]:
-        """Keys and values of all layers, as the library lays them out."""
+        """Keys and values of all layers that attend, as the library lays them out."""
         keys, values, _ = self._cache
-        return keys + values
+        return [cache for cache in keys + values if cache.ndim > 1]
 
     def renew(self) -> None:
         """Take weights and windows from the lean one as they are now."""
@@ -97,6 +108,8 @@ class NativeForward(OfLean):
         self._decoder = Decoder(_weights_of(self._lean))
         self._decoder.use_cache(*self._cache)
         self._decoder.use_adapters(self._adapters)
+        if self._lean.states.states:
+            self._decoder.use_states(self._lean.states.states)
         self._weights_seen = weakref.ref(self.network.embed_tokens.weight)
 
     def _make_angles(self, num_positions: int) -> list[tuple[Tensor, Tensor]]:
@@ -127,33 +140,39 @@ def is_native(lean: LeanForward) -> bool:
     Its layers are to be dense and of one shape, and all its products packed by us.
     """
     network = lean.network
-    layers = _layers_of(network)
-    linears = [network.lm_head, *(linear for layer in layers for linear in _linears_of(layer))]
+    layers = _attending_layers_of(network)
+    linears = [network.lm_head, *(linear for layer in _layers_of(network) for linear in _linears_of(layer))]
     return (
         can_decode(network.embed_tokens.weight.dtype, layers[0].head_dim)
         and all(isinstance(linear, OwnPackedLinear) for linear in linears)
+        and any(isinstance(layer.mlp, GatedMlp) for layer in _layers_of(network))
         and len({(layer.num_heads, layer.num_kv_heads, layer.head_dim) for layer in layers}) == 1
     )
 
 
-def _layers_of(network: LeanDecoder) -> list[LeanLayer]:
+def _layers_of(network: LeanDecoder) -> list[AnyLayer]:
+    return [layer for layer in network.layers if isinstance(layer, AnyLayer)]
+
+
+def _attending_layers_of(network: LeanDecoder) -> list[LeanLayer]:
     return [layer for layer in network.layers if isinstance(layer, LeanLayer)]
 
 
-def _linears_of(layer: LeanLayer) -> list[object]:
+def _linears_of(layer: AnyLayer) -> list[object]:
+    """Of attention two, and of the feed-forward part; a list with None is of one that is not dense."""
+    of_attention = [] if layer.plan.attention is None else [layer.in_proj, layer.o_proj]
     mlp = layer.mlp
-    of_mlp = [mlp.gate_up_proj, mlp.down_proj] if isinstance(mlp, GatedMlp) else [None]
-    return [layer.qkv_proj, layer.o_proj, *of_mlp]
+    of_mlp = [mlp.gate_up_proj, mlp.down_proj] if isinstance(mlp, GatedMlp) else [] if mlp is None else [None]
+    return [*of_attention, *of_mlp]
 
 
 def _weights_of(lean: LeanForward) -> DecoderWeights:
     network, plan = lean.network, lean.network.plan
-    layers = _layers_of(network)
-    first, final_norm = layers[0], _norm_weights(network.norm)
+    first, final_norm = _attending_layers_of(network)[0], _norm_weights(network.norm)
     assert final_norm is not None
     return DecoderWeights(
         embeddings=network.embed_tokens.weight,
-        layers=tuple(_layer_weights(layer, window) for layer, window in zip(layers, lean.windows, strict=True)),
+        layers=tuple(_all_layer_weights(lean)),
         final_norm=final_norm,
         lm_head=_packed_weight(network.lm_head),
         num_heads=first.num_heads,
@@ -166,37 +185,54 @@ def _weights_of(lean: LeanForward) -> DecoderWeights:
     )
 
 
-def _layer_weights(layer: LeanLayer, window: int | None) -> LayerWeights:
-    attention = layer.plan.attention
-    rotation = attention.rotation
+def _all_layer_weights(lean: LeanForward) -> Iterator[LayerWeights]:
+    windows = iter(lean.windows)
+    for layer in _layers_of(lean.network):
+        common = _common_weights(layer)
+        if isinstance(layer, LeanLayer):
+            yield LayerWeights(**common, **_attention_weights(layer, next(windows)))
+        else:
+            mixer = layer.weights if isinstance(layer, MixingLayer) else None
+            yield LayerWeights(**common, query_norm=None, key_norm=None, scale=1.0, window=None, mixer=mixer)
+
+
+def _common_weights(layer: AnyLayer) -> dict[str, Any]:
     mlp = layer.mlp
-    assert isinstance(mlp, GatedMlp)
+    assert mlp is None or isinstance(mlp, GatedMlp)
+    has_attention = layer.plan.attention is not None
+    return {
+        "input_norm": _norm_weights(layer.input_norm),
+        "mlp_norm": _norm_weights(layer.mlp_norm),
+        "attention_norm": _norm_weights(layer.attention_norm),
+        "mlp_out_norm": _norm_weights(layer.mlp_out_norm),
+        "qkv": _packed_weight(layer.in_proj) if has_attention else None,
+        "output": _packed_weight(layer.o_proj) if has_attention else None,
+        "gate_up": None if mlp is None else _packed_weight(mlp.gate_up_proj),
+        "down": None if mlp is None else _packed_weight(mlp.down_proj),
+        "residual_scale": layer.plan.residual_scale,
+        "is_parallel": layer.plan.is_parallel,
+        "activation": 0 if mlp is None else ACTIVATIONS.index(mlp.activation),
+        "is_gated": mlp is None or mlp.is_gated,
+    }
+
+
+def _attention_weights(layer: LeanLayer, window: int | None) -> dict[str, Any]:
+    attention = layer.attention
+    rotation = attention.rotation
     query_norm, key_norm = _head_norms(layer)
-    qkv, output, gate_up, down = (_packed_weight(linear) for linear in _linears_of(layer))
-    return LayerWeights(
-        input_norm=_norm_weights(layer.input_norm),
-        mlp_norm=_norm_weights(layer.mlp_norm),
-        query_norm=query_norm,
-        key_norm=key_norm,
-        qkv=qkv,
-        output=output,
-        gate_up=gate_up,
-        down=down,
-        scale=layer.scale,
-        window=window,
-        attention_norm=_norm_weights(layer.attention_norm),
-        mlp_out_norm=_norm_weights(layer.mlp_out_norm),
-        norms_rows=attention.norms_rows,
-        norms_follow=attention.norms_follow,
-        angles=None if rotation is None else rotation.source,
-        is_interleaved=rotation is not None and rotation.is_interleaved,
-        softcap=attention.softcap,
-        sinks=layer.sinks,
-        residual_scale=layer.plan.residual_scale,
-        is_parallel=layer.plan.is_parallel,
-        activation=ACTIVATIONS.index(mlp.activation),
-        is_gated=mlp.is_gated,
-    )
+    return {
+        "query_norm": query_norm,
+        "key_norm": key_norm,
+        "scale": layer.scale,
+        "window": window,
+        "norms_rows": attention.norms_rows,
+        "norms_follow": attention.norms_follow,
+        "angles": None if rotation is None else rotation.source,
+        "is_interleaved": rotation is not None and rotation.is_interleaved,
+        "softcap": attention.softcap,
+        "sinks": layer.sinks,
+        "gate": GATES.index(attention.gate),
+    }
 
 
 def _head_norms(layer: LeanLayer) -> tuple[NormWeights | None, NormWeights | None]:

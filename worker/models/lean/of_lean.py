@@ -13,9 +13,7 @@ class OfLean:
     """The part of ``forward.Forward`` that follows from ``lean``, on the same weights."""
 
     mode = "lean"
-    keeps_state = False
     takes_embeds = True
-    bytes_per_request = 0
 
     def __init__(self, lean: LeanForward) -> None:
         self.network = lean.network
@@ -29,11 +27,19 @@ class OfLean:
         return self._lean.attention_calls
 
     @property
+    def keeps_state(self) -> bool:
+        return self._lean.keeps_state
+
+    @property
+    def bytes_per_request(self) -> int:
+        return self._lean.bytes_per_request
+
+    @property
     def bytes_per_token(self) -> int:
         return self._lean.bytes_per_token
 
     def commit(self) -> None:
-        """Keys and values of a step that is computed again are written again."""
+        self._lean.commit()
 
     def profile(self, num_tokens: int, num_logit_rows: int) -> None:
         self._lean.profile(num_tokens, num_logit_rows)

@@ -19,6 +19,8 @@ def plan_of_part(whole: DecoderPlan, layout: ParallelLayout, rank: int) -> Decod
 
 def _layer_of_part(layer: LayerPlan, num_ranks: int, index: int, number: int) -> LayerPlan:
     """``index`` is the layer's place in the whole model, ``number`` that in the part."""
+    # Of the families that ranks cut by this plan none mixes tokens in another way than by attention.
+    assert isinstance(layer.attention, AttentionPlan)
     mine = replace(layer, attention=_heads_of_part(layer.attention, num_ranks))
     return mine if index == number else _renamed(mine, f".{index}.", f".{number}.")
 

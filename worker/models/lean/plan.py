@@ -59,18 +59,26 @@ class AnglesPlan:
     repeats: bool = True
 
 
+# Gates of attention, in the order of the compiled library, see kernels/native/gates.h.
+GATES = ("", "beside queries", "of numbers", "of heads")
+
+
 @dataclass(frozen=True)
 class AttentionPlan:
     """What happens between a layer's normalised input and what its output projection is given.
 
     Args:
-        qkv: names of the projections: three, or one that makes queries, keys and values in this order.
+        qkv: names of the projections: three, and perhaps one of gates, or one that makes queries, keys and values in
+            this order.
         scale: factor on the scores.
         query_norm, key_norm: None where heads are not normalised.
         norms_rows: they span all heads of a token; else each head.
         norms_follow: they come behind the rotation.
         rotation: None in a layer without positions.
         softcap, sinks: as ``paged_attention`` takes them, the latter by name.
+        gate: where the numbers are whose sigmoid opens for what heads find: one of ``GATES``. "beside queries": behind
+            each head's query. Of the others ``qkv`` has a fourth projection: "of numbers" makes one for each number,
+            "of heads" one for each head. "" without.
     """
 
     qkv: tuple[str, ...]
@@ -86,6 +94,43 @@ class AttentionPlan:
     rotation: RotationPlan | None = None
     softcap: float | None = None
     sinks: str | None = None
+    gate: str = ""
+
+
+@dataclass(frozen=True)
+class MixerPlan:
+    """What a layer does that keeps a state in the place of keys and values, between its norm and its output projection.
+
+    Fields from ``values_at`` on are those of ``kernels.mixers.MixerWeights``.
+
+    Args:
+        kind: one of ``kernels.mixers.KINDS``.
+        inner: names of the projections, whose outputs side by side are a row.
+        convolution: name of the module that has its weights.
+        decay, step_bias, skip: names of parameters.
+        norm: name of the normalisation behind a recurrence.
+    """
+
+    kind: str
+    inner: tuple[str, ...]
+    output: str
+    convolution: str
+    values_at: int
+    gate_at: int
+    strength_at: int = 0
+    step_at: int = 0
+    num_heads: int = 0
+    num_groups: int = 0
+    head_dim: int = 0
+    key_dim: int = 0
+    decay: str = ""
+    step_bias: str = ""
+    skip: str = ""
+    norm: str = ""
+    norm_size: int = 1
+    gates_first: bool = False
+    eps: float = 0.0
+    smallest_step: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -99,6 +144,7 @@ class FeedForwardPlan:
         inner: names of the projections before the activation; one where gate and up are fused, or there is no gate.
         down: name of the projection behind it.
         activation: one of ``gated_activation.ACTIVATIONS``.
+        beside: name of a second module of "own", of the same input, whose result is added; empty without.
     """
 
     name: str
@@ -106,6 +152,7 @@ class FeedForwardPlan:
     inner: tuple[str, ...] = ()
     down: str = ""
     activation: str = "silu"
+    beside: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,6 +160,8 @@ class LayerPlan:
     """One layer: where it normalises, and how it adds to the stream.
 
     Args:
+        attention: or what mixes tokens in its place. Of a layer that has one part alone, ``attention`` or ``mlp`` is
+            None.
         input_norm, mlp_norm: before attention, and before the feed-forward part.
         attention_norm, mlp_out_norm: of what both make, before it is added.
         is_parallel: both start from the layer's input; without a ``mlp_norm`` of its own the feed-forward part gets
@@ -120,8 +169,8 @@ class LayerPlan:
         residual_scale: what is added is multiplied by it.
     """
 
-    attention: AttentionPlan
-    mlp: FeedForwardPlan
+    attention: AttentionPlan | MixerPlan | None
+    mlp: FeedForwardPlan | None
     input_norm: NormPlan | None = None
     attention_norm: NormPlan | None = None
     mlp_norm: NormPlan | None = None

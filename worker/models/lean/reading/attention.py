@@ -38,8 +38,8 @@ def read_attention(trace: Trace, call: ModuleCall, sources: list[AnglesSource]) 
     inner = trace.inside(call.name)
     assert call.given is not None
     projections = _linears_of(inner, call.given)
-    names, (query, key) = _projected(projections, attention)
-    output = _output_of(inner, attention, call)
+    names, (query, key), (gate, opens) = _projected(projections, attention)
+    output = _output_of(inner, attention, call, opens)
     norms = _HeadNorms.of(inner, attention)
     made = _find_rotation(attention, query, key, norms, sources)
     if made is None:
@@ -62,6 +62,7 @@ def read_attention(trace: Trace, call: ModuleCall, sources: list[AnglesSource]) 
         rotation=rotation,
         softcap=attention.options.get("softcap"),
         sinks=None if sinks is None else _name_of_parameter(call, sinks),
+        gate=gate,
     )
 
 
@@ -71,8 +72,9 @@ def _linears_of(calls: list[ModuleCall], given: Tensor) -> list[ModuleCall]:
 
 def _projected(
     projections: list[ModuleCall], attention: AttentionTrace
-) -> tuple[tuple[str, ...], tuple[Tensor, Tensor]]:
-    """Names of what makes queries, keys and values, and the former two as made, ``[T, H, D]`` each."""
+) -> tuple[tuple[str, ...], tuple[Tensor, Tensor], tuple[str, Tensor | None]]:
+    """Names of what makes queries, keys and values; the former two as made, ``[T, H, D]`` each; and of gates where they
+    are, and what opens for the result, ``[T, H * D]``."""
     tokens, num_heads, dims = attention.query.shape
     num_kv_heads = attention.key.shape[1]
     if attention.value.shape != attention.key.shape:
@@ -80,21 +82,34 @@ def _projected(
     value = attention.value.reshape(tokens, -1)
     outputs = [rows_of(call.made) for call in projections if call.made is not None]
     sizes = [num_heads * dims, num_kv_heads * dims, num_kv_heads * dims]
+    gate, opens = "", None
+    if len(outputs) == 4 and outputs[3].shape[1] in (num_heads, num_heads * dims):
+        *outputs, opens = outputs
+        gate = "of heads" if opens.shape[1] == num_heads else "of numbers"
+        opens = opens.repeat_interleave(num_heads * dims // opens.shape[1], dim=1)
     if len(outputs) == 1 and outputs[0].shape[1] == sum(sizes):
         query, key, own_value = outputs[0].split(sizes, dim=1)
         names: tuple[str, ...] = (projections[0].name,)
     elif len(outputs) == 3 and [output.shape[1] for output in outputs] == sizes:
         query, key, own_value = outputs
         names = tuple(call.name for call in projections)
+    elif len(outputs) == 3 and [output.shape[1] for output in outputs] == [2 * sizes[0], *sizes[1:]]:
+        both, key, own_value = outputs
+        query, opens = (part.flatten(1) for part in both.unflatten(1, (num_heads, 2 * dims)).chunk(2, dim=2))
+        gate, names = "beside queries", tuple(call.name for call in projections)
     else:
         raise ModelLoadError("its queries, keys and values are not three projections of one input, or one")
     if not same(own_value, value):
         raise ModelLoadError("its values are not what their projection makes")
-    return names, (query.unflatten(1, (num_heads, dims)), key.unflatten(1, (num_kv_heads, dims)))
+    return names, (query.unflatten(1, (num_heads, dims)), key.unflatten(1, (num_kv_heads, dims))), (gate, opens)
 
 
-def _output_of(calls: list[ModuleCall], attention: AttentionTrace, whole: ModuleCall) -> ModuleCall:
+def _output_of(
+    calls: list[ModuleCall], attention: AttentionTrace, whole: ModuleCall, gate: Tensor | None
+) -> ModuleCall:
     found = attention.found.flatten(1)
+    if gate is not None:
+        found = found * gate.sigmoid()
     for call in calls:
         if not isinstance(call.module, nn.Linear) or call.given is None or call.made is None:
             continue

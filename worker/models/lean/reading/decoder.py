@@ -22,20 +22,25 @@ from .trace import ModuleCall, Trace
 
 
 @torch.inference_mode()
-def read_decoder(module: PreTrainedModel, max_model_len: int) -> DecoderPlan:
+def read_decoder(
+    module: PreTrainedModel, max_model_len: int, serving_device: torch.device | None = None
+) -> DecoderPlan:
     """Run ``module`` on a few tokens and tell how it is made; its attention has to be set anew afterwards.
+
+    Args:
+        serving_device: what the plan is for, by whose kernels; None for that on which ``module`` is.
 
     Raises:
         ModelLoadError: it is no decoder of the kind that the lean path computes; says what is different.
     """
-    trace = Trace(module, max_model_len)
-    attentions = [attention.name for attention in trace.attentions]
-    layers = _layer_names(attentions)
+    trace = Trace(module, max_model_len, serving_device or module.device)
+    attentions = _layers_of(trace)
+    layers = list(attentions)
     sources = [source for call in trace.calls for source in _sources_of(call, trace)]
     numbers = known_numbers(module, module.config.get_text_config(), module.dtype)
     plans = [
         read_layer(trace, layer, attention, sources, _with_own(numbers, module, layer))
-        for layer, attention in zip(layers, attentions, strict=True)
+        for layer, attention in attentions.items()
     ]
     _check_follow_each_other(trace, layers)
     embedding, embedded = _embedding_of(trace)
@@ -76,12 +81,23 @@ def _is_list(module: nn.Module) -> bool:
     return isinstance(module, nn.ModuleList) and len(module) > 0
 
 
-def _layer_names(attentions: list[str]) -> list[str]:
-    """``model.layers.3`` for ``model.layers.3.self_attn``."""
-    names = [attention.rpartition(".")[0] for attention in attentions]
-    if not names or len(set(names)) != len(names) or not all(name.rpartition(".")[2].isdigit() for name in names):
+def _layers_of(trace: Trace) -> dict[str, str | None]:
+    """``model.layers.3`` and ``model.layers.3.self_attn``, None where a layer has no attention, in their order."""
+    attentions = [attention.name for attention in trace.attentions]
+    attending = {attention.rpartition(".")[0]: attention for attention in attentions}
+    lists = {name.rpartition(".")[0] for name in attending}
+    if len(attending) != len(attentions) or len(lists) != 1 or not all(_is_numbered(name) for name in attending):
         raise ModelLoadError("its layers do not attend once each")
-    return names
+    (whole,) = lists
+    names = [f"{whole}.{index}" for index, _ in enumerate(trace.module.get_submodule(whole).children())]
+    called = {name: attending.get(name) for name in names if trace.of(name)}
+    if [layer for layer in called if layer in attending] != list(attending):
+        raise ModelLoadError("its layers do not follow each other in their order")
+    return called
+
+
+def _is_numbered(name: str) -> bool:
+    return name.rpartition(".")[2].isdigit()
 
 
 def _check_follow_each_other(trace: Trace, layers: list[str]) -> None:

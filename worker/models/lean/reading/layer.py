@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from .....shared.errors import ModelLoadError
-from ..plan import LayerPlan, NormPlan
+from ..plan import AttentionPlan, FeedForwardPlan, LayerPlan, MixerPlan, NormPlan
 from .attention import AnglesSource, read_attention
 from .feed_forward import read_feed_forward
 from .matching import rows_of, same
+from .mixers import read_mixer
 from .norms import norm_after, norm_before, read_norm
 from .numbers import must, scale_of_addition
 from .trace import ModuleCall, Trace
 
 
-def read_layer(trace: Trace, name: str, attention: str, sources: list[AnglesSource], numbers: list[float]) -> LayerPlan:
-    """The plan of the layer ``name``, whose attention is the module of that name.
+def read_layer(
+    trace: Trace, name: str, attention: str | None, sources: list[AnglesSource], numbers: list[float]
+) -> LayerPlan:
+    """The plan of the layer ``name``.
+
+    Args:
+        attention: the module of that name is its attention; None of a layer that mixes tokens in another way.
 
     Raises:
         ModelLoadError: it is made in another way than any plan says.
     """
     parts = _Parts(trace, name, attention)
+    if parts.mlp is None or parts.attention is None:
+        return _read_one_part(trace, parts, sources, numbers)
     stream, attended, fed = parts.stream, parts.attention, parts.mlp
     input_norm = parts.norm_between(stream, attended.given)
     attention_norm, found = parts.norm_behind(attended.made)
     mlp_out_norm, made = parts.norm_behind(fed.made)
     given = rows_of(_tensor(fed.given))
     plans = {
-        "attention": read_attention(trace, attended, sources),
-        "mlp": read_feed_forward(trace, fed),
+        "attention": _read_mixing(trace, attended, sources),
+        "mlp": parts.read_mlp(trace, fed),
         "input_norm": input_norm,
         "attention_norm": attention_norm,
         "mlp_out_norm": mlp_out_norm,
@@ -47,28 +57,55 @@ def read_layer(trace: Trace, name: str, attention: str, sources: list[AnglesSour
     return LayerPlan(**plans, mlp_norm=mlp_norm, residual_scale=scale, is_parallel=True)
 
 
-class _Parts:
-    """What a layer called, told apart: attention, feed-forward part, normalisations."""
+def _read_one_part(trace: Trace, parts: _Parts, sources: list[AnglesSource], numbers: list[float]) -> LayerPlan:
+    part = parts.attention or parts.mlp
+    assert part is not None
+    before = parts.norm_between(parts.stream, part.given)
+    behind, made = parts.norm_behind(part.made)
+    scale = must(scale_of_addition(parts.stream, made, parts.result, numbers), f"the result of {parts.name}")
+    if parts.attention is None:
+        mlp = parts.read_mlp(trace, part)
+        return LayerPlan(None, mlp, mlp_norm=before, mlp_out_norm=behind, residual_scale=scale)
+    mixing = _read_mixing(trace, part, sources)
+    return LayerPlan(mixing, None, input_norm=before, attention_norm=behind, residual_scale=scale)
 
-    def __init__(self, trace: Trace, name: str, attention: str) -> None:
+
+def _read_mixing(trace: Trace, call: ModuleCall, sources: list[AnglesSource]) -> AttentionPlan | MixerPlan:
+    attends = any(attention.name == call.name for attention in trace.attentions)
+    return read_attention(trace, call, sources) if attends else read_mixer(trace, call)
+
+
+class _Parts:
+    """What a layer called, told apart: attention or what is in its place, feed-forward part, normalisations."""
+
+    def __init__(self, trace: Trace, name: str, attention: str | None) -> None:
         (whole,) = trace.of(name)
         self.name = name
         self.stream = rows_of(_tensor(whole.given))
         self.result = rows_of(_tensor(whole.made))
         children = [call for call in trace.inside(name) if call.name.count(".") == name.count(".") + 1]
         self._norms = [call for call in children if read_norm(call) is not None]
-        (self.attention,) = trace.of(attention)
         others = [
             call
             for call in children
-            if call.name != attention
-            and all(call is not norm for norm in self._norms)
-            and not isinstance(call.module, nn.Dropout | nn.Identity)
+            if all(call is not norm for norm in self._norms) and not isinstance(call.module, nn.Dropout | nn.Identity)
         ]
-        if len(others) != 1:
+        mixes = [call for call in others if (call.name == attention if attention else _convolves(call))]
+        self.attention = mixes[0] if mixes else None
+        others = [call for call in others if call is not self.attention]
+        self.beside = ""
+        if len(others) == 2 and same(others[0].given, others[1].given):
+            first, second = others
+            self.beside = second.name
+            others = [replace(first, made=_tensor(first.made) + _tensor(second.made))]
+        if len(others) > 1 or not (others or self.attention):
             told = ", ".join(call.name.rsplit(".", 1)[-1] for call in others) or "nothing"
             raise ModelLoadError(f"{name} has beside attention and normalisations not one part, but {told}")
-        self.mlp = others[0]
+        self.mlp = others[0] if others else None
+
+    def read_mlp(self, trace: Trace, call: ModuleCall) -> FeedForwardPlan:
+        """The plan of the feed-forward part, which ``call`` is."""
+        return FeedForwardPlan(call.name, beside=self.beside) if self.beside else read_feed_forward(trace, call)
 
     def norm_between(self, stream: Tensor, given: Tensor | None) -> NormPlan | None:
         """The normalisation by which ``stream`` becomes ``given``; None if that is ``stream`` itself."""
@@ -91,6 +128,10 @@ class _Parts:
         of_norm = next((call for call in self._norms if same(rows_of(_tensor(call.made)), given)), None)
         before = given if of_norm is None else rows_of(_tensor(of_norm.given))
         return None if same(before, self.stream) else before
+
+
+def _convolves(call: ModuleCall) -> bool:
+    return any(isinstance(child, nn.Conv1d) for child in call.module.children())
 
 
 def _tensor(tensor: Tensor | None) -> Tensor:

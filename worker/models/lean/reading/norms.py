@@ -34,7 +34,7 @@ def _guess_norm(call: ModuleCall) -> NormPlan | None:
     given, size = call.given, call.given.shape[-1]
     guesses = [
         NormPlan(call.name, eps, size, is_centred=is_centred, is_wide=is_wide, offset=offset)
-        for eps in _eps_of(call.module)
+        for eps in eps_of(call.module)
         for is_centred, is_wide, offset in _FORMS
     ]
     faint = _made(call.module(given * _FAINT))
@@ -46,7 +46,8 @@ def _guess_norm(call: ModuleCall) -> NormPlan | None:
     return None if faint is None else best(guesses, compute, torch.stack((call.made, faint)))
 
 
-def _eps_of(module: Any) -> list[float]:
+def eps_of(module: Any) -> list[float]:
+    """What a normalisation may add to the mean of squares: what it says itself, else the usual ones."""
     own = next((getattr(module, name) for name in _NAMES_OF_EPS if hasattr(module, name)), None)
     return [own] if isinstance(own, float) else list(_USUAL_EPS)
 

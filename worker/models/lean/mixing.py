@@ -1,0 +1,86 @@
+"""Layers that mix tokens with a state of each request in the place of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from ....kernels.mixers import MixerWeights
+from .fuse import fuse_linear
+from .layer import Angles, AnyLayer, Attend
+from .plan import LayerPlan, MixerPlan
+
+
+class MixingLayer(AnyLayer):
+    """A layer with a convolution, and perhaps a recurrence. Its ``attend`` is given ``mix(rows [T, P]) -> [T, …]``."""
+
+    def __init__(self, own: nn.Module, plan: LayerPlan) -> None:
+        mixer = plan.attention
+        assert isinstance(mixer, MixerPlan)
+        inner: Any = [own.get_submodule(name) for name in mixer.inner]
+        super().__init__(own, plan, inner[0].weight.device)
+        self.mixer = mixer
+        self.inner_sizes = [part.out_features for part in inner]
+        self.rows_proj = fuse_linear(inner)
+        self.o_proj = own.get_submodule(mixer.output)
+        for name, tensor in tensors_of(own, mixer).items():
+            setattr(self, name, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
+
+    @property
+    def in_proj(self) -> Any:
+        return self.rows_proj
+
+    @property
+    def weights(self) -> MixerWeights:
+        """As kernels take them."""
+        return make_weights(self.mixer, {name: getattr(self, name) for name in _TENSORS})
+
+    def attend(
+        self, hidden: Tensor, residual: Tensor, angles: Sequence[Angles], attend: Attend
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        normed, residual = self.input_norm.add(hidden, residual)
+        return attend(self.rows_proj(normed)), self._kept(residual, normed)
+
+
+_TENSORS = ("taps", "taps_bias", "decay", "step_bias", "skip", "norm")
+
+
+def tensors_of(own: nn.Module, plan: MixerPlan) -> dict[str, Tensor | None]:
+    """What kernels take of the model's own weights, by name: in float32, which holds each of them exactly."""
+    convolution: Any = own.get_submodule(plan.convolution)
+    named: dict[str, Tensor | None] = {
+        "taps": convolution.weight.detach()[:, 0].T.float().contiguous(),
+        "taps_bias": None if convolution.bias is None else convolution.bias.detach().float(),
+        "norm": own.get_parameter(f"{plan.norm}.weight").detach().float() if plan.norm else None,
+    }
+    for name in ("decay", "step_bias", "skip"):
+        path = getattr(plan, name)
+        named[name] = own.get_parameter(path).detach().float() if path else None
+    return named
+
+
+def make_weights(plan: MixerPlan, tensors: dict[str, Any]) -> MixerWeights:
+    """``plan`` with the tensors of ``tensors_of``."""
+    return MixerWeights(
+        kind=plan.kind,
+        values_at=plan.values_at,
+        gate_at=plan.gate_at,
+        strength_at=plan.strength_at,
+        step_at=plan.step_at,
+        num_heads=plan.num_heads,
+        num_groups=plan.num_groups,
+        head_dim=plan.head_dim,
+        key_dim=plan.key_dim,
+        norm_size=plan.norm_size,
+        gates_first=plan.gates_first,
+        eps=plan.eps,
+        smallest_step=plan.smallest_step,
+        **tensors,
+    )
+
+
+def mix_nothing(rows: Tensor, *, num_outputs: int) -> Tensor:
+    """In place of ``mix``, to see what else a forward takes."""
+    return rows.new_zeros(len(rows), num_outputs)
