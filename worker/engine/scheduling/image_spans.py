@@ -26,7 +26,7 @@ class ImageSpan:
             on the CPU. Nothing of the scheduler looks at it.
         axes: ``[3, stop - start]``, positions in three axes from the image's first; None where one is each token's.
         wholes: first token and end of each run of its tokens that see each other, ascending: one forward computes all
-            of a run. None where each sees what is before it, as text does.
+            of a run; none where each sees what is before it, as text does.
     """
 
     start: int

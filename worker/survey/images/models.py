@@ -254,7 +254,7 @@ def small_budget(name: str) -> int:
 NOT_TRIED: dict[str, str] = {
     "gemma4": "its images are not served: their tokens see each other, and layers look at the token ids again",
     "glm4v": "its images are not served: positions in three axes of a kind of its own",
-    "lfm2_vl": "transformers has its image processor for torchvision alone; its images are refused by that name",
+    "lfm2_vl": "transformers has its image processor for torchvision alone; without it images are refused by name",
     "paligemma": "its images are not served: all tokens of a prompt see each other, text as well",
     "qwen3_vl_moe": "as qwen3_vl, of which it differs by experts, which the table above has",
 }
@@ -276,5 +276,5 @@ def write_seeing_model(name: str, folder: Path, seed: int = 0) -> Any:
         byte_tokenizer("[IMG]", "[IMG_BREAK]", "[IMG_END]").save_pretrained(folder)
     else:
         processor.save_pretrained(folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("<image>", processor.image_token))
     return processor
