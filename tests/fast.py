@@ -46,6 +46,7 @@ NEED_TORCH = (
     "unit/engine/test_input_batch.py",
     "unit/engine/test_logprobs.py",
     "unit/engine/test_num_threads.py",
+    "unit/engine/test_rank_exchange.py",
     "unit/engine/test_rank_steps.py",
     "unit/engine/test_offload_scheduling.py",
     "unit/engine/test_packed_linear.py",

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import platform
+import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -27,6 +29,7 @@ _FAMILIES = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2", "phi3", "glm4", "granite"),
     *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3"),
 )
+_ARCHITECTURE = re.compile(r"\b\w+For(CausalLM|ConditionalGeneration)\b")
 _BEGIN, _END = "<!-- families over two ranks -->", "<!-- end of the families -->"
 
 
@@ -89,7 +92,7 @@ def table(kept: KeptOutcomes, families: Sequence[str], layouts: Sequence[str]) -
             "|---" * (len(layouts) + 1) + "|",
             *rows,
             "",
-            *(f"{number}. {note}" for number, note in enumerate(notes, 1)),
+            *(_wrapped(f"{number}. {note}") for number, note in enumerate(notes, 1)),
             "",
             f"Made with transformers {transformers.__version__}, torch {torch.__version__} and Python "
             f"{platform.python_version()}, on a CPU.",
@@ -104,9 +107,15 @@ def _cell(outcome: Outcome | None, notes: list[str]) -> str:
     if outcome.is_identical:
         return f"same ({outcome.mode})"
     note = outcome.reason or ", ".join(f"{way}: {said}" for way, said in outcome.told.items())
+    # Alike for all whom it concerns.
+    note = _ARCHITECTURE.sub("the architecture", note.removeprefix("not loaded: "))
     if note not in notes:
         notes.append(note)
     return f"no [{notes.index(note) + 1}]"
+
+
+def _wrapped(note: str) -> str:
+    return textwrap.fill(note, 120, subsequent_indent="   ", break_long_words=False, break_on_hyphens=False)
 
 
 def _write_into(path: Path, found: str) -> None:

@@ -164,7 +164,7 @@ def follow(folder: str, groups: RankGroups, path: str, hold: Callable[[], object
     channel = channel_of(path, RankCommand)
     config = EngineConfig(model=folder, max_model_len=trial.MAX_MODEL_LEN, num_threads=1)
     model = load_model(config, Path(folder), groups)
-    follower = Follower(config, model, groups.rank, lambda: model.weights)
+    follower = Follower(config, model, groups.rank, Path(folder), lambda _: model.weights)
     network: Any = model.network
     while not isinstance(command := channel.receive(), StopRank):
         if hold is not None and isinstance(command, RunStep) and command.is_started:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.worker.survey import layouts
 from penstock.worker.survey.__main__ import main
 from penstock.worker.survey.kept import KeptOutcomes
 from penstock.worker.survey.model_types import NOT_TEXT_DECODERS
@@ -85,6 +86,24 @@ def test_a_survey_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypa
     assert "| gpt2 | kept |" in out.read_text()
     assert KeptOutcomes(rows, {}).found == {}, "of other engines"
     assert "3 more were not tried yet" in page([], {}, num_untried=3)
+
+
+def test_the_table_of_families_over_two_ranks(tmp_path: Path) -> None:
+    rows, page = tmp_path / "rows", tmp_path / "page.md"
+    page.write_text("before\n<!-- families over two ranks -->\nold\n<!-- end of the families -->\nbehind\n")
+    kept, same = KeptOutcomes(rows, {}), dict.fromkeys(WAYS, SAME)
+    kept.add(Outcome(model_type="llama tp 2", mode="lean", told=same))
+    kept.add(Outcome(model_type="llama pp 2", mode="lean", told=same | {"mixed": "1 of 6 differ"}))
+    kept.add(Outcome(model_type="phi3 tp 2", reason="not loaded: no Phi3ForCausalLM here"))
+    kept.add(Outcome(model_type="phi3 pp 2", reason="not loaded: no PhiForCausalLM here"))
+    words = ["--only", "llama,phi3", "--layouts", "tp 2,pp 2", "--rows", str(rows), "--into", str(page)]
+    assert layouts.main(words) == 0
+    written = page.read_text()
+    assert "| llama | same (lean) | no [1] |\n| phi3 | no [2] | no [2] |\n\n1. alone: same, mixed: 1 of 6" in written
+    assert "\n2. no the architecture here\n" in written
+    assert written.startswith("before\n<!--")
+    assert written.endswith("-->\nbehind\n")
+    assert "old" not in written
 
 
 def test_only_equal_tokens_in_every_way_count() -> None:

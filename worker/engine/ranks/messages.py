@@ -97,6 +97,20 @@ class RestoreWeights(msgspec.Struct, array_like=True, tag="restore"):
     """See ``Sleepable.restore``."""
 
 
+class ExchangeWeights(msgspec.Struct, array_like=True, tag="exchange"):
+    """See ``Exchange.exchange``."""
+
+    folder: str
+
+
+class PutWeightsBack(msgspec.Struct, array_like=True, tag="put_back"):
+    """See ``Exchange.put_back``."""
+
+
+class KeepWeights(msgspec.Struct, array_like=True, tag="keep"):
+    """See ``Exchange.keep``."""
+
+
 class WakeUpWhole(msgspec.Struct, array_like=True, tag="awake"):
     """Everything is back in its place: capture what needs it."""
 
@@ -165,6 +179,9 @@ RankCommand = (
     | Measure
     | ReleaseWeights
     | RestoreWeights
+    | ExchangeWeights
+    | PutWeightsBack
+    | KeepWeights
     | WakeUpWhole
     | StartTrace
     | StopTrace

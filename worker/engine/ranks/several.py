@@ -13,6 +13,7 @@ from torch import nn
 
 from ....shared.messages.ranks import RankSetup
 from ...config.engine_config import EngineConfig
+from ...models.exchange import Exchange, WeightsExchange
 from ...models.loader import LoadedModel, load_model
 from ...models.parallel.groups import RankGroups
 from ...models.weights import ModelWeights
@@ -21,6 +22,7 @@ from ..control.traces import ProcessTraceRecorder, TraceRecorder
 from ..execution.kv_cache import KVCacheSize
 from ..host_setup import set_num_threads
 from .errors import RankLostError
+from .exchange import SharedExchange
 from .memory import capture_again, measure_rank, size_for_all
 from .messages import (
     Measure,
@@ -97,6 +99,10 @@ class SeveralRanks:
 
     def weights(self, load_again: Callable[[], nn.Module]) -> Sleepable:
         return _Weights(ModelWeights(self.local.weights, load_again), self._team)
+
+    def exchange(self, load: Callable[[Path], nn.Module]) -> Exchange:
+        weights = ModelWeights(self.local.weights, lambda: self.local.weights)
+        return SharedExchange(WeightsExchange(weights, load), self._team)
 
     def awake(self) -> None:
         self._team.compute(WakeUpWhole(), lambda: capture_again(self.local))
