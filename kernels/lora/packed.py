@@ -14,7 +14,7 @@ from ..errors import KernelInputError
 from ..linear import LinearStruct, PackedWeight, can_pack, pack_weight
 from ..native import library
 
-MAX_PARTS = 3
+MAX_PARTS = 4
 _INT = ctypes.c_int64
 # Of the library: it takes inputs in groups of four bytes.
 _GROUP_BYTES = 4

@@ -2,7 +2,7 @@
 #pragma once
 #include "panels.h"
 
-constexpr int MAX_ADAPTED_PARTS = 3;
+constexpr int MAX_ADAPTED_PARTS = 4;
 
 // As kernels/lora/packed.py has it, too. A part is some of a product's outputs, such as the keys of queries, keys and
 // values; what an adapter adds there is b times its columns of what a makes of the inputs.

@@ -68,8 +68,8 @@ def test_what_does_not_fit_is_refused() -> None:
     products = (ProductStruct * 1)(pack_lora(parts).struct())
     inputs, out, ids = torch.zeros(2, 96), torch.zeros(2, 366), torch.zeros(2, dtype=torch.int64)
     for call, words in (
-        (lambda: pack_lora([]), "1 to 3 parts"),
-        (lambda: pack_lora([*parts, *parts]), "1 to 3 parts"),
+        (lambda: pack_lora([]), "1 to 4 parts"),
+        (lambda: pack_lora([*parts, *parts]), "1 to 4 parts"),
         (lambda: add_packed_lora(inputs, products, ids.int(), out), "token_lora must be int64"),
         (lambda: add_packed_lora(inputs, products, ids[:1], out), "token_lora must be int64"),
         (lambda: add_packed_lora(inputs, products, ids, out.bfloat16()), "one dtype"),

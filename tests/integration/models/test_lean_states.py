@@ -60,7 +60,7 @@ def test_logits_are_those_of_the_general_way(variant: str) -> None:
     assert (rounded - whole).norm() <= 2 * (theirs - whole).norm()
 
 
-@pytest.mark.parametrize("variant", STATES)
+@pytest.mark.parametrize("variant", ["lfm3", "qwen3.5", "bamba"])
 @torch.inference_mode()
 def test_a_token_has_the_same_bits_however_its_request_is_cut(variant: str) -> None:
     forward = native_forward(variant, torch.bfloat16)
@@ -78,7 +78,7 @@ def test_a_token_has_the_same_bits_however_its_request_is_cut(variant: str) -> N
     assert torch.equal(last_of_first([(1, 5), (0, 13)], [(0, 1), (1, 1), (2, 9)]), whole)
 
 
-@pytest.mark.parametrize("variant", STATES)
+@pytest.mark.parametrize("variant", ["lfm2", "nemotron hybrid"])
 @torch.inference_mode()
 def test_a_step_that_was_not_committed_leaves_nothing(variant: str) -> None:
     forward = native_forward(variant, torch.float32)

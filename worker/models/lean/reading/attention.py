@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .....shared.errors import ModelLoadError
 from ..plan import AnglesPlan, AttentionPlan, NormPlan, RotationPlan
 from ..rotation import rotate
-from .matching import best, rows_of, same
+from .matching import best, close, rows_of, same
 from .norms import read_norm
 from .trace import AttentionTrace, ModuleCall, Trace
 
@@ -107,13 +107,13 @@ def _projected(
 def _output_of(
     calls: list[ModuleCall], attention: AttentionTrace, whole: ModuleCall, gate: Tensor | None
 ) -> ModuleCall:
-    found = attention.found.flatten(1)
+    found, agree = attention.found.flatten(1), same
     if gate is not None:
-        found = found * gate.sigmoid()
+        found, agree = found * gate.sigmoid(), close
     for call in calls:
         if not isinstance(call.module, nn.Linear) or call.given is None or call.made is None:
             continue
-        if same(rows_of(call.given), found) and same(call.made, whole.made):
+        if agree(rows_of(call.given), found) and same(call.made, whole.made):
             return call
     raise ModelLoadError("there is more than one projection behind its attention")
 
