@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import faulthandler
-import signal
 import socket
 from collections.abc import Sequence
 
@@ -25,10 +23,6 @@ def run_core(program: str, description: str | None, arguments: Sequence[str], bu
     add_log_arguments(parser)
     options = parser.parse_args(arguments)
     configure_logging(options.log_level, options.log_format)
-    if options.trace_fd is not None:
-        faulthandler.enable(options.trace_fd)
-        # Says where a core hangs: the handler needs no GIL.
-        faulthandler.register(signal.SIGUSR1, options.trace_fd)
     last_words.keep_in(options.trace_fd)
     channel = CoreChannel(socket.socket(fileno=options.fd))
     return run_engine_core(channel, ProgressWriter(options.progress_fd), build)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.messages.from_core import EngineCoreOutputs
+from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.progress import Phase
 from penstock.worker.serving.core.client import CoreClient, CoreLostError
@@ -146,12 +147,19 @@ async def test_a_core_that_hangs_says_where(core: Core, gate: Gate, gated_model:
     assert "modeling_own.py" in death.trace
 
 
+# A core that has made a grammar has a library whose own handler takes the place of Python's.
+_GRAMMAR = StructuredOutputsParams(regex="[0-9]{2000}")
+
+
 @pytest.mark.parametrize(
-    ("number", "is_external"), [(signal.SIGKILL, True), (signal.SIGSEGV, False), (signal.SIGABRT, False)]
+    ("number", "is_external", "grammar"),
+    [(signal.SIGKILL, True, None), (signal.SIGSEGV, False, _GRAMMAR), (signal.SIGABRT, False, None)],
 )
-async def test_a_killed_core(core: Core, demo_model: Path, number: signal.Signals, is_external: bool) -> None:
+async def test_a_killed_core(
+    core: Core, demo_model: Path, number: signal.Signals, is_external: bool, grammar: StructuredOutputsParams | None
+) -> None:
     await core.start(demo_model)
-    core.client.add_request(request("a", [10, 11], max_tokens=2000))
+    core.client.add_request(request("a", [10, 11], max_tokens=2000, structured_outputs=grammar))
     await core.tokens(5)
     os.kill(core.client.pid, number)
     death = await core.client.end()

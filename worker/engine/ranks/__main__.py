@@ -34,7 +34,8 @@ def run(arguments: Sequence[str]) -> int:
     die_with(options.core_pid)
     configure_logging(options.log_level, options.log_format)
     structlog.contextvars.bind_contextvars(rank=options.rank)
-    # A core that has forked this process has them write elsewhere.
+    # A core that has forked this process has them write elsewhere, and a library may have put its own in their place.
+    faulthandler.disable()
     faulthandler.enable(2)
     faulthandler.register(signal.SIGUSR1, 2)
     with suppress(OSError), open("/proc/self/comm", "w") as comm:
