@@ -89,6 +89,10 @@ def bad_field(param: str, message: str, *, code: str | None = None) -> OpenAIErr
     return OpenAIError(400, message, param=param, code=code)
 
 
+# What the field of bodies is called where it comes to.
+_OWN_NAME = re.compile(r"^extra_args\b")
+
+
 def error_of(error: BaseException) -> OpenAIError:
     """Return what a caller over HTTP is told of ``error``; of what nobody foresaw, only that it happened."""
     if isinstance(error, OpenAIError):
@@ -97,7 +101,7 @@ def error_of(error: BaseException) -> OpenAIError:
         return _unreadable(error)
     for kind, status, type_, code in _STATUS_OF:
         if isinstance(error, kind):
-            message = str(error)
+            message = _OWN_NAME.sub("vllm_xargs", str(error))
             return OpenAIError(
                 status,
                 message,

@@ -13,6 +13,7 @@ from penstock.ops.demo.run import MODEL
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, SamplingParams
 from penstock.producer.openai.endpoints import RESPONSES, decode
+from penstock.producer.openai.errors import OpenAIError
 from penstock.producer.openai.parsers import ModelParsers, ParserChoice
 from penstock.producer.openai.responses.objects import Response
 from penstock.producer.openai.responses.service import Responses
@@ -84,8 +85,9 @@ async def test_a_response_chooses_them_by_the_field_of_vllm(stack: LocalStack) -
         wanted = processors.wanting(ban={"token_ids": banned})
         assert plain != await answered(vllm_xargs=wanted)
         assert plain == await answered()
-        with pytest.raises(errors.UnsupportedParameterError, match="those there are: ban, broken"):
+        with pytest.raises(OpenAIError, match="no processor 'other'; those there are: ban, broken") as caught:
             await answered(vllm_xargs=processors.wanting(other={}))
+        assert (caught.value.status, caught.value.param) == (400, "vllm_xargs.logits_processors")
         await commands.close()
 
 
