@@ -7,8 +7,8 @@ PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .bench-peers
 VERSIONS ?= .versions
-# Processes that share the tests, of which some wait at any time; each costs a collection and some 700 MB.
-LANES ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) < 6 ? $$(getconf _NPROCESSORS_ONLN) + 3 : 8 )))
+# Processes that share the tests, of which some wait at any time; each collects them, which takes two seconds.
+LANES ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) < 5 ? $$(getconf _NPROCESSORS_ONLN) + 4 : 8 )))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 

@@ -31,7 +31,7 @@ from _pytest.pathlib import ImportMode, import_path
 from execnet import gateway_io
 from execnet.gateway_base import Popen2IO
 
-from .warm_python import WARM_PYTHON_VARIABLE, start_program_server
+from .warm_python import WARM_PYTHON_VARIABLE, end_as_python_does, forget_exit_handlers, start_program_server
 
 # Of a lane's environment, if it was forked.
 FORKED_VARIABLE = "PENSTOCK_TEST_LANE_IS_FORKED"
@@ -86,7 +86,9 @@ def _become_lane(theirs_in: int, theirs_out: int) -> NoReturn:
         sys.argv = ["-c"]
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         os.environ[FORKED_VARIABLE] = "1"
+        forget_exit_handlers()
         exec(eval(sys.stdin.readline()), main.__dict__)
+        end_as_python_does()
         status = 0
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1

@@ -16,6 +16,8 @@ import atexit
 import fcntl
 import gc
 import json
+import logging
+import multiprocessing.util
 import os
 import runpy
 import select
@@ -154,9 +156,6 @@ def _become_program(
 
 def _begin_anew(executable: str) -> None:
     """Undo what the process of the tests has done to the interpreter."""
-    import logging
-    import multiprocessing.util
-
     import structlog
 
     sys.executable = executable
@@ -167,10 +166,21 @@ def _begin_anew(executable: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     structlog.reset_defaults()
     logging.getLogger().handlers.clear()
+    forget_exit_handlers()
+    gc.enable()
+
+
+def forget_exit_handlers() -> None:
+    """What is to be done at the end of the process from which this one was forked is not to be done at its own."""
     atexit._clear()
     atexit.register(logging.shutdown)
     atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
-    gc.enable()
+
+
+def end_as_python_does() -> None:
+    """Wait for threads and call exit handlers, as the interpreter does before it is taken down."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
 
 
 def _status_of(words: list[str]) -> int:
@@ -187,8 +197,7 @@ def _status_of(words: list[str]) -> int:
         status = 1
     else:
         status = 0
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+    end_as_python_does()
     return status & 0xFF
 
 

@@ -83,6 +83,7 @@ def test_a_part_that_fails_costs_its_own_row_alone(tmp_path: Path, capsys: pytes
     assert "rms_norm T=1" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_without_a_gpu_it_says_so_and_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

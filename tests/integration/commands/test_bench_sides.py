@@ -63,8 +63,14 @@ def test_a_rival_runs_the_workload_and_is_judged(model: Path, tmp_path: Path) ->
     assert judge(claims["liar"], truth.gaps["liar"], truth.tokens, "float32").wrong
 
 
-def test_ours_runs_the_same_workload(model: Path, tmp_path: Path) -> None:
+def test_ours_runs_the_same_workload(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries of grammars are loaded when somebody asks for a grammar: a start imports none of them."""
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     assert_is_whole(EngineAlone(["--threads", "1"]).run(model, PHASES, "float32", tmp_path))
+    lines = (tmp_path / "words.txt").read_text().splitlines()
+    imports = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    assert "penstock.worker.engine.composition" in imports
+    assert not {"xgrammar", "llguidance"} & imports
 
 
 def assert_is_whole(run: SideRun) -> None:

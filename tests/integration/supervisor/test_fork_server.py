@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -31,10 +32,14 @@ def own_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FORK_SERVER_VARIABLE)
 
 
-def fork_server_of(worker: StartedWorker) -> psutil.Process:
-    children = psutil.Process(worker.process.pid).children()
-    (server,) = [process for process in children if "penstock.worker.engine.fork_server" in process.cmdline()]
-    return server
+def fork_servers_of(worker: StartedWorker) -> list[psutil.Process]:
+    """One, or none between two."""
+    found: list[psutil.Process] = []
+    for process in psutil.Process(worker.process.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if "penstock.worker.engine.fork_server" in process.cmdline():
+                found.append(process)
+    return found
 
 
 def started(worker: StartedWorker) -> list[bool]:
@@ -48,12 +53,12 @@ async def answer(redis_url: str, namespace: str) -> str:
 
 
 @pytest.mark.usefixtures("own_fork_server")
-async def test_a_fork_server_that_dies_takes_no_engine_along(
+async def test_a_fork_server_that_dies_takes_no_engine_along_and_a_supervisor_all(
     start_worker: StartWorker, redis_url: str, namespace: str
 ) -> None:
     worker = start_worker("--device", "cpu", "--engines", "2")
     await asyncio.to_thread(worker.await_ready)
-    server, core = fork_server_of(worker), worker.newest_core()
+    (server,), core = fork_servers_of(worker), worker.newest_core()
     assert core.ppid() == server.pid
     expected = await answer(redis_url, namespace)
     server.kill()
@@ -64,17 +69,14 @@ async def test_a_fork_server_that_dies_takes_no_engine_along(
     core.kill()
     await asyncio.to_thread(worker.await_event, "engine_restarted")
     assert await answer(redis_url, namespace) == expected
-    worker.process.terminate()
-    assert await asyncio.to_thread(worker.await_end) == 0
-
-
-@pytest.mark.usefixtures("own_fork_server")
-def test_nothing_is_left_of_a_supervisor_that_was_killed(start_worker: StartWorker) -> None:
-    worker = start_worker("--device", "cpu")
-    worker.await_ready()
-    family = [fork_server_of(worker), worker.newest_core(), *worker.worker_processes()]
+    # A supervisor that is killed takes them all along.
+    await asyncio.to_thread(wait_until, lambda: fork_servers_of(worker), "no other fork server")
+    cores = [event["core_pid"] for event in worker.events if event["event"] == "core_started"]
+    alive = [psutil.Process(int(str(pid))) for pid in cores if pid != core.pid]
+    family = [*fork_servers_of(worker), *alive, *worker.worker_processes()]
+    assert len(family) == 5
     worker.process.kill()
-    wait_until(lambda: all(map(is_gone, family)), f"left behind: {family}")
+    await asyncio.to_thread(wait_until, lambda: all(map(is_gone, family)), f"left behind: {family}")
 
 
 def test_a_core_that_hangs_does_not_outlive_its_worker_process(start_worker: StartWorker) -> None:

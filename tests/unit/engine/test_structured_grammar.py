@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -212,12 +210,6 @@ def test_a_vocabulary_of_words_is_refused(tmp_path: Path) -> None:
     words = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
     with pytest.raises(UnsupportedParameterError, match="byte-level"):
         Vocabulary.load(write(tmp_path, words), 2, [])
-
-
-def test_the_libraries_are_loaded_when_they_are_needed() -> None:
-    code = "import sys, penstock.worker.engine.composition as c; print({'xgrammar', 'llguidance'} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
 
 
 def test_bytes_that_are_not_utf8_do_not_come() -> None:
