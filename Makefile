@@ -12,7 +12,7 @@ LANES ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) < 6 ? $$(getconf _NPROC
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo demo-dashboard test test-fast test-versions test-cost check format bench bench-peers engine-vllm gpu-check chaos models portable vendor screenshots install clean test-ray
+.PHONY: demo demo-dashboard test test-fast test-versions test-cost check format bench bench-peers engine-vllm gpu-check chaos models layouts portable vendor screenshots install clean test-ray
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
@@ -87,8 +87,18 @@ portable: $(VENV)/.installed-dev
 RANK_OPTIONS = $(if $(TENSOR_PARALLEL),--tensor-parallel $(TENSOR_PARALLEL)) \
 	$(if $(PIPELINE_PARALLEL),--pipeline-parallel $(PIPELINE_PARALLEL)) $(if $(EXPERT_PARALLEL),--expert-parallel)
 RANK_NAME = $(if $(TENSOR_PARALLEL),-tp$(TENSOR_PARALLEL))$(if $(PIPELINE_PARALLEL),-pp$(PIPELINE_PARALLEL))$(if $(EXPERT_PARALLEL),-ep)
+# One that was stopped goes on where it was.
 models: $(VENV)/.installed
-	$(BIN)/python -m penstock.worker.survey $(RANK_OPTIONS) --out ops/models$(RANK_NAME).md
+	mkdir -p build
+	$(BIN)/python -m penstock.worker.survey $(RANK_OPTIONS) --rows build/models$(RANK_NAME).rows \
+		--out ops/models$(RANK_NAME).md
+	rm build/models$(RANK_NAME).rows
+
+# Families over two ranks, in each way that ranks share them: the table of ops/guide/ranks.md.
+layouts: $(VENV)/.installed
+	mkdir -p build
+	$(BIN)/python -m penstock.worker.survey.layouts --rows build/layouts.rows --into ops/guide/ranks.md
+	rm build/layouts.rows
 
 install: $(VENV)/.installed
 

@@ -18,7 +18,7 @@ import psutil
 from ..shared.errors import ConfigurationError
 
 READY_TIMEOUT_S = 300.0
-STOP_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 60.0
 
 
 class LocalWorker:

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
@@ -25,10 +26,15 @@ from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.embedded import find_redis_server
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE, running_fork_server
 
+from . import forked_lanes
 from .fast import NEED_TORCH, SLOW, be_quick, do_without_torch, is_among
 from .gate import Gate
 from .lanes import arrange
 from .redis_server import RedisServer
+from .warm_python import WARM_PYTHON_VARIABLE
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
 
 HAS_GPU = os.path.exists("/dev/nvidia0")
 if not HAS_GPU:
@@ -38,6 +44,8 @@ if not HAS_GPU:
 # Read when torch is first imported, here and in what tests start; engines set their own number. Threads of torch wait
 # for each other by spinning, which on few cores with several test processes is most of what the suite would compute.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# numpy's would be there from its import on, and keep lanes from being forked.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Set where a folder is to stay clean, it would have every process that a test starts compile all our sources again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -80,8 +88,25 @@ def pytest_configure(config: pytest.Config) -> None:
         be_quick()
     if config.getoption("--without-torch"):
         do_without_torch()
-    elif not hasattr(config, "workerinput"):
+    elif lane := getattr(config, "workerinput", None):
+        os.environ[FORK_SERVER_VARIABLE] = lane[FORK_SERVER_VARIABLE]
+    elif not config.getoption("tx", default=[]):
         _keep_fork_server(config)
+    if config.getoption("tx", default=[]):
+        config.pluginmanager.register(forked_lanes)
+
+
+@pytest.hookimpl(trylast=True, optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """After lanes are forked: a thread watches the fork server."""
+    if not config.getoption("--without-torch"):
+        _keep_fork_server(config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: WorkerController) -> None:
+    if not node.config.getoption("--without-torch"):
+        node.workerinput[FORK_SERVER_VARIABLE] = os.environ[FORK_SERVER_VARIABLE]
 
 
 def pytest_collection_finish() -> None:
@@ -100,7 +125,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def _keep_fork_server(config: pytest.Config) -> None:
     """One for all engines that the tests start, in all processes of the run: torch is imported once."""
     config.stash[_FORK_SERVER] = stack = ExitStack()
-    command = (sys.executable, str(Path(__file__).parent / "fork_server.py"))
+    python = os.environ.get(WARM_PYTHON_VARIABLE, sys.executable)
+    command = (python, str(Path(__file__).parent / "fork_server.py"))
     options = ("--model", str(DEMO_MODEL), "--log-level", "warning")
     os.environ[FORK_SERVER_VARIABLE] = stack.enter_context(running_fork_server(options, command))
 
@@ -233,6 +259,13 @@ async def subscriber(redis_url: str) -> AsyncIterator[Subscriber]:
     await following.open()
     yield following
     await following.close()
+
+
+@pytest.fixture
+def warm_python(monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the test starts as ``sys.executable`` has torch and transformers imported, in a run with lanes."""
+    monkeypatch.setattr(sys, "executable", os.environ.get(WARM_PYTHON_VARIABLE, sys.executable))
+    return sys.executable
 
 
 @pytest.fixture(scope="session")

@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import redis
 
 from penstock.shared.embedded import find_redis_server
 
 # Of what takes no time on a quiet machine.
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 class RedisServer:
@@ -70,8 +71,13 @@ class RedisServer:
             return client.execute_command(*command)
 
     def send(self, number: signal.Signals) -> None:
+        """Returns when one that is told to stop has stopped, and does what it was told before no more."""
         assert self._process is not None
         self._process.send_signal(number)
+        if number is signal.SIGSTOP:
+            process, deadline = psutil.Process(self._process.pid), time.monotonic() + DEADLINE_S
+            while process.status() != psutil.STATUS_STOPPED:
+                assert time.monotonic() < deadline, "redis-server does not stop"
 
     def kill(self) -> None:
         """Kill it as a lost machine would be: nothing is written any more."""

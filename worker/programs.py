@@ -17,10 +17,11 @@ from .config.engine_config import EngineConfig
 from .config.fleet import FleetOptions
 from .config.place import MAX_ENGINES_ON_HOST, PLACE
 from .config.worker_config import BROKER, LOG, OBSERVING, PROCESS, WorkerConfig
+from .options.numbers import Integer, Seconds
 from .options.option import Option
 from .options.program import Program
 from .options.ranges import IntegerOrRange
-from .options.readers import Choice, Indices, Integer, Name, Reader, Seconds, Switch, SwitchOrText, Texts
+from .options.readers import Choice, Indices, Name, Reader, Switch, SwitchOrText, Texts
 from .options.told import guide_table
 
 _RUN = "a run of `penstock.worker.engine.offline`"

@@ -48,6 +48,8 @@ class DecoderBatch:
             halves alike.
         inputs_embeds: ``[T, hidden size]`` in place of the embeddings of ``token_ids``; None for those.
         token_lora: ``[T]`` int64, a slot of ``LayerAdapters`` for each token, negative for none; None if none has one.
+        visible_ends: ``[T]`` int64, never falling within a request, see ``kernels.paged_attention.PagedBatch``; None
+            where each token sees as far as itself.
         states: where requests have what layers with a mixer keep; None where there are none.
     """
 
@@ -61,6 +63,7 @@ class DecoderBatch:
     angles: Sequence[tuple[Tensor, Tensor]]
     inputs_embeds: Tensor | None = None
     token_lora: Tensor | None = None
+    visible_ends: Tensor | None = None
     states: MixingBatch | None = None
 
 
@@ -179,6 +182,7 @@ class Decoder:
             *(batch.block_table.data_ptr(), batch.block_table.shape[1]),
             *(batch.query_lens.data_ptr(), batch.seq_lens.data_ptr(), batch.logit_rows.data_ptr(), logits.data_ptr()),
             *self._adapters_of(batch),
+            address(_checked_ends(batch)),
             *self._states_of(batch),
         )
         with torch.profiler.record_function("penstock::decoder"):
@@ -207,6 +211,15 @@ class Decoder:
                 f"{tuple(token_lora.shape)}"
             )
         return token_lora.data_ptr(), ctypes.addressof(adapters.products), adapters.num_slots
+
+
+def _checked_ends(batch: DecoderBatch) -> Tensor | None:
+    ends = batch.visible_ends
+    if ends is None:
+        return None
+    if ends.dtype != torch.int64 or not ends.is_contiguous() or len(ends) != len(batch.token_ids):
+        raise KernelInputError(f"visible_ends must be int64 [{len(batch.token_ids)}], got {ends.dtype} {ends.shape}")
+    return ends
 
 
 def _layer_structs(layers: tuple[LayerWeights, ...]) -> ctypes.Array[LayerStruct]:

@@ -52,5 +52,6 @@ class StepStruct(ctypes.Structure):
         *((name, _POINTER) for name in ("query_lens", "seq_lens", "logit_rows", "logits")),
         *((name, _POINTER) for name in ("adapter_slots", "adapted")),
         ("num_adapter_slots", _INT),
+        ("visible_ends", _POINTER),
         *((name, _POINTER) for name in ("state_reads", "state_writes")),
     )

@@ -247,7 +247,8 @@ class Run {
                                kv_head,
                                &cache,
                                found_ + span.first_token * found_size_ + offset,
-                               found_size_};
+                               found_size_,
+                               s_.visible_ends ? s_.visible_ends + span.first_token : nullptr};
       attend_rows(queries, span.num_tokens * group);
     });
   }

@@ -55,5 +55,6 @@ struct DecoderStep {
   const int64_t* adapter_slots;          // [T], below 0 for none; null where no token has an adapter
   const AdaptedProduct* adapted;         // [layers, PRODUCTS_PER_LAYER, num_adapter_slots]
   int64_t num_adapter_slots;
+  const int64_t* visible_ends;  // [T], where what a token sees ends; null where each sees as far as itself
   const int64_t *state_reads, *state_writes;  // [B] slots, see MixerStep; null where no layer keeps a state
 };

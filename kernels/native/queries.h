@@ -23,14 +23,16 @@ struct Queries {
   const LayerCache<T>* cache;
   T* out;
   int64_t out_stride;
+  const int64_t* ends;  // of each token, where what it sees ends; null: behind itself
 
   int64_t position_of(int64_t row) const { return first_position + row / group; }
   int64_t first_seen(int64_t position) const { return window > 0 ? std::max<int64_t>(0, position - window + 1) : 0; }
+  int64_t end_of(int64_t row) const { return ends ? ends[row / group] : position_of(row) + 1; }
   T* out_of(int64_t row) const { return out + row / group * out_stride + row % group * cache->shape.head_dim; }
 
   // Makes weights of a row's scores, which begin at position start of its request; see softmax.h.
   float soften_row(int64_t row, float* scores, T* weights, int64_t start, int64_t width) const {
-    const int64_t position = position_of(row), begin = first_seen(position) - start, end = position + 1 - start;
+    const int64_t position = position_of(row), begin = first_seen(position) - start, end = end_of(row) - start;
     if (softcap > 0) cap_scores(scores, begin, end, scale, softcap);
     const float sink = sinks ? sinks[row % group] : -INFINITY;
     return soften(scores, weights, begin, end, width, softcap > 0 ? 1.0f : scale, sink);
@@ -57,7 +59,8 @@ struct Seen {
   template <typename T>
   static Seen of(const Queries<T>& queries, int64_t first_row, int64_t num_rows) {
     const CacheShape& shape = queries.cache->shape;
-    const int64_t last = queries.position_of(first_row + num_rows - 1);
+    // No token sees less far than the one before it.
+    const int64_t last = queries.end_of(first_row + num_rows - 1) - 1;
     const int64_t first_block = queries.first_seen(queries.position_of(first_row)) / shape.block_size;
     const int64_t start = first_block * shape.block_size / LANES * LANES;
     const int64_t width = (last - start) / LANES * LANES + LANES;

@@ -74,7 +74,8 @@ def paged_attention(
     """Attend each query token to the cached tokens of its own request, prefill chunks and decodes mixed.
 
     This step's keys and values are already in the cache. The query token at position ``p`` sees positions
-    ``max(0, p - window + 1) .. p``, or those that ``mask_rule`` allows. Query head ``h`` reads key/value head
+    ``max(0, p - window + 1) .. p``, up to its end in ``batch.visible_ends`` where there is one, or those that
+    ``mask_rule`` allows. Query head ``h`` reads key/value head
     ``h // (H // KVH)``. Softmax is in float32, products in the dtype of ``query``.
 
     Args:

@@ -45,6 +45,9 @@ class PagedBatch:
         seq_lens: tokens of each row that are in the cache once this forward has stored its own.
         block_size: tokens per block.
         device_rows: the same rows on the device, if the caller has them; else they are copied when first asked for.
+        visible_ends: ``[T]``, where what each token sees of its request ends, on the device of the block table; None
+            where each sees as far as itself. Tokens that see each other have one end, at most their row's ``seq_len``.
+            Of rows with one token it is not read.
 
     Raises:
         KernelInputError: a decode row stands behind a prefill row.
@@ -58,12 +61,14 @@ class PagedBatch:
         seq_lens: list[int],
         block_size: int,
         device_rows: DeviceRows | None = None,
+        visible_ends: Tensor | None = None,
     ) -> None:
         self.block_table = block_table
         self.slot_mapping = slot_mapping
         self.query_lens = query_lens
         self.seq_lens = seq_lens
         self.block_size = block_size
+        self.visible_ends = visible_ends
         self.num_tokens = sum(query_lens)
         self.num_decodes = query_lens.count(1)
         if 1 in query_lens[self.num_decodes :]:

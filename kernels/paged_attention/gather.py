@@ -106,6 +106,9 @@ def prefill_rows(batch: PagedBatch, window: int | None, mask_rule: MaskRule | No
         allowed = None
         if mask_rule is not None:
             allowed = mask_rule(0, 0, queries, keys[None]).expand(query_len, len(keys))
+        elif batch.visible_ends is not None:
+            ends = batch.visible_ends[start : start + query_len, None]
+            allowed = (keys < ends) & (keys > queries - reach)
         elif reach < seq_len or first_query > 0:
             allowed = (keys <= queries) & (keys > queries - reach)
         slots = _slots(batch, batch.block_table[row], keys)

@@ -2,6 +2,7 @@
 
 Limits: ``D`` and ``DV`` up to 1024 (they are padded to powers of two, at least 16); any block size, powers of two are
 fastest; at most 65535 rows. A ``mask_rule`` is a Python callable, which no kernel can call: the reference runs for it.
+It also computes the prompts of a step in which tokens see what follows them (``visible_ends``): steps with images.
 
 A decode under a CUDA graph: make the batch once by ``PagedBatch.captured_decode`` from static tensors, capture the
 forward with it, and before each replay write block tables, slots, lengths and tokens into those tensors, with a length
@@ -49,7 +50,9 @@ def paged_attention(
     launch = _Launch(query, key_cache, value_cache, batch, variant, 0)
     if batch.num_decodes:
         launch.split_decodes(gpu_config.decode_tile(launch.group_size, launch.dim, query.itemsize))
-    if batch.num_decodes < len(batch.query_lens):
+    if batch.visible_ends is not None:
+        reference.attend_prefill_rows(query, key_cache, value_cache, batch, variant, launch.out)
+    elif batch.num_decodes < len(batch.query_lens):
         max_query_len = batch.device_rows.max_query_len
         tile = gpu_config.varlen_tile(launch.group_size, launch.dim, query.itemsize, max_query_len)
         launch.attend_rows(tile, batch.num_decodes)
@@ -64,6 +67,8 @@ def invariant_paged_attention(
         tell_once(
             "batch-invariant attention with a mask rule of the model's own has no kernel: plain torch runs instead"
         )
+        return invariant.paged_attention(query, key_cache, value_cache, batch, variant)
+    if batch.visible_ends is not None:
         return invariant.paged_attention(query, key_cache, value_cache, batch, variant)
     launch = _Launch(query, key_cache, value_cache, batch, variant, gpu_config.INVARIANT_SPLIT_LEN)
     tile = gpu_config.invariant_tile(launch.group_size, launch.dim, query.itemsize)

@@ -116,6 +116,8 @@ def _key_tiles(batch: PagedBatch, window: int | None, mask_rule: MaskRule | None
         stop = seq_lens[row]
     elif window is not None:
         start = (stop - window).clamp(min=0)
+    if mask_rule is None and batch.visible_ends is not None:
+        stop = torch.where((query_lens > 1)[row], batch.visible_ends.cpu(), stop)
     first_tile = start // _TILE_LEN
     num_tiles = int((-(-stop // _TILE_LEN) - first_tile).max())
     row, position, start, stop, first_tile = (t.to(device)[:, None] for t in (row, position, start, stop, first_tile))

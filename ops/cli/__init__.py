@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
 
+from ...shared import plain_structlog  # noqa: F401  # before structlog
 from ...shared.command_line import Command, run_program
 
 # In the order in which --help lists them; each with its module.

@@ -7,7 +7,14 @@ import time
 from typing import Literal, get_args
 
 from ...shared.broker.series import SeriesPoint
-from ...shared.control.caches import PrefixCacheReset, ResetPrefixCache
+from ...shared.control.caches import (
+    ENCODER,
+    MULTIMODAL,
+    InputCacheReset,
+    PrefixCacheReset,
+    ResetInputCache,
+    ResetPrefixCache,
+)
 from ...shared.errors import DrainTimeoutError, EngineDeadError, RequestNotFoundError, ValidationError
 from ...shared.names import check_name
 from ...shared.partitions import read_series
@@ -82,8 +89,8 @@ class QueueControl(ClientCore):
             mode: of requests that run: "keep" queues them again at once, to go on after their last token when the model
                 is resumed; "wait" lets them come to their end; "abort" ends them, with finish_reason "abort".
             wait_for_inflight_requests: another way to say "wait".
-            clear_cache: have all engines forget what earlier prompts have left in the KV cache, as after a change of
-                weights. Returns, then, for each engine whether it did; else nothing.
+            clear_cache: have all engines forget what earlier prompts have left, as after a change of weights: in the KV
+                cache, and what was made of images. Returns, then, for each engine whether it did; else nothing.
 
         Raises:
             ValidationError: ``mode`` is none of these, or "abort" and ``wait_for_inflight_requests`` are both said.
@@ -107,11 +114,13 @@ class QueueControl(ClientCore):
         while True:
             try:
                 answers = await self._call_engines(ResetPrefixCache(), PrefixCacheReset, CallOptions(model=model))
+                cleared = {engine_id: answer.success for engine_id, answer in answers.items()}
+                if all(cleared.values()) or time.monotonic() >= deadline:
+                    for cache in (ENCODER, MULTIMODAL):
+                        await self._call_engines(ResetInputCache(cache), InputCacheReset, CallOptions(model=model))
+                    return cleared
             except EngineDeadError:  # who is not there has no cache
                 return {}
-            cleared = {engine_id: answer.success for engine_id, answer in answers.items()}
-            if all(cleared.values()) or time.monotonic() >= deadline:
-                return cleared
             await asyncio.sleep(POLL_S)
 
     async def wait_for_requests_to_drain(self, drain_timeout_s: float = 300.0, *, model: str | None = None) -> None:

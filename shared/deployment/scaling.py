@@ -18,6 +18,8 @@ from .records import EngineHeartbeat
 
 # Of a supervisor's record in ``presence``.
 WORKER_OPTION, ENGINES_OPTION, MAX_ENGINES_OPTION = "worker", "engines", "max_engines"
+# There where its engines are ranks of a data-parallel group.
+GROUP_OPTION = "data_parallel_group"
 _NOT_SERVING = frozenset(
     {EngineState.STARTING, EngineState.DRAINING, EngineState.DEAD, EngineState.FAILED, EngineState.STOPPED}
 )
@@ -32,7 +34,7 @@ async def scale_worker(execute: Execute, keys: Keys, worker_id: str, num_engines
         execute: runs one command: ``CommandConnection.execute``, or ``execute_command`` of redis-py's client.
 
     Raises:
-        ValidationError: there is no such worker, or it has no room for so many.
+        ValidationError: there is no such worker, it has no room for so many, or its engines are ranks of a group.
         PenstockError: it has another number of serving engines after ``patience_s``; says what they do.
     """
     if isinstance(num_engines, bool) or not isinstance(num_engines, int) or num_engines < 1:
@@ -65,11 +67,23 @@ def _check_room(supervisors: dict[str, ProcessRecord], worker_id: str, num_engin
     if worker_id not in supervisors:
         known = ", ".join(sorted(supervisors)) or "none that is there"
         raise ValidationError(f"worker_id must be one of {known}, got {shown(worker_id)}")
+    group = supervisors[worker_id].options.get(GROUP_OPTION)
+    if group is not None:
+        raise ValidationError(group_refusal(worker_id, group))
     room = supervisors[worker_id].options.get(MAX_ENGINES_OPTION)
     if room is None:
         raise ValidationError(f"worker {worker_id} is of a version whose number of engines stays")
     if num_engines > int(room):
         raise ValidationError(f"num_engines must be at most {room}, for which worker {worker_id} has room")
+
+
+def group_refusal(worker_id: str, group: str) -> str:
+    """Why the engines of ``worker_id`` are not scaled one by one, and what to do."""
+    return (
+        f"worker {worker_id} has ranks of the data-parallel group {group}, which share the experts of a model: another "
+        "number of them is agreed by all; call scale_elastic_ep (penstock engine scale); start and drain workers for "
+        "the engines that stand by"
+    )
 
 
 async def _beats(execute: Execute, keys: Keys, worker_id: str) -> list[EngineHeartbeat]:

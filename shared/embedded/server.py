@@ -21,11 +21,14 @@ from ..errors import ConfigurationError, RedisUnavailableError
 from .binary import find_redis_server
 from .folder import ServerFolder
 
-START_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0
 # Before its first answer the server reads the whole append-only file.
 LOAD_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 20.0
-ANSWER_TIMEOUT_S = 1.0
+# A machine that is very busy gives the server no time for seconds.
+ANSWER_TIMEOUT_S = 10.0
+# Whose socket is not there for so long has lost it: the next command waits until the one that starts it has its answer.
+REMOVED_AFTER_S = 1.0
 # Connections of a process that has just ended are still listed for a moment.
 LEAVE_TIMEOUT_S = 0.5
 POLL_INTERVAL_S = 0.005
@@ -52,14 +55,14 @@ def ensure_running(folder: ServerFolder) -> None:
         RedisUnavailableError: it does not start, or runs and does not answer.
     """
     if folder.is_running():
-        if _await_answer(folder):
+        if _await_answer(folder, without_socket_s=REMOVED_AFTER_S):
             return
         # It lives, but its socket was removed. SIGTERM makes it flush its file and exit.
         with suppress(OSError, ValueError):
             os.kill(int(folder.pid_file.read_text()), signal.SIGTERM)
         _await_exit(folder)
     _launch(folder)
-    if not _await_answer(folder):
+    if not _await_answer(folder, without_socket_s=START_TIMEOUT_S):
         raise RedisUnavailableError(
             f"the embedded Redis did not start; its log {folder.log} ends with: {folder.last_log_line()}"
         )
@@ -184,8 +187,8 @@ def _options(folder: ServerFolder) -> list[str]:
     return [part for name, value in options.items() for part in (f"--{name}", str(value))]
 
 
-def _await_answer(folder: ServerFolder) -> bool:
-    """Wait for an answer to PING; False when the process has ended, or has no socket to ask at.
+def _await_answer(folder: ServerFolder, *, without_socket_s: float) -> bool:
+    """Wait for an answer to PING; False when the process has ended, or has no socket to ask at for so long.
 
     Raises:
         RedisUnavailableError: it lives and keeps silent.
@@ -203,7 +206,7 @@ def _await_answer(folder: ServerFolder) -> bool:
             if not folder.is_running():
                 return False
         now = time.monotonic()
-        if now > started_at + ANSWER_TIMEOUT_S and not folder.socket.exists():
+        if now > started_at + without_socket_s and not folder.socket.exists():
             return False
         if now > give_up_at:
             raise _silent(folder)

@@ -128,7 +128,7 @@ async def test_every_query_of_a_board_has_values(
     async with httpx.AsyncClient(base_url=prometheus_url, timeout=60) as http, asyncio.timeout(DEADLINE_S):
         while unanswered:
             await client.generate("four plus two is", SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
-            async with httpx.AsyncClient(base_url=gateway.base_url) as user:
+            async with httpx.AsyncClient(base_url=gateway.base_url, timeout=120) as user:
                 await user.get("/v1/models")
             try:
                 found = {query: await _values(http, query) for query in sorted(unanswered)}

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.ops.demo.run import MODEL
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, SamplingParams
+from penstock.producer.openai.endpoints import RESPONSES, decode
+from penstock.producer.openai.parsers import ModelParsers, ParserChoice
+from penstock.producer.openai.responses.objects import Response
+from penstock.producer.openai.responses.service import Responses
 from penstock.shared import errors
+from penstock.shared.connection import CommandConnection
+from penstock.shared.keys import Keys
 
 from .. import orders, processors
 
@@ -60,3 +68,26 @@ async def test_requests_choose_processors_by_name(stack: LocalStack) -> None:
             await client.generate(COUNT, broken)
         again = await client.generate(COUNT, SamplingParams(temperature=0, max_tokens=16))
         assert again.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
+async def test_a_response_chooses_them_by_the_field_of_vllm(stack: LocalStack) -> None:
+    async with Client.connect(stack.url) as client:
+        commands = CommandConnection(stack.url)
+        responses = Responses(client, commands, Keys(), ModelParsers(client, ParserChoice()), result_ttl_s=60)
+
+        async def answered(**fields: Any) -> str:
+            asked = {"model": "demo", "input": COUNT, "temperature": 0, "max_output_tokens": 8, **fields}
+            return text_of(await responses.answer(await responses.prepare("default", decode(RESPONSES, asked).body)))
+
+        plain = await answered()
+        banned = (await client.tokenize(plain)).token_ids
+        wanted = processors.wanting(ban={"token_ids": banned})
+        assert plain != await answered(vllm_xargs=wanted)
+        assert plain == await answered()
+        with pytest.raises(errors.UnsupportedParameterError, match="those there are: ban, broken"):
+            await answered(vllm_xargs=processors.wanting(other={}))
+        await commands.close()
+
+
+def text_of(response: Response) -> str:
+    return "".join(part["text"] for item in msgspec.to_builtins(response.output) for part in item["content"])

@@ -30,6 +30,8 @@ TEXTS = [f"{number_words(number)} and {number}" for number in range(0, 9000, 30)
 @pytest.fixture(scope="module")
 def stack() -> Iterator[LocalStack]:
     options = ["--device", "cpu", "--threads", "1", "--served-model-name", "numbers", "--max-num-seqs", "16"]
+    # Who stops a core here says when it is killed.
+    options += ["--stall-timeout", "300"]
     with LocalStack(MODEL_DIR, options) as stack:
         yield stack
 
@@ -60,7 +62,7 @@ async def test_what_an_engine_held_when_it_was_killed_is_pooled_once(client: Cli
     # It claims, and then gives nothing.
     os.kill(before.core_pid, signal.SIGSTOP)
     handles = await client.submit_many(TEXTS, PoolingParams(task="embed"))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(150):
         while (await client.queue_stats()).num_running < 16:
             await asyncio.sleep(0.02)
     os.kill(before.core_pid, signal.SIGKILL)

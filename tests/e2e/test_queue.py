@@ -20,7 +20,7 @@ pytestmark = pytest.mark.xdist_group("deployment")
 PROMPT = "count from four to nine:"
 NUM_TOKENS = 300
 LONG = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-# A worker alone makes a little over four (looks for dead engines, heartbeats, leases, a look at Redis's own time), the
+# A worker alone makes a little over four (looks for dead engines, heartbeats, leases), the
 # clients that other tests have left open one or two; a worker that polls would make twenty and more.
 MAX_IDLE_CALLS_PER_S = 10
 

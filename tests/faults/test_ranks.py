@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 
 import psutil
@@ -118,4 +119,7 @@ async def test_a_request_on_which_a_forward_raises_is_parked_for_the_engines_tha
         whole = (await client.generate(PROMPT, POISON_PARAMS)).outputs[0]
         dead = await await_parking(client, stack, gate, RAISE, whole)
     assert dead.cause is not None
-    assert dead.cause.reason == "the engine lost a rank: rank 1 failed: RuntimeError: a fault of one request"
+    # It raised on both, and who says so first is whoever gets his turn.
+    assert re.fullmatch(
+        r"the engine lost a rank: rank (1 failed|0): RuntimeError: a fault of one request", dead.cause.reason
+    )

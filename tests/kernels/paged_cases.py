@@ -29,7 +29,8 @@ class Case:
         """The same with what the kernel is given on ``device``."""
         old = self.batch
         table, slots = old.block_table.to(device), old.slot_mapping.to(device)
-        batch = PagedBatch(table, slots, old.query_lens, old.seq_lens, old.block_size)
+        ends = None if old.visible_ends is None else old.visible_ends.to(device)
+        batch = PagedBatch(table, slots, old.query_lens, old.seq_lens, old.block_size, visible_ends=ends)
         caches = self.key_cache.to(device), self.value_cache.to(device)
         return replace(self, query=self.query.to(device), key_cache=caches[0], value_cache=caches[1], batch=batch)
 
@@ -100,7 +101,8 @@ def naive(
         keys = (case.keys[row].double() * key_scale).repeat_interleave(group_size, 1)
         values = (case.values[row].double() * value_scale).repeat_interleave(group_size, 1)
         for position in range(seq_len - query_len, seq_len):
-            seen = [p for p in range(seq_len) if p <= position and (window is None or p > position - window)]
+            end = position + 1 if case.batch.visible_ends is None else int(case.batch.visible_ends[len(results)])
+            seen = [p for p in range(end) if window is None or p > position - window]
             if mask_rule is not None:
                 seen = [p for p in range(seq_len) if mask_rule(0, 0, torch.tensor(position), torch.tensor(p))]
             scores = torch.einsum("hd,phd->hp", query[len(results)], keys[seen]) * scale

@@ -76,6 +76,13 @@ def test_mixed_batches(
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+def test_tokens_that_see_each_other(kernel: str, device: torch.device, assert_close: Compare) -> None:
+    case = make_case(MIXED, 4, 2, 32, 32, torch.float32, block_size=16)
+    case.batch.visible_ends = torch.tensor([30, 161, 1, *[41] * 41, 132, *[137] * 5, 138, 139, 140, 32, 33])
+    assert_close(attend(kernel, case, device, scale=0.5, window=30), naive(case, 0.5, 30))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
     "options",
     [

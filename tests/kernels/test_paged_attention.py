@@ -75,6 +75,21 @@ def test_window_softcap_and_sinks(
 
 
 @pytest.mark.parametrize("is_batch_invariant", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 5, 30])
+def test_tokens_that_see_each_other(
+    window: int | None, is_batch_invariant: bool, assert_close: Callable[[Tensor, Tensor], None]
+) -> None:
+    """All of a prompt; some of a chunk, whose first and last do not; and a chunk in which nobody does."""
+    case = make_case(MIXES["mixed"], 4, 2, 32, 32, torch.float32)
+    case.batch.visible_ends = torch.tensor([30, 2, *[41] * 41, 52, *[57] * 5, 58, 59, 60, 32, 33])
+    out = paged_attention(
+        case.query, case.key_cache, case.value_cache, case.batch, scale=0.5, window=window,
+        is_batch_invariant=is_batch_invariant,
+    )  # fmt: skip
+    assert_close(out, naive(case, 0.5, window))
+
+
+@pytest.mark.parametrize("is_batch_invariant", [False, True])
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_a_mask_rule_of_the_models_own(
     softcap: float | None, is_batch_invariant: bool, assert_close: Callable[[Tensor, Tensor], None]

@@ -153,7 +153,7 @@ def one_layer(window: int | None, dtype: torch.dtype = BFLOAT16) -> DecoderWeigh
     return DecoderWeights(embeddings, (layer,), norm, weight(50, HIDDEN), HEADS, KV_HEADS, HEAD_DIM)
 
 
-def logits_of(weights: DecoderWeights, block_size: int, cuts: list[int]) -> Tensor:
+def logits_of(weights: DecoderWeights, block_size: int, cuts: list[int], ends: Tensor | None = None) -> Tensor:
     """Of one request of as many tokens as the last of ``cuts``, computed in steps that end at each of them."""
     decoder = Decoder(weights)
     num_blocks = -(-NUM_POSITIONS // block_size)
@@ -177,6 +177,7 @@ def logits_of(weights: DecoderWeights, block_size: int, cuts: list[int]) -> Tens
             seq_lens=torch.tensor([end]),
             logit_rows=torch.arange(end - start),
             angles=[(cos, sin)],
+            visible_ends=None if ends is None else ends[start:end],
         )
         found.append(decoder.run(batch))
     return torch.cat(found)
@@ -191,6 +192,21 @@ def test_attention_has_the_same_bits_however_a_request_is_cut_and_in_blocks_of_a
     native.set_num_threads(2)
     for block_size, cuts in ((6, [40, 41, 150]), (48, [1, 97, 98, 150]), (16, [16, 31, 149, 150])):
         assert torch.equal(logits_of(weights, block_size, cuts), whole)
+
+
+@pytest.mark.parametrize("window", [None, 37])
+def test_tokens_that_see_each_other_do_so_on_tiles_as_on_vectors(window: int | None) -> None:
+    load_emulation()
+    ends = torch.arange(1, 151)
+    for start, end in ((23, 62), (63, 64), (70, 125)):
+        ends[start:end] = end
+    weights = one_layer(window)
+    whole = logits_of(weights, 16, [150], ends)
+    for block_size, cuts in ((6, [23, 69, 150]), (16, [62, 126, 150])):
+        assert torch.equal(logits_of(weights, block_size, cuts, ends), whole)
+    assert not torch.equal(logits_of(weights, 16, [150]), whole)
+    exact = logits_of(one_layer(window, torch.float32), 16, [150], ends)
+    assert (whole - exact).norm() <= 0.02 * exact.norm()
 
 
 @pytest.mark.parametrize("window", [None, 37])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import metadata
 
+from ...shared import plain_structlog  # noqa: F401  # before structlog
 from ...shared.command_line import run_program
 from . import leave, listing, scale, start
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import redis.asyncio
 
 from ...shared.deployment import heartbeats
@@ -17,11 +15,3 @@ async def read_heartbeats(client: redis.asyncio.Redis, keys: Keys) -> list[Engin
     An engine that is dead while its supervisor lives has one too, written by the supervisor, with the cause.
     """
     return await heartbeats.read_heartbeats(client.execute_command, keys)
-
-
-def by_worker(beats: list[EngineHeartbeat]) -> dict[str, list[EngineHeartbeat]]:
-    """Group heartbeats by the worker (the ``worker start``) that their engines belong to."""
-    workers: dict[str, list[EngineHeartbeat]] = defaultdict(list)
-    for beat in beats:
-        workers[beat.worker_id].append(beat)
-    return dict(workers)

@@ -7,8 +7,9 @@ from typing import Annotated
 from ...shared.errors import ConfigurationError
 from ...shared.lora.adapters import LoraSetup
 from ..options.groups import OptionGroup
+from ..options.numbers import Integer
 from ..options.option import Option
-from ..options.readers import Folder, Integer, Switch
+from ..options.readers import Folder, Switch
 
 ADAPTERS = "low-rank adapters"
 

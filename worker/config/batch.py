@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from ..options.groups import OptionGroup
+from ..options.numbers import Integer, Share, Size
 from ..options.option import Option
-from ..options.readers import Choice, Integer, Share, Size, Switch
+from ..options.readers import Choice, Switch
 from .images import DEFAULT_CACHE_MEMORY, DEFAULT_MAX_IMAGES, ImageCacheMemory, MaxImages
 from .ordering import SchedulingPolicy
 

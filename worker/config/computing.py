@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from ..options.groups import OptionGroup
+from ..options.numbers import Integer
 from ..options.option import Option
-from ..options.readers import Choice, ChoiceWithCount, Integer, Switch
+from ..options.readers import Choice, ChoiceWithCount, Switch
 
 COMPUTING = "how it computes"
 # Guesses of a request in a step, beyond which none is made, and without a number behind `ngram`: with the known token

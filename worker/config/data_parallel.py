@@ -9,8 +9,9 @@ import msgspec
 from ...shared.errors import ConfigurationError
 from ...shared.names import check_name
 from ..options.groups import OptionGroup
+from ..options.numbers import Integer
 from ..options.option import Option
-from ..options.readers import Integer, Reader
+from ..options.readers import Reader
 
 DATA_PARALLEL = "data-parallel groups"
 _MAX_RANKS = 1024

@@ -70,6 +70,7 @@ class EngineConfig(
         check_ranks(
             self,
             self.engine,
+            async_scheduling=self.async_scheduling,
             enable_lora=self.enable_lora,
             kv_offload_dir=self.kv_offload_dir,
             kv_offload_memory=self.kv_offload_memory,

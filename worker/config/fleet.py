@@ -6,8 +6,9 @@ from typing import Annotated
 
 import msgspec
 
+from ..options.numbers import Seconds
 from ..options.option import Option
-from ..options.readers import Name, Reader, Seconds
+from ..options.readers import Name, Reader
 
 FLEET = "on a Ray cluster"
 DEFAULT_WANTED_WAIT_S = 10.0

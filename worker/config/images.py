@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 from ...shared.params.images import MAX_IMAGES
+from ..options.numbers import Integer, Size
 from ..options.option import Option
-from ..options.readers import Integer, Size
 
 _GROUP = "what an engine takes"
 DEFAULT_MAX_IMAGES = 8

@@ -6,8 +6,9 @@ from typing import Annotated
 
 from ...shared.errors import ConfigurationError
 from ..options.groups import OptionGroup
+from ..options.numbers import Size
 from ..options.option import Option
-from ..options.readers import Folder, Size
+from ..options.readers import Folder
 
 KV_OFFLOADING = "KV blocks beside the cache"
 _DEFAULT_DIR_SIZE = 16 << 30

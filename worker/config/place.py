@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from ..options.groups import OptionGroup
+from ..options.numbers import Integer
 from ..options.option import Option
-from ..options.readers import Choice, Integer
+from ..options.readers import Choice
 
 PLACE = "where"
 # What no machine has, and no deployment means. Beyond it arrays are made that do not fit, or processes without end.

@@ -7,8 +7,9 @@ from typing import Annotated
 from ...shared.errors import ConfigurationError
 from ..models.parallel.layout import ParallelLayout
 from ..options.groups import OptionGroup
+from ..options.numbers import Integer
 from ..options.option import Option
-from ..options.readers import Integer, Switch
+from ..options.readers import Switch
 
 RANKS = "several devices for one model"
 # As many as any one host has.
@@ -50,7 +51,7 @@ class RankOptions(OptionGroup):
         return self.layout.world_size
 
 
-def check_ranks(options: RankOptions, engine: str, **others: object) -> None:
+def check_ranks(options: RankOptions, engine: str, *, async_scheduling: bool = False, **others: object) -> None:
     """Refuse what engines of several ranks cannot do.
 
     Args:
@@ -74,6 +75,12 @@ def check_ranks(options: RankOptions, engine: str, **others: object) -> None:
         )
     if num_ranks == 1:
         return
+    if async_scheduling and options.pipeline_parallel_size > 1:
+        raise ConfigurationError(
+            f"async_scheduling is for engines of one stage, and pipeline_parallel_size "
+            f"{options.pipeline_parallel_size} schedules a batch for each stage while others are computed; leave "
+            f"async_scheduling out"
+        )
     for name, value in others.items():
         if not value:
             continue

@@ -10,8 +10,9 @@ from ...shared.command_line import NAMESPACE_HELP, TRACES_HELP
 from ...shared.log import FORMATS, LEVELS
 from ...shared.names import DEFAULT_NAMESPACE
 from ...shared.params.reasoning import AUTO, NONE, REASONING_MARKS
+from ..options.numbers import Integer, Number, Seconds
 from ..options.option import Option, check_fields
-from ..options.readers import Choice, Folder, Integer, Name, Number, Reader, Seconds, Switch
+from ..options.readers import Choice, Folder, Name, Reader, Switch
 from .engine_config import EngineConfig
 from .model import MODEL
 

@@ -44,6 +44,7 @@ from .offload.offload import KVOffload
 from .offload.prefix_cache import OffloadingPrefixCache
 from .offload.scheduler import OffloadingScheduler
 from .own_ordering import load_ordering
+from .pipelined import PipelinedCore
 from .pooling.core import PoolingCore
 from .pooling.runner import PoolingRunner
 from .processor import processor
@@ -51,11 +52,14 @@ from .ranks.choose import make_ranks
 from .ranks.interface import Ranks
 from .scheduling.batch_queue import BatchQueue
 from .scheduling.block_pool import BlockPool
+from .scheduling.flights import Flights
 from .scheduling.prefix_cache import BlockHashCache, NoPrefixCache, PrefixCache
 from .scheduling.request import Request
 from .scheduling.scheduler import Scheduler
+from .scheduling.staged_batches import StagedBatches
 from .scheduling.timeline import ClockedTimeline
 from .scheduling.whole_prompts import WholePromptScheduler
+from .stages_setup import make_flights
 from .structured.admission import GrammarAdmission
 from .structured.loader import load_backend
 
@@ -122,6 +126,7 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
         allocate_cache()
         runner.warm_up(Request("warm-up", [0], SamplingParams(seed=0), max_model_len=size.max_model_len))
         guessing = make_guessing(config, runner, size.max_model_len)
+    flights = make_flights(config, model, runner)
     block_pool = BlockPool(size.num_blocks, config.block_size)
     offload = make_offload(config, folder, model, block_pool)
     scheduler = _choose_scheduler(config, model, offload)(
@@ -134,8 +139,9 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
         timeline=ClockedTimeline(),
         guessing=guessing,
         residency=adapters,
+        flights=flights,
     )
-    core = _make_core(config, model, runner)(
+    core = _make_core(config, model, runner, flights)(
         scheduler,
         runner,
         vocab_size=model.vocab_size,
@@ -182,7 +188,11 @@ def _token_budget(config: EngineConfig, model: LoadedModel) -> int:
     return max(config.token_budget, model.max_model_len) if _is_encoder(model) else config.token_budget
 
 
-def _make_core(config: EngineConfig, model: LoadedModel, runner: ModelRunner) -> Callable[..., EngineCore]:
+def _make_core(
+    config: EngineConfig, model: LoadedModel, runner: ModelRunner, flights: Flights
+) -> Callable[..., EngineCore]:
+    if isinstance(flights, StagedBatches):
+        return partial(PipelinedCore, flights)
     if model.pooling is not None:
         return partial(PoolingCore, model.pooling)
     if isinstance(runner, LockstepRunner) and model.expert_ranks is not None:

@@ -15,6 +15,7 @@ class StepWatch:
         self._times = [time.perf_counter()]
         self._cpu_began_s = time.thread_time()
         self._batch = SchedulerOutput()
+        self._paused_at = (0.0, 0.0)
 
     def scheduled(self, batch: SchedulerOutput) -> None:
         self._times.append(time.perf_counter())
@@ -22,6 +23,17 @@ class StepWatch:
 
     def executed(self) -> None:
         self._times.append(time.perf_counter())
+
+    def pause(self) -> None:
+        """What follows is no part of the step, until ``resume``."""
+        self._paused_at = time.perf_counter(), time.thread_time()
+
+    def resume(self) -> None:
+        """The step goes on."""
+        paused_at, cpu_paused_at_s = self._paused_at
+        gap = time.perf_counter() - paused_at
+        self._times = [moment + gap for moment in self._times]
+        self._cpu_began_s += time.thread_time() - cpu_paused_at_s
 
     def failed(self) -> None:
         """The step has raised, or had nothing to compute: there is nothing more to be told of."""

@@ -89,6 +89,18 @@ class ForwardSettings:
     plan: DecoderPlan | None = None
 
 
+class StagedSteps(Protocol):
+    """A ``Forward`` of which several steps may be under way."""
+
+    def start(self, step: ModelInput) -> None:
+        """Begin ``step``, which shares no request with those that are under way."""
+        ...
+
+    def finish(self) -> Tensor:
+        """What ``run`` returns, of the oldest step that was started."""
+        ...
+
+
 class Forward(Protocol):
     """A model with its caches. First ``allocate``, then ``run`` and ``commit`` every step."""
 

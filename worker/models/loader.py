@@ -158,8 +158,9 @@ def load_model(
     ending = eos_token_ids(module, vocab_size)
     with naming_ranks(groups):
         forward = _choose_forward(module, architecture, vocab_size, longest, config, read, groups)
-    if seeing is not None and (why := refusal_of_forward(seeing, forward, is_deterministic=config.deterministic)):
-        seeing, refusal = None, why
+    if seeing is not None and (why := refusal_of_forward(seeing, forward, config)):
+        log.warning("images_refused", architecture=architecture, reason=why)
+        seeing, refusal = None, f"this engine reads no images: {why}"
     backend = _attention_backend(forward, config, architecture)
     return LoadedModel(
         forward=forward,

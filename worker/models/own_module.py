@@ -12,7 +12,7 @@ from ...shared.errors import ModelLoadError
 from ..config.engine_config import EngineConfig
 from .checkpoint.errors import first_line
 from .checkpoint.load import load_checkpoint
-from .images.seeing import is_seeing_type
+from .images.seeing import check_served, is_seeing_type
 from .pooling.folder import pools
 from .pooling.loading import load_pooling_module
 from .weights import return_free_memory
@@ -34,6 +34,7 @@ def read_module(
     Raises:
         ModelLoadError: a file or the architecture is not what we can run; says which.
     """
+    check_served(model_config, architecture)
     if not config.needs_weights:
         return _draw_module(model_config, architecture, config, device)
     dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)

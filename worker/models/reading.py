@@ -118,7 +118,7 @@ def _cut_part(
             else (lambda: Truth.elsewhere(module, model_config.vocab_size))
         )
         truth = ask().to(device, groups.of_rank_zero)
-        plan = plan_of_part(read_decoder(module, max_model_len), groups.layout, groups.rank)
+        plan = plan_of_part(read_decoder(module, max_model_len, device), groups.layout, groups.rank)
     cut_decoder(module, groups)
     torch.nn.Module.to(module, device)
     modes = ("lean",) if groups.layout.pipeline > 1 else ("lean", "packed")
@@ -154,7 +154,10 @@ def _planned_part(
     truth = None
     if max_model_len is not None:
         # By all ranks together, each with its part: none has the model whole.
-        truth = find_truth(module, architecture, model_config.get_text_config().vocab_size)
+        try:
+            truth = find_truth(module, architecture, model_config.get_text_config().vocab_size)
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{_option(layout)}, and by transformers' plan {error}; use one rank") from error
         truth = truth.to(device, groups.of_rank_zero)
     return ReadModel(module, truth, ("packed",), num_parameters)
 

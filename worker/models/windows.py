@@ -44,7 +44,7 @@ class NarrowTruth:
         config = module.config.get_text_config()
         if not isinstance(getattr(config, _FIELD, None), int):
             return None
-        with _narrowed(config):
+        with narrowed(config):
             truth = Truth.of(module, vocab_size)
             try:
                 packed = PackedForward(module, settings)
@@ -85,8 +85,12 @@ def _set_windows(forward: Forward, windows: list[int | None]) -> None:
 
 
 @contextmanager
-def _narrowed(config: Any) -> Iterator[None]:
-    wide = getattr(config, _FIELD)
+def narrowed(config: Any) -> Iterator[None]:
+    """Let the windows of a model of ``config`` be narrow meanwhile, if it has any."""
+    wide = getattr(config, _FIELD, None)
+    if not isinstance(wide, int):
+        yield
+        return
     try:
         setattr(config, _FIELD, _NARROW)
         yield

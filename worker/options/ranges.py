@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .readers import Integer, Reader, RefusedValueError
+from .numbers import Integer
+from .readers import Reader, RefusedValueError
 
 
 class IntegerOrRange(Reader):

@@ -2,6 +2,7 @@
 
 import sys
 
+from ...shared import plain_structlog  # noqa: F401  # before structlog
 from .process import main
 
 sys.exit(main())

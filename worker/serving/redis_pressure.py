@@ -3,7 +3,8 @@
 Redis runs commands on one core, which it spends on deltas, whatever they carry. While it has time to spare, readers get
 their tokens as they come. When it has not, every engine that writes to it lets deltas wait a little longer, so that
 fewer of them carry the same tokens: twice as long at each look at which Redis is still short, half as long once it is
-not. Between the two marks nothing changes, so that engines do not swing together.
+not. Between the two marks nothing changes, so that engines do not swing together. An engine that writes nothing asks
+nothing.
 """
 
 from __future__ import annotations
@@ -28,17 +29,30 @@ log = structlog.get_logger()
 
 
 class RedisPressure:
-    """``pause_s`` is how long output waits at least; 0 while Redis has time to spare. ``run`` keeps it true."""
+    """``pause_s`` is how long output waits at least; 0 while Redis has time to spare. ``run`` keeps it true, as long as
+    ``pause_of_output`` is asked for.
+    """
 
     def __init__(self, connection: CommandConnection, keys: ModelKeys) -> None:
         self.pause_s = 0.0
         self._key = keys.leases
         self._connection = connection
         self._last: tuple[float, float] | None = None
+        self._has_output = asyncio.Event()
+
+    def pause_of_output(self) -> float:
+        """Return ``pause_s`` to who writes some now, and have Redis looked at."""
+        self._has_output.set()
+        return self.pause_s
 
     async def run(self) -> None:
         """Look for ever. Where INFO is not allowed nothing is known, and nothing waits."""
         while True:
+            # A pause is looked at until it is over: what comes after a quiet time is not to wait for what was before.
+            if not self.pause_s and not self._has_output.is_set():
+                await self._has_output.wait()
+                self._last = None  # the share of a quiet time says nothing of this one
+            self._has_output.clear()
             try:
                 await self.look()
             except RedisUnavailableError:

@@ -21,14 +21,11 @@ from ...shared.broker.series import SeriesStore
 from ...shared.connection import CommandConnection, Subscriber
 from ...shared.control.weights import ReloadWeights
 from ...shared.deployment.records import DeathCause
-from ...shared.errors import DamagedRecordError
 from ...shared.keys import Keys
 from ...shared.messages.commands import CancelCommand
 from ...shared.messages.from_core import EngineCoreOutputs, Ready
-from ...shared.messages.outcome import FinishReason
 from ...shared.messages.worker_status import EngineState
 from ...shared.partitions import Layouts
-from ...shared.queue.request_state import RequestState
 from ..config.worker_config import WorkerConfig
 from ..text.tokenizer import TextCodec
 from .calls.call_handler import ControlCalls, decode_command
@@ -41,9 +38,9 @@ from .partitions.partition_upkeep import PartitionUpkeep
 from .partitions.served_partitions import ServedPartition, ServedPartitions
 from .publisher import Publisher
 from .redis_pressure import RedisPressure
-from .requests.generation import Generation
 from .requests.intake import Intake
 from .requests.running_generations import RunningGenerations
+from .taken_away import TakenAway
 from .telling.engine_meter import EngineMeter
 from .telling.heartbeat import Heartbeat
 from .telling.loaded_adapters import LoadedAdapters
@@ -51,11 +48,6 @@ from .telling.request_log import RequestLog
 from .telling.request_observer import Departure, RequestObservers
 from .telling.series_writer import SeriesWriter
 from .telling.tracing import attempt_spans
-
-_ENDED_FROM_OUTSIDE: dict[str | None, FinishReason] = {
-    RequestState.CANCELLED: FinishReason.CANCELLED,
-    RequestState.EXPIRED: FinishReason.EXPIRED,
-}
 
 log = structlog.get_logger()
 
@@ -91,7 +83,7 @@ class WorkerService:
         request_log = RequestLog(self._model, is_on=config.log_requests, tells_prompts=config.log_prompts)
         self._observer = RequestObservers([request_log, *attempt_spans(config, self._history_of)])
         self._claiming = ClaimLoop(config, self._parts, core, self._live, self._observer)
-        self._telling: set[asyncio.Task[None]] = set()
+        self._taken = TakenAway(self._parts, self._live, core, self._claiming, self._observer)
         self._sleep = SleepControl(
             config.engine_id, core, self._live, self._parts, self._claiming, heartbeat, self._observer
         )
@@ -120,7 +112,7 @@ class WorkerService:
             partial(self._on_stale, number),
             self._meter,
             self._config.stream_interval_ms / 1000,
-            lambda: pressure.pause_s,
+            pressure.pause_of_output,
         )
         return ServedPartition(broker, publisher, pressure)
 
@@ -255,7 +247,8 @@ class WorkerService:
         await self._upkeep.end()
         for task in self._beside:
             task.cancel()
-        await asyncio.gather(*self._beside, *self._telling, return_exceptions=True)
+        await asyncio.gather(*self._beside, return_exceptions=True)
+        await self._taken.close()
         await self._adapters.leave()
         await self._series.add_last()
         await self._observer.close()
@@ -263,60 +256,9 @@ class WorkerService:
     def _on_command(self, data: bytes) -> None:
         command = decode_command(data)
         if isinstance(command, CancelCommand):
-            generation = self._live.get(command.request_id)
-            if generation is not None:
-                part = self._parts[generation.partition]
-                self._tell_later(part, generation.request_id, generation.epoch, generation, is_refused=False)
-                self._drop(generation)
+            self._taken.note_cancelled(command.request_id)
         else:
             self._control.receive(command)
 
     def _on_stale(self, partition: int, request_id: str, epoch: int) -> None:
-        """Redis has refused us: the request was cancelled, or moved while we were taken for dead."""
-        part = self._parts[partition]
-        part.may_hold_unseen = True
-        generation = self._live.get(request_id)
-        if generation is not None and generation.epoch != epoch:
-            generation = None
-        self._tell_later(part, request_id, epoch, generation, is_refused=True)
-        self._drop(generation)
-
-    def _tell_later(
-        self, part: ServedPartition, request_id: str, epoch: int, generation: Generation | None, *, is_refused: bool
-    ) -> None:
-        telling = asyncio.create_task(self._tell_why(part, request_id, epoch, generation, is_refused=is_refused))
-        self._telling.add(telling)
-        telling.add_done_callback(self._telling.discard)
-
-    async def _tell_why(
-        self, part: ServedPartition, request_id: str, epoch: int, generation: Generation | None, *, is_refused: bool
-    ) -> None:
-        """Log why work on a request was dropped: that it was cancelled is ordinary, that a claim has moved is not."""
-        ids = {"request_id": request_id} if generation is None else generation.ids
-        try:
-            state = await part.broker.state(request_id)
-        except DamagedRecordError as error:
-            state = error.code
-        end = _ENDED_FROM_OUTSIDE.get(state)
-        if generation is not None and not generation.finished:
-            self._note_dropped(generation, end)
-        if end is not None or not is_refused:
-            log.debug("request_dropped", **ids, epoch=epoch, state=state)
-        else:
-            log.warning("claim_stale", **ids, epoch=epoch, state=state)
-
-    def _note_dropped(self, generation: Generation, end: FinishReason | None) -> None:
-        """Redis has ended it, or, with no ``end``, given it to others."""
-        if end is None:
-            self._observer.note_departure(generation, Departure.CLAIM_STALE)
-        else:
-            self._observer.note_end(generation, generation.cut_off(end))
-
-    def _drop(self, generation: Generation | None) -> None:
-        if generation is None:
-            return
-        self._parts[generation.partition].publisher.forget(generation.request_id)
-        core_id = self._live.remove(generation.request_id)
-        if core_id is not None:
-            self._core.abort_requests([core_id])
-        self._claiming.wake()
+        self._taken.note_stale(partition, request_id, epoch)

@@ -24,7 +24,7 @@ COMMAND = (sys.executable, "-m", "penstock.worker.serving")
 # A status may carry a long traceback.
 MAX_STATUS_LINE_BYTES = 1 << 22
 # Its last words are in the pipe already; the end of the pipe comes when its engine core has gone, too.
-LAST_WORDS_TIMEOUT_S = 0.2
+LAST_WORDS_TIMEOUT_S = 2.0
 # A killed core gives its GPU memory back only when it is gone, and the next one measures what is free.
 GROUP_END_TIMEOUT_S = 5.0
 GROUP_POLL_S = 0.02

@@ -33,6 +33,7 @@ class Scaling:
         max_engines: that there is room for.
         drain_patience_s: how long an engine that leaves may finish what runs, before it hands the rest back.
         on_change: called when an engine was started or is gone.
+        refusal: why their number stays; empty if it may change.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Scaling:
         max_engines: int,
         drain_patience_s: float,
         on_change: Callable[[], None],
+        refusal: str = "",
     ) -> None:
         self._engines = engines
         self._running = running
@@ -50,6 +52,7 @@ class Scaling:
         self._max_engines = max_engines
         self._drain_patience_s = drain_patience_s
         self._on_change = on_change
+        self._refusal = refusal
         self._leaving: dict[int, asyncio.Task[None]] = {}
         self._is_over = False
 
@@ -85,6 +88,8 @@ class Scaling:
     def _obstacle(self, num_engines: int) -> str:
         if self._is_over:
             return "the worker leaves"
+        if self._refusal:
+            return self._refusal
         if len(self._running) < len(self._engines):
             return "the worker has not begun yet"
         return "" if 1 <= num_engines <= self._max_engines else f"there is room for 1 to {self._max_engines}"

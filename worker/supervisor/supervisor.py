@@ -30,7 +30,7 @@ import structlog
 
 from ...shared import service_manager
 from ...shared.deployment.presence import Presence, ProcessKind
-from ...shared.deployment.scaling import ENGINES_OPTION, MAX_ENGINES_OPTION, WORKER_OPTION
+from ...shared.deployment.scaling import ENGINES_OPTION, GROUP_OPTION, MAX_ENGINES_OPTION, WORKER_OPTION, group_refusal
 from ...shared.errors import ConfigurationError, EngineDeadError, PenstockError
 from ...shared.keys import Keys
 from ...shared.messages.commands import DrainCommand, ScaleCommand, WorkerCommand
@@ -110,6 +110,7 @@ class Supervisor:
         self._reaper = Reaper(self._redis, self._config)
         self._engines = [self._make_engine(config) for config in configs]
         self._max_engines = max(len(configs), max_engines if make_config is not None else 0)
+        group, worker_id = self._config.engine.data_parallel_group, self._config.worker_id
         self._presence = Presence(
             self._redis,
             keys,
@@ -118,6 +119,7 @@ class Supervisor:
                 WORKER_OPTION: self._config.worker_id,
                 ENGINES_OPTION: str(len(configs)),
                 MAX_ENGINES_OPTION: str(self._max_engines),
+                **({GROUP_OPTION: group} if group else {}),
             },
         )
         self._notices = DeathNotices(self._redis, self._config, self._engines)
@@ -133,6 +135,7 @@ class Supervisor:
             self._max_engines,
             self._drain_patience_s,
             self._on_change,
+            group_refusal(worker_id, group) if group else "",
         )
 
     async def run(self) -> bool:

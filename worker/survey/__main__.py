@@ -6,13 +6,15 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .child import try_in_child, try_model_type
+from .child import Attempt, try_in_child, try_model_type
 from .images.models import SEEING
 from .images.trial import try_seeing_type
+from .kept import KeptOutcomes
 from .model_types import NOT_TEXT_DECODERS, causal_lm_types
 from .outcome import Outcome
 from .table import page, told_options
@@ -31,22 +33,31 @@ def main() -> int:
         sys.stderr.write(f"transformers has no causal language model of type {', '.join(unknown)}\n")
         return 1
     skipped = {name: NOT_TEXT_DECODERS[name] for name in wanted if name in NOT_TEXT_DECODERS}
-    outcomes: list[Outcome] = []
-    for model_type in wanted:
-        if model_type not in skipped:
-            start = time.monotonic()
-            outcomes.append(try_in_child(model_type, arguments.timeout_s, partial(try_model_type, options=options)))
-            _tell(outcomes[-1], time.monotonic() - start)
-    seeing: list[Outcome] = []
-    for name in of_images:
-        start = time.monotonic()
-        seeing.append(try_in_child(name, arguments.timeout_s, try_seeing_type))
-        _tell(seeing[-1], time.monotonic() - start)
-    num_identical = sum(outcome.is_identical for outcome in outcomes)
-    sys.stderr.write(f"{num_identical} of {len(outcomes)} give the tokens of transformers\n")
-    if arguments.out:
-        arguments.out.write_text(page(outcomes, skipped, told_options(options), seeing))
+    kept = KeptOutcomes(arguments.rows, options)
+    tried = [name for name in wanted if name not in skipped]
+
+    def write(seeing: Sequence[Outcome] = ()) -> None:
+        if arguments.out:
+            outcomes = [kept.found[name] for name in tried if name in kept.found]
+            of_all = page(outcomes, skipped, told_options(options), seeing, num_untried=len(tried) - len(outcomes))
+            arguments.out.write_text(of_all)
+
+    for name in tried:
+        if name not in kept.found:
+            kept.add(_try(name, arguments.timeout_s, partial(try_model_type, options=options)))
+            write()
+    # Engines of several ranks refuse images.
+    write([] if options else [_try(name, arguments.timeout_s, try_seeing_type) for name in of_images])
+    num_identical = sum(kept.found[name].is_identical for name in tried)
+    sys.stderr.write(f"{num_identical} of {len(tried)} give the tokens of transformers\n")
     return 0
+
+
+def _try(name: str, timeout_s: float, attempt: Attempt) -> Outcome:
+    start = time.monotonic()
+    outcome = try_in_child(name, timeout_s, attempt)
+    _tell(outcome, time.monotonic() - start)
+    return outcome
 
 
 def _tell(outcome: Outcome, took_s: float) -> None:
@@ -59,6 +70,9 @@ def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="penstock.worker.survey", description=__doc__)
     parser.add_argument("--only", default="", metavar="TYPE,TYPE", help="these model types instead of all")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the table there")
+    parser.add_argument(
+        "--rows", type=Path, metavar="FILE", help="keep each outcome there at once, and do not try again what it has"
+    )
     parser.add_argument("--timeout-s", type=float, default=120.0, help="for one model type")
     parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="ranks that share each layer")
     parser.add_argument("--pipeline-parallel", type=int, default=1, metavar="N", help="stages of layers")

@@ -7,6 +7,8 @@ import msgspec
 WAYS = ("alone", "mixed", "chunked", "preempted")
 WAYS_WITH_IMAGES = ("one", "two", "mixed", "chunked", "preempted", "resumed")
 SAME = "same"
+# Of a model that takes no second image: its processor makes something else of several.
+ONE_A_REQUEST = "one a request"
 # Nobody is preempted where no request ever needs a block.
 NEVER = "never"
 

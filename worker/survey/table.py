@@ -11,17 +11,25 @@ import torch
 import transformers
 
 from .images.models import NOT_TRIED
-from .outcome import SAME, WAYS, WAYS_WITH_IMAGES, Outcome
+from .outcome import ONE_A_REQUEST, SAME, WAYS, WAYS_WITH_IMAGES, Outcome
 
 _MAX_REASON_CHARS = 700
 
 
-def page(outcomes: list[Outcome], skipped: dict[str, str], options: str = "", seeing: Sequence[Outcome] = ()) -> str:
+def page(
+    outcomes: list[Outcome],
+    skipped: dict[str, str],
+    options: str = "",
+    seeing: Sequence[Outcome] = (),
+    num_untried: int = 0,
+) -> str:
     """The page of ``make models``: counts, then a row per model type, then those that were tried with images.
 
     Args:
         options: a sentence about those of the engines.
+        num_untried: types that are still to come.
     """
+    untried = f" {num_untried} more were not tried yet." if num_untried else ""
     identical = [outcome for outcome in outcomes if outcome.is_identical]
     modes = Counter(outcome.mode for outcome in identical)
     told_modes = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
@@ -32,7 +40,7 @@ def page(outcomes: list[Outcome], skipped: dict[str, str], options: str = "", se
             "",
             f"Of {len(outcomes)} text decoders in transformers' table of causal language models, **{len(identical)}** "
             f"give the tokens of transformers' own `generate` in every way tried: {told_modes}. The table has "
-            f"{len(skipped)} other types, which are no text decoders.",
+            f"{len(skipped)} other types, which are no text decoders.{untried}",
             "",
             f"Made by `make models` with transformers {transformers.__version__}, torch {torch.__version__}, Python "
             f"{platform.python_version()}, in float32 on one thread of a CPU.{options}",
@@ -55,7 +63,8 @@ def told_options(options: dict[str, Any]) -> str:
 
 
 def _of_images(outcomes: Sequence[Outcome]) -> list[str]:
-    num_same = sum(list(outcome.told.values()) == [SAME] * len(WAYS_WITH_IMAGES) for outcome in outcomes)
+    is_good = {SAME, ONE_A_REQUEST}
+    num_same = sum(len(one.told) == len(WAYS_WITH_IMAGES) and {*one.told.values()} <= is_good for one in outcomes)
     return [
         "## With images",
         "",
@@ -90,8 +99,9 @@ _METHOD = (
 _METHOD_WITH_IMAGES = (
     "Each is a small random model with small pictures (`worker/survey/images/`). A prompt with *one* image, and one "
     "with *two* of other sizes, each alone, get 12 greedy tokens; then three prompts *mixed* in one batch; *chunked*, "
-    "with 7 tokens a step, so that chunks end inside of images; *preempted*; and *resumed* behind their first five "
-    "tokens, by an engine that has not seen the images.",
+    "with 7 tokens a step, so that chunks end inside of images (with 21 where no chunk may, so that they end before "
+    "them); *preempted*; and *resumed* behind their first five tokens, by an engine that has not seen the images. "
+    "*One a request*: a second image is refused, since the model's processor makes something else of several.",
 )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import msgspec
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig
 
@@ -111,6 +113,16 @@ def _generate_by_transformers(folder: Path, prompts: list[list[int]]) -> tuple[l
     return tokens, min(leads)
 
 
+class CacheSizes(Protocol):
+    """What a forward tells of its caches."""
+
+    @property
+    def bytes_per_token(self) -> int: ...
+
+    @property
+    def bytes_per_request(self) -> int: ...
+
+
 def load(folder: Path, **options: Any) -> LoadedModel:
     """Load the model by the engine's own code; of several ranks, rank 0's part.
 
@@ -130,39 +142,57 @@ def load(folder: Path, **options: Any) -> LoadedModel:
         ranks.close()
 
 
-def compare(folder: Path, expectation: Expectation, model: LoadedModel, **options: Any) -> dict[str, str]:
+class Generated(msgspec.Struct):
+    """What an engine made of batches of prompts, by batch and prompt, and how often it preempted a request."""
+
+    tokens: list[list[list[int]]]
+    num_preemptions: int
+
+
+def run_engine(folder: Path, batches: list[list[list[int]]], **options: Any) -> Generated:
+    """Build an engine, generate from ``batches`` in turn, and close it; ``options`` are of ``EngineConfig``."""
+    with closing(build_whole(folder, **options)) as engine:
+        tokens = [generate(engine.core, batch) for batch in batches]
+        return Generated(tokens, engine.core.scheduler.stats().num_preemptions)
+
+
+def compare(
+    folder: Path,
+    expectation: Expectation,
+    sizes: CacheSizes,
+    run: Callable[..., Generated] = run_engine,
+    **options: Any,
+) -> dict[str, str]:
     """Run ``expectation`` through engines, one after the other; for each of ``WAYS``, ``SAME`` or what differs.
 
     Args:
-        model: as loaded from ``folder``, for the sizes of its caches.
+        sizes: of the model in ``folder``.
+        run: what runs each engine, with the arguments of ``run_engine``.
         options: of ``EngineConfig``, for all engines.
     """
     prompts = expectation.prompts
-    with closing(build_whole(folder, **options)) as roomy:
-        told = {
-            "alone": _judge(expectation, [generate(roomy.core, [prompt])[0] for prompt in prompts]),
-            "mixed": _judge(expectation, generate(roomy.core, prompts)),
-        }
+    *alone, mixed = run(folder, [*([prompt] for prompt in prompts), prompts], **options).tokens
+    told = {
+        "alone": _judge(expectation, [tokens for (tokens,) in alone]),
+        "mixed": _judge(expectation, mixed),
+    }
     chunked = {"max_num_batched_tokens": _SMALL_BUDGET, "enable_prefix_caching": False, **options}
-    with closing(build_whole(folder, **chunked)) as chunking:
-        told["chunked"] = _judge(expectation, generate(chunking.core, prompts))
-    if not model.forward.bytes_per_token:
+    told["chunked"] = _judge(expectation, run(folder, [prompts], **chunked).tokens[0])
+    if not sizes.bytes_per_token:
         return told | {"preempted": NEVER}
-    with closing(build_whole(folder, **_cramped(model), **options)) as cramped:
-        told["preempted"] = _judge(expectation, generate(cramped.core, prompts))
-        if not cramped.core.scheduler.stats().num_preemptions:
-            told["preempted"] = "was not preempted"
+    cramped = run(folder, [prompts], **_cramped(sizes), **options)
+    told["preempted"] = _judge(expectation, cramped.tokens[0]) if cramped.num_preemptions else "was not preempted"
     return told
 
 
-def build_cramped(folder: Path, model: LoadedModel, **options: Any) -> EngineCore:
+def build_cramped(folder: Path, sizes: CacheSizes, **options: Any) -> EngineCore:
     """An engine whose KV cache holds little more than one request of the longest kind, with a small step budget."""
-    return build(folder, **_cramped(model), **options)
+    return build(folder, **_cramped(sizes), **options)
 
 
-def _cramped(model: LoadedModel) -> dict[str, Any]:
+def _cramped(sizes: CacheSizes) -> dict[str, Any]:
     num_tokens = MAX_MODEL_LEN + 4 * _BLOCK_SIZE
-    memory = num_tokens * model.forward.bytes_per_token + _MAX_NUM_SEQS * model.forward.bytes_per_request
+    memory = num_tokens * sizes.bytes_per_token + _MAX_NUM_SEQS * sizes.bytes_per_request
     return {"kv_cache_memory": memory, "max_num_batched_tokens": _SMALL_BUDGET}
 
 
@@ -192,7 +222,7 @@ def generate(core: EngineCore, prompts: list[list[int]]) -> list[list[int]]:
     for index, prompt in enumerate(prompts):
         core.add_request(EngineCoreRequest(request_id=str(index), prompt_token_ids=prompt, sampling_params=params))
     while core.has_work:
-        for output in core.step():
+        for output in core.step_fn():
             if output.error is not None:
                 raise PenstockError(output.error.message)
             tokens[int(output.request_id)] += output.new_token_ids

@@ -147,3 +147,15 @@ async def test_the_card_says_how_many_and_the_heartbeat_what_is_kept(stack: Loca
                 if images and images.num_cache_hits and images.num_encoded and images.memory_bytes:
                     break
                 await asyncio.sleep(0.05)
+
+
+async def test_a_pause_that_clears_forgets_images(stack: LocalStack) -> None:
+    prompt = {"prompt": "<image>", "multi_modal_data": {"image": picture(11)}}
+    async with Client.connect(stack.url) as client:
+        await client.generate(prompt, SamplingParams(temperature=0.0, max_tokens=2))
+        try:
+            assert list((await client.pause_generation(mode="wait", clear_cache=True)).values()) == [True]
+            assert list((await client.reset_encoder_cache()).values()) == [0]
+            assert list((await client.reset_mm_cache()).values()) == [0]
+        finally:
+            await client.resume_generation()

@@ -21,7 +21,13 @@ from penstock.producer.webhooks.event_store import DELIVER
 from penstock.shared.broker import Broker, Queue
 from penstock.shared.command_line import EXIT_FAILED
 from penstock.shared.connection import CommandConnection, Subscriber
-from penstock.shared.deployment.presence import Presence, ProcessKind, ProcessRecord, read_processes
+from penstock.shared.deployment.presence import (
+    ENTERED_AGAIN_EVERY,
+    Presence,
+    ProcessKind,
+    ProcessRecord,
+    read_processes,
+)
 from penstock.shared.deployment.records import EngineHeartbeat, ModelCard
 from penstock.shared.errors import ValidationError
 from penstock.shared.keys import Keys
@@ -56,6 +62,28 @@ async def test_a_process_says_who_it_is_until_it_leaves(commands: CommandConnect
     for _ in range(2):
         await presence.leave()
     assert await read_processes(commands.execute, keys) == []
+
+
+async def test_a_process_enters_itself_again_where_its_word_is_lost_and_every_now_and_then(
+    commands: CommandConnection, keys: Keys
+) -> None:
+    presence = Presence(commands, keys, ProcessKind.GATEWAY)
+
+    async def is_listed() -> bool:
+        return bool(await commands.execute("SISMEMBER", keys.processes(), presence.record.process_id))
+
+    for _ in range(2):
+        await presence.say()
+        await commands.execute("SREM", keys.processes(), presence.record.process_id)
+    await presence.say()
+    assert not await is_listed()  # its word is there: one call less
+    await commands.execute("DEL", keys.process(presence.record.process_id))
+    await presence.say()
+    assert await is_listed()
+    await commands.execute("SREM", keys.processes(), presence.record.process_id)
+    for _ in range(ENTERED_AGAIN_EVERY):
+        await presence.say()
+    assert await is_listed()
 
 
 _IS_THERE = """

@@ -39,7 +39,10 @@ async def test_an_answer_that_nobody_can_ask_for_again_is_kept_for_a_minute(clie
     await until(is_shortened)
 
 
-async def test_a_client_that_closes_tells_what_it_has_read(redis_url, namespace, broker, commands) -> None:
+async def test_a_client_that_closes_tells_what_it_has_read(
+    redis_url, namespace, broker, commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.producer.requests.read_results.CLOSE_TIMEOUT_S", 60.0)
     async with Client.connect(redis_url, namespace=namespace) as client:
         mine = await read_one(client, broker, read_ttl_s=700)
         given = await read_one(client, broker, request_id="given")

@@ -46,6 +46,7 @@ def small_llama() -> LlamaConfig:
     )
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_a_rival_runs_the_workload_and_is_judged(model: Path, tmp_path: Path) -> None:
     rival = PeerScript("rival", "transformers_static.py", options=("--threads", "1"))
     run = rival.run(model, PHASES, "float32", tmp_path)
@@ -76,6 +77,7 @@ def assert_is_whole(run: SideRun) -> None:
     assert run.peak_rss_bytes >= run.rss_bytes > 1 << 20
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_growth(model: Path, tmp_path: Path) -> None:
     row = measure_growth("small", model, ["--threads", "1"], tmp_path, sizes=(1, 4), num_queued=8)
     assert [size.num_running for size in row.sizes] == [1, 4]

@@ -38,8 +38,8 @@ def test_wrong_options_are_told(options: list[str], redis_url: str, capsys: pyte
 def test_it_serves_this_machine_and_ends_in_order_under_an_open_stream(redis_url: str, tmp_path: Path) -> None:
     with LocalServer("dashboard", redis_url, ["--namespace", "of-a-command"], tmp_path / "log") as server:
         assert server.base_url.startswith("http://127.0.0.1:")
-        assert httpx.get(server.base_url, headers=HTML).status_code == 200
-        assert httpx.get(server.base_url, headers=HTML | {"host": "evil.example"}).status_code == 421
+        assert httpx.get(server.base_url, headers=HTML, timeout=120).status_code == 200
+        assert httpx.get(server.base_url, headers=HTML | {"host": "evil.example"}, timeout=120).status_code == 421
         with httpx.stream("GET", f"{server.base_url}/live/overview", headers=HTML, timeout=60) as stream:
             assert next(stream.iter_text()).startswith("data: ")
             assert server.stop() == 0

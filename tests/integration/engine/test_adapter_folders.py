@@ -19,7 +19,8 @@ from penstock.worker.models.adapters.peft_folder import LayerMatrices, read_peft
 from .peft_folders import ALL, MIXED, R4, R8, Kind, load_base, matrices_of, write_adapter
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
+PREFIX = "base_model.model.model."
+Q0 = f"{PREFIX}layers.0.self_attn.q_proj"
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +122,37 @@ def test_broken_files_may_be_whole_elsewhere(base: transformers.PreTrainedModel,
     (folder / CONFIG).write_text(json.dumps({"peft_type": "LORA"}))
     with pytest.raises(UnsupportedAdapterError, match=r"r of .* must be an integer of at least 1, got None"):
         read(folder, base)
+
+
+def renamed(folder: Path, base: nn.Module, change: Callable[[str], str], *, keeps: bool = False) -> Path:
+    """``R4`` with the layers of the first block under other names, and with ``keeps`` under their own as well."""
+    written = write_adapter(folder, base, R4)
+    tensors = load_file(written / WEIGHTS)
+    changed = {change(name): tensor.clone() for name, tensor in tensors.items()}
+    save_file({**tensors, **changed} if keeps else changed, written / WEIGHTS)
+    return written
+
+
+@pytest.mark.parametrize("part", ["model.language_model.", "language_model.model.", "model.text_model."])
+def test_layers_have_the_names_of_the_model_that_was_trained(
+    part: str, base: transformers.PreTrainedModel, tmp_path: Path
+) -> None:
+    """Where it reads images, the part that speaks lies in another."""
+    whole = renamed(tmp_path / "whole", base, lambda name: name.replace(PREFIX, f"base_model.model.{part}"))
+    found = read(whole, base)
+    expected = read(write_adapter(tmp_path / "alone", base, R4), base)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[layer].b, expected[layer].b) for layer in expected)
+    twice = renamed(tmp_path / "twice", base, lambda name: name.replace(PREFIX, f"base_model.model.{part}"), keeps=True)
+    with pytest.raises(UnsupportedAdapterError, match=r"matrices of 'model\.layers\.0.*' by two names; keep one"):
+        read(twice, base)
+
+
+@pytest.mark.parametrize("part", ["model.vision_tower.vision_model.", "visual.", "model.multi_modal_projector."])
+def test_layers_that_read_images_are_refused_by_name(
+    part: str, base: transformers.PreTrainedModel, tmp_path: Path
+) -> None:
+    """Which PEFT's ``target_modules=["q_proj", "v_proj"]`` finds as well."""
+    both = renamed(tmp_path / "a", base, lambda name: name.replace(PREFIX, f"base_model.model.{part}"), keeps=True)
+    with pytest.raises(UnsupportedAdapterError, match=f"changes '{part}.*which reads images; only the text model's"):
+        read(both, base)

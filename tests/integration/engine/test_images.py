@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from PIL import Image
 
 from penstock.shared.control.caches import ENCODER, MULTIMODAL, InputCacheReset, ResetInputCache
 from penstock.shared.control.sleeping import Sleep, WakeUp
+from penstock.shared.errors import ModelLoadError
 from penstock.shared.messages.from_core import EngineCoreOutput
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.images import ImageInput
@@ -20,16 +24,17 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.images.admission import ImageAdmission
 from penstock.worker.models.images.processor import ImageProcessor
+from penstock.worker.models.images.seeing import is_seeing_type, refusal_of
 from penstock.worker.models.images.tower import ImageTower
-from penstock.worker.survey.images.models import SEEING, write_seeing_model
-from penstock.worker.survey.images.processors import PLACEHOLDER, QwenLike, StandIn
+from penstock.worker.survey.images.models import SEEING, small_budget, write_seeing_model
+from penstock.worker.survey.images.processors import PLACEHOLDER, PartsAlone, StandIn, byte_tokenizer
 from penstock.worker.survey.images.truth import by_transformers, picture, png
-from penstock.worker.survey.small_config import small_config
-from penstock.worker.survey.trial import write_model
 
 from .harness import BYTES_PER_TOKEN, ask
 
 NUM_TOKENS = 12
+# Whose processor makes something else of several images than of each alone.
+ONE_A_REQUEST = ("llava_onevision",)
 # Tokens of ASCII, which decode to the text that they come from; longer than a block, so that what is in front of an
 # image is shared without it.
 WORDS = list(range(40, 61))
@@ -59,7 +64,7 @@ def make(folders: Callable[[str], tuple[Path, Any]], monkeypatch: pytest.MonkeyP
 
     def build(name: str = "llava", **options: Any) -> Engine:
         folder, processor = folders(name)
-        if isinstance(processor, StandIn) and not isinstance(processor, QwenLike):
+        if isinstance(processor, StandIn) and not isinstance(processor, PartsAlone):
             monkeypatch.setattr(ImageProcessor, "load", lambda *_, **__: ImageProcessor(processor))
         given = {"max_num_seqs": 6, "block_size": 8, "kv_cache_memory": 8 << 20, "num_threads": 1, **options}
         return build_engine(EngineConfig(model=str(folder), **given), folder)
@@ -113,23 +118,25 @@ def test_tokens_are_those_of_transformers(name: str, make: Make, folders: Callab
     """One image and two, of different sizes; in chunks that end inside of images; and preempted."""
     folder, processor = folders(name)
     one, two = [picture(1)], [picture(2, 20, 50), picture(3, 64, 33)]
+    prompt, shown = (ONE, [picture(4, 90, 30)]) if name in ONE_A_REQUEST else (TWO, two)
     wanted = {
         "one": by_transformers(folder, processor, ONE, one, NUM_TOKENS),
-        "two": by_transformers(folder, processor, TWO, two, NUM_TOKENS),
+        "two": by_transformers(folder, processor, prompt, shown, NUM_TOKENS),
         "other": by_transformers(folder, processor, ONE, two[:1], NUM_TOKENS),
     }
     assert len({tuple(tokens) for tokens in wanted.values()}) == 3, "the model does not look at its images"
 
     def requests() -> list[EngineCoreRequest]:
-        return [seeing("one", ONE, one), seeing("two", TWO, two), seeing("other", ONE, two[:1])]  # fmt: skip
+        return [seeing("one", ONE, one), seeing("two", prompt, shown), seeing("other", ONE, two[:1])]  # fmt: skip
 
+    small = {"max_num_batched_tokens": small_budget(name), "enable_prefix_caching": False}
     outputs = run(make(name), requests())
     assert {request_id: tokens_of(rows) for request_id, rows in outputs.items()} == wanted
-    assert generate(make(name, max_num_batched_tokens=7, enable_prefix_caching=False), requests()) == wanted
+    assert generate(make(name, **small), requests()) == wanted
     # Room for the prompts of the first two, and not for what they generate.
     lens = {request_id: rows[0].num_prompt_tokens for request_id, rows in outputs.items()}
     cramped = make(
-        name, max_num_batched_tokens=7, enable_prefix_caching=False, max_model_len=max(lens.values()) + NUM_TOKENS,
+        name, **small, max_model_len=max(lens.values()) + NUM_TOKENS,
         block_size=2, kv_cache_memory=(lens["one"] + lens["two"] + 4) * BYTES_PER_TOKEN,
     )  # fmt: skip
     for _ in range(2):  # the second time no image is waited for, so they come in their order
@@ -137,7 +144,7 @@ def test_tokens_are_those_of_transformers(name: str, make: Make, folders: Callab
     assert cramped.core.scheduler.stats().num_preemptions > 0
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "qwen3_vl", "gemma3"])
 def test_a_request_resumed_elsewhere_goes_on_as_it_would_have(name: str, make: Make) -> None:
     images = [picture(2, 20, 50), picture(3, 64, 33)]
     whole = generate(make(name), [seeing("r", TWO, images)])["r"]
@@ -318,19 +325,39 @@ def test_a_model_whose_images_differ_is_served_with_text_alone(tmp_path: Path, m
     assert "its image processor cannot be loaded" in told(engine, seeing("r", ONE, [picture(1)]))
 
 
-def test_a_processor_that_treats_several_otherwise_has_one_image(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    together = ImageProcessor.tokens_together
-    monkeypatch.setattr(ImageProcessor, "tokens_together", lambda *args: together(*args)[:-1])
-    engine = make()
+def test_a_processor_that_treats_several_otherwise_has_one_image(make: Make) -> None:
+    engine = make("llava_onevision")
     assert engine.ready.max_images == 1
     assert "at most 1 in a request, got 2" in told(engine, seeing("r", TWO, [picture(1), picture(2)]))
     assert len(generate(engine, [seeing("r", ONE, [picture(1)])])["r"]) == NUM_TOKENS
 
 
-def test_models_that_need_more_than_features_say_what(tmp_path: Path) -> None:
-    config = small_config("gemma3")
-    write_model(config, tmp_path)
-    engine = load_again(tmp_path)
-    assert engine.ready.max_images == 0
-    message = told(engine, seeing("r", [5, 6, 7], [picture(1)]))
-    assert "images of gemma3 are not served by this version: the tokens of an image see each other" in message
+def test_models_that_need_more_than_features_say_what() -> None:
+    """Those are served with text alone, and requests with images get it as their error."""
+    for model_type, why in {"gemma4": "the tokens of an image see each other", "glm4v": "three axes"}.items():
+        config = transformers.CONFIG_MAPPING[model_type]()
+        assert not is_seeing_type(config)
+        assert refusal_of(config).startswith(f"images of {model_type} are not served by this version: ")
+        assert why in refusal_of(config)
+    assert refusal_of(transformers.LlamaConfig()) == "this model reads no images"
+
+
+def test_a_model_whose_whole_prompt_sees_itself_is_refused_by_name(tmp_path: Path) -> None:
+    config = {"model_type": "paligemma", "architectures": ["PaliGemmaForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    byte_tokenizer("<image>").save_pretrained(tmp_path)
+    for load_format in ("auto", "dummy"):
+        with pytest.raises(ModelLoadError, match=r"PaliGemma.* is not served: all tokens of a prompt see each other"):
+            build_engine(EngineConfig(model=str(tmp_path), load_format=load_format), tmp_path)
+
+
+def test_an_image_processor_of_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer("<image>")
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "processor_config.json").write_text('{"processor_class": "Lfm2VlProcessor"}')
+    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "Lfm2VlImageProcessor"}')
+    (tmp_path / "config.json").write_text('{"model_type": "lfm2_vl"}')
+    if importlib.util.find_spec("torchvision") is not None:
+        pytest.skip("torchvision is here")
+    with pytest.raises(ModelLoadError, match="it needs the package torchvision"):
+        ImageProcessor.load(tmp_path, trust_remote_code=False)

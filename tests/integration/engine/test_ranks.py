@@ -10,11 +10,13 @@ from typing import Any
 
 import psutil
 import pytest
+from safetensors.torch import load_file, save_file
 
 from penstock.shared.control.calls import Utility
 from penstock.shared.control.diagnosis import DummyBatchDone, ExecuteDummyBatch, ProfileSaved, StartProfile, StopProfile
 from penstock.shared.control.rpc import CollectiveRpc
 from penstock.shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
+from penstock.shared.control.weights import ReloadWeights
 from penstock.shared.messages.from_core import Ready, StartupFailed
 from penstock.shared.messages.ranks import RankSetup
 from penstock.shared.messages.to_core import Shutdown
@@ -74,6 +76,17 @@ def await_end(process: psutil.Process) -> None:
         time.sleep(0.01)
 
 
+def with_other_weights(model: Path, folder: Path) -> Path:
+    folder.mkdir()
+    for path in model.iterdir():
+        (folder / path.name).symlink_to(path)
+    state = load_file(model / WEIGHTS)
+    state["model.layers.1.input_layernorm.weight"] *= 2
+    (folder / WEIGHTS).unlink()
+    save_file(state, folder / WEIGHTS, {"format": "pt"})
+    return folder
+
+
 @pytest.fixture
 def other_core() -> Any:
     process = CoreProcess()
@@ -107,6 +120,20 @@ def test_a_life_of_two_ranks(
         assert ask(core, WakeUp(["kv_cache"])) == SleepState(level, ["weights"])
         assert ask(core, WakeUp()) == SleepState()
         assert tokens(core) == expected
+
+    # Other weights for both ranks, or for none.
+    others = with_other_weights(model, tmp_path / "others")
+    changed = [ask(one, ReloadWeights(path=str(others))) and tokens(one) for one in (other_core, core)]
+    assert changed[0] == changed[1] != expected
+    ask(core, Sleep(level=2))
+    assert ask(core, WakeUp()) == SleepState(), "each reads its part of them again"
+    (others / WEIGHTS).unlink()  # what was loaded of it is mapped
+    (others / WEIGHTS).write_bytes(b"no weights")
+    refused = core.call(ReloadWeights(path=str(others)))
+    assert refused.error is not None
+    assert tokens(core) == changed[0]
+    ask(core, ReloadWeights(path=str(model)))
+    assert tokens(core) == expected
 
     # What cannot be had on any rank leaves all asleep, to be tried again.
     ask(core, Sleep(level=2))

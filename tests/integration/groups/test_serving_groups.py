@@ -88,7 +88,7 @@ async def running_everywhere(client: Client, gate: Gate) -> list[asyncio.Task[li
     gate.hold_at(10)
     running = [asyncio.create_task(generate(client, prompt)) for prompt in prompts()]
     async with asyncio.timeout(DEADLINE_S):
-        while sum(beat.num_running_reqs for beat in (await beats(client)).values()) < 4 * len(await beats(client)):
+        while not (found := await beats(client)) or sum(b.num_running_reqs for b in found.values()) < 4 * len(found):
             await asyncio.sleep(0.05)
     return running
 

@@ -40,6 +40,7 @@ from penstock.worker.models.weights import ModelWeights
 from penstock.worker.survey import trial
 
 from .lean_models import BLOCK_SIZE, NUM_BLOCKS, SETTINGS, logits_of, make_model, make_step
+from .staged_engine import serve_stages, two_in_flight
 
 Layout = list[Any]
 
@@ -98,7 +99,7 @@ def serve(folder: str, layout: Layout, prompts: list[list[int]], tokens: list[li
 
     one.load_model = load_part
     model = load(folder, layout)
-    told = trial.compare(Path(folder), trial.Expectation(prompts, tokens), model)
+    told = trial.compare(Path(folder), trial.Expectation(prompts, tokens), model.forward)
     return describe(model) | {"told": told}
 
 
@@ -172,8 +173,16 @@ def choose(variant: str, *, is_miscut: bool) -> dict[str, Any]:
     return {"mode": choose_forward(module, variant, vocab_size, settings, truth=truth, modes=("lean", "packed")).mode}
 
 
+def pipelined(folder: str, meeting: str, prompts: list[list[int]], tokens: list[list[int]]) -> dict[str, Any]:
+    return serve_stages(folder, groups_of(1, 2, False), meeting, prompts, tokens)
+
+
+def flying(folder: str, meeting: str, prompts: list[list[int]]) -> dict[str, Any]:
+    return two_in_flight(folder, groups_of(1, 2, False), meeting, prompts)
+
+
 JOBS: dict[str, Callable[..., dict[str, Any]]] = {
-    job.__name__: job for job in (serve, only_load, lean_logits, in_flight, sleep, choose)
+    job.__name__: job for job in (serve, only_load, lean_logits, in_flight, sleep, choose, pipelined, flying)
 }
 
 

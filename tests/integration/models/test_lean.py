@@ -16,6 +16,7 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.folder import resolve_model_folder
 from penstock.worker.models.lean.feed_forward import OwnMlp, SparseMlp
 from penstock.worker.models.lean.forward import LeanForward
+from penstock.worker.models.lean.reading.decoder import read_decoder
 from penstock.worker.models.loader import load_model
 from penstock.worker.models.packed import PackedForward
 
@@ -81,6 +82,17 @@ def test_a_relative_with_an_unknown_part_goes_the_general_way(tmp_path: Path) ->
     model = load_model(EngineConfig(model=str(folder)), resolve_model_folder(str(folder)))
     assert model.forward.mode == "lean"
     assert any(isinstance(part, OwnMlp) for part in model.network.modules())
+
+
+def test_experts_are_read_for_the_device_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks on GPUs read the whole model on their host, whose kernels have but a reference."""
+    monkeypatch.setattr(moe, "is_made_for", lambda device, dtype: device.type == "cuda")
+    module = make_model("mixtral", torch.float32)
+    kinds = [
+        {layer.mlp.kind for layer in read_decoder(module, SETTINGS.max_model_len, device).layers}
+        for device in (None, torch.device("cuda"))
+    ]
+    assert kinds == [{"own"}, {"experts"}]
 
 
 @pytest.mark.parametrize("variant", ["mixtral", "qwen2 moe", "qwen3 moe, with a dense layer"])

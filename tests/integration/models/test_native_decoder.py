@@ -148,6 +148,35 @@ def test_a_token_has_the_same_bits_in_any_company(
         assert torch.equal(torch.cat(parts), logits)
 
 
+def with_ends(step: ModelInput) -> ModelInput:
+    """Tokens 2 to 6 of each request see each other, and so do the last three of a chunk of 13."""
+    ends = step.positions + 1
+    for start, end in ((2, 7), (10, 13)):
+        ends[(step.positions >= start) & (step.positions < end)] = end
+    computed = torch.tensor(step.batch.seq_lens).repeat_interleave(torch.tensor(step.batch.query_lens))
+    step.batch.visible_ends = torch.minimum(ends, computed)
+    return step
+
+
+@pytest.mark.parametrize("variant", ["llama", "mistral, with a window", "gemma2"])
+@torch.inference_mode()
+def test_tokens_that_see_each_other_do_so_as_in_the_general_way(variant: str) -> None:
+    found: list[list[Tensor]] = []
+    for forward in (
+        PackedForward(make_model(variant, torch.float32), SETTINGS),
+        native_forward(variant, torch.float32),
+        LeanForward(make_model(variant, torch.float32), SETTINGS),
+    ):
+        forward.allocate(NUM_BLOCKS, BLOCK_SIZE, 3, torch.device("cpu"))
+        if isinstance(forward, NativeForward):
+            poison(forward)
+        found.append([forward.run(with_ends(step)) for step in steps()])
+    for packed, compiled, lean, plain in zip(*found, logits_of(native_forward(variant, torch.float32)), strict=True):
+        torch.testing.assert_close(compiled, packed.float(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(lean.float(), packed.float(), rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(plain, compiled, rtol=1e-3, atol=1e-3)
+
+
 @torch.inference_mode()
 def test_embeddings_can_come_from_outside() -> None:
     forward = native_forward("qwen2", torch.float32)

@@ -12,18 +12,26 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
+import torch
 import transformers
 from transformers.distributed.configuration_utils import DistributedConfig
 
+from penstock.shared.errors import ConfigurationError, ModelLoadError
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.models import reading
 from penstock.worker.models.loader import LoadedModel
+from penstock.worker.models.parallel.layout import ParallelLayout
+from penstock.worker.models.parallel.planned import planned_options
 from penstock.worker.models.weights import ModelWeights
 from penstock.worker.survey import trial
 from penstock.worker.survey.outcome import SAME, WAYS
 from penstock.worker.survey.small_config import small_config
 
+from ...warm_python import WARM_PYTHON_VARIABLE
 from .lean_models import SWITCHES, VARIANTS
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -38,12 +46,12 @@ needs_expert_ranks = pytest.mark.skipif(not HAS_EXPERT_RANKS, reason="needs tran
 class Pair:
     """Two ranks that do the same jobs."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, python: str) -> None:
         self._answers = []
         self._processes = []
         for rank in range(2):
             reader, writer = os.pipe()
-            command = [sys.executable, "-m", "tests.integration.models.rank_process"]
+            command = [python, "-m", "tests.integration.models.rank_process"]
             self._processes.append(
                 subprocess.Popen(
                     [*command, str(rank), "2", str(folder / "meeting"), str(writer)],
@@ -78,7 +86,7 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    pair = Pair(tmp_path_factory.mktemp("pair"))
+    pair = Pair(tmp_path_factory.mktemp("pair"), os.environ.get(WARM_PYTHON_VARIABLE, sys.executable))
     yield pair
     pair.close()
 
@@ -173,6 +181,24 @@ def test_the_first_stage_may_be_two_steps_ahead(pair: Pair) -> None:
     assert pair.do("in_flight", variant="llama")[0] == {"same": True, "differ": True}
 
 
+def test_engines_with_a_batch_in_each_stage_give_the_tokens_of_transformers(
+    pair: Pair, found: Callable[..., tuple[Path, trial.Expectation]], tmp_path: Path
+) -> None:
+    folder, expectation = found("llama")
+    meeting = {"folder": str(folder), "meeting": str(tmp_path / "engine")}
+    first, _ = pair.do("pipelined", **meeting, prompts=expectation.prompts, tokens=expectation.tokens)
+    assert first == {"told": ALL_SAME | {"resumed": SAME}, "most": 2}
+
+
+def test_one_stage_computes_a_batch_while_the_next_stands_in_another(
+    pair: Pair, found: Callable[..., tuple[Path, trial.Expectation]], tmp_path: Path
+) -> None:
+    folder, expectation = found("llama")
+    prompts = expectation.prompts[:3]
+    first, _ = pair.do("flying", folder=str(folder), meeting=str(tmp_path / "engine"), prompts=prompts)
+    assert first == {"outputs": [[], []], "flying": [["0", "1"], ["2"]], "landed": ["0", "1"]}
+
+
 def test_all_ranks_decide_as_rank_0_does(pair: Pair) -> None:
     """Rank 1 has no logits to judge by, and must not try the next way while rank 0 goes on."""
     assert pair.do("choose", variant="qwen2 moe", is_miscut=False) == [{"mode": "lean"}] * 2
@@ -252,6 +278,22 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[Any], dict[str, Any], str]] 
         f"tensor_parallel_size is 2, but transformers {transformers.__version__} has no plan for how ranks share "
         "GPT2LMHeadModel; use tensor_parallel_size 1",
     ),
+    "stages of what has no plan": (
+        "gpt2",
+        {},
+        STAGES,
+        {},
+        "pipeline_parallel_size is 2, but GPT2LMHeadModel is not among the families that are computed in stages; use "
+        "pipeline_parallel_size 1",
+    ),
+    "a wrong plan": (
+        "gemma3n_text",
+        {},
+        TENSOR,
+        {},
+        "tensor_parallel_size is 2, but ranks that share Gemma3nForCausalLM by the plan of transformers "
+        f"{transformers.__version__} make other tokens than the whole model does; use tensor_parallel_size 1",
+    ),
     "quantised by a plan": (
         "gemma2",
         {},
@@ -303,6 +345,35 @@ def test_states_are_refused_on_all_ranks(pair: Pair, tmp_path: Path) -> None:
         assert answer["refusal"].startswith("tensor_parallel_size is 2, ")
         assert "JambaForCausalLM" in answer["refusal"]
         assert "use tensor_parallel_size 1" in answer["refusal"]
+
+
+def test_a_plan_by_which_a_model_does_not_compute_is_told_as_such(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(reading, "planned_options", lambda *_: {})
+    monkeypatch.setattr(reading, "read_module", lambda *_: Broken())
+    groups: Any = SimpleNamespace(layout=ParallelLayout(2))
+    config = EngineConfig(model=str(tmp_path))
+    told = "tensor_parallel_size is 2, and by transformers' plan Broken cannot be served: on its own .*; use one rank"
+    with pytest.raises(ModelLoadError, match=told):
+        reading._planned_part(tmp_path, small_config("gemma2"), "Broken", config, torch.device("cpu"), groups, 64)
+
+
+class Broken(torch.nn.Module):
+    """Nothing can be computed with it."""
+
+
+def test_heads_that_differ_by_layer_are_told_as_such() -> None:
+    class ByLayer:
+        model_type = "by_layer"
+        base_model_tp_plan: ClassVar = {"layers.*.self_attn.q_proj": "colwise"}
+
+        @property
+        def num_attention_heads(self) -> int:
+            raise RuntimeError("it is a per-layer attribute")
+
+    with pytest.raises(ConfigurationError, match=r"the layers of It differ in num_attention_heads, .* use tensor"):
+        planned_options(ByLayer(), ParallelLayout(2), "It", torch.device("cpu"))
 
 
 @pytest.mark.skipif(HAS_EXPERT_RANKS, reason="transformers is new enough")

@@ -72,7 +72,7 @@ def test_a_preempted_request_begins_with_a_fresh_state(
     small_model: Callable[[str], SmallModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = small_model("bamba")
-    core = trial.build_cramped(model.folder, model.loaded)
+    core = trial.build_cramped(model.folder, model.loaded.forward)
     spoilt = spoil_fresh_slots(core, monkeypatch)
     assert trial.generate(core, model.expectation.prompts) == model.expectation.tokens
     num_preemptions = core.scheduler.stats().num_preemptions

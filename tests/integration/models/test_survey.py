@@ -8,18 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from penstock.worker.survey import layouts
 from penstock.worker.survey.__main__ import main
+from penstock.worker.survey.kept import KeptOutcomes
 from penstock.worker.survey.model_types import NOT_TEXT_DECODERS
 from penstock.worker.survey.outcome import NEVER, SAME, WAYS, Outcome
 from penstock.worker.survey.table import page
 
-COMMAND = [sys.executable, "-m", "penstock.worker.survey"]
-
 
 def survey(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=200)
+    command = [sys.executable, "-m", "penstock.worker.survey", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_table_of_some_types(tmp_path: Path) -> None:
     out = tmp_path / "models.md"
     done = survey("--only", "gpt2,rwkv,whisper", "--out", str(out))
@@ -44,6 +46,7 @@ def test_the_table_of_engines_of_two_ranks(tmp_path: Path) -> None:
     assert "has no plan for how ranks share GPT2LMHeadModel" in refused
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_table_of_a_model_that_reads_images(tmp_path: Path) -> None:
     out = tmp_path / "models.md"
     done = survey("--only", "qwen2_5_vl", "--out", str(out))
@@ -67,6 +70,42 @@ def test_a_type_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert capsys.readouterr().err == "transformers has no causal language model of type gtp3\n"
 
 
+def test_a_survey_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, out = tmp_path / "rows", tmp_path / "models.md"
+    options = {"tensor_parallel_size": 2}
+    KeptOutcomes(rows, options).add(Outcome(model_type="gpt2", mode="kept"))
+    with rows.open("a") as file:
+        file.write('{"model_type": "llam')
+    again = KeptOutcomes(rows, options)
+    again.add(Outcome(model_type="olmo", reason="kept behind what was cut off"))
+    assert KeptOutcomes(rows, options).found.keys() == {"gpt2", "olmo"}
+
+    words = ["survey", "--only", "gpt2,olmo", "--tensor-parallel", "2", "--rows", str(rows), "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", words)
+    assert main() == 0
+    assert "| gpt2 | kept |" in out.read_text()
+    assert KeptOutcomes(rows, {}).found == {}, "of other engines"
+    assert "3 more were not tried yet" in page([], {}, num_untried=3)
+
+
+def test_the_table_of_families_over_two_ranks(tmp_path: Path) -> None:
+    rows, page = tmp_path / "rows", tmp_path / "page.md"
+    page.write_text("before\n<!-- families over two ranks -->\nold\n<!-- end of the families -->\nbehind\n")
+    kept, same = KeptOutcomes(rows, {}), dict.fromkeys(WAYS, SAME)
+    kept.add(Outcome(model_type="llama tp 2", mode="lean", told=same))
+    kept.add(Outcome(model_type="llama pp 2", mode="lean", told=same | {"mixed": "1 of 6 differ"}))
+    kept.add(Outcome(model_type="phi3 tp 2", reason="not loaded: no Phi3ForCausalLM here"))
+    kept.add(Outcome(model_type="phi3 pp 2", reason="not loaded: no PhiForCausalLM here"))
+    words = ["--only", "llama,phi3", "--layouts", "tp 2,pp 2", "--rows", str(rows), "--into", str(page)]
+    assert layouts.main(words) == 0
+    written = page.read_text()
+    assert "| llama | same (lean) | no [1] |\n| phi3 | no [2] | no [2] |\n\n1. alone: same, mixed: 1 of 6" in written
+    assert "\n2. no the architecture here\n" in written
+    assert written.startswith("before\n<!--")
+    assert written.endswith("-->\nbehind\n")
+    assert "old" not in written
+
+
 def test_only_equal_tokens_in_every_way_count() -> None:
     same: dict[str, str] = dict.fromkeys(WAYS, SAME)
     assert Outcome(model_type="m", told=same).is_identical
@@ -76,6 +115,7 @@ def test_only_equal_tokens_in_every_way_count() -> None:
     assert "**1** give" in page([Outcome(model_type="a", mode="packed", told=same), Outcome(model_type="b")], {})
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_what_the_lean_way_gains_is_told_by_family() -> None:
     command = [sys.executable, "-m", "penstock.worker.survey.ways", "--only", "gemma2,gpt_oss", "--layers", "2"]
     quick = ["--rounds", "1", "--turn-s", "0.001"]

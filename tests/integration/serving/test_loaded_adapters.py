@@ -65,8 +65,9 @@ async def until_said(commands: CommandConnection, broker: Broker, digests: set[s
 
 
 async def test_what_is_loaded_is_said_at_each_change_and_taken_back_at_the_end(
-    commands: CommandConnection, broker: Broker, loaded: LoadedAdapters
+    commands: CommandConnection, broker: Broker, loaded: LoadedAdapters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(loaded_adapters, "PATIENCE_S", 60.0)
     running = asyncio.create_task(loaded.run())
     for digests in ([CATS], [CATS, DOGS], [DOGS], []):
         loaded.note(EngineCoreOutputs(lora_digests=digests))

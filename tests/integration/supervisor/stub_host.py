@@ -20,7 +20,7 @@ from penstock.shared.messages.commands import DrainCommand, ScaleCommand, Worker
 from penstock.shared.messages.worker_status import EngineState
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
-from penstock.worker.supervisor import Supervisor, engine_process
+from penstock.worker.supervisor import Supervisor, death_notices, engine_process, supervised_engine
 from penstock.worker.supervisor.host_metrics import MetricsServer
 from penstock.worker.supervisor.restart import Phase
 
@@ -58,7 +58,7 @@ class StubHost:
         self._folder = folder
         self._keys = Keys(config["namespace"])
         self.broker = Broker(commands, self._keys.model(MODEL))
-        engine = EngineConfig(model=MODEL)
+        engine = config.pop("engine", EngineConfig(model=MODEL))
 
         def make_config(index: int) -> WorkerConfig:
             return WorkerConfig(
@@ -148,7 +148,14 @@ def _is_stub(process: psutil.Process) -> bool:
 StartHost = Callable[..., Awaitable[StubHost]]
 
 
+def wait_for_redis(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Set how long a supervisor that ends waits for Redis to take what it leaves behind."""
+    monkeypatch.setattr(death_notices, "REMOVE_TIMEOUT_S", seconds)
+    monkeypatch.setattr(supervised_engine, "LAST_RECLAIM_TIMEOUT_S", seconds)
+
+
 def use_stub_workers(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Make supervisors of this process start stubs."""
+    """Make supervisors of this process start stubs, and wait at their end for a Redis that is only slow."""
     monkeypatch.setattr(engine_process, "COMMAND", STUB_COMMAND)
+    wait_for_redis(monkeypatch, 30.0)
     monkeypatch.setenv("STUB_FOLDER", str(folder))

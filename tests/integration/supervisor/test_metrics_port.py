@@ -14,7 +14,7 @@ import pytest
 from penstock.shared import restart_delay
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import ConfigurationError
-from penstock.worker.supervisor import http_server
+from penstock.worker.supervisor import host_metrics, http_server
 from penstock.worker.supervisor.host_metrics import MetricsServer
 
 from ...redis_server import RedisServer
@@ -44,6 +44,9 @@ async def host(
     server: RedisServer, metrics: MetricsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[StubHost]:
     use_stub_workers(monkeypatch, tmp_path)
+    # What does not answer is only slow, but where a test says otherwise.
+    monkeypatch.setattr(host_metrics, "REDIS_PATIENCE_S", 60.0)
+    monkeypatch.setattr(http_server, "LOOP_PATIENCE_S", 60.0)
     commands = CommandConnection(server.url)
     config = {"redis_url": server.url, "namespace": "n", "heartbeat_interval_s": 0.1}
     host = StubHost(commands, tmp_path, 2, config, metrics)
@@ -63,7 +66,7 @@ async def until_told(http: httpx.AsyncClient, *lines: str) -> None:
 
 
 async def test_each_engine_is_told_of_by_what_it_says_while_redis_is_away(
-    host: StubHost, http: httpx.AsyncClient, server: RedisServer
+    host: StubHost, http: httpx.AsyncClient, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [TOKENS.format(0), TOKENS.format(1), 'penstock_engine_up{engine="name-0",model_name="demo"} 1.0']
     await until_told(http, *lines)
@@ -72,6 +75,7 @@ async def test_each_engine_is_told_of_by_what_it_says_while_redis_is_away(
     assert 'engine_id="h-0"' in text, "which process it is can be found"
     assert (await http.get("/readyz")).status_code == 200
     server.kill()
+    monkeypatch.setattr(host_metrics, "REDIS_PATIENCE_S", 1.0)
     ready = await http.get("/readyz")
     assert (ready.status_code, "Redis cannot be used" in ready.json()["error"]) == (503, True)
     assert (await http.get("/healthz")).json() == {"status": "ok"}

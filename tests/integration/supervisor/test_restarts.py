@@ -21,7 +21,7 @@ from penstock.worker.supervisor.restart import CRASH_LOOP_LIMIT, Death, Phase
 from penstock.worker.supervisor.supervisor import Urgency
 
 from .conftest import is_gone
-from .stub_host import StartHost, StubHost, eventually, use_stub_workers
+from .stub_host import StartHost, StubHost, eventually, use_stub_workers, wait_for_redis
 
 LONG_DELAY_S = 100.0
 
@@ -235,8 +235,11 @@ async def test_death_while_redis_is_away(start_host: StartHost, redis_url: str) 
     assert await host.broker.state("r") == "queued"
 
 
-async def test_leaving_while_redis_is_away(start_host: StartHost, redis_url: str) -> None:
+async def test_leaving_while_redis_is_away(
+    start_host: StartHost, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host = await start_host()
+    wait_for_redis(monkeypatch, 1.0)
     with redis.Redis.from_url(redis_url) as client:
         server = psutil.Process(client.info("server")["process_id"])  # type: ignore[index]
     worker = host.process(0)

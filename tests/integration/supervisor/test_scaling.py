@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.producer import Client
 from penstock.shared import restart_delay
@@ -15,6 +16,7 @@ from penstock.shared.deployment.presence import ProcessKind, read_processes
 from penstock.shared.errors import ValidationError
 from penstock.shared.keys import Keys
 from penstock.worker import cli as worker_cli
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.supervisor import supervisor
 from penstock.worker.supervisor.restart import CRASH_LOOP_LIMIT, Phase
 
@@ -133,3 +135,19 @@ async def test_nonsense_is_refused_before_anything_is_sent(
     await host.scale(MOST + 1)
     await host.scale(2)
     await until_phases(host, Phase.SERVING, Phase.SERVING)
+
+
+async def test_ranks_of_a_group_are_not_scaled_one_by_one(
+    start_host: StartHost, redis_url: str, namespace: str
+) -> None:
+    ranks = EngineConfig(model="demo", data_parallel_size=2, data_parallel_group="g", data_parallel_address="127.0.0.1")
+    host = await start_host(1, engine=ranks)
+    refusal = "worker h has ranks of the data-parallel group g, .*; call scale_elastic_ep"
+    async with Client.connect(redis_url, namespace=namespace) as client:
+        with pytest.raises(ValidationError, match=refusal):
+            await client.scale_worker("h", 2)
+    # A client of another version asks the supervisor all the same.
+    with capture_logs() as told:
+        await host.scale(2)
+        await eventually(lambda: "scale_refused" in [entry["event"] for entry in told])
+    assert phases(host) == [Phase.SERVING]

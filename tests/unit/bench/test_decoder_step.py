@@ -39,6 +39,7 @@ def test_it_tells_what_a_step_reads_and_how_long_it_takes(tmp_path: Path, capsys
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
+@pytest.mark.usefixtures("warm_python")
 def test_adapters_are_measured_beside_the_model_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(SIZES))

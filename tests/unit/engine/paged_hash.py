@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from penstock.worker.engine.execution.batch import InputBatch
 from penstock.worker.engine.execution.verification import Verification
 from penstock.worker.engine.executor import AcceleratorError
 from penstock.worker.engine.look_ahead import LookAheadCore
+from penstock.worker.engine.pipelined import PipelinedCore
 from penstock.worker.engine.scheduling.batch_queue import BatchQueue
 from penstock.worker.engine.scheduling.block_pool import BlockPool
 from penstock.worker.engine.scheduling.guessing import Guessing
@@ -25,6 +27,7 @@ from penstock.worker.engine.scheduling.prefix_cache import BlockHashCache
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput
+from penstock.worker.engine.scheduling.staged_batches import StagedBatches
 from penstock.worker.engine.step_input import IntArray, StepInput
 
 VOCAB_SIZE = 50
@@ -47,13 +50,15 @@ class PagedHash:
 
     device_memory_bytes = 0
 
-    def __init__(self, num_blocks: int, max_num_seqs: int) -> None:
+    def __init__(self, num_blocks: int, max_num_seqs: int, num_stages: int = 1) -> None:
+        self._num_stages = num_stages
         self._batch = InputBatch(max_num_seqs, MAX_MODEL_LEN, BLOCK_SIZE)
         self._cache = np.full(num_blocks * BLOCK_SIZE, -1)
-        self._launched: tuple[SchedulerOutput, StepInput] | None = None
+        self._launched: deque[tuple[SchedulerOutput, StepInput]] = deque()
         self.num_launched = 0
         # Which launches raise, counted from 0, and for which request every one does.
         self.failures: dict[int, Exception] = {}
+        self.is_launching_poison = False
         self.poison: str | None = None
         self.num_at_once: Callable[[Request], int] = lambda request: 1
         self.guesses = False
@@ -63,12 +68,16 @@ class PagedHash:
         return self.collect()
 
     def launch(self, output: SchedulerOutput) -> None:
-        assert self._launched is None, "two batches at once"
-        self._launched = output, self._batch.prepare(output)
+        assert len(self._launched) < self._num_stages, "too many batches at once"
+        names = [request.request_id for request in output.requests]
+        assert not any(request.request_id in names for batch, _ in self._launched for request in batch.requests)
+        step = self._batch.prepare(output)
+        if self.is_launching_poison and self.poison in names:
+            raise RuntimeError("poison")
+        self._launched.append((output, step))
 
     def collect(self) -> SampledTokens:
-        assert self._launched is not None
-        (output, step), self._launched = self._launched, None
+        output, step = self._launched.popleft()
         self.num_launched += 1
         failure = self.failures.get(self.num_launched - 1)
         # A request that raises alone would be ended for it.
@@ -182,8 +191,10 @@ def make_core(
     is_caching: bool = False,
     is_ahead: bool = True,
     guessing: Guessing | None = None,
+    num_stages: int = 1,
 ) -> tuple[EngineCore, PagedHash]:
-    executor, pool = PagedHash(num_blocks, max_num_seqs), BlockPool(num_blocks, BLOCK_SIZE)
+    executor, pool = PagedHash(num_blocks, max_num_seqs, num_stages), BlockPool(num_blocks, BLOCK_SIZE)
+    stages = StagedBatches(executor, num_stages) if num_stages > 1 else None
     scheduler = Scheduler(
         pool,
         max_num_seqs=max_num_seqs,
@@ -192,8 +203,11 @@ def make_core(
         policy=policy,
         prefix_cache=BlockHashCache(pool) if is_caching else None,
         guessing=guessing,
+        flights=stages,
     )
     parts: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "eos_token_ids": [EOS]}
+    if stages is not None:
+        return PipelinedCore(stages, scheduler, executor, **parts), executor
     if not is_ahead:
         return EngineCore(scheduler, executor, **parts), executor
     return LookAheadCore(BatchQueue(executor), scheduler, executor, **parts), executor

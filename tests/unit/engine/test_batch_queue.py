@@ -46,10 +46,10 @@ def test_a_batch_is_launched_before_the_outputs_of_the_one_before_are_handed_ove
     for expected in tokens[:2]:
         (output,) = core.step_fn()
         assert output.new_token_ids == [expected]
-        assert executor._launched is not None
+        assert executor._launched
     (output,) = core.step_fn()
     assert (output.new_token_ids, output.finish_reason) == (tokens[2:], FinishReason.LENGTH)
-    assert executor._launched is None, "the last token allowed was known to be the last"
+    assert not executor._launched, "the last token allowed was known to be the last"
     assert executor.num_launched == 3
     assert not core.has_work
 
@@ -105,7 +105,7 @@ def test_settling_leaves_nothing_in_flight() -> None:
     core.step_fn()
     (output,) = core.settle()
     assert output.new_token_ids == alone(arrival())[0][:1]
-    assert executor._launched is None
+    assert not executor._launched
     assert core.settle() == []
     while core.has_work:
         core.step_fn()

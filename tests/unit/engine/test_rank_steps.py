@@ -46,6 +46,8 @@ def check_same(sent: ModelInput, found: ModelInput) -> None:
     assert found.state_slots.tolist() == sent.state_slots.tolist()
     assert torch.equal(found.batch.block_table, sent.batch.block_table)
     assert torch.equal(found.batch.slot_mapping, sent.batch.slot_mapping)
+    ends, came = sent.batch.visible_ends, found.batch.visible_ends
+    assert came is None if ends is None else came is not None and torch.equal(came, ends)
     for name in ("query_lens", "seq_lens", "block_size"):
         assert getattr(found.batch, name) == getattr(sent.batch, name)
 
@@ -68,6 +70,7 @@ def test_what_is_given_beside_tokens_arrives() -> None:
         "token_types": torch.tensor([0, 1]),
     }
     sent = step([3, 1], [[1], [2]], **given_beside)
+    sent.batch.visible_ends = torch.tensor([5, 9])
     check_same(sent, arrive(StepSender(), StepReceiver(CPU), sent)[1])
 
 

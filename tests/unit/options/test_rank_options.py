@@ -29,6 +29,10 @@ def test_ranks_are_stages_times_parts() -> None:
         ({"enable_lora": True}, "enable_lora is for engines of one rank"),
         ({"kv_offload_dir": "/d"}, "kv_offload_dir '/d' is for engines of one rank"),
         ({"kv_offload_memory": 1 << 20}, "kv_offload_memory 1048576 is for engines of one rank"),
+        (
+            {"pipeline_parallel_size": 2, "async_scheduling": True},
+            "async_scheduling is for engines of one stage, and pipeline_parallel_size 2 schedules a batch for each",
+        ),
         ({"pipeline_parallel_size": 64}, "are 128 ranks, and an engine has at most 64"),
         ({"tensor_parallel_size": 1, "enable_expert_parallel": True}, "raise tensor_parallel_size, or leave it out"),
     ],

@@ -164,6 +164,16 @@ def test_light_modules_load_no_heavy_library(module: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("module", ["penstock.worker.serving", "penstock.worker.cli", "penstock.ops.cli"])
+def test_programs_of_ours_import_no_rich_for_their_logs(module: str) -> None:
+    """It is a fifth of their start. With nothing on its standard input a worker process ends."""
+    command = [sys.executable, "-X", "importtime", "-m", module, "--version"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    imports = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert {"structlog", "penstock.shared.plain_structlog"} <= imports
+    assert "rich.console" not in imports
+
+
 def test_the_client_needs_only_its_three_libraries() -> None:
     """Run with everything that the extras bring made impossible to import."""
     code = """

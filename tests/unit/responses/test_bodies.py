@@ -99,6 +99,19 @@ def test_sampling_fields_reach_the_parameters() -> None:
     assert prepare().chat.params.max_tokens is None
 
 
+def test_logits_processors_are_chosen_as_in_a_chat() -> None:
+    wanted = {"logits_processors": {"ban": {"token_ids": [5]}}}
+    record = prepare(vllm_xargs=wanted, background=True).record
+    # Whichever gateway goes on with it reads the record.
+    kept = msgspec.json.decode(msgspec.json.encode(record), type=StoredResponse)
+    assert prepare_response(kept).chat.params.extra_args == wanted
+    assert prepare(vllm_xargs={}).chat.params.extra_args is None
+    for wrong in ({"logits_processors": ["ban"]}, {"my_own": 1}, ["ban"]):
+        with pytest.raises(OpenAIError) as caught:
+            prepare(vllm_xargs=wrong)
+        assert (caught.value.status, str(caught.value.param)[:10]) == (400, "vllm_xargs")
+
+
 def test_what_was_said_is_given_back() -> None:
     said = {
         "instructions": "be brief",

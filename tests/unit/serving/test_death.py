@@ -56,6 +56,8 @@ def test_a_stall_whose_rank_was_stopped_comes_from_outside() -> None:
     try:
         assert not cause_of_stall("it made no step", os.getpid()).is_external
         psutil.Process(sleeper.pid).suspend()
+        while psutil.Process(sleeper.pid).status() != psutil.STATUS_STOPPED:
+            pass  # it stops when it has its turn
         cause = cause_of_stall("it made no step", os.getpid())
     finally:
         sleeper.kill()

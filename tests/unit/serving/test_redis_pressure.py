@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from typing import cast
 
 import pytest
@@ -54,6 +56,37 @@ def test_a_server_that_was_started_anew_says_nothing() -> None:
     readings.after(0.9)
     readings.restart()
     assert readings.pressure.pause_s == FIRST_PAUSE_S
+
+
+async def test_who_writes_nothing_asks_nothing_once_no_pause_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.worker.serving.redis_pressure.LOOK_EVERY_S", 0.0)
+    looks: asyncio.Queue[float | None] = asyncio.Queue()
+    at_s = itertools.count(100.0)
+
+    class Looking(RedisPressure):
+        """Its Redis is idle, and each look a second after the one before."""
+
+        async def look(self) -> None:
+            looks.put_nowait(None if self._last is None else self.pause_s)
+            self.note(0.0, next(at_s))
+
+    async def look_is_over() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    pressure = Looking(cast(CommandConnection, None), Keys().model("m"))
+    pressure.note(0.0, next(at_s))
+    pressure.pause_s = 4 * FIRST_PAUSE_S
+    running = asyncio.create_task(pressure.run())
+    async with asyncio.timeout(60):
+        assert [await looks.get() for _ in range(3)] == [4 * FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, FIRST_PAUSE_S]
+        await look_is_over()
+        assert looks.empty()
+        assert pressure.pause_of_output() == 0.0
+        assert await looks.get() is None  # the first: the quiet time before it says nothing
+        await look_is_over()
+        assert looks.empty()
+    running.cancel()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from ...models.lean.captured import plain_of
 from ...models.live_state import empty_module
 from ...models.loader import LoadedModel, load_weights
 from ...models.sharded_state import save_sharded_state
-from ...models.weights import ModelWeights, return_free_memory
+from ...models.weights import return_free_memory
 from ..adapters.library import AdapterLibrary
 from ..core import EngineCore
 from ..execution.model_runner import ModelRunner
@@ -72,8 +72,7 @@ def compose_control(
             source,
             model,
             core,
-            changing.weights if isinstance(changing.weights, ModelWeights) else None,
-            changing.load,
+            ranks.exchange(changing.load),
             changing.cache,
             changing.refit,
             changing.settle,

@@ -31,6 +31,14 @@ class ScopedStepWatch(StepWatch):
         super().executed()
         self._enter("update")
 
+    def pause(self) -> None:
+        super().pause()
+        self._leave()
+
+    def resume(self) -> None:
+        super().resume()
+        self._enter("execute", "goes on")
+
     def failed(self) -> None:
         self._leave()
 

@@ -10,20 +10,19 @@ Nothing runs meanwhile: the worker process has seen to that (``worker/serving/lo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
-from torch import Tensor, nn
 
 from ....shared.control.weights import ReloadWeights, WeightsReloaded
 from ....shared.errors import EngineCallError, EngineStateError, ModelLoadError
 from ...config.engine_config import EngineConfig
 from ...models.description import ModelDescription
+from ...models.exchange import Exchange
 from ...models.folder import TOKENIZER_FILE, resolve_model_folder
 from ...models.loader import LoadedModel
-from ...models.weights import ModelWeights
 from ...models.weights_version import weights_version
 from ..core import EngineCore
 from .sleep import Sleepable
@@ -64,8 +63,7 @@ class WeightsReload:
     """See above.
 
     Args:
-        weights: None where several ranks have a part of them each.
-        load: makes the network of the files of a folder, packed as the one that computes.
+        exchange: puts other weights in place, on all ranks.
         cache: the KV cache.
         settle: called when weights were swapped and there is a cache: fits what depends on their numbers, and captures.
         refit: called before that, while there is none.
@@ -78,8 +76,7 @@ class WeightsReload:
         source: WeightsSource,
         model: LoadedModel,
         core: EngineCore,
-        weights: ModelWeights | None,
-        load: Callable[[Path], nn.Module],
+        exchange: Exchange,
         cache: Sleepable,
         refit: Callable[[], None],
         settle: Callable[[], None],
@@ -89,8 +86,7 @@ class WeightsReload:
         self.source = source
         self._model = model
         self._core = core
-        self._weights = weights
-        self._load = load
+        self._exchange = exchange
         self._cache = cache
         self._refit = refit
         self._settle = settle
@@ -114,7 +110,7 @@ class WeightsReload:
         if core.has_work or not core.forget_blocks():
             raise EngineStateError(f"weights cannot change while requests run ({core.num_unfinished_requests})")
         started = time.monotonic()
-        self._change(folder, self._whole_weights())
+        self._change(folder)
         # What was made of images, and what earlier requests left, was made with other weights.
         core.images.forget_encoded()
         self.source.folder, self.source.version, self.source.description = folder, version, description
@@ -132,7 +128,6 @@ class WeightsReload:
             raise EngineStateError("the engine was started with load_format dummy, and reads no weights")
         if self._model.pooling is not None:
             raise EngineStateError("the weights of a model that pools stay: start an engine with the other folder")
-        self._whole_weights()
         folder = resolve_model_folder(call.path) if call.path else self.source.folder
         if not folder.is_dir():
             raise ModelLoadError(f"model folder {folder} does not exist")
@@ -140,36 +135,30 @@ class WeightsReload:
         self.source.description.check_fits(description, folder)
         return folder, description
 
-    def _whole_weights(self) -> ModelWeights:
-        if self._weights is None:
-            raise EngineStateError(
-                "the weights of an engine of several ranks stay: start an engine with the other folder"
-            )
-        return self._weights
-
-    def _change(self, folder: Path, weights: ModelWeights) -> None:
+    def _change(self, folder: Path) -> None:
         # Its memory is what the new weights take until the old ones are gone.
         self._cache.release(1)
         try:
-            former = weights.replace(self._load(folder))
+            self._exchange.exchange(folder)
         except Exception:
-            self._go_back(weights, None)
+            self._go_back(has_changed=False)
             raise
         try:
             self._begin()
         except Exception as error:
             log.exception("weights_not_usable", folder=str(folder))
-            self._go_back(weights, former)
+            self._go_back(has_changed=True)
             raise EngineCallError(
                 f"the weights in {folder} cannot be used, the former ones serve on: {type(error).__name__}: {error}"
             ) from error
+        self._exchange.keep()
 
-    def _go_back(self, weights: ModelWeights, former: Sequence[Tensor] | None) -> None:
-        """Compute with the former weights again; None where they are in place yet."""
+    def _go_back(self, *, has_changed: bool) -> None:
+        """Compute with the former weights again, which may be in place yet."""
         try:
-            if former is not None:
+            if has_changed:
                 self._cache.release(1)
-                weights.put(former)
+                self._exchange.put_back()
             self._begin()
         except BaseException as error:
             raise WeightsLostError("neither the new weights nor the former ones can be used") from error

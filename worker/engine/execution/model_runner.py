@@ -35,6 +35,13 @@ class BegunStep:
     step: StepInput
     prompt_rows: PromptRows | None
 
+    @property
+    def logit_rows(self) -> IntArray:
+        """The packed tokens whose logits are wanted, ascending: for new tokens, and for what is told of prompts."""
+        if self.prompt_rows is None:
+            return self.step.logit_rows
+        return np.union1d(self.step.logit_rows, self.prompt_rows.logit_rows)
+
 
 @dataclass(slots=True)
 class ComputedStep:
@@ -83,11 +90,10 @@ class ModelRunner:
             AcceleratorError: see ``Executor``.
         """
         try:
-            if begun.prompt_rows is None:
-                return ComputedStep(self._forward(begun.step, begun.step.logit_rows), {})
-            return ComputedStep(*self._forward_with_prompt(begun.step, begun.prompt_rows))
+            logits = self._forward(begun.step, begun.logit_rows)
         except torch.AcceleratorError as error:
             raise AcceleratorError(str(error)) from error
+        return self.computed_of(begun, logits)
 
     def finish(self, begun: BegunStep, computed: ComputedStep) -> SampledTokens:
         """The third: the tokens.
@@ -163,27 +169,31 @@ class ModelRunner:
 
     def _forward(self, step: StepInput, logit_rows: IntArray) -> torch.Tensor:
         """Logits of the packed tokens ``logit_rows``, ascending: ``[len(logit_rows), V]``."""
+        return self._model.forward.run(self.input_of(step, logit_rows))
+
+    def input_of(self, step: StepInput, logit_rows: IntArray) -> ModelInput:
+        """What the forward is given of ``step``, to make logits of the packed tokens ``logit_rows``, ascending."""
         max_blocks = -(-int(step.seq_lens.max()) // self._batch.block_size)
+        ends = self._batch.sampling.visible_ends.take(step)
         batch = PagedBatch(
             block_table=to_device(self._batch.block_table[step.rows, :max_blocks], self._device),
             slot_mapping=to_device(step.slot_mapping, self._device),
             query_lens=step.query_lens.tolist(),
             seq_lens=step.seq_lens.tolist(),
             block_size=self._batch.block_size,
+            visible_ends=None if ends is None else to_device(ends, self._device),
         )
         embeds, sight = self._seen(step)
-        return self._model.forward.run(
-            ModelInput(
-                token_ids=to_device(step.token_ids, self._device),
-                positions=to_device(step.positions, self._device),
-                logit_rows=to_device(logit_rows, self._device),
-                batch=batch,
-                state_slots=step.rows,
-                inputs_embeds=embeds,
-                sight=sight,
-                token_lora=None if step.token_lora is None else to_device(step.token_lora, self._device),
-                token_types=None if step.token_types is None else to_device(step.token_types, self._device),
-            )
+        return ModelInput(
+            token_ids=to_device(step.token_ids, self._device),
+            positions=to_device(step.positions, self._device),
+            logit_rows=to_device(logit_rows, self._device),
+            batch=batch,
+            state_slots=step.rows,
+            inputs_embeds=embeds,
+            sight=sight,
+            token_lora=None if step.token_lora is None else to_device(step.token_lora, self._device),
+            token_types=None if step.token_types is None else to_device(step.token_types, self._device),
         )
 
     def _inputs_embeds(self, step: StepInput) -> torch.Tensor | None:
@@ -199,16 +209,19 @@ class ModelRunner:
         embeds = embed_inputs(self._model, step.token_ids, given)
         return embeds, sight_of(self._model, axes, given, embeds.shape[1])
 
-    def _forward_with_prompt(
-        self, step: StepInput, prompt_rows: PromptRows
-    ) -> tuple[torch.Tensor, dict[str, list[TokenLogprobs]]]:
-        """Logits of ``step.logit_rows``, and what those of ``prompt_rows`` tell."""
-        logit_rows = np.union1d(step.logit_rows, prompt_rows.logit_rows)
-        logits = self._forward(step, logit_rows)
-        is_prompt = np.isin(logit_rows, prompt_rows.logit_rows)
+    def computed_of(self, begun: BegunStep, logits: torch.Tensor) -> ComputedStep:
+        """What the forward gave, of ``logits`` of ``begun.logit_rows``. Raises as ``compute``."""
+        prompt_rows = begun.prompt_rows
+        if prompt_rows is None:
+            return ComputedStep(logits, {})
+        is_prompt = np.isin(begun.logit_rows, prompt_rows.logit_rows)
         places = (np.nonzero(chosen)[0] for chosen in (is_prompt, ~is_prompt))
-        of_prompt, of_sampled = (logits[to_device(rows, self._device)] for rows in places)
-        return of_sampled, prompt_logprobs_of(of_prompt, prompt_rows, one_by_one=self._works_one_by_one)
+        try:
+            of_prompt, of_sampled = (logits[to_device(rows, self._device)] for rows in places)
+            told = prompt_logprobs_of(of_prompt, prompt_rows, one_by_one=self._works_one_by_one)
+        except torch.AcceleratorError as error:
+            raise AcceleratorError(str(error)) from error
+        return ComputedStep(of_sampled, told)
 
     def _sample_rows(
         self, logits: torch.Tensor, rows: IntArray, num_tokens: IntArray

@@ -31,7 +31,7 @@ from ...request_checks import check_images_served
 from ..structured.threads import CompileThreads, Task
 from .cache import ImageCache
 from .decode import decode_image
-from .expand import expand
+from .expand import check_wholes, expand
 from .interface import ReadyMessage
 
 FAILED = "image_failed"
@@ -236,7 +236,9 @@ class ImageAdmission:
             for encoded in (waiting.found[self._key(waiting, image)],)
         ]
         message = waiting.message
-        token_ids, spans = expand(message.prompt_token_ids or [], self._seeing.processor.image_token_id, found)
+        processor = self._seeing.processor
+        token_ids, spans = expand(message.prompt_token_ids or [], processor.image_token_id, found, processor.seams)
+        check_wholes(spans, self._seeing.longest_whole)
         whole = msgspec.structs.replace(message, prompt_token_ids=token_ids, images=None)
         return ReadyMessage(whole, spans, None)
 

@@ -19,6 +19,8 @@ from torch import nn
 from ....shared.errors import PenstockError
 from ...config.engine_config import EngineConfig
 from ...core.garbage import freeze_loaded_objects
+from ...models.exchange import WeightsExchange
+from ...models.lean.staged import StagedForward
 from ...models.loader import LoadedModel, load_model, load_weights
 from ...models.weights import ModelWeights, return_free_memory
 from ..control.traces import ProcessTraceRecorder
@@ -29,8 +31,12 @@ from .messages import (
     Allocate,
     CommitStep,
     Done,
+    ExchangeWeights,
+    FinishStep,
+    KeepWeights,
     Measure,
     Profile,
+    PutWeightsBack,
     RankConfigure,
     RankFailed,
     RankLoaded,
@@ -53,22 +59,26 @@ class Follower:
 
     Args:
         model: its part.
-        load_again: makes the part's weights anew.
+        folder: that it was read from.
+        load: makes the part's weights of the files of a folder.
     """
 
     def __init__(
-        self, config: EngineConfig, model: LoadedModel, rank: int, load_again: Callable[[], nn.Module]
+        self, config: EngineConfig, model: LoadedModel, rank: int, folder: Path, load: Callable[[Path], nn.Module]
     ) -> None:
         self._config = config
         self._model = model
         # Of the weights while they are there: those that sleep are nowhere.
         self._device = model.device
         self._steps = StepReceiver(self._device)
-        self._weights = ModelWeights(model.weights, load_again)
+        self._folder = self._next_folder = folder
+        self._weights = ModelWeights(model.weights, lambda: load(self._folder))
+        self._exchange = WeightsExchange(self._weights, load)
         self._recorder = ProcessTraceRecorder(config, f"-rank{rank}")
         # Behind an error of these the other ranks wait in a collective: it ends the rank, and with it the engine.
         self._computing: dict[type, Callable[[Any], Any]] = {
             RunStep: self._run,
+            FinishStep: self._finish,
             CommitStep: lambda _: model.forward.commit(),
             Profile: self._profile,
             Measure: lambda _: measure_rank(model, config),
@@ -79,6 +89,9 @@ class Follower:
             Allocate: self._allocate,
             ReleaseWeights: lambda command: self._weights.release(command.level),
             RestoreWeights: lambda _: self._weights.restore(),
+            ExchangeWeights: self._exchange_weights,
+            PutWeightsBack: lambda _: self._exchange.put_back(),
+            KeepWeights: self._keep_weights,
             StartTrace: lambda _: self._recorder.start(),
             StopTrace: lambda _: self._recorder.stop(),
         }
@@ -103,9 +116,23 @@ class Follower:
             return failure_from(error)
         return Done()
 
+    @property
+    def _staged(self) -> StagedForward:
+        forward = self._model.forward
+        assert isinstance(forward, StagedForward), "the model is not computed in stages"
+        return forward
+
     @torch.inference_mode()
     def _run(self, command: RunStep) -> None:
-        self._model.forward.run(self._steps.step_of(command))
+        step = self._steps.step_of(command)
+        if command.is_started:
+            self._staged.start(step)
+        else:
+            self._model.forward.run(step)
+
+    @torch.inference_mode()
+    def _finish(self, _: FinishStep) -> None:
+        self._staged.finish()
 
     @torch.inference_mode()
     def _profile(self, command: Profile) -> Done:
@@ -115,6 +142,14 @@ class Follower:
     def _wake_up_whole(self, _: WakeUpWhole) -> Done:
         capture_again(self._model)
         return Done()
+
+    def _exchange_weights(self, command: ExchangeWeights) -> None:
+        self._next_folder = Path(command.folder)
+        self._exchange.exchange(self._next_folder)
+
+    def _keep_weights(self, _: KeepWeights) -> None:
+        self._folder = self._next_folder
+        self._exchange.keep()
 
     def _allocate(self, command: Allocate) -> None:
         self._model.forward.allocate(command.num_blocks, command.block_size, command.num_slots, self._device)
@@ -164,8 +199,8 @@ def _load(first: RankConfigure, rendezvous_fd: int) -> Follower:
     model = load_model(config, folder, groups)
     set_num_threads(config, model)
 
-    def load_again() -> nn.Module:
+    def load(folder: Path) -> nn.Module:
         torch.manual_seed(config.seed)
         return load_weights(config, folder, model)
 
-    return Follower(config, model, first.rank, load_again)
+    return Follower(config, model, first.rank, folder, load)

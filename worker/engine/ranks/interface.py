@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from torch import nn
 
 from ....shared.messages.ranks import RankSetup
+from ...models.exchange import Exchange
 from ...models.loader import LoadedModel
 from ..control.sleep import Sleepable
 from ..control.traces import TraceRecorder
@@ -35,6 +37,10 @@ class Ranks(Protocol):
 
     def weights(self, load_again: Callable[[], nn.Module]) -> Sleepable:
         """The weights of all ranks; ``load_again`` makes this one's anew."""
+        ...
+
+    def exchange(self, load: Callable[[Path], nn.Module]) -> Exchange:
+        """What puts other weights in the place of those of all ranks; ``load`` makes this one's of a folder."""
         ...
 
     def awake(self) -> None:

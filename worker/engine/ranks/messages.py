@@ -2,7 +2,7 @@
 
 RankConfigure                    ──▶  rank
                                  ◀──  RankLoaded | RankFailed
-RunStep, CommitStep              ──▶         no answer: the model's collectives are the answer
+RunStep, FinishStep, CommitStep  ──▶         no answer: the model's collectives are the answer
 Allocate, Measure, Release, …    ──▶
                                  ◀──  Done, RankMemory | RankFailed
 StopRank                         ──▶
@@ -35,7 +35,8 @@ class RankConfigure(msgspec.Struct, array_like=True, tag="configure"):
 class RunStep(msgspec.Struct, array_like=True, tag="run"):
     """A ``ModelInput``. Of its block table only what has changed: ``changed_blocks`` at rows and columns.
 
-    ``table_width`` are its columns, and its rows are ``state_slots``.
+    ``table_width`` are its columns, and its rows are ``state_slots``. Of one that ``is_started`` there are others under
+    way, and ``FinishStep`` says when it ends.
     """
 
     token_ids: bytes
@@ -54,6 +55,12 @@ class RunStep(msgspec.Struct, array_like=True, tag="run"):
     token_types: bytes | None = None
     embeds: bytes | None = None
     embeds_dtype: str = ""
+    visible_ends: bytes | None = None
+    is_started: bool = False
+
+
+class FinishStep(msgspec.Struct, array_like=True, tag="finish"):
+    """Finish the oldest step that was started."""
 
 
 class CommitStep(msgspec.Struct, array_like=True, tag="commit"):
@@ -88,6 +95,20 @@ class ReleaseWeights(msgspec.Struct, array_like=True, tag="release"):
 
 class RestoreWeights(msgspec.Struct, array_like=True, tag="restore"):
     """See ``Sleepable.restore``."""
+
+
+class ExchangeWeights(msgspec.Struct, array_like=True, tag="exchange"):
+    """See ``Exchange.exchange``."""
+
+    folder: str
+
+
+class PutWeightsBack(msgspec.Struct, array_like=True, tag="put_back"):
+    """See ``Exchange.put_back``."""
+
+
+class KeepWeights(msgspec.Struct, array_like=True, tag="keep"):
+    """See ``Exchange.keep``."""
 
 
 class WakeUpWhole(msgspec.Struct, array_like=True, tag="awake"):
@@ -151,12 +172,16 @@ class RankFailed(msgspec.Struct, array_like=True, tag="failed"):
 RankCommand = (
     RankConfigure
     | RunStep
+    | FinishStep
     | CommitStep
     | Allocate
     | Profile
     | Measure
     | ReleaseWeights
     | RestoreWeights
+    | ExchangeWeights
+    | PutWeightsBack
+    | KeepWeights
     | WakeUpWhole
     | StartTrace
     | StopTrace

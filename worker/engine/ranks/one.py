@@ -9,6 +9,7 @@ from torch import nn
 
 from ....shared.messages.ranks import RankSetup
 from ...config.engine_config import EngineConfig
+from ...models.exchange import Exchange, WeightsExchange
 from ...models.loader import LoadedModel, load_model
 from ...models.weights import ModelWeights
 from ..control.sleep import Sleepable
@@ -42,6 +43,9 @@ class OneRank:
 
     def weights(self, load_again: Callable[[], nn.Module]) -> Sleepable:
         return ModelWeights(self.model.weights, load_again)
+
+    def exchange(self, load: Callable[[Path], nn.Module]) -> Exchange:
+        return WeightsExchange(ModelWeights(self.model.weights, lambda: self.model.weights), load)
 
     def awake(self) -> None:
         capture_again(self.model)

@@ -13,6 +13,7 @@ from torch import nn
 
 from ....shared.messages.ranks import RankSetup
 from ...config.engine_config import EngineConfig
+from ...models.exchange import Exchange, WeightsExchange
 from ...models.loader import LoadedModel, load_model
 from ...models.parallel.groups import RankGroups
 from ...models.weights import ModelWeights
@@ -21,6 +22,7 @@ from ..control.traces import ProcessTraceRecorder, TraceRecorder
 from ..execution.kv_cache import KVCacheSize
 from ..host_setup import set_num_threads
 from .errors import RankLostError
+from .exchange import SharedExchange
 from .memory import capture_again, measure_rank, size_for_all
 from .messages import (
     Measure,
@@ -35,7 +37,7 @@ from .messages import (
 )
 from .process import RankProcess
 from .rendezvous import COLLECTIVE_TIMEOUT_S, join, make_rendezvous
-from .sharded_forward import ShardedForward
+from .sharded_forward import sharded_forward
 from .team import RankTeam, failure_of
 
 log = structlog.get_logger(__name__)
@@ -88,7 +90,7 @@ class SeveralRanks:
                 raise self._team.failed_load(failure) from failure
         self._team.note_loaded()
         set_num_threads(config, self._local)
-        return dataclasses.replace(self._local, forward=ShardedForward(self._local.forward, self._team))
+        return dataclasses.replace(self._local, forward=sharded_forward(self._local.forward, self._team))
 
     def size_cache(self) -> KVCacheSize:
         mine, others = self._team.compute(Measure(), lambda: measure_rank(self.local, self._config))
@@ -97,6 +99,10 @@ class SeveralRanks:
 
     def weights(self, load_again: Callable[[], nn.Module]) -> Sleepable:
         return _Weights(ModelWeights(self.local.weights, load_again), self._team)
+
+    def exchange(self, load: Callable[[Path], nn.Module]) -> Exchange:
+        weights = ModelWeights(self.local.weights, lambda: self.local.weights)
+        return SharedExchange(WeightsExchange(weights, load), self._team)
 
     def awake(self) -> None:
         self._team.compute(WakeUpWhole(), lambda: capture_again(self.local))

@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 from ...models.attention import AttentionCall
 from ...models.forward import Forward, ModelInput
 from ...models.lean.captured import CapturedForward
-from .messages import Allocate, CommitStep, Profile
+from ...models.lean.staged import StagedForward
+from .messages import Allocate, CommitStep, FinishStep, Profile
 from .step_codec import StepSender
 from .team import RankTeam
 
@@ -99,3 +100,35 @@ class ShardedForward:
     def profile(self, num_tokens: int, num_logit_rows: int) -> None:
         """On all ranks; raises as ``run``."""
         self._team.compute(Profile(num_tokens, num_logit_rows), lambda: self.local.profile(num_tokens, num_logit_rows))
+
+
+class StagedShardedForward(ShardedForward):
+    """The ``ShardedForward`` of a model in stages, of which several steps may be under way."""
+
+    def __init__(self, local: StagedForward, team: RankTeam) -> None:
+        super().__init__(local, team)
+        self._steps = local
+
+    def start(self, step: ModelInput) -> None:
+        """See ``StagedSteps``; raises as ``run``."""
+        message = self._sender.message_of(step)
+        message.is_started = True
+        self._team.send(message)
+        try:
+            self._steps.start(step)
+        except Exception as error:
+            raise self._team.loss(error) from error
+
+    def finish(self) -> Tensor:
+        """See ``StagedSteps``; raises as ``run``."""
+        # Other ranks of this stage put logits together, in the order that they are told.
+        self._team.send(FinishStep())
+        try:
+            return self._steps.finish()
+        except Exception as error:
+            raise self._team.loss(error) from error
+
+
+def sharded_forward(local: Forward, team: RankTeam) -> ShardedForward:
+    """What is asked of ``local``, done by all ranks."""
+    return StagedShardedForward(local, team) if isinstance(local, StagedForward) else ShardedForward(local, team)

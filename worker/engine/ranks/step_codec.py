@@ -68,6 +68,7 @@ class StepSender:
             token_types=None if step.token_types is None else _bytes_of(step.token_types),
             embeds=None if step.inputs_embeds is None else _raw_bytes(step.inputs_embeds),
             embeds_dtype="" if step.inputs_embeds is None else str(step.inputs_embeds.dtype).removeprefix("torch."),
+            visible_ends=None if batch.visible_ends is None else _bytes_of(batch.visible_ends),
         )
 
 
@@ -94,6 +95,7 @@ class StepReceiver:
             query_lens=_ints(message.query_lens).tolist(),
             seq_lens=_ints(message.seq_lens).tolist(),
             block_size=message.block_size,
+            visible_ends=None if message.visible_ends is None else self._there(_ints(message.visible_ends)),
         )
         return ModelInput(
             token_ids=self._there(token_ids),

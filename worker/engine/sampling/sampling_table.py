@@ -18,6 +18,7 @@ from .processed_rows import ProcessorTable
 from .prompt_rows import PromptRowTable
 from .thinking import ThinkingTable
 from .token_rules import TokenRuleTable
+from .visible_ends import VisibleEndsTable
 
 # Below it a division would overflow; vLLM draws the same line.
 GREEDY_TEMPERATURE = 1e-5
@@ -107,6 +108,7 @@ class SamplingTable:
         self.prompt_rows = PromptRowTable()
         self.given_embeds = GivenEmbedsTable()
         self.given_axes = GivenAxesTable()
+        self.visible_ends = VisibleEndsTable()
 
     def set_row(self, row: int, request: Request) -> None:
         """Write the parameters of ``request`` into ``row``."""
@@ -126,6 +128,7 @@ class SamplingTable:
         self.prompt_rows.set_row(row, request)
         self.given_embeds.set_row(row, request)
         self.given_axes.set_row(row, request)
+        self.visible_ends.set_row(row, request)
 
     def forget_row(self, row: int) -> None:
         """Drop what ``row`` has beyond its numbers; its request has left."""
@@ -134,6 +137,7 @@ class SamplingTable:
         self.prompt_rows.forget_row(row)
         self.given_embeds.forget_row(row)
         self.given_axes.forget_row(row)
+        self.visible_ends.forget_row(row)
 
     def append_tokens(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
         """Note the new tokens of ``rows``, both ``[R]``."""

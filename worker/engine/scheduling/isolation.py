@@ -28,7 +28,7 @@ class Isolation:
     def isolate(self, batch: SchedulerOutput) -> None:
         """Take apart a batch that failed."""
         self._suspects.extend(zip(batch.requests, batch.num_known_tokens(), strict=True))
-        self._released_ids = batch.released_ids
+        self._released_ids = self._released_ids + batch.released_ids
 
     def next_batch(self) -> SchedulerOutput | None:
         """The next request alone; None when all are through. Those that do not run any more are passed over."""

@@ -19,7 +19,7 @@ from typing import Protocol
 import msgspec
 
 from .block_pool import BlockPool, InvariantError
-from .image_spans import block_keys
+from .image_spans import block_keys, whole_hit
 from .request import Request, RequestStatus
 
 
@@ -99,7 +99,8 @@ class BlockHashCache:
             return []
         num_blocks = (request.num_tokens - 1) // self._block_size
         self._hash_blocks(request, num_blocks)
-        return self._pool.find(request.block_hashes[:num_blocks])
+        found = self._pool.find(request.block_hashes[:num_blocks])
+        return found[: whole_hit(request.images, len(found), self._block_size)] if request.images else found
 
     def is_being_computed(self, request: Request, num_tokens: int, work: Iterable[tuple[Request, int]]) -> bool:
         last = (num_tokens - 1) // self._block_size

@@ -24,13 +24,16 @@ what a preempted request leaves over may go, in the same step, to a waiting one 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 from ....shared.errors import ConfigurationError
 from ....shared.messages.from_core import EngineCoreEventType, EngineCoreOutput, SchedulerStats
 from ....shared.messages.outcome import FinishReason, RequestError
 from ....shared.params.pooling import Pooled
 from .block_pool import BlockPool
+from .flights import Flights, OneFlight
 from .guessing import Guessing, NoGuessing
+from .image_spans import whole_chunk
 from .invariants import check_requests, check_tokens
 from .ordering import FirstComeFirstServed, OrderingPolicy, RequestQueue
 from .prefix_cache import NoPrefixCache, PrefixCache
@@ -62,6 +65,7 @@ class Scheduler:
         timeline: Timeline | None = None,
         guessing: Guessing | None = None,
         residency: Residency | None = None,
+        flights: Flights | None = None,
     ) -> None:
         if block_pool.blocks_for(max_model_len) > block_pool.num_blocks:
             raise ConfigurationError(
@@ -82,6 +86,9 @@ class Scheduler:
         self._guessing = guessing or NoGuessing()
         # One where nobody waits is false.
         self._residency = NoResidency() if residency is None else residency
+        # A queue of batches where none is in flight is false, too.
+        self._flights = OneFlight() if flights is None else flights
+        self._is_short_of_blocks = False
         self._running = RequestQueue(policy)
         self._waiting = RequestQueue(policy)
         self._requests: dict[str, Request] = {}
@@ -115,8 +122,10 @@ class Scheduler:
         output = SchedulerOutput()
         budget = self.max_num_batched_tokens
         prompt_rows = PromptRowBudget()
-        block_size = self.block_pool.block_size
-        for index, request in enumerate(self._running):  # which may lose requests from behind
+        block_size, flights = self.block_pool.block_size, self._flights
+        self._is_short_of_blocks = False
+        room = flights.room(len(self._running))
+        for index, request in enumerate(flights.free(self._running, room)):  # which may lose requests from behind
             num_computed_tokens = request.num_computed_tokens
             num_new_tokens = len(request.token_ids) - num_computed_tokens
             if request.num_in_flight_tokens:
@@ -125,22 +134,31 @@ class Scheduler:
                     continue  # its last token is on its way
             if num_new_tokens > 1:
                 # One token stays reserved for each running request behind this one: a long prefill delays no decode.
-                num_new_tokens = min(num_new_tokens, budget - (len(self._running) - index - 1))
+                num_new_tokens = min(num_new_tokens, budget - (min(room, len(self._running)) - index - 1))
                 num_new_tokens = prompt_rows.limit(request, num_new_tokens)
+                if request.images:
+                    num_new_tokens = whole_chunk(request.images, num_computed_tokens, num_new_tokens)
+                    if num_new_tokens == 0:
+                        continue  # its image waits for a step with more room
             num_tokens = num_computed_tokens + num_new_tokens
             has_blocks = num_tokens <= len(request.block_table) * block_size
             if not has_blocks and not self._grow_block_table(request, num_tokens):
                 break
             output.add(request, num_new_tokens)
             budget -= num_new_tokens
-        while self._waiting and budget > 0 and len(self._running) < self.max_num_seqs:
+        max_num_seqs = self.max_num_seqs - flights.num_leaving
+        room = flights.room(min(len(self._running) + len(self._waiting), self.max_num_seqs))
+        while self._waiting and budget > 0 and len(self._running) < max_num_seqs and len(output.requests) < room:
             request = self._waiting[0]
             if not self._admit(request, budget, output):
                 break
             self._running.add(self._waiting.pop(0))
             num_new_tokens = prompt_rows.limit(request, min(request.num_uncomputed_tokens, budget))
-            output.add(request, num_new_tokens)
-            budget -= num_new_tokens
+            if request.images:
+                num_new_tokens = whole_chunk(request.images, request.num_computed_tokens, num_new_tokens)
+            if num_new_tokens:
+                output.add(request, num_new_tokens)
+                budget -= num_new_tokens
         output.released_ids, self._released_ids = self._released_ids, []
         self._guessing.extend(output, self.block_pool)
         return output
@@ -279,17 +297,19 @@ class Scheduler:
     def _admit(self, request: Request, budget: int, output: SchedulerOutput) -> bool:
         """Give a waiting request blocks for all its known tokens, cached ones among them.
 
-        False if too few are free, if ``output`` computes for another all that ``budget`` lets it compute now, if a
-        token of it is on its way (it was preempted just now), or if others run with adapters in all slots.
+        False if too few are free or one that runs waits for some, if ``output`` or a batch in flight computes for
+        another all that ``budget`` lets it compute now, if it is in flight itself, or if others run with adapters in
+        all slots.
         """
-        if request.num_in_flight_tokens:
+        if self._is_short_of_blocks or not self._flights.may_enter(request):
             return False
         cached = self._prefix_cache.find(request)
         num_cached_tokens = len(cached) * self.block_pool.block_size
         num_blocks = self.block_pool.blocks_for(request.num_tokens) - len(cached)
         if num_blocks > self.block_pool.num_free - self.block_pool.num_free_among(cached):
             return False
-        if self._prefix_cache.is_being_computed(request, num_cached_tokens + budget, output.work()):
+        work = chain(output.work(), self._flights.work())
+        if self._prefix_cache.is_being_computed(request, num_cached_tokens + budget, work):
             return False
         if not self._residency.hold(request):
             return False
@@ -302,9 +322,13 @@ class Scheduler:
         return True
 
     def _grow_block_table(self, request: Request, num_tokens: int) -> bool:
-        """Give ``request`` blocks for ``num_tokens`` in all, preempting from behind; False if it had to go itself."""
+        """Give ``request`` blocks for ``num_tokens`` in all, preempting from behind; False if it had to go itself, or
+        if the last one is in flight, whose blocks it can have when that has landed."""
         num_blocks = self.block_pool.blocks_for(num_tokens) - len(request.block_table)
         while num_blocks > self.block_pool.num_free:
+            if not self._flights.may_leave(self._running[-1]):
+                self._is_short_of_blocks = True
+                return False
             last = self._running.pop(-1)
             self._release(last)
             last.num_computed_tokens = 0

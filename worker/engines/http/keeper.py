@@ -21,7 +21,7 @@ NUM_LAST_LINES = 20
 _MAX_LINE_CHARS = 500
 _PR_SET_PDEATHSIG = 1
 # What it has printed last may still be on its way.
-_LAST_WORDS_TIMEOUT_S = 1.0
+_LAST_WORDS_TIMEOUT_S = 10.0
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -55,8 +55,9 @@ def main(words: list[str]) -> None:
     reading.start()
     threading.Thread(target=_await_end_of_core, args=(server.pid,), daemon=True).start()
     returncode = server.wait()
-    reading.join(_LAST_WORDS_TIMEOUT_S)
+    # What it has started would keep its output open.
     _kill_group(server.pid)
+    reading.join(_LAST_WORDS_TIMEOUT_S)
     _tell(Report(returncode, list(lines)))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from ....shared.adapter_errors import AdapterFileError, UnsupportedAdapterError
 from ....shared.lora.adapters import WEIGHTS_FILE
 from ....shared.lora.peft_config import PeftConfig, read_peft_config
+from .text_names import own_name, refuse_seeing_part
 
 _PREFIX = "base_model.model."
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
@@ -42,7 +43,7 @@ class LayerMatrices:
 def read_peft_folder(
     folder: Path, layers: Mapping[str, tuple[int, int]], dtype: torch.dtype, max_rank: int
 ) -> dict[str, LayerMatrices]:
-    """Read the adapter in ``folder``; its matrices by the name of their layer.
+    """Read the adapter in ``folder``; its matrices by the name of their layer, which is one of ``layers``.
 
     Args:
         layers: those of the model that can be adapted, by name, with their numbers of inputs and outputs.
@@ -61,10 +62,10 @@ def read_peft_folder(
     try:
         with safe_open(path, framework="pt") as file:
             pairs = _pair(list(file.keys()))
-            _check_layers(pairs, config, layers)
+            own_names = _own_names(pairs, config, layers)
             return {
-                layer: _scaled(layer, file.get_tensor(down), file.get_tensor(up), layers[layer], config, dtype)
-                for layer, (down, up) in pairs.items()
+                own: _scaled(layer, file.get_tensor(down), file.get_tensor(up), layers[own], config, dtype)
+                for own, (layer, (down, up)) in zip(own_names, pairs.items(), strict=True)
             }
     except (OSError, SafetensorError) as error:
         raise AdapterFileError(f"{path} cannot be read: {error}") from error
@@ -85,11 +86,17 @@ def _pair(names: list[str]) -> dict[str, tuple[str, str]]:
     return {name.removeprefix(_PREFIX): (name + _DOWN, name + _UP) for name in sorted(downs)}
 
 
-def _check_layers(
+def _own_names(
     pairs: Mapping[str, tuple[str, str]], config: PeftConfig, layers: Mapping[str, tuple[int, int]]
-) -> None:
-    for layer in pairs:
-        if layer not in layers:
+) -> list[str]:
+    """What the layers of ``pairs`` are called in the engine."""
+    names = [own_name(layer, layers) for layer in pairs]
+    if len(set(names)) < len(names):
+        twice = min(name for name in names if names.count(name) > 1)
+        raise UnsupportedAdapterError(f"{WEIGHTS_FILE} has matrices of {twice!r} by two names; keep one of them")
+    for layer, own in zip(pairs, names, strict=True):
+        if own not in layers:
+            refuse_seeing_part(layer)
             last = sorted({name.rsplit(".", 1)[-1] for name in layers})
             raise UnsupportedAdapterError(
                 f"the adapter changes {layer!r}, which is no linear layer of the model that can be adapted; those are "
@@ -99,6 +106,7 @@ def _check_layers(
             raise UnsupportedAdapterError(f"{WEIGHTS_FILE} has matrices of {layer!r}, and target_modules leave it out")
     if missing := config.missing_among(pairs):
         raise UnsupportedAdapterError(f"target_modules name {missing[0]!r}, and {WEIGHTS_FILE} has nothing for it")
+    return names
 
 
 def _scaled(

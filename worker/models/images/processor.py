@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,10 @@ from torch import Tensor
 from ....shared.errors import ModelLoadError, ValidationError
 from ..checkpoint.errors import first_line
 from .axes import Axes, AxesOf
-from .grid_processor import GridProcessor
+from .seams import Seams
 
+# As transformers tells of what its image processors need.
+_MISSING = re.compile(r"Missing optional dependencies: (\w+)")
 # What processors say of texts, and towers do not take.
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
@@ -27,11 +32,13 @@ class ImageTokens:
         token_ids: all of them: placeholders, and the model's marks of beginnings, ends and lines.
         places: which of ``token_ids`` are placeholders, ascending: a row of features each.
         axes: ``[3, len(token_ids)]``, their positions in three axes; None where a token's place is its position.
+        wholes: start and stop of each run of placeholders that see each other; none where each sees those before it.
     """
 
     token_ids: list[int]
     places: list[int]
     axes: Axes | None = None
+    wholes: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,22 +64,41 @@ class ImageProcessor:
     Args:
         processor: of transformers, for text and images.
         axes_of: makes the positions of an image's tokens of its tensors, where they have three each.
+        feature_token_id: what features stand in place of; None where that is the token by which prompts name an image.
+        sees_itself: placeholders that follow each other see each other.
     """
 
-    def __init__(self, processor: Any, axes_of: AxesOf | None = None) -> None:
+    def __init__(
+        self,
+        processor: Any,
+        axes_of: AxesOf | None = None,
+        *,
+        feature_token_id: int | None = None,
+        sees_itself: bool = False,
+    ) -> None:
         self._processor = processor
         self._axes_of = axes_of
+        self._sees_itself = sees_itself
         self.image_token: str = processor.image_token
         self.image_token_id: int = processor.image_token_id
+        self.feature_token_id: int = self.image_token_id if feature_token_id is None else feature_token_id
+        self.seams = Seams(getattr(processor, "tokenizer", None))
 
     @classmethod
     def load(
-        cls, folder: Path, *, trust_remote_code: bool, axes_of: AxesOf | None = None, grid_token_id: int | None = None
+        cls,
+        folder: Path,
+        *,
+        trust_remote_code: bool,
+        make: Callable[[], Any] | None = None,
+        axes_of: AxesOf | None = None,
+        **more: Any,
     ) -> ImageProcessor:
         """Load what is in the model's folder.
 
         Args:
-            grid_token_id: the placeholder of a model for which ``GridProcessor`` does, too.
+            make: loads what takes the place of transformers' own processor, where there is such a thing.
+            more: of the constructor.
 
         Raises:
             ModelLoadError: there is none, or it needs a package that is not here; says so.
@@ -80,10 +106,8 @@ class ImageProcessor:
         from transformers import AutoProcessor
 
         try:
-            if grid_token_id is not None:
-                processor = GridProcessor.load(folder, grid_token_id, trust_remote_code=trust_remote_code)
-                return cls(processor, axes_of)
-            return cls(AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code), axes_of)
+            make = make or partial(AutoProcessor.from_pretrained, folder, trust_remote_code=trust_remote_code)
+            return cls(make(), axes_of, **more)
         except Exception as error:  # OSError, ImportError, whatever its own code raises
             needed = _missing_package(error)
             reason = f"it needs {needed}" if needed else f"{type(error).__name__}: {first_line(error)}"
@@ -102,10 +126,11 @@ class ImageProcessor:
                 f"the model's processor fails on it ({image.width} by {image.height}): {first_line(error)}"
             ) from error
         token_ids = made["input_ids"].flatten().tolist()
-        places = [place for place, token_id in enumerate(token_ids) if token_id == self.image_token_id]
+        places = [place for place, token_id in enumerate(token_ids) if token_id == self.feature_token_id]
         tensors = {name: _tensor(value) for name, value in made.items() if name not in _OF_TEXT}
         axes = None if self._axes_of is None else self._axes_of(tensors)
-        return ProcessedImage(ImageTokens(token_ids, places, axes), tensors)
+        wholes = runs_of(places) if self._sees_itself else ()
+        return ProcessedImage(ImageTokens(token_ids, places, axes, wholes), tensors)
 
     def tokens_together(self, images: list[Image.Image]) -> list[int]:
         """Return the tokens of several images side by side, processed in one call."""
@@ -115,12 +140,22 @@ class ImageProcessor:
         return made["input_ids"].flatten().tolist()
 
 
+def runs_of(places: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Start and stop of each run of ``places``, which ascend."""
+    breaks = [at for at in range(1, len(places)) if places[at] != places[at - 1] + 1]
+    starts, stops = [0, *breaks], [*breaks, len(places)]
+    return tuple((places[start], places[stop - 1] + 1) for start, stop in zip(starts, stops, strict=True) if places)
+
+
 def _tensor(value: Any) -> Tensor:
     return value if isinstance(value, Tensor) else torch.as_tensor(value)
 
 
 def _missing_package(error: BaseException) -> str:
     """The package that somebody missed on the way to ``error``; empty if that is not what went wrong."""
+    missing = _MISSING.search(str(error))
+    if missing:
+        return f"the package {missing[1]}"
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ModuleNotFoundError) and cause.name:

@@ -83,6 +83,7 @@ class NativeForward(OfLean):
                 angles=self._angles,
                 inputs_embeds=step.inputs_embeds,
                 token_lora=step.token_lora,
+                visible_ends=batch.visible_ends,
                 states=self._lean.states.begin(step) if self.keeps_state else None,
             )
         )

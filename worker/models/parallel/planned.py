@@ -24,6 +24,9 @@ _KEYS = ("k_proj", "qkv_proj", "query_key_value")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # The first that cuts experts by ranks of their own.
 _EXPERTS_SINCE = "5.23"
+# Model types whose ranks make other tokens by their plan than the whole model does: ``make models TENSOR_PARALLEL=2``
+# tells them. Nobody has the whole model to compare with when they are loaded.
+_WRONG_PLANS = frozenset({"gemma3n_text"})
 
 
 def planned_options(
@@ -38,9 +41,11 @@ def planned_options(
         ConfigurationError: ranks cannot share the model so; says why, and what to do.
     """
     if layout.pipeline > 1:
+        has_plan = bool(getattr(model_config, "base_model_tp_plan", None))
+        instead = f"tensor_parallel_size {layout.world_size} instead" if has_plan else "pipeline_parallel_size 1"
         raise ConfigurationError(
             f"pipeline_parallel_size is {layout.pipeline}, but {architecture} is not among the families that are "
-            f"computed in stages; use tensor_parallel_size {layout.world_size} instead"
+            f"computed in stages; use {instead}"
         )
     option = "enable_expert_parallel" if layout.is_expert_parallel else "tensor_parallel_size"
     if importlib.util.find_spec("accelerate") is None:
@@ -87,13 +92,29 @@ def _check_plan(model_config: Any, layout: ParallelLayout, architecture: str) ->
             f"tensor_parallel_size is {layout.tensor}, but transformers {transformers.__version__} has no plan for how "
             f"ranks share {architecture}; use {'enable_expert_parallel' if has_experts else 'tensor_parallel_size 1'}"
         )
+    if model_config.model_type in _WRONG_PLANS:
+        raise ConfigurationError(
+            f"tensor_parallel_size is {layout.tensor}, but ranks that share {architecture} by the plan of transformers "
+            f"{transformers.__version__} make other tokens than the whole model does; use tensor_parallel_size 1"
+        )
     sharded = {name.rsplit(".", 1)[-1] for name, style in plan.items() if style == "colwise"}
-    num_heads = getattr(model_config, "num_attention_heads", None)
+    num_heads = _of_all_layers(model_config, "num_attention_heads", layout, architecture)
     if isinstance(num_heads, int) and sharded.intersection((*_KEYS, "q_proj", "q_b_proj")):
         check_shares(num_heads, layout, f"attention heads of {architecture}")
-        num_kv_heads = getattr(model_config, "num_key_value_heads", None)
+        num_kv_heads = _of_all_layers(model_config, "num_key_value_heads", layout, architecture)
         if isinstance(num_kv_heads, int) and sharded.intersection(_KEYS):
             check_shares(num_kv_heads, layout, f"heads of keys and values of {architecture}")
+
+
+def _of_all_layers(model_config: Any, name: str, layout: ParallelLayout, architecture: str) -> Any:
+    """The field ``name``; None where there is none. Some configurations refuse to tell what differs by layer."""
+    try:
+        return getattr(model_config, name, None)
+    except Exception as error:
+        raise ConfigurationError(
+            f"tensor_parallel_size is {layout.tensor}, but the layers of {architecture} differ in {name}, so that "
+            f"nobody can tell whether ranks could share them; use tensor_parallel_size 1"
+        ) from error
 
 
 def _check_experts(model_config: Any, layout: ParallelLayout, architecture: str) -> None:

@@ -42,9 +42,9 @@ from .trace import CoreTrace
 
 SHUTDOWN_TIMEOUT_S = 5.0
 # How long a core may take to end once it has let go of the channel.
-EXIT_TIMEOUT_S = 2.0
+EXIT_TIMEOUT_S = 10.0
 # How long a hanging core is given to write down where it hangs.
-TRACE_TIMEOUT_S = 0.5
+TRACE_TIMEOUT_S = 5.0
 
 _STARTUP_ERRORS: dict[str, type[PenstockError]] = {cls.code: cls for cls in (ConfigurationError, ModelLoadError)}
 

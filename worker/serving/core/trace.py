@@ -7,6 +7,8 @@ import os
 
 MAX_BYTES = 1 << 16
 POLL_S = 0.02
+# Between two lines a core of a busy machine may wait for its turn.
+NUM_STILL_LOOKS = 5
 
 
 class CoreTrace:
@@ -23,11 +25,12 @@ class CoreTrace:
 
     async def settle(self, timeout_s: float) -> None:
         """Wait until something is written and no more is added, but no longer than ``timeout_s``."""
-        size = 0
+        size = num_still = 0
         for _ in range(round(timeout_s / POLL_S)):
             await asyncio.sleep(POLL_S)
             before, size = size, os.fstat(self.fd).st_size
-            if size == before > 0:
+            num_still = num_still + 1 if size == before > 0 else 0
+            if num_still == NUM_STILL_LOOKS:
                 return
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ from .attempt_ids import AttemptIds, span_id_of, trace_id_of
 from .request_observer import Departure, RequestObserver
 
 # What a request has lived through is not waited for longer: its spans are told without it then.
-HISTORY_TIMEOUT_S = 1.0
+HISTORY_TIMEOUT_S = 10.0
 
 _INTO_LINE = (
     EventKind.QUEUED,

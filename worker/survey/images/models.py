@@ -9,7 +9,18 @@ from typing import Any
 import torch
 import transformers
 
-from .processors import ALL, PLACEHOLDER, InternVLLike, PixtralLike, QwenLike, StandIn, byte_tokenizer
+from .processors import (
+    ALL,
+    PLACEHOLDER,
+    InternVLLike,
+    OneVisionLike,
+    PartsAlone,
+    PixtralLike,
+    QwenLike,
+    StandIn,
+    byte_tokenizer,
+    gemma_tokenizer,
+)
 
 TEXT: dict[str, Any] = {
     "vocab_size": 384,
@@ -74,6 +85,19 @@ def internvl() -> tuple[transformers.PretrainedConfig, Any]:
         image_seq_length=4,
     )  # fmt: skip
     return config, InternVLLike()
+
+
+def llava_onevision() -> tuple[transformers.PretrainedConfig, Any]:
+    """An image as a whole and in tiles, with a token behind each row; several images are not cut up."""
+    grids = [[16, 16], [16, 32], [32, 16], [32, 32]]
+    vision = ALL.SiglipVisionConfig(**_VISION, image_size=16, vision_use_head=False)
+    config = ALL.LlavaOnevisionConfig(
+        text_config=transformers.Qwen2Config(**TEXT), vision_config=vision, image_token_index=PLACEHOLDER,
+        video_token_index=300, vision_feature_layer=-1, vision_feature_select_strategy="full",
+        image_grid_pinpoints=grids,
+    )  # fmt: skip
+    images = ALL.LlavaOnevisionImageProcessorPil(size={"height": 16, "width": 16}, image_grid_pinpoints=grids)
+    return config, OneVisionLike(images)
 
 
 def vipllava() -> tuple[transformers.PretrainedConfig, Any]:
@@ -182,9 +206,26 @@ def qwen3_vl() -> tuple[transformers.PretrainedConfig, Any]:
     return config, QwenLike(4)
 
 
+def gemma3() -> tuple[transformers.PretrainedConfig, Any]:
+    """16 tokens an image, which see each other; in every other layer within a window of fewer."""
+    text = ALL.Gemma3TextConfig(
+        **TEXT, head_dim=16, query_pre_attn_scalar=16, sliding_window=7,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    )  # fmt: skip
+    tokenizer = gemma_tokenizer()
+    config = ALL.Gemma3Config(
+        text_config=text, vision_config=ALL.SiglipVisionConfig(**_VISION, image_size=16), mm_tokens_per_image=16,
+        boi_token_index=tokenizer.boi_token_id, eoi_token_index=tokenizer.eoi_token_id,
+        image_token_index=tokenizer.image_token_id, tie_word_embeddings=False,
+    )  # fmt: skip
+    images = ALL.Gemma3ImageProcessorPil(size={"height": 16, "width": 16})
+    return config, ALL.Gemma3Processor(images, tokenizer, image_seq_length=16)
+
+
 SEEING: dict[str, Callable[[], tuple[transformers.PretrainedConfig, Any]]] = {
     "llava": llava,
     "llava_next": llava_next,
+    "llava_onevision": llava_onevision,
     "vipllava": vipllava,
     "idefics3": idefics3,
     "smolvlm": smolvlm,
@@ -194,16 +235,27 @@ SEEING: dict[str, Callable[[], tuple[transformers.PretrainedConfig, Any]]] = {
     "qwen2_vl": qwen2_vl,
     "qwen2_5_vl": qwen2_5_vl,
     "qwen3_vl": qwen3_vl,
+    "gemma3": gemma3,
 }
+
+
+# Tokens of a step, so few that chunks end inside of images, or before them where one step has to compute all of one:
+# then its tokens, and one for each of the other five requests that an engine of the trial may have.
+_SMALL_BUDGET = 7
+_SMALL_BUDGETS = {"gemma3": 16 + 5}
+
+
+def small_budget(name: str) -> int:
+    """Tokens of a step with which a prompt of the model ``name`` of ``SEEING`` is cut several times."""
+    return _SMALL_BUDGETS.get(name, _SMALL_BUDGET)
 
 
 # Others of transformers that many know, and why there is no row of tokens for them.
 NOT_TRIED: dict[str, str] = {
-    "gemma3": "its images are not served: their tokens see each other",
-    "gemma4": "its images are not served: their tokens see each other",
+    "gemma4": "its images are not served: their tokens see each other, and layers look at the token ids again",
     "glm4v": "its images are not served: positions in three axes of a kind of its own",
-    "lfm2_vl": "transformers has its image processor for torchvision alone, which is not installed here",
-    "llava_onevision": "its processor needs torchvision for videos, and counts tokens by itself",
+    "lfm2_vl": "transformers has its image processor for torchvision alone; without it images are refused by name",
+    "paligemma": "its images are not served: all tokens of a prompt see each other, text as well",
     "qwen3_vl_moe": "as qwen3_vl, of which it differs by experts, which the table above has",
 }
 
@@ -212,13 +264,17 @@ def write_seeing_model(name: str, folder: Path, seed: int = 0) -> Any:
     """Write a model of ``SEEING`` with random weights into ``folder``; returns its processor."""
     torch.manual_seed(seed)
     config, processor = SEEING[name]()
-    transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
-    if isinstance(processor, QwenLike):
+    model: Any = transformers.AutoModelForImageTextToText.from_config(config)
+    if name == "gemma3":  # whose projection begins as zeros, and all images as one
+        torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight, std=0.3)
+    model.save_pretrained(folder)
+    if isinstance(processor, PartsAlone):
         processor.images.save_pretrained(folder)
         byte_tokenizer(processor.image_token).save_pretrained(folder)
+        processor.save_settings(folder)
     elif isinstance(processor, StandIn):
         byte_tokenizer("[IMG]", "[IMG_BREAK]", "[IMG_END]").save_pretrained(folder)
     else:
         processor.save_pretrained(folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("<image>", processor.image_token))
     return processor

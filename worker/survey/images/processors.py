@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 import transformers
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from ...models.images.onevision_processor import OneVisionProcessor
 
 # Of its classes pyright knows those that the package imports.
 ALL: Any = transformers
@@ -25,6 +29,15 @@ def byte_tokenizer(*placeholders: str) -> transformers.PreTrainedTokenizerFast:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
     )
+
+
+def gemma_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """Of bytes, with Gemma's marks around images, and line breaks of which up to four are one token."""
+    marks = {"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"}
+    tokenizer: Any = byte_tokenizer(*marks.values())
+    tokenizer.add_tokens([AddedToken("\n" * count, normalized=False) for count in (2, 3, 4)])
+    tokenizer._set_model_specific_special_tokens(special_tokens=marks)
+    return tokenizer
 
 
 class StandIn:
@@ -70,8 +83,17 @@ class InternVLLike(StandIn):
         return {"input_ids": torch.tensor([token_ids]), **made}
 
 
-class QwenLike(StandIn):
-    """``Qwen2_5_VLProcessor``, whose videos need torchvision. An engine makes its own of what lies in the folder."""
+class PartsAlone(StandIn):
+    """One whose videos alone need torchvision. An engine makes its own of the parts that lie in the folder."""
+
+    images: Any
+
+    def save_settings(self, folder: Path) -> None:
+        """Write what the folder has beside the parts."""
+
+
+class QwenLike(PartsAlone):
+    """``Qwen2_5_VLProcessor``."""
 
     image_token = "<|image_pad|>"
 
@@ -84,3 +106,20 @@ class QwenLike(StandIn):
         made = dict(self.images(images, return_tensors="pt"))
         num_tokens = int(made["image_grid_thw"].prod(-1).sum()) // 4
         return {"input_ids": torch.full((1, num_tokens), PLACEHOLDER), **made}
+
+
+class OneVisionLike(PartsAlone):
+    """``LlavaOnevisionProcessor``."""
+
+    image_token = "<image>"
+    _SETTINGS: ClassVar = {"num_image_tokens": 16, "vision_feature_select_strategy": "full"}
+
+    def __init__(self, images: Any) -> None:
+        self.images = images
+        self._own = OneVisionProcessor(images, self.image_token, PLACEHOLDER, self._SETTINGS)
+
+    def save_settings(self, folder: Path) -> None:
+        (folder / "processor_config.json").write_text(json.dumps(self._SETTINGS))
+
+    def __call__(self, *, images: list[Image.Image], **_: Any) -> dict[str, Any]:
+        return self._own(images=images)

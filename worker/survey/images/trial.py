@@ -16,9 +16,9 @@ from ...config.engine_config import EngineConfig
 from ...engine.composition import Engine, build_engine
 from ...models.images.processor import ImageProcessor
 from ...models.loader import load_model
-from ..outcome import SAME, Outcome
-from .models import write_seeing_model
-from .processors import PLACEHOLDER, QwenLike, StandIn
+from ..outcome import ONE_A_REQUEST, SAME, Outcome
+from .models import small_budget, write_seeing_model
+from .processors import PLACEHOLDER, PartsAlone, StandIn
 from .truth import by_transformers, picture, png
 
 NUM_TOKENS = 12
@@ -26,7 +26,6 @@ NUM_TOKENS = 12
 _WORDS = list(range(40, 61))
 _ONE = [*_WORDS, PLACEHOLDER, *range(80, 87)]
 _TWO = [*_WORDS, PLACEHOLDER, 70, 71, PLACEHOLDER, *range(80, 87)]
-_SMALL_BUDGET = 7
 _DELIVERED = 5
 # 4 layers x 2 KV heads x 16 dims x key and value x 4 bytes, as ``models.TEXT`` has them.
 _BYTES_PER_TOKEN = 1024
@@ -48,7 +47,7 @@ def try_seeing_type(name: str, folder: Path) -> Outcome:
     try:
         processor = write_seeing_model(name, folder)
         stage = "not loaded"
-        if isinstance(processor, StandIn) and not isinstance(processor, QwenLike):
+        if isinstance(processor, StandIn) and not isinstance(processor, PartsAlone):
             ImageProcessor.load = classmethod(lambda cls, *_, **__: cls(processor))  # type: ignore[method-assign]
             outcome.reason = "its processor needs torchvision; tried with the part of it that does not"
         engine = _build(folder)
@@ -56,16 +55,18 @@ def try_seeing_type(name: str, folder: Path) -> Outcome:
             raise PenstockError(engine.ready.image_refusal)
         stage = "failed"
         outcome.mode = load_model(EngineConfig(model=str(folder), num_threads=1), folder).forward.mode
-        outcome.told = _compare(folder, processor, engine)
+        outcome.told = _compare(folder, processor, engine, small_budget(name))
     except Exception as error:  # whatever an architecture's own code raises
         line = next(iter(str(error).strip().splitlines()), "")
         outcome.reason = f"{stage}: {line if isinstance(error, PenstockError) else f'{type(error).__name__}: {line}'}"
     return outcome
 
 
-def _compare(folder: Path, processor: Any, roomy: Engine) -> dict[str, str]:
+def _compare(folder: Path, processor: Any, roomy: Engine, num_tokens_of_a_step: int) -> dict[str, str]:
     two = [picture(2, 20, 50), picture(3, 64, 33)]
     asked = {"one": _Asked(_ONE, [picture(1)]), "two": _Asked(_TWO, two), "other": _Asked(_ONE, two[:1])}
+    if roomy.ready.max_images == 1:
+        asked["two"] = _Asked(_ONE, [picture(4, 90, 30)])
     wanted = {
         name: by_transformers(folder, processor, one.prompt, one.images, NUM_TOKENS) for name, one in asked.items()
     }
@@ -73,9 +74,12 @@ def _compare(folder: Path, processor: Any, roomy: Engine) -> dict[str, str]:
         raise PenstockError("random models of it do not look at their images")
     alone = {name: _generate(roomy, {name: one}) for name, one in asked.items()}
     told = {name: _judge(alone[name], {name: wanted[name]}) for name in ("one", "two")}
+    if roomy.ready.max_images == 1:
+        both = {name: wanted[name] for name in told}
+        told = {"one": _judge({**alone["one"], **alone["two"]}, both), "two": ONE_A_REQUEST}
     lens = {name: _num_tokens(processor, one) for name, one in asked.items()}
     told["mixed"] = _judge(_generate(_build(folder), asked), wanted)
-    small: dict[str, Any] = {"max_num_batched_tokens": _SMALL_BUDGET, "enable_prefix_caching": False}
+    small: dict[str, Any] = {"max_num_batched_tokens": num_tokens_of_a_step, "enable_prefix_caching": False}
     told["chunked"] = _judge(_generate(_build(folder, **small), asked), wanted)
     cramped = _build(
         folder,

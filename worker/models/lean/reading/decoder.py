@@ -22,13 +22,18 @@ from .trace import ModuleCall, Trace
 
 
 @torch.inference_mode()
-def read_decoder(module: PreTrainedModel, max_model_len: int) -> DecoderPlan:
+def read_decoder(
+    module: PreTrainedModel, max_model_len: int, serving_device: torch.device | None = None
+) -> DecoderPlan:
     """Run ``module`` on a few tokens and tell how it is made; its attention has to be set anew afterwards.
+
+    Args:
+        serving_device: what the plan is for, by whose kernels; None for that on which ``module`` is.
 
     Raises:
         ModelLoadError: it is no decoder of the kind that the lean path computes; says what is different.
     """
-    trace = Trace(module, max_model_len)
+    trace = Trace(module, max_model_len, serving_device or module.device)
     attentions = _layers_of(trace)
     layers = list(attentions)
     sources = [source for call in trace.calls for source in _sources_of(call, trace)]

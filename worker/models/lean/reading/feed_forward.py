@@ -15,7 +15,7 @@ from .trace import ModuleCall, Trace
 
 def read_feed_forward(trace: Trace, call: ModuleCall) -> FeedForwardPlan:
     """The plan of the module that ``call`` is; the model's own code where it is nothing that is known."""
-    return _dense(trace, call) or _experts(call) or FeedForwardPlan(call.name)
+    return _dense(trace, call) or _experts(trace, call) or FeedForwardPlan(call.name)
 
 
 def _dense(trace: Trace, call: ModuleCall) -> FeedForwardPlan | None:
@@ -38,10 +38,13 @@ def _dense(trace: Trace, call: ModuleCall) -> FeedForwardPlan | None:
     return None
 
 
-def _experts(call: ModuleCall) -> FeedForwardPlan | None:
-    """A mixture that our kernels compute alike. Where they have but a reference, the model's own code is as good."""
+def _experts(trace: Trace, call: ModuleCall) -> FeedForwardPlan | None:
+    """A mixture that our kernels compute alike. Where they have but a reference, the model's own code is as good.
+
+    They are asked for the device that will serve: of several ranks each reads the whole model on the host.
+    """
     weight = getattr(getattr(call.module, "experts", None), "gate_up_proj", None)
-    if not isinstance(weight, Tensor) or not moe.is_made_for(weight.device, weight.dtype):
+    if not isinstance(weight, Tensor) or not moe.is_made_for(trace.serving_device, weight.dtype):
         return None
     assert call.given is not None
     assert call.made is not None

@@ -67,10 +67,12 @@ class Trace:
 
     Attributes:
         calls: in the order in which they ended.
+        serving_device: by whose kernels the model will be computed, wherever it is now.
     """
 
-    def __init__(self, module: PreTrainedModel, max_model_len: int) -> None:
+    def __init__(self, module: PreTrainedModel, max_model_len: int, serving_device: torch.device) -> None:
         self.module = module
+        self.serving_device = serving_device
         self.calls: list[ModuleCall] = []
         self.attentions: list[AttentionTrace] = []
         self._names = {child: name for name, child in module.named_modules()}

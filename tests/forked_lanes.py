@@ -1,0 +1,150 @@
+"""Lanes that are forked from the process that gives out the tests, once that has imported what they will run.
+
+Imports are most of what a lane computes before its first test: torch, transformers, our own sources, and the modules
+of tests, whose asserts are rewritten. The controller imports all of it once and forks as many children as there are
+lanes, which share that memory. Each does what a lane that was started does: it configures pytest and collects, and
+finds the modules there.
+
+A fork takes no thread along. Where one runs beside the imports lanes are started as ever; so is one that takes the
+place of a lane that died.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import signal
+import sys
+import tempfile
+import traceback
+import types
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from _pytest.config import apply_warning_filters
+from _pytest.pathlib import ImportMode, import_path
+from execnet import gateway_io
+from execnet.gateway_base import Popen2IO
+
+from .warm_python import WARM_PYTHON_VARIABLE, start_program_server
+
+# Of a lane's environment, if it was forked.
+FORKED_VARIABLE = "PENSTOCK_TEST_LANE_IS_FORKED"
+
+
+class ForkedLane:
+    """A child of this process; what it reads and writes are two pipes, as of a program that was started.
+
+    Args:
+        others: lanes so far, whose ends of pipes it must not hold: an end of a stream is seen when its last holder has
+            let go of it.
+        held: a descriptor that it must not hold, for the same reason.
+    """
+
+    def __init__(self, others: Sequence[ForkedLane], held: int) -> None:
+        (theirs_in, ours_out), (ours_in, theirs_out) = os.pipe(), os.pipe()
+        self._status: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            for lane in others:
+                lane.stdin.close()
+                lane.stdout.close()
+            for descriptor in (ours_out, ours_in, held):
+                os.close(descriptor)
+            _become_lane(theirs_in, theirs_out)
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self.stdin, self.stdout = open(ours_out, "wb"), open(ours_in, "rb")  # noqa: SIM115  # execnet closes them
+
+    def wait(self) -> int:
+        """As ``subprocess.Popen`` does."""
+        if self._status is None:
+            self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._status
+
+    def kill(self) -> None:
+        """As ``subprocess.Popen`` does."""
+        if self._status is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def _become_lane(theirs_in: int, theirs_out: int) -> NoReturn:
+    """Run what execnet writes to the interpreters that it starts, in a module of this process that is as empty."""
+    status = 1
+    try:
+        for source, target in ((theirs_in, 0), (theirs_out, 1)):
+            os.dup2(source, target)
+            os.close(source)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115  # for as long as the process is there
+        sys.stdout = open(1, "w", 1, closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", 1, closefd=False)  # noqa: SIM115
+        sys.argv = ["-c"]
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        os.environ[FORKED_VARIABLE] = "1"
+        exec(eval(sys.stdin.readline()), main.__dict__)
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        # What the controller's own frames and exit handlers would do is not the child's to do.
+        os._exit(status)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
+    """Called before the first lane is started, and before execnet has threads."""
+    _import_tests(config)
+    num_threads = len(os.listdir("/proc/self/task"))
+    if num_threads > 1 or not all(spec.popen and not spec.python for spec in specs):
+        config.get_terminal_writer().line(f"lanes are started, not forked: {num_threads} threads here, or other specs")
+        return
+    gc.collect()
+    gc.freeze()
+    # Else libraries that count their objects at the end report these as leaked.
+    atexit.register(gc.unfreeze)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    folder = tempfile.TemporaryDirectory(prefix="penstock-warm-")
+    config.add_cleanup(folder.cleanup)
+    os.environ[WARM_PYTHON_VARIABLE], held = start_program_server(Path(folder.name))
+    config.add_cleanup(lambda: os.close(held))
+    lanes: list[ForkedLane] = []
+    for _ in specs:
+        lanes.append(ForkedLane(lanes, held))
+
+    class LaneIO(gateway_io.Popen2IOMaster):
+        def __init__(self, args: Any, execmodel: Any) -> None:
+            if lanes:
+                self.popen = lanes.pop(0)
+                Popen2IO.__init__(self, self.popen.stdin, self.popen.stdout, execmodel=execmodel)
+            else:
+                super().__init__(args, execmodel)
+
+    gateway_io.Popen2IOMaster = LaneIO
+
+
+def _import_tests(config: pytest.Config) -> None:
+    """Import modules of tests as a collection does; what fails is told by the lanes, which try it again."""
+    with warnings.catch_warnings():
+        apply_warning_filters(config.getini("filterwarnings"), config.known_args_namespace.pythonwarnings or [])
+        for path in _test_files(config):
+            with suppress(Exception, pytest.skip.Exception):
+                import_path(path, mode=ImportMode.importlib, root=config.rootpath, consider_namespace_packages=False)
+
+
+def _test_files(config: pytest.Config) -> Iterator[Path]:
+    for argument in config.args:
+        path = config.invocation_params.dir / argument.partition("::")[0]
+        for file in [path] if path.is_file() else sorted(path.rglob("test_*.py")):
+            if not config.hook.pytest_ignore_collect(collection_path=file, config=config):
+                yield file

@@ -1,0 +1,103 @@
+"""What is forked in the place of a start: lanes, and programs that behave as those that Python starts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ...forked_lanes import FORKED_VARIABLE
+
+PYTHON = sys.executable
+# Asks for all that a program is given, and ends in the way that it is told.
+PROGRAM = """
+import os, sys
+print(sys.argv[1], sys.argv[3], os.getcwd(), os.environ["GIVEN"], sys.stdin.read(), __name__, sys.path[0])
+print("aside", file=sys.stderr)
+os.write(int(sys.argv[2]), b"further")
+sys.exit({"status": 3, "words": "no such thing", "none": None}[sys.argv[1]] if sys.argv[1] != "raise" else 1 / 0)
+"""
+WAITS = """
+import os, signal, sys, time
+if sys.argv[1] == "heeds":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print(os.getpid(), flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+def test_a_program_of_a_forked_lane_has_its_imports(tmp_path: Path, warm_python: str) -> None:
+    """Where a library has begun threads when it was imported lanes are started, and the run says so."""
+    program = tmp_path / "program.py"
+    program.write_text("import sys; sys.exit(10 + ('hypothesis' in sys.modules))")
+    status = subprocess.run([warm_python, str(program)], check=False).returncode
+    assert status == 10 + (FORKED_VARIABLE in os.environ)
+
+
+@pytest.mark.parametrize("ending", ["status", "words", "none", "raise"])
+def test_a_program_gets_and_gives_what_it_would(tmp_path: Path, warm_python: str, ending: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+
+    def run(python: str) -> tuple[int, str, list[str]]:
+        with (tmp_path / "further").open("w+b") as further:
+            done = subprocess.run(
+                [python, str(program), ending, str(further.fileno()), "é"],
+                input="asked",
+                cwd=tmp_path,
+                env={**os.environ, "GIVEN": "things"},
+                pass_fds=[further.fileno()],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert further.seek(0) == 0
+            assert further.read() == b"further"
+        return done.returncode, done.stdout, done.stderr.splitlines()
+
+    cold, warm = run(PYTHON), run(warm_python)
+    assert warm[:2] == cold[:2]
+    # Of a traceback, what was raised.
+    assert (warm[2][0], warm[2][-1]) == (cold[2][0], cold[2][-1])
+
+
+def test_a_module_is_run_as_the_program(warm_python: str) -> None:
+    command = [warm_python, "-m", "penstock.worker.engine.offline", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
+
+
+@pytest.mark.parametrize(("how", "status"), [("heeds", 7), ("dies", -signal.SIGTERM)])
+def test_a_signal_reaches_the_program(tmp_path: Path, warm_python: str, how: str, status: int) -> None:
+    process, _ = start_waiting(tmp_path, warm_python, how)
+    process.terminate()
+    assert process.wait() == status
+
+
+def test_who_kills_it_kills_the_program(tmp_path: Path, warm_python: str) -> None:
+    process, program = start_waiting(tmp_path, warm_python, "heeds")
+    process.kill()
+    process.wait()
+    give_up_at = time.monotonic() + 60
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while program.is_running() and program.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < give_up_at, "the program lives on"
+            time.sleep(0.01)
+
+
+def start_waiting(folder: Path, python: str, how: str) -> tuple[subprocess.Popen[str], psutil.Process]:
+    program = folder / "program.py"
+    program.write_text(WAITS)
+    process = subprocess.Popen([python, str(program), how], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        return process, psutil.Process(int(process.stdout.readline()))

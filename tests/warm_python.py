@@ -1,0 +1,211 @@
+"""A Python whose imports are done: programs that the tests start are forked from a process that has what they need.
+
+A program that imports torch and transformers computes for 4 to 5 seconds before its first line. ``make test`` imports
+all of that once (``forked_lanes.py``); a child of that process waits for programs at a socket. What tests start instead
+of ``sys.executable`` is a script that hands over its command line, folder, environment and descriptors, and ends as
+the program does. Whoever kills it kills the program and its group.
+
+It is for tests of what a program does, not of how it starts: modules that it imports are there, whatever its
+environment says, and no module of ours may do at its import what the program needs done. Each program is started in the
+ordinary way by one test as well.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+import types
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+# Where the script is; not there in a run without lanes, in which programs are started.
+WARM_PYTHON_VARIABLE = "PENSTOCK_TEST_WARM_PYTHON"
+
+# Standard streams, and what is inherited beside them.
+_MAX_DESCRIPTORS = 64
+_AWAY = 512
+
+# With as little of Python as can be: ten milliseconds.
+_SCRIPT = """#!{python} -IS
+import json, os, signal, socket, sys
+given = []
+for number in map(int, os.listdir("/proc/self/fd")):
+    try:
+        os.fstat(number)
+        given.append(number)
+    except OSError:
+        pass  # with which the folder was read
+if sys.argv[1:2] == ["-c"] or sys.argv[1:3] == ["-m", "pytest"]:
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+server = socket.socket(socket.AF_UNIX)
+server.connect({address!r})
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: server.sendall(bytes([number])))
+request = json.dumps([__file__, sys.argv[1:], os.getcwd(), dict(os.environ), given]).encode()
+socket.send_fds(server, [len(request).to_bytes(4, "big")], given)
+server.sendall(request)
+answer = server.recv(16)
+status = int(answer) if answer else -signal.SIGKILL
+if status < 0:
+    signal.signal(-status, signal.SIG_DFL) if status != -signal.SIGKILL else None
+    os.kill(os.getpid(), -status)
+os._exit(status)
+"""
+
+
+def start_program_server(folder: Path) -> tuple[str, int]:
+    """Fork one, and write the script for it into ``folder``, which is empty.
+
+    Returns:
+        The script's path, and a descriptor: when its last holder has gone the server ends.
+    """
+    address, script = str(folder / "socket"), folder / "python"
+    script.write_text(_SCRIPT.format(python=sys.executable, address=address))
+    script.chmod(0o700)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(64)
+    lifeline, held = os.pipe()
+    if os.fork() == 0:
+        os.close(held)
+        _serve(listener, lifeline)
+    listener.close()
+    os.close(lifeline)
+    return str(script), held
+
+
+def _serve(listener: socket.socket, lifeline: int) -> NoReturn:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Nobody waits for who watches over a program.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while lifeline not in select.select([listener, lifeline], [], [])[0]:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            try:
+                listener.close()
+                os.close(lifeline)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                _watch_over(connection)
+            finally:
+                os._exit(1)
+        connection.close()
+    os._exit(0)
+
+
+def _watch_over(connection: socket.socket) -> None:
+    """Run one program: hand on signals, kill it when nobody waits for it any more, tell how it ended."""
+    size, descriptors, _, _ = socket.recv_fds(connection, 4, _MAX_DESCRIPTORS)
+    request = b""
+    while len(request) < int.from_bytes(size, "big"):
+        request += connection.recv(1 << 16)
+    pid = os.fork()
+    if pid == 0:
+        connection.close()
+        executable, words, folder, environment, numbers = json.loads(request)
+        _become_program(executable, words, folder, environment, dict(zip(numbers, descriptors, strict=True)))
+    pidfd = os.pidfd_open(pid)
+    while pidfd not in select.select([connection, pidfd], [], [])[0]:
+        number = connection.recv(1)
+        if number:
+            os.kill(pid, number[0])
+        else:
+            os.killpg(pid, signal.SIGKILL)
+            break
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with suppress(OSError):
+        connection.sendall(str(status).encode())
+
+
+def _become_program(
+    executable: str, words: list[str], folder: str, environment: dict[str, str], descriptors: dict[int, int]
+) -> NoReturn:
+    status = 1
+    try:
+        os.setsid()
+        # Out of the way first: what one has now may be the number that another is to have.
+        away = {number: fcntl.fcntl(has, fcntl.F_DUPFD_CLOEXEC, _AWAY) for number, has in descriptors.items()}
+        for number, source in away.items():
+            os.dup2(source, number)
+            os.close(source)
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environment)
+        _begin_anew(executable)
+        status = _status_of(words)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _begin_anew(executable: str) -> None:
+    """Undo what the process of the tests has done to the interpreter."""
+    import logging
+    import multiprocessing.util
+
+    import structlog
+
+    sys.executable = executable
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  # for as long as the process is there
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("_pytest")]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    structlog.reset_defaults()
+    logging.getLogger().handlers.clear()
+    atexit._clear()
+    atexit.register(logging.shutdown)
+    atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
+    gc.enable()
+
+
+def _status_of(words: list[str]) -> int:
+    try:
+        _run(words)
+    except SystemExit as ended:
+        if ended.code is None or isinstance(ended.code, int):
+            status = ended.code or 0
+        else:
+            sys.stderr.write(f"{ended.code}\n")
+            status = 1
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    else:
+        status = 0
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    return status & 0xFF
+
+
+def _run(words: list[str]) -> None:
+    """As ``python`` does with ``-m MODULE …`` and ``SCRIPT …``."""
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if words[0] == "-m":
+        _, name, *rest = words
+        sys.path.insert(0, os.getcwd())
+        is_package = hasattr(sys.modules.get(name), "__path__")
+        # Else it is said to have been imported before.
+        sys.modules.pop(f"{name}.__main__" if is_package else name, None)
+        sys.argv = ["-m", *rest]
+        runpy._run_module_as_main(name)  # type: ignore[attr-defined]
+        return
+    sys.argv = words
+    sys.path.insert(0, str(Path(words[0]).parent))
+    main.__file__ = words[0]
+    exec(compile(Path(words[0]).read_bytes(), words[0], "exec"), main.__dict__)

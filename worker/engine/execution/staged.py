@@ -1,0 +1,38 @@
+"""Runs the batches of a model that is computed in stages."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+
+from ...models.forward import StagedSteps
+from ..scheduling.scheduler_output import SampledTokens, SchedulerOutput
+from .model_runner import BegunStep, ModelRunner
+
+
+class StagedRunner:
+    """The ``staged_batches.StagedExecutor`` over a ``ModelRunner``: this process computes the first stage.
+
+    Args:
+        runner: makes inputs and tokens.
+        steps: of its model.
+    """
+
+    def __init__(self, runner: ModelRunner, steps: StagedSteps) -> None:
+        self._runner = runner
+        self._steps = steps
+        self._begun: deque[BegunStep] = deque()
+
+    @torch.inference_mode()
+    def launch(self, output: SchedulerOutput) -> None:
+        """See ``staged_batches.StagedExecutor``."""
+        begun = self._runner.begin(output)
+        self._steps.start(self._runner.input_of(begun.step, begun.logit_rows))
+        self._begun.append(begun)
+
+    @torch.inference_mode()
+    def collect(self) -> SampledTokens:
+        """See ``staged_batches.StagedExecutor``."""
+        begun = self._begun.popleft()
+        return self._runner.finish(begun, self._runner.computed_of(begun, self._steps.finish()))

@@ -1,0 +1,54 @@
+"""The rows of the batch whose prompts have tokens that see what follows them: images of models that look at them so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..scheduling.image_spans import ImageSpan
+from ..scheduling.request import Request
+from ..step_input import StepInput
+
+Ends = NDArray[np.int64]
+
+
+def visible_ends(images: Sequence[ImageSpan], num_tokens: int) -> Ends:
+    """Where what each of the first ``num_tokens`` tokens sees ends: behind itself, or behind its part of an image."""
+    ends = np.arange(1, num_tokens + 1)
+    for image in images:
+        for first, end in image.wholes:
+            ends[first:end] = end
+    return ends
+
+
+class VisibleEndsTable:
+    """Empty, and free of cost, while no request has such an image."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, Ends] = {}
+
+    def set_row(self, row: int, request: Request) -> None:
+        """Take up ``request`` in ``row``, if it has such images."""
+        if any(image.wholes for image in request.images):
+            self._rows[row] = visible_ends(request.images, request.num_prompt_tokens)
+
+    def forget_row(self, row: int) -> None:
+        """Drop ``row``, if it is here."""
+        self._rows.pop(row, None)
+
+    def take(self, step: StepInput) -> Ends | None:
+        """``[T]``, see ``kernels.paged_attention.PagedBatch``; None if no token of ``step`` sees beyond itself."""
+        if not self._rows:
+            return None
+        ends = step.positions + 1
+        token = 0
+        for row, num_tokens, num_new_tokens in zip(
+            step.rows.tolist(), step.seq_lens.tolist(), step.query_lens.tolist(), strict=True
+        ):
+            if (own := self._rows.get(row)) is not None:
+                known = own[num_tokens - num_new_tokens : num_tokens]
+                ends[token : token + len(known)] = known
+            token += num_new_tokens
+        return None if np.array_equal(ends, step.positions + 1) else ends

@@ -1,0 +1,111 @@
+"""Options that are numbers: within bounds, in seconds, as a share, in bytes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from .readers import Reader, RefusedValueError
+
+_MAX_SIZE_CHARS = 40
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?)b?|b)?", re.IGNORECASE)
+
+
+class Number(Reader):
+    """A number within bounds.
+
+    Args:
+        why: the reason for the bounds, or what a bound means.
+    """
+
+    metavar, kind = "X", "number"
+
+    def __init__(self, least: float, most: float, why: str = "", metavar: str = "") -> None:
+        super().__init__(metavar)
+        self.least, self.most, self.why = least, most, why
+        self.kind = f"{self.kind}, {least:,} to {most:,}"
+
+    def read(self, text: str) -> float:
+        try:
+            return float(text)
+        except ValueError:
+            raise RefusedValueError("must be a number") from None
+
+    def take(self, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise RefusedValueError("must be a number, without quotes")
+        # An integer beyond the bounds may be beyond all floats.
+        self.check(value)
+        return float(value)
+
+    def check(self, value: float) -> None:
+        # Written so that NaN, which no comparison holds for, is refused as well.
+        if not self.least <= value <= self.most:
+            bound = f"at most {self.most:,}" if value > self.most else f"at least {self.least:,}"
+            raise RefusedValueError(f"must be {bound}", self.why)
+
+
+class Seconds(Number):
+    """A time in seconds."""
+
+    metavar, kind = "S", "seconds"
+
+    def __init__(self, least: float, why: str = "") -> None:
+        # More no deployment means.
+        super().__init__(least, 10**9, why)
+        self.kind = f"seconds, at least {least:,}"
+
+
+class Share(Number):
+    """More than nothing, and at most all."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1, metavar="SHARE")
+        self.kind = "share, above 0 to 1"
+
+    def check(self, value: float) -> None:
+        if not 0 < value <= 1:
+            raise RefusedValueError("must be in (0, 1]")
+
+
+class Integer(Number):
+    """A whole number within bounds."""
+
+    metavar, kind = "N", "whole number"
+
+    def read(self, text: str) -> int:
+        try:
+            return int(text)
+        except ValueError:
+            raise RefusedValueError("must be a whole number") from None
+
+    def take(self, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise RefusedValueError("must be a whole number, without quotes")
+        return value
+
+
+class Size(Integer):
+    """Bytes: "2GiB", "512M" (binary, as memory is), "1.5GB" (decimal when written so), or their number."""
+
+    metavar, kind = "2GiB", "size"
+
+    def __init__(self, least: int, most: int) -> None:
+        super().__init__(least, most, "in bytes")
+        self.kind = "size such as `2GiB`"
+
+    def read(self, text: str) -> int:
+        found = _BYTES.fullmatch(text.strip())
+        if not found or len(text) > _MAX_SIZE_CHARS:
+            raise RefusedValueError("must be a size such as 2GiB or 512MiB")
+        number, prefix, binary = found[1], (found[2] or "").lower(), found[3]
+        decimal = bool(prefix) and not binary and text.strip().lower().endswith("b")
+        return int(float(number) * (1000 if decimal else 1024) ** " kmgt".index(prefix or " "))
+
+    def take(self, value: Any) -> int:
+        if isinstance(value, str):
+            return self.read(value)
+        try:
+            return super().take(value)
+        except RefusedValueError:
+            raise RefusedValueError('must be a size such as "2GiB", or a number of bytes') from None
