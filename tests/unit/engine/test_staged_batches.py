@@ -44,7 +44,7 @@ from .paged_hash import (
     num_stages=st.integers(2, 4),
     guesses=st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_tokens_of_every_request_are_those_that_it_gets_alone(
     load: list[Arrival],
     num_blocks: int,
