@@ -91,7 +91,8 @@ def test_a_survey_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypa
 def test_the_table_of_families_over_two_ranks(tmp_path: Path) -> None:
     rows, page = tmp_path / "rows", tmp_path / "page.md"
     page.write_text("before\n<!-- families over two ranks -->\nold\n<!-- end of the families -->\nbehind\n")
-    kept, same = KeptOutcomes(rows, {}), dict.fromkeys(WAYS, SAME)
+    kept = KeptOutcomes(rows, {})
+    same: dict[str, str] = dict.fromkeys(WAYS, SAME)
     kept.add(Outcome(model_type="llama tp 2", mode="lean", told=same))
     kept.add(Outcome(model_type="llama pp 2", mode="lean", told=same | {"mixed": "1 of 6 differ"}))
     kept.add(Outcome(model_type="phi3 tp 2", reason="not loaded: no Phi3ForCausalLM here"))

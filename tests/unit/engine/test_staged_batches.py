@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import combinations, count
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +17,7 @@ from penstock.shared.errors import EngineDeadError
 from penstock.shared.messages.from_core import EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason
 from penstock.worker.engine import step_watch
+from penstock.worker.engine.control.profiling import ScopedStepWatch
 from penstock.worker.engine.drafting.speculation import Speculation
 from penstock.worker.engine.executor import AcceleratorError
 from penstock.worker.engine.pipelined import PipelinedCore
@@ -45,7 +49,7 @@ from .paged_hash import (
     num_stages=st.integers(2, 4),
     guesses=st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_tokens_of_every_request_are_those_that_it_gets_alone(
     load: list[Arrival],
     num_blocks: int,
@@ -246,3 +250,23 @@ def test_the_times_of_batches_that_overlap_add_up_to_that_of_the_thread(monkeypa
     times = [(stats.schedule_time_s, stats.execute_time_s, stats.update_time_s) for stats in told if stats is not None]
     # What is computed for another while it is paused is not counted.
     assert times == [(1, 2, 1)] * 8
+
+
+def test_a_profile_shows_both_parts_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scopes of torch end in the reverse order of their beginnings, so none is open while another batch is computed."""
+    opened: list[str] = []
+    told: Counter[str] = Counter()
+
+    @contextmanager
+    def scope(name: str, what: str | None) -> Iterator[None]:
+        assert not opened, f"{name} inside of {opened}"
+        opened.append(name)
+        yield
+        told[opened.pop()] += 1
+
+    monkeypatch.setattr("torch.profiler.record_function", scope)
+    core, _ = make_pipeline()
+    core.step_watch = ScopedStepWatch
+    add(core, "a", "b", max_tokens=2)
+    finish(core)
+    assert (told["engine: execute"], told["engine: update"]) == (8, 4)

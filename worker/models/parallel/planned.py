@@ -26,7 +26,7 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _EXPERTS_SINCE = "5.23"
 # Model types whose ranks make other tokens by their plan than the whole model does: ``make models TENSOR_PARALLEL=2``
 # tells them. Nobody has the whole model to compare with when they are loaded.
-_WRONG_PLANS = frozenset({"gemma3n_text"})
+_WRONG_PLANS = frozenset({"gemma3n_text", "hrm_text"})
 
 
 def planned_options(
