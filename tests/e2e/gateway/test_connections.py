@@ -97,7 +97,11 @@ def test_a_body_that_does_not_come_is_told_in_openais_form(impatient: LocalGatew
     error = json.loads(body)["error"]
     assert (error["type"], error["code"]) == ("timeout", "request_timeout")
     assert "--request-timeout" in error["message"]
-    assert '"status": 408' in impatient.log
+    # Logged once the answer has been sent, so maybe later than it is read.
+    deadline = time.monotonic() + DEADLINE_S
+    while '"status": 408' not in impatient.log:
+        assert time.monotonic() < deadline, "no line tells of it"
+        time.sleep(0.02)
 
 
 def test_an_answer_that_takes_longer_than_a_request_may_is_told_to_its_end(impatient: LocalGateway) -> None:

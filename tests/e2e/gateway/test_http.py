@@ -162,7 +162,9 @@ def test_the_ids_of_a_request_stand_in_the_lines_of_gateway_and_worker(
 
 
 def test_state_for_operators(http: httpx.Client) -> None:
-    assert http.get("/health").json() == http.get("/ready").json() == {"status": "ok"}
+    assert http.get("/health").json() == {"status": "ok"}
+    # Other tests of this deployment may have left something to warn of: a webhook that no jobs are there to send.
+    assert http.get("/ready").json()["status"] == "ok"
     http.post(CHAT, json=chat(stream=True))
     http.get("/v1/" + "x" * 20)
     text = http.get("/metrics").text

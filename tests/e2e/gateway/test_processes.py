@@ -22,6 +22,7 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.presence import ProcessRecord, read_processes
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.keys import Keys
+from penstock.worker.process_tree import is_zombie
 
 from ...gate import Gate
 
@@ -60,7 +61,7 @@ def own(deployment: LocalStack, tmp_path: Path) -> Iterator[LocalGateway]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(150):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -167,14 +168,14 @@ async def test_a_stream_goes_on_at_another_process_when_its_own_is_killed(
     assert reading.text == expected
     assert len(set(reading.ids)) == len(reading.ids)
     # Another one has taken its place, and each says that it is there.
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(150):
         while True:
+            # The killed one is a child until the gateway looks after it, and its record outlives it.
             pids = {child.pid for child in children(two)}
             there = {process.pid: process for process in await processes(deployment)}
-            if len(pids) == 2 and pids <= there.keys():
+            if len(pids) == 2 and killed.pid not in pids and pids <= there.keys():
                 break
             await asyncio.sleep(0.05)
-    assert killed.pid not in pids
     assert {(there[pid].kind, there[pid].options["process"]) for pid in pids} == {("gateway", "0"), ("gateway", "1")}
     assert '"event": "gateway_process_died"' in two.log
 
@@ -183,7 +184,7 @@ async def test_figures_are_those_of_all_processes_and_never_fall(own: LocalGatew
     callers: dict[int, httpx.AsyncClient] = {}
     num_asked = 0
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             while len(callers) < 2:
                 caller = httpx.AsyncClient(base_url=own.root_url, timeout=60)
                 async with caller.stream("GET", "/version") as answer:
@@ -215,7 +216,7 @@ async def until_counted(
         "penstock_gateway_processes": num_processes,
         "penstock_gateway_process_restarts_total": num_restarts,
     }
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(150):
         while True:
             lines = (await caller.get("/metrics")).text.splitlines()
             told = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
@@ -257,7 +258,7 @@ async def test_children_of_a_killed_parent_give_up_the_port_and_end(own: LocalGa
         await reading.end()
     assert reading.is_whole
     assert reading.text == expected
-    await until(lambda: not any(child.is_running() and child.status() != "zombie" for child in family))
+    await until(lambda: all(map(is_zombie, family)))
 
 
 def is_free(port: int) -> bool:

@@ -25,6 +25,7 @@ from penstock.worker.engine.structured.cache import GrammarCache
 from penstock.worker.engine.structured.constraint import FAILED, GrammarConstraint
 from penstock.worker.engine.structured.grammar import Bitmask
 from penstock.worker.engine.structured.spec import GrammarKind, GrammarSpec
+from penstock.worker.engine.structured.threads import WAITING_SHARE, CompileThreads, Task
 
 EOS, VOCAB_SIZE = 2, 64
 DEADLINE_S = 60.0
@@ -209,6 +210,26 @@ def test_one_that_takes_too_long_is_refused_and_its_thread_replaced(backend: Fak
     assert ends(admission, 1) == {"back": None}
     admission.add(asking("new", "new"))
     assert ends(admission, 1) == {"new": None}
+
+
+def test_a_task_has_taken_what_it_computed_and_a_part_of_what_it_waited() -> None:
+    """So a busy machine, which makes it wait, is no reason to refuse it."""
+    has_computed, may_end = threading.Event(), threading.Event()
+
+    def work(_: Task) -> None:
+        started_s = time.thread_time()
+        while time.thread_time() - started_s < 0.01:
+            pass
+        has_computed.set()
+        assert may_end.wait(DEADLINE_S)
+
+    task = CompileThreads(1, 1).submit(work)
+    assert has_computed.wait(DEADLINE_S)
+    assert task.taken_s >= 0.01
+    assert task.started_s is not None
+    until(lambda: time.monotonic() - task.started_s > 0.3)
+    assert WAITING_SHARE * 0.3 < task.taken_s < 0.5 * (time.monotonic() - task.started_s)
+    may_end.set()
 
 
 def test_an_abort_forgets_the_request(backend: FakeBackend) -> None:

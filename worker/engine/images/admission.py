@@ -11,7 +11,6 @@ quick answer what others have shown.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -207,7 +206,7 @@ class ImageAdmission:
             self._tasks[key] = self._threads.submit(lambda _: self._decode_and_process(image))
             return None
         if not task.is_done:
-            if task.started_s is not None and time.monotonic() - task.started_s > self._process_timeout_s:
+            if task.taken_s > self._process_timeout_s:
                 self._threads.give_up(task)
                 del self._tasks[key]
                 raise ValidationError(

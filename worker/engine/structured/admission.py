@@ -49,7 +49,7 @@ class GrammarAdmission:
     Args:
         load_backend: called by a thread, when the first request needs it.
         eos_token_ids: the model's.
-        compile_timeout_s: a grammar that takes longer to compile is refused.
+        compile_timeout_s: a grammar that takes longer to compile is refused; by the processor's time (``threads.py``).
         queue_timeout_s: how long a request may wait for a thread.
     """
 
@@ -194,12 +194,11 @@ class GrammarAdmission:
         task = waiting.task
         if task is None or task.is_done:
             return True
-        now = time.monotonic()
         if task.started_s is None:
-            if now - task.created_s > self._queue_timeout_s:
+            if time.monotonic() - task.created_s > self._queue_timeout_s:
                 self._threads.give_up(task)
                 raise _BusyError("structured_outputs: all threads compile grammars that take too long; try again later")
-        elif now - task.started_s > self._compile_timeout_s:
+        elif task.taken_s > self._compile_timeout_s:
             self._threads.give_up(task)
             raise ValidationError(
                 f"{waiting.spec.field} takes more than {self._compile_timeout_s:g} s to compile; make it simpler "
