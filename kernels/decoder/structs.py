@@ -25,7 +25,7 @@ class LayerStruct(ctypes.Structure):
         *((name, _POINTER) for name in ("keys", "values", "sinks")),
         *((name, _FLOAT) for name in ("scale", "softcap", "residual_scale")),
         *((name, _INT) for name in ("window", "angles", "is_interleaved", "norms_rows", "norms_follow")),
-        *((name, _INT) for name in ("is_parallel", "activation", "is_gated")),
+        *((name, _INT) for name in ("is_parallel", "activation", "is_gated", "group")),
     )
 
 

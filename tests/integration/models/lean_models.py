@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 
 from penstock.kernels.paged_attention import PagedBatch
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
+from penstock.worker.models.page_layout import PageLayout
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 40
@@ -173,3 +175,22 @@ def make_step(
 def logits_of(forward: Forward, block_size: int = BLOCK_SIZE) -> list[Tensor]:
     forward.allocate(NUM_BLOCKS, block_size, 3, torch.device("cpu"))
     return [forward.run(step) for step in steps(block_size)]
+
+
+def in_groups(step: ModelInput, layout: PageLayout, null_block: int) -> ModelInput:
+    """``step``, whose blocks have a page for each group; what lies behind a window is in ``null_block``."""
+    old = step.batch
+    num_groups, block_size = len(layout.windows), old.block_size
+    tables, slots = [], []
+    for group, window in enumerate(layout.windows):
+        table = old.block_table * num_groups + group
+        for row, (query_len, seq_len) in enumerate(zip(old.query_lens, old.seq_lens, strict=True)):
+            behind = 0 if window is None else max(0, seq_len - query_len - window + 1) // block_size
+            table[row, :behind] = null_block
+        blocks, offsets = old.slot_mapping // block_size, old.slot_mapping % block_size
+        tables.append(table)
+        slots.append((blocks * num_groups + group) * block_size + offsets)
+    batch = PagedBatch(
+        tables[0], slots[0], old.query_lens, old.seq_lens, block_size, None, torch.stack(tables), torch.stack(slots)
+    )
+    return replace(step, batch=batch)

@@ -8,7 +8,8 @@ Prefill, chunked prefill, decode, recomputation after preemption and resumption 
 Running requests come first, each with at least one token, then waiting ones in the policy's order. A request is
 admitted when blocks for all its known tokens are free, and takes them at once. When a running request needs a block
 and none is free, the one that goes last is preempted: it loses its blocks and waits at its old place. Since the pool
-holds at least one request of ``max_model_len``, the one that goes first always moves.
+holds at least one request of ``max_model_len``, the one that goes first always moves. How many blocks that is, and
+which of them a request gives back on its way, ``block_tables.py`` knows.
 
 Blocks that already hold the beginning of a request count as computed when it is admitted, all but its last token at the
 most. It shares them with whoever else has them, and nobody writes to them: they are full. If all that it could compute
@@ -29,6 +30,7 @@ from ....shared.errors import ConfigurationError
 from ....shared.messages import EngineCoreEventType, EngineCoreOutput, FinishReason, RequestError, SchedulerStats
 from ....shared.pooling import Pooled
 from .block_pool import BlockPool
+from .block_tables import BlockTables, OneTable
 from .guessing import Guessing, NoGuessing
 from .invariants import check_requests, check_tokens
 from .ordering import FirstComeFirstServed, OrderingPolicy, RequestQueue
@@ -61,8 +63,10 @@ class Scheduler:
         timeline: Timeline | None = None,
         guessing: Guessing | None = None,
         residency: Residency | None = None,
+        tables: BlockTables | None = None,
     ) -> None:
-        if block_pool.blocks_for(max_model_len) > block_pool.num_blocks:
+        tables = tables or OneTable(block_pool)
+        if tables.most_blocks(max_model_len) > block_pool.num_blocks:
             raise ConfigurationError(
                 f"the KV cache has {block_pool.num_blocks} blocks of {block_pool.block_size} tokens, too few for one "
                 f"request of max_model_len {max_model_len}"
@@ -72,6 +76,7 @@ class Scheduler:
                 f"max_num_batched_tokens ({max_num_batched_tokens}) is below max_num_seqs ({max_num_seqs})"
             )
         self.block_pool = block_pool
+        self._tables = tables
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
@@ -114,7 +119,7 @@ class Scheduler:
         output = SchedulerOutput()
         budget = self.max_num_batched_tokens
         prompt_rows = PromptRowBudget()
-        block_size = self.block_pool.block_size
+        num_tokens_in = self._tables.num_tokens_in
         for index, request in enumerate(self._running):  # which may lose requests from behind
             num_computed_tokens = request.num_computed_tokens
             num_new_tokens = len(request.token_ids) - num_computed_tokens
@@ -127,8 +132,7 @@ class Scheduler:
                 num_new_tokens = min(num_new_tokens, budget - (len(self._running) - index - 1))
                 num_new_tokens = prompt_rows.limit(request, num_new_tokens)
             num_tokens = num_computed_tokens + num_new_tokens
-            has_blocks = num_tokens <= len(request.block_table) * block_size
-            if not has_blocks and not self._grow_block_table(request, num_tokens):
+            if num_tokens > num_tokens_in(request) and not self._grow_block_table(request, num_tokens):
                 break
             output.add(request, num_new_tokens)
             budget -= num_new_tokens
@@ -141,7 +145,7 @@ class Scheduler:
             output.add(request, num_new_tokens)
             budget -= num_new_tokens
         output.released_ids, self._released_ids = self._released_ids, []
-        self._guessing.extend(output, self.block_pool)
+        self._guessing.extend(output, self._tables)
         return output
 
     def take_back(self, output: SchedulerOutput) -> None:
@@ -175,6 +179,7 @@ class Scheduler:
                 request.num_computed_tokens += num_new_tokens
                 if request.num_computed_tokens % block_size < num_new_tokens:
                     self._prefix_cache.note_computed(request, num_new_tokens)
+                    self._tables.give_back(request)
             if request.prompt_logprobs is not None:
                 request.prompt_logprobs += sampled.prompt_logprobs.get(request.request_id, ())
             if not num_sampled:
@@ -264,7 +269,10 @@ class Scheduler:
         running = list(self._running)
         check_requests(running, [*self._waiting, *self._requests_beside()], self._requests)
         check_tokens(running, self.block_pool, self.max_model_len)
-        self.block_pool.check_invariants([*(request.block_table for request in running), *self._tables_beside()])
+        for request in running:
+            self._tables.check_invariants(request)
+        held = [table for request in running for table in self._tables.tables_of(request)]
+        self.block_pool.check_invariants([*held, *self._tables_beside()])
         self._prefix_cache.check_invariants(running)
 
     def _requests_beside(self) -> Iterable[Request]:
@@ -285,15 +293,13 @@ class Scheduler:
             return False
         cached = self._prefix_cache.find(request)
         num_cached_tokens = len(cached) * self.block_pool.block_size
-        num_blocks = self.block_pool.blocks_for(request.num_tokens) - len(cached)
-        if num_blocks > self.block_pool.num_free - self.block_pool.num_free_among(cached):
+        if not self._tables.can_admit(request, cached):
             return False
         if self._prefix_cache.is_being_computed(request, num_cached_tokens + budget, output.work()):
             return False
         if not self._residency.hold(request):
             return False
-        self.block_pool.hold(cached)
-        request.block_table = cached + self.block_pool.allocate(num_blocks)
+        self._tables.admit(request, cached)
         request.num_computed_tokens = num_cached_tokens
         self._prefix_cache.note_admission(request)
         request.move_to(RequestStatus.RUNNING)
@@ -302,7 +308,8 @@ class Scheduler:
 
     def _grow_block_table(self, request: Request, num_tokens: int) -> bool:
         """Give ``request`` blocks for ``num_tokens`` in all, preempting from behind; False if it had to go itself."""
-        num_blocks = self.block_pool.blocks_for(num_tokens) - len(request.block_table)
+        self._tables.give_back(request)
+        num_blocks = self._tables.num_missing(request, num_tokens)
         while num_blocks > self.block_pool.num_free:
             last = self._running.pop(-1)
             self._release(last)
@@ -313,8 +320,7 @@ class Scheduler:
             self._timeline.note(last, EngineCoreEventType.PREEMPTED)
             if last is request:
                 return False
-        if num_blocks > 0:
-            request.block_table += self.block_pool.allocate(num_blocks)
+        self._tables.grow(request, num_tokens)
         return True
 
     def _end_pooled(self, request: Request, pooled: Pooled) -> EngineCoreOutput:
@@ -341,6 +347,5 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         self._residency.let_go(request)
         if request.block_table:
-            self.block_pool.free(request.block_table)
-            request.block_table = []
+            self._tables.release(request)
             self._released_ids.append(request.request_id)
