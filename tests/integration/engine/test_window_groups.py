@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from transformers.models.cohere2.configuration_cohere2 import Cohere2Config
 
 from penstock.worker.config import EngineConfig
 from penstock.worker.engine.composition import build_engine
@@ -48,7 +49,7 @@ MODELS: dict[str, tuple[Callable[[], transformers.PretrainedConfig], Groups]] = 
         ([None, 6], 2, 41),
     ),
     "cohere2": (
-        lambda: transformers.Cohere2Config(**{**_SHAPE, **_FEW, "logit_scale": 0.5}),
+        lambda: Cohere2Config(**{**_SHAPE, **_FEW, "logit_scale": 0.5}),
         ([None, 9, 9, 9, 9], 1, 64),
     ),
     "mistral": (lambda: transformers.MistralConfig(**{**_SHAPE, "sliding_window": 7}), ([7], 4, 9)),

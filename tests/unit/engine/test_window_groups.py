@@ -159,7 +159,7 @@ def test_the_pool_has_to_hold_one_request_of_the_longest() -> None:
 
 def cached_after(windows: tuple[int | None, ...], first: list[int], second: list[int], num_blocks: int = 100) -> int:
     """How many tokens of ``second`` are found once ``first`` was computed."""
-    scheduler = make_scheduler(windows, num_blocks, caching=True)
+    scheduler, output = make_scheduler(windows, num_blocks, caching=True), SchedulerOutput()
     for request_id, tokens in (("0", first), ("1", second)):
         scheduler.add_request(make_request(request_id, tokens, len(tokens) + 1))
         while scheduler.has_unfinished_requests:
