@@ -48,6 +48,7 @@ NEED_TORCH = (
     "unit/engine/test_num_threads.py",
     "unit/engine/test_rank_exchange.py",
     "unit/engine/test_rank_steps.py",
+    "unit/engine/test_window_groups.py",
     "unit/engine/test_offload_scheduling.py",
     "unit/engine/test_packed_linear.py",
     "unit/engine/test_penalties.py",

@@ -41,8 +41,9 @@ class DecoderBatch:
     """One step's tokens, packed; those of a request lie together and in order.
 
     Args:
-        token_ids, positions, slot_mapping: ``[T]`` int64; a negative slot is stored nowhere.
-        block_table: ``[B, MB]`` int64, of the rows ``query_lens`` and ``seq_lens``, ``[B]`` int64.
+        token_ids, positions: ``[T]`` int64.
+        slot_mapping: ``[T]`` int64, or ``[G, T]`` where layers are in groups; a negative slot is stored nowhere.
+        block_table: ``[B, MB]`` int64, or ``[G, B, MB]``, of the rows ``query_lens`` and ``seq_lens``, ``[B]`` int64.
         logit_rows: ``[R]`` int64 ascending, the tokens whose logits are wanted.
         angles: for each that layers name, cosines and sines of every position that occurs, ``[P, R]`` float32, with
             halves alike.
@@ -117,6 +118,7 @@ class Decoder:
         )
         self._caches: list[Tensor] = []
         self._states: list[MixerState] = []
+        self._num_groups = 1
         self._adapters: LayerAdapters | None = None
 
     def cache_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int]:
@@ -124,16 +126,24 @@ class Decoder:
         padded = -(-block_size // LANES) * LANES
         return num_blocks, self._struct.num_kv_heads, padded * self._struct.head_dim
 
-    def use_cache(self, keys: list[Tensor], values: list[Tensor], block_size: int) -> None:
+    def use_cache(
+        self, keys: list[Tensor], values: list[Tensor], block_size: int, groups: Sequence[int] | None = None
+    ) -> None:
         """From now on keep keys and values of each layer in these tensors of ``cache_shape``.
+
+        Args:
+            groups: whose slots and table each layer goes by; None for one table of all. Layers of different groups may
+                share a tensor.
 
         Raises:
             KernelInputError: ``block_size`` is odd.
         """
         if not can_cache(block_size):
             raise KernelInputError(f"a block must have an even number of tokens, got {block_size}")
-        for layer, key, value in zip(self._layers, keys, values, strict=True):
-            layer.keys, layer.values = key.data_ptr(), value.data_ptr()
+        groups = [0] * len(keys) if groups is None else groups
+        for layer, key, value, group in zip(self._layers, keys, values, groups, strict=True):
+            layer.keys, layer.values, layer.group = key.data_ptr(), value.data_ptr(), group
+        self._num_groups = max(groups, default=0) + 1
         self._struct.block_size = max(1, block_size)
         self._caches = [*keys, *values]
 
@@ -169,6 +179,13 @@ class Decoder:
             tensor: Tensor = getattr(batch, name)
             if tensor.dtype != torch.int64 or not tensor.is_contiguous():
                 raise KernelInputError(f"{name} must be int64 and contiguous, got {tensor.dtype} {tensor.stride()}")
+        if batch.slot_mapping.numel() < self._num_groups * len(batch.token_ids) or (
+            batch.block_table.numel() < self._num_groups * len(batch.query_lens) * batch.block_table.shape[-1]
+        ):
+            raise KernelInputError(
+                f"the layers are in {self._num_groups} groups, of each of which slots and a table are needed; got "
+                f"{tuple(batch.slot_mapping.shape)} and {tuple(batch.block_table.shape)}"
+            )
         if any(of.dtype != torch.float32 or not of.is_contiguous() for pair in batch.angles for of in pair):
             raise KernelInputError("angles must be float32 and contiguous")
         angles = (AnglesStruct * len(batch.angles))(
@@ -179,7 +196,7 @@ class Decoder:
             *(len(batch.token_ids), len(batch.query_lens), len(batch.logit_rows)),
             *(batch.token_ids.data_ptr(), batch.positions.data_ptr(), batch.slot_mapping.data_ptr()),
             *(address(batch.inputs_embeds), angles),
-            *(batch.block_table.data_ptr(), batch.block_table.shape[1]),
+            *(batch.block_table.data_ptr(), batch.block_table.shape[-1]),
             *(batch.query_lens.data_ptr(), batch.seq_lens.data_ptr(), batch.logit_rows.data_ptr(), logits.data_ptr()),
             *self._adapters_of(batch),
             address(_checked_ends(batch)),
@@ -236,7 +253,7 @@ def _layer_structs(layers: tuple[LayerWeights, ...]) -> ctypes.Array[LayerStruct
             *(layer.scale, layer.softcap or 0.0, layer.residual_scale),
             *(layer.window or 0, -1 if layer.angles is None else layer.angles, layer.is_interleaved),
             *(layer.norms_rows, layer.norms_follow, layer.is_parallel, layer.activation, layer.is_gated),
-            *(layer.gate, None),
+            *(layer.gate, None, 0),
         )
     return structs
 

@@ -27,6 +27,7 @@ class LayerStruct(ctypes.Structure):
         *((name, _INT) for name in ("window", "angles", "is_interleaved", "norms_rows", "norms_follow")),
         *((name, _INT) for name in ("is_parallel", "activation", "is_gated", "gate")),
         ("mixer", _POINTER),
+        ("group", _INT),
     )
 
 

@@ -192,15 +192,16 @@ class Run {
   void place(const DecoderLayer& layer) {
     const LayerCache<T> cache = cache_of(layer);
     const int64_t dim = d_.head_dim, first_key = d_.num_heads, first_value = d_.num_heads + d_.num_kv_heads;
+    const int64_t* slots = s_.slots + layer.group * s_.num_tokens;
     for_ranges(s_.num_tokens, TOKENS_PER_PIECE, [&](int64_t start, int64_t end) {
       for (int64_t t = start; t < end; ++t) {
         T* heads = qkv_ + t * qkv_size_;
         if (!layer.norms_follow) norm_heads(layer, heads);
         if (layer.angles >= 0) rotate(s_.angles[layer.angles], layer.is_interleaved, s_.positions[t], heads);
         if (layer.norms_follow) norm_heads(layer, heads);
-        const int64_t slot = s_.slots[t];
+        const int64_t slot = slots[t];
         if (slot < 0) continue;
-        const bool is_last = t + 1 == s_.num_tokens || s_.slots[t + 1] != slot + 1;
+        const bool is_last = t + 1 == s_.num_tokens || slots[t + 1] != slot + 1;
         cache.put(slot, heads + first_key * dim, heads + first_value * dim, is_last);
       }
     });
@@ -232,6 +233,7 @@ class Run {
   void attend(const DecoderLayer& layer) {
     const LayerCache<T> cache = cache_of(layer);
     const int64_t group = d_.num_heads / d_.num_kv_heads;
+    const int64_t* table = s_.block_table + layer.group * s_.num_requests * s_.table_stride;
     for_each(spans_.size() * d_.num_kv_heads, [&](int64_t item) {
       const Span& span = spans_[item / d_.num_kv_heads];
       const int64_t kv_head = item % d_.num_kv_heads, offset = kv_head * group * d_.head_dim;
@@ -243,7 +245,7 @@ class Run {
                                layer.scale,
                                layer.softcap,
                                layer.sinks ? layer.sinks + kv_head * group : nullptr,
-                               s_.block_table + span.request * s_.table_stride,
+                               table + span.request * s_.table_stride,
                                kv_head,
                                &cache,
                                found_ + span.first_token * found_size_ + offset,

@@ -26,6 +26,7 @@ struct DecoderLayer {
   int64_t is_interleaved, norms_rows, norms_follow, is_parallel, activation, is_gated;
   int64_t gate;  // where the projection has what opens for the result, a Gate of gates.h
   const Mixer* mixer;  // in the place of attention; null for that
+  int64_t group;  // whose slots and block table of a step
 };
 
 struct Decoder {
@@ -44,10 +45,11 @@ enum Product { QKV, OUTPUT, GATE_UP, DOWN, PRODUCTS_PER_LAYER };
 // T packed tokens of B requests; those of a request are the last query_lens[b] of its seq_lens[b].
 struct DecoderStep {
   int64_t num_tokens, num_requests, num_logit_rows;
-  const int64_t *token_ids, *positions, *slots;  // [T]; a slot below 0 is stored nowhere
+  const int64_t *token_ids, *positions;          // [T]
+  const int64_t* slots;                          // [groups, T]; one below 0 is stored nowhere
   const void* inputs_embeds;                     // [T, hidden size] in place of the embeddings; null for those
   const Angles* angles;                          // as many as layers name
-  const int64_t* block_table;                    // [B, table_stride]
+  const int64_t* block_table;                    // [groups, B, table_stride]
   int64_t table_stride;
   const int64_t *query_lens, *seq_lens;  // [B]
   const int64_t* logit_rows;             // [R] ascending

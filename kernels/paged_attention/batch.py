@@ -48,6 +48,8 @@ class PagedBatch:
         visible_ends: ``[T]``, where what each token sees of its request ends, on the device of the block table; None
             where each sees as far as itself. Tokens that see each other have one end, at most their row's ``seq_len``.
             Of rows with one token it is not read.
+        group_tables, group_slots: ``[G, B, MB]`` and ``[G, T]``, where layers keep their tokens in blocks of their own;
+            the first are ``block_table`` and ``slot_mapping``. None where all layers have these.
 
     Raises:
         KernelInputError: a decode row stands behind a prefill row.
@@ -62,6 +64,8 @@ class PagedBatch:
         block_size: int,
         device_rows: DeviceRows | None = None,
         visible_ends: Tensor | None = None,
+        group_tables: Tensor | None = None,
+        group_slots: Tensor | None = None,
     ) -> None:
         self.block_table = block_table
         self.slot_mapping = slot_mapping
@@ -73,12 +77,34 @@ class PagedBatch:
         self.num_decodes = query_lens.count(1)
         if 1 in query_lens[self.num_decodes :]:
             raise KernelInputError(f"decode rows must come first, got query_lens {query_lens}")
+        self.group_tables = group_tables
+        self.group_slots = group_slots
         self._device_rows = device_rows
         self._derived: dict[Hashable, Any] = {}
 
+    def of_group(self, group: int) -> PagedBatch:
+        """The same rows with the blocks of a group of layers, made once for all layers of it.
+
+        Raises:
+            KernelInputError: the batch has the blocks of one group alone.
+        """
+        if self.group_tables is None or self.group_slots is None:
+            if group:
+                raise KernelInputError(f"a layer of group {group} cannot attend in a batch with one block table")
+            return self
+        tables, slots = self.group_tables, self.group_slots
+        return self.derived(("group", group), lambda: _GroupBatch(self, tables[group], slots[group]))
+
     @classmethod
     def captured_decode(
-        cls, block_table: Tensor, slot_mapping: Tensor, seq_lens: Tensor, max_seq_len: int, block_size: int
+        cls,
+        block_table: Tensor,
+        slot_mapping: Tensor,
+        seq_lens: Tensor,
+        max_seq_len: int,
+        block_size: int,
+        group_tables: Tensor | None = None,
+        group_slots: Tensor | None = None,
     ) -> PagedBatch:
         """A batch of one token a row to capture a CUDA graph with; its tensors are rewritten before each replay.
 
@@ -89,11 +115,14 @@ class PagedBatch:
             slot_mapping: ``[B]``; negative for a row that is not in use.
             seq_lens: ``[B]`` int32 on the device; 0 for a row that is not in use, whose result is zeros.
             max_seq_len: that no row will ever exceed.
+            group_tables, group_slots: as of any batch.
         """
         num_rows = seq_lens.shape[0]
         starts = torch.arange(num_rows + 1, dtype=torch.int32, device=seq_lens.device)
         rows = DeviceRows(starts, seq_lens, 1, max_seq_len)
-        return cls(block_table, slot_mapping, [1] * num_rows, [max_seq_len] * num_rows, block_size, rows)
+        lens = [1] * num_rows, [max_seq_len] * num_rows
+        groups = {"group_tables": group_tables, "group_slots": group_slots}
+        return cls(block_table, slot_mapping, *lens, block_size, rows, **groups)
 
     @property
     def device(self) -> torch.device:
@@ -120,3 +149,17 @@ class PagedBatch:
         if value is None:
             value = self._derived[key] = build()
         return value
+
+
+class _GroupBatch(PagedBatch):
+    """A batch as one group of layers sees it."""
+
+    def __init__(self, whole: PagedBatch, block_table: Tensor, slot_mapping: Tensor) -> None:
+        lens = whole.query_lens, whole.seq_lens
+        super().__init__(block_table, slot_mapping, *lens, whole.block_size, visible_ends=whole.visible_ends)
+        self._whole = whole
+
+    @property
+    def device_rows(self) -> DeviceRows:
+        """Those of the whole batch, which are copied once for all groups."""
+        return self._whole.device_rows

@@ -26,6 +26,7 @@ from .core import EngineCore
 from .dump import StepDump
 from .execution.deterministic import make_deterministic_runner
 from .execution.input_embeds import embeds_hidden_size
+from .execution.kv_cache import KVCacheSize
 from .execution.model_runner import ModelRunner
 from .execution.overlap import OverlappingRunner
 from .guessing_setup import check_speculation, make_guessing
@@ -44,6 +45,7 @@ from .offload.offload import KVOffload
 from .offload.prefix_cache import OffloadingPrefixCache
 from .offload.scheduler import OffloadingScheduler
 from .own_ordering import load_ordering
+from .page_setup import allocate_caches, make_hash_cache, make_tables, size_caches
 from .pipelined import PipelinedCore
 from .pooling.core import PoolingCore
 from .pooling.runner import PoolingRunner
@@ -53,7 +55,7 @@ from .ranks.interface import Ranks
 from .scheduling.batch_queue import BatchQueue
 from .scheduling.block_pool import BlockPool
 from .scheduling.flights import Flights
-from .scheduling.prefix_cache import BlockHashCache, NoPrefixCache, PrefixCache
+from .scheduling.prefix_cache import NoPrefixCache, PrefixCache
 from .scheduling.request import Request
 from .scheduling.scheduler import Scheduler
 from .scheduling.staged_batches import StagedBatches
@@ -109,7 +111,7 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
     model = ranks.load()
     check_rank(model)
     adapters = _make_adapters(config, model)
-    size = ranks.size_cache()
+    size = size_caches(config, model, ranks)
     model.max_model_len = size.max_model_len
     check_pooling(config, model)
     check_speculation(config, model)
@@ -117,11 +119,7 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
     check_images(model)
     hidden_size = embeds_hidden_size(model) if config.enable_prompt_embeds else None
     runner = _make_runner(config, model)
-    device = model.device
-
-    def allocate_cache() -> None:
-        model.forward.allocate(size.num_blocks, config.block_size, config.max_num_seqs, device)
-
+    allocate_cache = partial(allocate_caches, config, model, size.num_blocks)
     with progress.compiling():
         allocate_cache()
         runner.warm_up(Request("warm-up", [0], SamplingParams(seed=0), max_model_len=size.max_model_len))
@@ -140,6 +138,7 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
         guessing=guessing,
         residency=adapters,
         flights=flights,
+        tables=make_tables(config, model, block_pool),
     )
     core = _make_core(config, model, runner, flights)(
         scheduler,
@@ -158,9 +157,9 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
     control = GroupedControl(core, parts, progress) if isinstance(core, GroupedCore) else EngineControl(parts, progress)
     if model.expert_ranks is not None:
         model.expert_ranks.settle()
-    ready = _ready(config, model, size.num_blocks, guessing.num_free_rows, processors.names)
+    ready = _ready(config, model, size, guessing.num_free_rows, processors.names)
     ready.weights_version = control.weights_version
-    ready.ranks = ranks.setup(size.num_blocks)
+    ready.ranks = ranks.setup(size.num_blocks, model.pages)
     return Engine(core, control, ready, ranks, offload)
 
 
@@ -226,7 +225,7 @@ def _make_prefix_cache(
         # What a request's beginning leaves behind is not in blocks alone.
         log.info("no_prefix_caching", architecture=model.architecture, reason="its requests have states")
     elif config.enable_prefix_caching:
-        return BlockHashCache(block_pool)
+        return make_hash_cache(config, model, block_pool)
     return NoPrefixCache()
 
 
@@ -253,7 +252,7 @@ def _image_admission(config: EngineConfig, model: LoadedModel, progress: Progres
 def _ready(
     config: EngineConfig,
     model: LoadedModel,
-    num_blocks: int,
+    size: KVCacheSize,
     num_free_rows: int,
     logits_processors: tuple[str, ...],
 ) -> Ready:
@@ -264,7 +263,7 @@ def _ready(
         model_folder=str(model.folder),
         architecture=model.architecture,
         max_model_len=model.max_model_len,
-        num_blocks=num_blocks,
+        num_blocks=size.num_blocks,
         block_size=config.block_size,
         dtype=dtype,
         device=config.device,
@@ -273,7 +272,7 @@ def _ready(
         num_parameters=model.num_parameters,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=_token_budget(config, model),
-        kv_cache_size_tokens=num_blocks * config.block_size,
+        kv_cache_size_tokens=size.num_tokens,
         attention_backend=model.attention_backend,
         kv_cache_dtype=config.eight_bit_cache or dtype,
         processor=name,

@@ -66,6 +66,7 @@ class StepDump:
             "num_computed_tokens": request.num_computed_tokens,
             "num_cached_tokens": request.num_cached_tokens,
             "block_table": list(request.block_table),
+            "window_tables": [] if request.group_tables is None else request.group_tables.tables[1:],
             "sampling_params": _plain_fields(request.params),
             "is_constrained": request.constraint is not None,
         }

@@ -26,6 +26,7 @@ class StepInput:
         token_lora: ``[T]``, the adapter of each token, negative for none; None if no token has one.
         token_types: ``[T]``, 1 for tokens of the second text of a pair; None if there is no pair.
         num_guesses: ``[R]``, how many of the last tokens of each are guesses; None if none is.
+        group_slots: ``[G, T]``, the slots of each group of layers, ``slot_mapping`` first; None if there is one.
     """
 
     order: IntArray
@@ -40,6 +41,7 @@ class StepInput:
     token_lora: IntArray | None = None
     token_types: IntArray | None = None
     num_guesses: IntArray | None = None
+    group_slots: IntArray | None = None
 
     @property
     def sampled_rows(self) -> IntArray:

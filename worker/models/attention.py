@@ -52,6 +52,7 @@ class AttentionCall:
         dtype: of queries, keys and values as they come.
         window: positions a token sees; None sees all before it.
         has_own_rule: neither causal nor sliding; the rule that comes with each call decides.
+        group: whose block table it looks at, where layers have several (``pages.py``).
     """
 
     module: nn.Module
@@ -63,9 +64,11 @@ class AttentionCall:
     cache_format: CacheFormat
     key_cache: Tensor | None = None
     value_cache: Tensor | None = None
+    group: int = 0
 
     def allocate(self, num_blocks: int, block_size: int, device: torch.device) -> None:
-        """Make its caches, ``[NB, BS, KVH, D]`` each."""
+        """Make its caches, ``[NB, BS, KVH, D]`` each, for no other layer."""
+        self.group = 0
         dtype = self.cache_format.dtype
         self.key_cache = zeros((num_blocks, block_size, *self.key_shape), dtype, device)
         self.value_cache = zeros((num_blocks, block_size, *self.value_shape), dtype, device)
@@ -143,8 +146,11 @@ class AttentionCall:
 
 
 def caches_of(calls: list[AttentionCall]) -> list[Tensor]:
-    """Keys and values of all of them, ``[NB, BS, KVH, D]`` each; none before they are allocated."""
-    return [cache for call in calls for cache in (call.key_cache, call.value_cache) if cache is not None]
+    """Keys and values of all of them, ``[NB, BS, KVH, D]`` each, those that layers share once; none before they are
+    allocated.
+    """
+    caches = [cache for call in calls for cache in (call.key_cache, call.value_cache) if cache is not None]
+    return list({id(cache): cache for cache in caches}.values())
 
 
 class PagedAttention:
@@ -246,7 +252,7 @@ class PagedAttention:
             query.transpose(1, 2).flatten(0, 1),
             key.transpose(1, 2).flatten(0, 1),
             value.transpose(1, 2).flatten(0, 1),
-            self._batch,
+            self._batch.of_group(call.group),
             scale=query.shape[3] ** -0.5 if scaling is None else scaling,
             softcap=softcap,
             sinks=s_aux,

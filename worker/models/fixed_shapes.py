@@ -34,6 +34,7 @@ class PackedTokens:
         logit_rows: ``[R]`` ascending, the tokens whose logits are wanted.
         inputs_embeds: ``[T, hidden size]`` in place of the embeddings of ``token_ids``; None for those.
         token_lora: ``[T]``, as in ``ModelInput``.
+        group_tables, group_slots: ``[G, B, MB]`` and ``[G, T]``, as in ``PagedBatch``.
     """
 
     token_ids: IntArray
@@ -44,6 +45,8 @@ class PackedTokens:
     logit_rows: IntArray
     inputs_embeds: Tensor | None = None
     token_lora: IntArray | None = None
+    group_tables: IntArray | None = None
+    group_slots: IntArray | None = None
 
 
 def forward_in_tiles(model: LoadedModel, tokens: PackedTokens, tile_sizes: tuple[int, ...], block_size: int) -> Tensor:
@@ -93,17 +96,21 @@ def _forward_tile(model: LoadedModel, tokens: PackedTokens, start: int, tile_siz
     device = model.device
     stop = min(start + tile_size, len(tokens.token_ids))
     index = np.minimum(np.arange(start, start + tile_size), stop - 1)
-    slots = np.where(np.arange(tile_size) < stop - start, tokens.slot_mapping[index], -1)
+    is_token = np.arange(tile_size) < stop - start
     seq_lens = tokens.positions[index] + 1
     num_blocks = -(-int(seq_lens.max()) // block_size)
     # Every token is a row of its own, a decode: to the model a request's second token of a tile is like any other.
     batch = PagedBatch(
         block_table=to_device(tokens.block_table[tokens.table_rows[index], :num_blocks], device),
-        slot_mapping=to_device(slots, device),
+        slot_mapping=to_device(np.where(is_token, tokens.slot_mapping[index], -1), device),
         query_lens=[1] * tile_size,
         seq_lens=seq_lens.tolist(),
         block_size=block_size,
     )
+    if tokens.group_tables is not None and tokens.group_slots is not None:
+        tables = tokens.group_tables[:, tokens.table_rows[index], :num_blocks]
+        batch.group_tables = to_device(np.ascontiguousarray(tables), device)
+        batch.group_slots = to_device(np.where(is_token, tokens.group_slots[:, index], -1), device)
     wanted = tokens.logit_rows[(tokens.logit_rows >= start) & (tokens.logit_rows < stop)] - start
     # The last layer, too, sees a whole tile; a tile that nobody wants logits of makes one row for nobody.
     logit_rows = np.arange(tile_size if len(wanted) else 1)

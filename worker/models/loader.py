@@ -30,6 +30,7 @@ from .lean.captured import make_captured
 from .lean.native import make_native
 from .own_module import read_module
 from .packed_linear import pack_linear_layers
+from .page_layout import PageLayout
 from .parallel.groups import RankGroups
 from .pooling.encoder import EncoderForward, EncoderTruth, encoder_forward, is_bidirectional
 from .pooling.folder import PoolingFolder, pools
@@ -64,6 +65,7 @@ class LoadedModel:
         groups: the ranks that compute it together; None of a model that one does.
         expert_ranks: who has the other experts; None of a model that has all.
         num_experts: of a layer, at all ranks together; 0 where they are not shared.
+        pages: how its layers share the KV cache, where some look at the last tokens alone; None for one table of all.
     """
 
     forward: Forward
@@ -84,6 +86,7 @@ class LoadedModel:
     groups: RankGroups | None = None
     expert_ranks: ExpertRanks | None = None
     num_experts: int = 0
+    pages: PageLayout | None = None
 
     @property
     def network(self) -> nn.Module:

@@ -17,6 +17,8 @@ from ...shared.errors import ModelLoadError
 from .attention import AttentionCall, PagedAttention, caches_of
 from .causal_lm import CausalLM
 from .forward import ForwardSettings, ModelInput
+from .page_layout import PageLayout
+from .pages import allocate_pages
 from .token_adapters import TokenAdapters
 
 _PROBE_TOKENS = 2
@@ -72,6 +74,12 @@ class PackedForward:
 
     def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
         self._attention.allocate(num_blocks, block_size, device)
+
+    def allocate_pages(
+        self, layout: PageLayout, num_pages: int, block_size: int, num_slots: int, device: torch.device
+    ) -> None:
+        """See ``pages.PagedByGroups``."""
+        allocate_pages(self._attention.calls, layout, num_pages, block_size, device)
 
     def run(self, step: ModelInput) -> Tensor:
         self._attention.begin(step.batch)

@@ -16,8 +16,8 @@ from .child import first_line
 from .outcome import SAME
 
 SIZE = 2
-# Of ``trial.compare``, one behind the other; each finds its other rank anew.
-_NUM_ENGINES = 3
+# Of ``trial.compare`` at most, one behind the other; each finds its other rank anew.
+_NUM_ENGINES = 4
 _TIMEOUT_S = 60.0
 
 

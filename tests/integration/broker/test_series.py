@@ -101,7 +101,8 @@ _COUNTS = """
     from penstock.shared.broker.series import SeriesStore
     from penstock.shared.connection import CommandConnection
     from penstock.shared.keys import Keys
-    from penstock.shared.messages import Delta, FinishReason, Usage
+    from penstock.shared.messages.deltas import Delta
+    from penstock.shared.messages.outcome import FinishReason, Usage
     from penstock.worker.serving.telling.engine_meter import EngineMeter
     from penstock.worker.serving.telling.series_writer import SeriesWriter
 

@@ -135,13 +135,14 @@ def test_tokens_are_those_of_transformers(name: str, make: Make, folders: Callab
     assert generate(make(name, **small), requests()) == wanted
     # Room for the prompts of the first two, and not for what they generate.
     lens = {request_id: rows[0].num_prompt_tokens for request_id, rows in outputs.items()}
-    cramped = make(
-        name, **small, max_model_len=max(lens.values()) + NUM_TOKENS,
-        block_size=2, kv_cache_memory=(lens["one"] + lens["two"] + 4) * BYTES_PER_TOKEN,
-    )  # fmt: skip
-    for _ in range(2):  # the second time no image is waited for, so they come in their order
-        assert generate(cramped, requests()) == wanted
-    assert cramped.core.scheduler.stats().num_preemptions > 0
+    num_tokens, num_preemptions = lens["one"] + lens["two"] + 4, 0
+    small |= {"block_size": 2, "max_model_len": max(lens.values()) + NUM_TOKENS}
+    while not num_preemptions:
+        cramped = make(name, **small, kv_cache_memory=num_tokens * BYTES_PER_TOKEN)
+        for _ in range(2):  # the second time no image is waited for, so they come in their order
+            assert generate(cramped, requests()) == wanted
+        num_preemptions = cramped.core.scheduler.stats().num_preemptions
+        num_tokens -= 2  # layers with windows give blocks back: there is room in less
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "qwen3_vl", "gemma3"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 
 from penstock.kernels.paged_attention import PagedBatch
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
+from penstock.worker.models.page_layout import PageLayout
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 40
@@ -225,3 +227,21 @@ def run_and_commit(forward: Forward, step: ModelInput) -> Tensor:
     logits = forward.run(step)
     forward.commit()
     return logits
+
+
+def in_groups(step: ModelInput, layout: PageLayout, null_block: int) -> ModelInput:
+    """``step``, whose blocks have a page for each group; what lies behind a window is in ``null_block``."""
+    old = step.batch
+    num_groups, block_size = len(layout.windows), old.block_size
+    tables, slots = [], []
+    for group, window in enumerate(layout.windows):
+        table = old.block_table * num_groups + group
+        for row, (query_len, seq_len) in enumerate(zip(old.query_lens, old.seq_lens, strict=True)):
+            behind = 0 if window is None else max(0, seq_len - query_len - window + 1) // block_size
+            table[row, :behind] = null_block
+        blocks, offsets = old.slot_mapping // block_size, old.slot_mapping % block_size
+        tables.append(table)
+        slots.append((blocks * num_groups + group) * block_size + offsets)
+    of_groups = {"group_tables": torch.stack(tables), "group_slots": torch.stack(slots)}
+    batch = PagedBatch(tables[0], slots[0], old.query_lens, old.seq_lens, block_size, **of_groups)
+    return replace(step, batch=batch)

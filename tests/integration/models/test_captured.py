@@ -27,8 +27,9 @@ from penstock.worker.models.lean.captured import CapturedForward, capture_sizes,
 from penstock.worker.models.lean.cuda_graph import CudaGraphRecorder
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.loader import _prepare
+from penstock.worker.models.pages import plan_pages
 
-from .lean_models import SETTINGS, make_model, make_step
+from .lean_models import SETTINGS, in_groups, make_model, make_step
 
 pytestmark = pytest.mark.usefixtures("interpreted_kernels")
 
@@ -165,6 +166,24 @@ def test_logits_and_caches_are_those_of_single_operations(
     assert_equal(forward.caches, lean.caches)
     assert not any(cache.isfinite().all() for cache in forward.caches), "a row that is not in use was stored"
     assert (recording.num_captured, recording.num_replayed) == (len(capture_sizes(MAX_NUM_SEQS)), NUM_DECODES)
+
+
+@torch.inference_mode()
+def test_each_group_of_layers_has_its_table_in_the_buffers(device: torch.device, recording: Recording) -> None:
+    """Behind windows of five tokens there is a null block."""
+    lean, other = (lean_forward("gemma3", device, **{**SMALLEST, "num_hidden_layers": 2}) for _ in range(2))
+    forward = CapturedForward(other, recording)
+    layout = plan_pages(forward.attention_calls, 1000, BLOCK_SIZE)
+    assert layout is not None
+    null_block = NUM_BLOCKS * len(layout.windows)
+    allocate(lean, device, 2)
+    forward.allocate_pages(layout, null_block + 1, BLOCK_SIZE, 2, device)
+    for cache in forward.caches:
+        cache.fill_(float("nan"))
+    works = (((0, 9), (1, 2)), ((0, 1), (1, 1)), ((0, 1),))
+    grouped = [in_groups(step, layout, null_block) for step in steps(device, works)]
+    assert_equal([forward.run(step) for step in grouped], run(lean, device, works))
+    assert (recording.num_captured, recording.num_replayed) == (len(capture_sizes(2)), 2)
 
 
 # Rows that fill a graph up are computed with whatever lies in memory, and nobody reads them.

@@ -85,7 +85,7 @@ class PagedHash:
             raise failure
         if self.poison in [request.request_id for request in output.requests]:
             raise RuntimeError("poison")
-        self._cache[step.slot_mapping] = step.token_ids
+        self._store(step)
         token_ids: list[list[int]] = [[] for _ in output.requests]
         for index, num_known in zip(step.sampled.tolist(), step.num_known_tokens.tolist(), strict=True):
             token_ids[step.order[index]] = self._tokens(output, step, index, num_known)
@@ -95,6 +95,9 @@ class PagedHash:
         if step.num_guesses is not None:
             self._verify(output, step, sampled)
         return sampled
+
+    def _store(self, step: StepInput) -> None:
+        self._cache[step.slot_mapping] = step.token_ids
 
     def _verify(self, output: SchedulerOutput, step: StepInput, sampled: SampledTokens) -> None:
         verification = Verification(step, output.requests, sampled)

@@ -7,6 +7,7 @@ import pytest
 
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.execution.batch import InputBatch
+from penstock.worker.engine.scheduling.block_groups import GroupTables
 from penstock.worker.engine.scheduling.request import NO_LORA, Request
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
 
@@ -120,6 +121,27 @@ def test_each_token_has_its_request_s_adapter_and_those_of_one_lie_together() ->
     assert step.token_lora is not None
     assert (step.token_lora.tolist(), step.order.tolist()) == ([NO_LORA, 0, 7], [1, 2, 0])
     assert step.sampled.tolist() == step.logit_rows.tolist() == [0, 1, 2]
+
+
+def test_each_group_has_its_table_and_what_was_given_back_points_to_nothing() -> None:
+    batch = InputBatch(max_num_seqs=2, max_model_len=12, block_size=4, num_groups=2)
+    first, second = make_request("first", [1] * 9, []), make_request("second", [2], [])
+    first.group_tables = GroupTables([[3, 4, 5], [6, 7, 8]], [0, 0])
+    second.group_tables = GroupTables([[1], [2]], [0, 0])
+    step = batch.prepare(SchedulerOutput([first, second], [9, 1]))
+    assert step.group_slots is not None
+    assert step.group_slots.tolist() == [[4, *range(12, 21)], [8, *range(24, 33)]]
+    assert step.slot_mapping.tolist() == step.group_slots[0].tolist()
+    first.num_computed_tokens, first.token_ids = 9, [1] * 10
+    first.group_tables.tables[1][:2], first.group_tables.firsts[1], first.group_tables.version = [99, 99], 2, 1
+    batch.prepare(SchedulerOutput([first], [1], released_ids=["second"]))
+    assert batch.tables.tables is not None
+    assert batch.tables.tables[:, 0].tolist() == [[3, 4, 5], [99, 99, 8]]
+    third = make_request("third", [1] * 6, [], num_computed=4)
+    third.group_tables = GroupTables([[10, 11], [99, 12]], [0, 1])
+    step = batch.prepare(SchedulerOutput([first, third], [1, 2]))
+    assert batch.tables.tables[:, 1, :2].tolist() == [[10, 11], [99, 12]]
+    assert batch.block_table[1, :2].tolist() == [10, 11]
 
 
 def test_a_step_without_adapters_has_no_column_whoever_else_has_a_row() -> None:

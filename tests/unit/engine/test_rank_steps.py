@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 from typing import Any
 
@@ -18,6 +19,7 @@ from penstock.worker.engine.ranks.channel import RankChannel, encode
 from penstock.worker.engine.ranks.messages import Allocate, RankCommand, RunStep, StopRank
 from penstock.worker.engine.ranks.step_codec import StepReceiver, StepSender
 from penstock.worker.models.forward import ModelInput
+from penstock.worker.models.page_layout import PageLayout
 from penstock.worker.models.to_device import host_array, to_device
 
 CPU = torch.device("cpu")
@@ -87,6 +89,39 @@ def test_only_changes_of_block_tables_travel() -> None:
     changed, found = arrive(sender, receiver, sent)
     assert len(changed.changed_blocks) == 8
     check_same(sent, found)
+
+
+def in_groups(slots: list[int], tables: list[list[list[int]]]) -> ModelInput:
+    """A decode of requests that have a table for each group."""
+    sent, of_groups = step(slots, tables[0]), torch.tensor(tables)
+    slots_of_groups = torch.arange(len(tables))[:, None] * 100 + sent.batch.slot_mapping
+    batch = PagedBatch(
+        of_groups[0],
+        slots_of_groups[0],
+        *(sent.batch.query_lens, sent.batch.seq_lens, 4),
+        group_tables=of_groups,
+        group_slots=slots_of_groups,
+    )
+    return dataclasses.replace(sent, batch=batch)
+
+
+def test_the_tables_of_all_groups_arrive_and_of_them_what_has_changed() -> None:
+    sender, receiver = StepSender(), StepReceiver(CPU)
+    tables = [[[1, 2, 3], [4, 5, 6]], [[7, 8, 9], [10, 11, 12]], [[13, 14, 15], [16, 17, 18]]]
+    for changed, num_bytes in (((0, 0, 0), 8 * 18), ((2, 1, 1), 8), ((1, 0, 2), 8)):
+        group, row, column = changed
+        tables[group][row][column] += 50
+        sent = in_groups([9, 2], tables)
+        message, found = arrive(sender, receiver, sent)
+        assert len(message.changed_blocks) == num_bytes
+        check_same(sent, found)
+        for name in ("group_tables", "group_slots"):
+            assert torch.equal(getattr(found.batch, name), getattr(sent.batch, name))
+    pages = PageLayout((None, 8), 2, (0, 1, 1), (0, 0, 1))
+    sent_on = Allocate(4, 16, 2, pages=pages)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent_on), type=Allocate) == sent_on
+    one = step([9], [[3]])
+    check_same(one, arrive(StepSender(), StepReceiver(CPU), one)[1])
 
 
 def test_messages_come_whole_and_in_order_and_the_end_is_seen() -> None:

@@ -14,6 +14,7 @@ from penstock.worker.engine.drafting.ngram import NgramDrafter
 from penstock.worker.engine.drafting.predicted import PredictionDrafter
 from penstock.worker.engine.drafting.speculation import NoMemory, Speculation
 from penstock.worker.engine.scheduling.block_pool import BlockPool
+from penstock.worker.engine.scheduling.block_tables import OneTable
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
@@ -159,7 +160,7 @@ def test_requests_share_the_rows_that_a_step_leaves(num_requests: int, num_prefi
         output.add(Request("prompt", [5] * 30, SamplingParams(), max_model_len=100), num_prefilled)
     for number in range(num_requests):
         output.add(decoding(str(number), 5, pool), 1)
-    Speculation(4, 6, NoMemory(drafter)).extend(output, pool)
+    Speculation(4, 6, NoMemory(drafter)).extend(output, OneTable(pool))
     assert drafter.rooms == expected
     assert [len(guesses) for guesses in output.guesses.values()] == expected
     assert sum(output.num_new_tokens) == num_prefilled + num_requests + sum(expected)
@@ -170,12 +171,12 @@ def test_guesses_take_no_block_that_a_request_may_need_and_go_no_further_than_th
         pool, output = BlockPool(num_blocks, 8), SchedulerOutput()
         output.add(decoding("r", 7, pool), 1)
         output.add(decoding("other", 8, pool), 1)
-        Speculation(4, 6, NoMemory(Always())).extend(output, pool)
+        Speculation(4, 6, NoMemory(Always())).extend(output, OneTable(pool))
         assert len(output.guesses[0]) == expected
         assert pool.num_free == num_blocks - 2 - (expected - 1)
     pool, output = BlockPool(4, 8), SchedulerOutput()
     output.add(decoding("r", 3, pool, max_tokens=3), 1)
-    Speculation(4, 6, NoMemory(Always())).extend(output, pool)
+    Speculation(4, 6, NoMemory(Always())).extend(output, OneTable(pool))
     assert output.guesses == {0: [9, 9]}
 
 

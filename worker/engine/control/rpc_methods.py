@@ -28,12 +28,16 @@ def device_info(engine: RpcEngine) -> dict[str, Any]:
 @rpc_method("memory_summary")
 def memory_summary(engine: RpcEngine) -> dict[str, int]:
     """Bytes: of the process, of an accelerator's memory, and what the KV cache takes when it is full."""
-    pool = engine.core.scheduler.block_pool
+    pool, model = engine.core.scheduler.block_pool, engine.model
+    bytes_per_token = model.forward.bytes_per_token
+    block_bytes = pool.block_size * bytes_per_token
+    if model.pages is not None:
+        block_bytes = model.pages.page_bytes(bytes_per_token, pool.block_size)
     return {
         "rss_bytes": psutil.Process().memory_info().rss,
         "device_memory_bytes": engine.core.device_memory_bytes,
-        "kv_cache_bytes": pool.num_blocks * pool.block_size * engine.model.forward.bytes_per_token,
-        "num_parameters": engine.model.num_parameters,
+        "kv_cache_bytes": pool.num_blocks * block_bytes,
+        "num_parameters": model.num_parameters,
     }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..scheduling.block_pool import BlockPool
+from ..scheduling.block_tables import BlockTables
 from ..scheduling.request import Request
 from ..scheduling.scheduler_output import SchedulerOutput
 from .drafter import Drafter, MakeDrafters, make_drafters
@@ -113,7 +113,7 @@ class Speculation:
         self._draftings: dict[str, _Drafting] = {}
         self.num_draft_tokens = self.num_accepted_tokens = 0
 
-    def extend(self, output: SchedulerOutput, block_pool: BlockPool) -> None:
+    def extend(self, output: SchedulerOutput, tables: BlockTables) -> None:
         """See ``Guessing``. Of requests that decode, as many as there are, each gets its share of what is left."""
         self._memory.observe(output)
         for request_id in output.released_ids:
@@ -128,7 +128,8 @@ class Speculation:
             share = -(-num_free // (len(decoding) - index))
             room = min(share, request.max_output_tokens - request.num_output_tokens - 1)
             guesses = self._drafting_of(request).draft(request, room) if room > 0 else []
-            guesses = guesses[: self._room_in_blocks(request, len(guesses), len(output.requests), block_pool)]
+            num_kept_free = len(output.requests) * tables.blocks_at_once
+            guesses = guesses[: self._room_in_blocks(request, len(guesses), num_kept_free, tables)]
             if guesses:
                 output.guess(place, guesses)
                 self.num_draft_tokens += len(guesses)
@@ -150,12 +151,13 @@ class Speculation:
         return drafting
 
     @staticmethod
-    def _room_in_blocks(request: Request, wanted: int, num_requests: int, block_pool: BlockPool) -> int:
+    def _room_in_blocks(request: Request, wanted: int, num_kept_free: int, tables: BlockTables) -> int:
         """How many of ``wanted`` guesses have a place in the KV cache.
 
-        A block is taken for them only while each running request could still have one: nobody is preempted for a guess.
+        Blocks are taken for them only while ``num_kept_free`` stay, what each running request could need: nobody is
+        preempted for a guess.
         """
-        num_blocks = block_pool.blocks_for(request.num_tokens + wanted) - len(request.block_table)
-        if wanted and num_blocks > 0 and block_pool.num_free - num_blocks >= num_requests:
-            request.block_table += block_pool.allocate(num_blocks)
-        return min(wanted, len(request.block_table) * block_pool.block_size - request.num_tokens)
+        num_blocks = tables.num_missing(request, request.num_tokens + wanted)
+        if wanted and num_blocks > 0 and tables.pool.num_free - num_blocks >= num_kept_free:
+            tables.grow(request, request.num_tokens + wanted)
+        return min(wanted, tables.num_tokens_in(request) - request.num_tokens)

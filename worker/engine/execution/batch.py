@@ -12,18 +12,22 @@ from ..sampling.sampling_table import SamplingTable
 from ..scheduling.request import NO_LORA, Request
 from ..scheduling.scheduler_output import SchedulerOutput
 from ..step_input import IntArray, StepInput
+from .table_rows import GroupTableRows, TableRows
 
 
 class InputBatch:
-    """One row per running request."""
+    """One row per running request.
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
-        max_blocks = -(-max_model_len // block_size)
+    Args:
+        num_groups: of layers, each of which has a block table of its own; None for one table of all layers.
+    """
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int | None = None) -> None:
+        size = max_num_seqs, -(-max_model_len // block_size), block_size
+        self.tables = TableRows(*size) if num_groups is None else GroupTableRows(*size, num_groups)
         self.block_size = block_size
         self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
         self.num_tokens = np.zeros(max_num_seqs, np.int64)
-        self.block_table = np.zeros((max_num_seqs, max_blocks), np.int64)
-        self.num_blocks = np.zeros(max_num_seqs, np.int64)
         self.sampling = SamplingTable(max_num_seqs)
         self._lora_indices = np.full(max_num_seqs, NO_LORA)
         self._rows: dict[str, int] = {}
@@ -34,6 +38,11 @@ class InputBatch:
         self._has_lora = False  # any of them
         self._counting = np.arange(max_num_seqs)
         self._ones = np.ones(max_num_seqs, np.int64)
+
+    @property
+    def block_table(self) -> IntArray:
+        """``[max_num_seqs, max_blocks]``, the first of each request's tables."""
+        return self.tables.table
 
     def prepare(self, output: SchedulerOutput) -> StepInput:
         """Bring the rows up to date and pack the step's tokens."""
@@ -56,18 +65,20 @@ class InputBatch:
             counts = num_guesses + 1
             behind = np.repeat(np.cumsum(counts), counts) - np.arange(counts.sum()) - 1
             logit_rows = np.repeat(logit_rows, counts) - behind
+        slot_mapping, group_slots = self.tables.slots(row_of_token, positions)
         return StepInput(
             order=order,
             rows=rows,
             token_ids=self.token_ids[row_of_token, positions].astype(np.int64),
             positions=positions,
-            slot_mapping=self._slots(row_of_token, positions),
+            slot_mapping=slot_mapping,
             query_lens=query_lens,
             seq_lens=seq_lens,
             logit_rows=logit_rows,
             sampled=sampled,
             token_lora=self._lora_indices[row_of_token] if self._has_lora else None,
             num_guesses=num_guesses if output.guesses else None,
+            group_slots=group_slots,
         )
 
     def _write_guesses(self, output: SchedulerOutput, rows: IntArray) -> IntArray:
@@ -88,22 +99,20 @@ class InputBatch:
         seq_lens = computed + 1
         has_caught_up = seq_lens == self.num_tokens[rows]
         sampled = places if has_caught_up.all() else np.nonzero(has_caught_up)[0]
+        slot_mapping, group_slots = self.tables.slots(rows, computed)
         return StepInput(
             order=order,
             rows=rows,
             token_ids=self.token_ids[rows, computed].astype(np.int64),
             positions=computed,
-            slot_mapping=self._slots(rows, computed),
+            slot_mapping=slot_mapping,
             query_lens=self._ones[: len(rows)],
             seq_lens=seq_lens,
             logit_rows=sampled,
             sampled=sampled,
             token_lora=self._lora_indices[rows] if self._has_lora else None,
+            group_slots=group_slots,
         )
-
-    def _slots(self, row_of_token: IntArray, positions: IntArray) -> IntArray:
-        blocks, offsets = np.divmod(positions, self.block_size)
-        return self.block_table[row_of_token, blocks] * self.block_size + offsets
 
     def release(self, request_ids: list[str]) -> None:
         """Forget the rows of these requests."""
@@ -132,11 +141,7 @@ class InputBatch:
             self._has_lora = bool((self._lora_indices[self._last_rows] != NO_LORA).any())
             self._last_requests = requests
         rows = self._last_rows
-        num_blocks = np.array([len(request.block_table) for request in requests], np.int64)
-        for index in np.nonzero(num_blocks != self.num_blocks[rows])[0].tolist():
-            row, known, blocks = rows[index], self.num_blocks[rows[index]], requests[index].block_table
-            self.block_table[row, known : len(blocks)] = blocks[known:]
-        self.num_blocks[rows] = num_blocks
+        self.tables.update(rows, requests)
         return rows
 
     def _row_of(self, request: Request) -> int:
@@ -145,7 +150,7 @@ class InputBatch:
             row = self._free_rows[-1]
             self.token_ids[row, : request.num_tokens] = request.token_ids
             self.num_tokens[row] = request.num_tokens
-            self.num_blocks[row] = 0
+            self.tables.forget(row)
             self._lora_indices[row] = request.lora_index
             self.sampling.set_row(row, request)
             # Last: should anything above raise, the row stays free, and nobody runs with half of it.

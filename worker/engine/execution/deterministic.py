@@ -72,5 +72,7 @@ class TiledRunner(DeterministicRunner):
             logit_rows=logit_rows,
             inputs_embeds=self._inputs_embeds(step),
             token_lora=step.token_lora,
+            group_tables=self._batch.tables.tables,
+            group_slots=step.group_slots,
         )
         return forward_in_tiles(self._model, tokens, self._tile_sizes, self._batch.block_size)

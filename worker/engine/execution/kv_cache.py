@@ -8,6 +8,8 @@ from ....shared.command_line import format_bytes
 from ....shared.errors import ConfigurationError
 from ...config.batch import DEFAULT_MEMORY_UTILIZATION
 from ...config.engine_config import EngineConfig
+from ...models.page_layout import PageLayout
+from .cache_shape import shape_of
 
 _MIB = 1 << 20
 
@@ -20,6 +22,7 @@ class KVCacheSize:
     block_bytes: int
     max_model_len: int
     state_bytes: int
+    num_tokens: int
 
     def describe(self, block_size: int) -> dict[str, int]:
         """Figures for the log."""
@@ -28,7 +31,7 @@ class KVCacheSize:
             "state_pool_mib": self.state_bytes // _MIB,
             "num_blocks": self.num_blocks,
             "block_size": block_size,
-            "kv_cache_tokens": self.num_blocks * block_size,
+            "kv_cache_tokens": self.num_tokens,
             "max_model_len": self.max_model_len,
         }
 
@@ -41,6 +44,7 @@ def size_kv_cache(
     free_bytes: int,
     max_model_len: int,
     is_length_chosen: bool,
+    pages: PageLayout | None = None,
 ) -> KVCacheSize:
     """Decide how many blocks the KV cache gets.
 
@@ -53,11 +57,13 @@ def size_kv_cache(
         bytes_per_request: state besides keys and values.
         free_bytes: memory that is free on the device now.
         is_length_chosen: ``max_model_len`` was asked for, so that it may not be lowered.
+        pages: how layers share it, where some look at the last tokens alone.
 
     Raises:
         ConfigurationError: not one request fits; says which option to change.
     """
-    block_bytes = bytes_per_token * config.block_size
+    shape = shape_of(pages, bytes_per_token, config)
+    block_bytes = shape.block_bytes
     if config.kv_cache_memory is not None:
         share, source = config.kv_cache_memory, "kv_cache_memory"
     else:
@@ -66,16 +72,16 @@ def size_kv_cache(
         share, source = int(free_bytes * utilization) // num_sharers, "gpu_memory_utilization"
     state_bytes = _state_bytes(config, bytes_per_request, share, source)
     share -= state_bytes
-    blocks_per_request = -(-max_model_len // config.block_size)
+    blocks_per_request = shape.blocks_of(max_model_len)
     num_blocks = config.max_num_seqs * blocks_per_request
     if block_bytes:
-        num_blocks = min(num_blocks, share // block_bytes)
+        num_blocks = min(num_blocks, share // block_bytes - shape.num_spare)
     if num_blocks < 1:
         raise ConfigurationError(
             f"the KV cache may take {format_bytes(share)} ({source}), but a block of {config.block_size} tokens needs "
             f"{format_bytes(block_bytes)}: raise {source} or lower block_size"
         )
-    longest = num_blocks * config.block_size
+    longest = shape.longest(num_blocks, max_model_len)
     if longest < max_model_len and (is_length_chosen or longest < 2):
         needed = format_bytes(blocks_per_request * block_bytes)
         shorter = f"lower max_model_len to {longest} or " if longest >= 2 else ""
@@ -85,8 +91,9 @@ def size_kv_cache(
         )
     max_model_len = min(max_model_len, longest)
     if config.kv_cache_memory is not None:
-        _check_is_free(num_blocks * block_bytes + state_bytes, free_bytes)
-    return KVCacheSize(num_blocks, block_bytes, max_model_len, state_bytes)
+        _check_is_free((num_blocks + shape.num_spare) * block_bytes + state_bytes, free_bytes)
+    num_tokens = shape.num_tokens(num_blocks, max_model_len)
+    return KVCacheSize(num_blocks, block_bytes, max_model_len, state_bytes, num_tokens)
 
 
 def _check_is_free(needed: int, free_bytes: int) -> None:

@@ -59,7 +59,8 @@ class ModelRunner:
     def __init__(self, model: LoadedModel, *, max_num_seqs: int, block_size: int) -> None:
         self._model = model
         self._device = model.device
-        self._batch = InputBatch(max_num_seqs, model.max_model_len, block_size)
+        num_groups = None if model.pages is None else len(model.pages.windows)
+        self._batch = InputBatch(max_num_seqs, model.max_model_len, block_size, num_groups)
 
     @property
     def device_memory_bytes(self) -> int:
@@ -134,8 +135,8 @@ class ModelRunner:
             verification.take(wave, token_ids, told)
 
     def warm_up(self, request: Request) -> None:
-        """Prefill and decode ``request`` once in block 0, so that the first real one does not pay for it."""
-        request.block_table = [0]
+        """Prefill and decode ``request`` once in the first block, so that the first real one does not pay for it."""
+        self._batch.tables.lend_first(request)
         for num_new_tokens in (request.num_tokens, 1):
             (token_ids,) = self.execute(SchedulerOutput([request], [num_new_tokens])).token_ids
             request.num_computed_tokens += num_new_tokens
@@ -162,6 +163,7 @@ class ModelRunner:
             seq_lens=count,
             logit_rows=positions,
             sampled=zero,
+            group_slots=self._batch.tables.no_slots(num_tokens),
         )
         self._forward(step, step.logit_rows)
         if self._device.type == "cuda":
@@ -174,15 +176,7 @@ class ModelRunner:
     def input_of(self, step: StepInput, logit_rows: IntArray) -> ModelInput:
         """What the forward is given of ``step``, to make logits of the packed tokens ``logit_rows``, ascending."""
         max_blocks = -(-int(step.seq_lens.max()) // self._batch.block_size)
-        ends = self._batch.sampling.visible_ends.take(step)
-        batch = PagedBatch(
-            block_table=to_device(self._batch.block_table[step.rows, :max_blocks], self._device),
-            slot_mapping=to_device(step.slot_mapping, self._device),
-            query_lens=step.query_lens.tolist(),
-            seq_lens=step.seq_lens.tolist(),
-            block_size=self._batch.block_size,
-            visible_ends=None if ends is None else to_device(ends, self._device),
-        )
+        batch = self._paged(step, max_blocks)
         embeds, sight = self._seen(step)
         return ModelInput(
             token_ids=to_device(step.token_ids, self._device),
@@ -195,6 +189,19 @@ class ModelRunner:
             token_lora=None if step.token_lora is None else to_device(step.token_lora, self._device),
             token_types=None if step.token_types is None else to_device(step.token_types, self._device),
         )
+
+    def _paged(self, step: StepInput, max_blocks: int) -> PagedBatch:
+        """Where the tokens of ``step`` lie, whose requests have at most ``max_blocks`` blocks."""
+        lens = step.query_lens.tolist(), step.seq_lens.tolist(), self._batch.block_size
+        ends = self._batch.sampling.visible_ends.take(step)
+        there = None if ends is None else to_device(ends, self._device)
+        tables = self._batch.tables
+        if tables.tables is None or step.group_slots is None:
+            table = to_device(tables.table[step.rows, :max_blocks], self._device)
+            return PagedBatch(table, to_device(step.slot_mapping, self._device), *lens, visible_ends=there)
+        of_groups = to_device(np.ascontiguousarray(tables.tables[:, step.rows, :max_blocks]), self._device)
+        slots = to_device(step.group_slots, self._device)
+        return PagedBatch(of_groups[0], slots[0], *lens, visible_ends=there, group_tables=of_groups, group_slots=slots)
 
     def _inputs_embeds(self, step: StepInput) -> torch.Tensor | None:
         """What the model is to compute with instead of the embeddings of ``step.token_ids``; None if with those."""

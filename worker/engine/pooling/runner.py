@@ -48,8 +48,8 @@ class PoolingRunner(ModelRunner):
         return SampledTokens([[] for _ in requests], pooled=pooled)
 
     def warm_up(self, request: Request) -> None:
-        """Pool ``request`` once in block 0."""
-        request.block_table = [0]
+        """Pool ``request`` once in the first block."""
+        self._batch.tables.lend_first(request)
         request.pooling = Pooling(PoolingParams(), reads_prefix_cache=False)
         self.execute(SchedulerOutput([request], [request.num_tokens]))
         self._batch.release([request.request_id])

@@ -22,6 +22,7 @@ from ...core.garbage import freeze_loaded_objects
 from ...models.exchange import WeightsExchange
 from ...models.lean.staged import StagedForward
 from ...models.loader import LoadedModel, load_model, load_weights
+from ...models.pages import PagedByGroups
 from ...models.weights import ModelWeights, return_free_memory
 from ..control.traces import ProcessTraceRecorder
 from ..host_setup import load_native_kernels, set_num_threads
@@ -152,7 +153,12 @@ class Follower:
         self._exchange.keep()
 
     def _allocate(self, command: Allocate) -> None:
-        self._model.forward.allocate(command.num_blocks, command.block_size, command.num_slots, self._device)
+        forward, sizes = self._model.forward, (command.block_size, command.num_slots, self._device)
+        if command.pages is None:
+            forward.allocate(command.num_blocks, *sizes)
+        else:
+            assert isinstance(forward, PagedByGroups)
+            forward.allocate_pages(command.pages, command.num_blocks, *sizes)
         if command.num_blocks == 0:
             return_free_memory()
 

@@ -11,6 +11,7 @@ from torch import nn
 from ....shared.messages.ranks import RankSetup
 from ...models.exchange import Exchange
 from ...models.loader import LoadedModel
+from ...models.page_layout import PageLayout
 from ..control.sleep import Sleepable
 from ..control.traces import TraceRecorder
 from ..execution.kv_cache import KVCacheSize
@@ -27,8 +28,9 @@ class Ranks(Protocol):
         """
         ...
 
-    def size_cache(self) -> KVCacheSize:
-        """Decide how large the KV cache is, once the model is loaded; caches have to be allocated afterwards.
+    def size_cache(self, pages: PageLayout | None = None) -> KVCacheSize:
+        """Decide how large the KV cache is, once the model is loaded; caches have to be allocated afterwards, in
+        ``pages`` if there are any.
 
         Raises:
             ConfigurationError: not one request fits; says which option to change.
@@ -51,7 +53,7 @@ class Ranks(Protocol):
         """What records profiles."""
         ...
 
-    def setup(self, num_blocks: int) -> RankSetup | None:
+    def setup(self, num_blocks: int, pages: PageLayout | None = None) -> RankSetup | None:
         """What to tell of them; None where there is one."""
         ...
 

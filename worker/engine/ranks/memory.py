@@ -9,6 +9,7 @@ import structlog
 from ...config.engine_config import EngineConfig
 from ...models.lean.captured import CapturedForward
 from ...models.loader import LoadedModel
+from ...models.page_layout import PageLayout
 from ...models.weights import ModelWeights
 from ..execution.kv_cache import KVCacheSize, size_kv_cache
 from ..execution.memory import measure_memory
@@ -33,7 +34,9 @@ def measure_rank(model: LoadedModel, config: EngineConfig) -> RankMemory:
     )
 
 
-def size_for_all(config: EngineConfig, model: LoadedModel, memories: Sequence[RankMemory]) -> KVCacheSize:
+def size_for_all(
+    config: EngineConfig, model: LoadedModel, memories: Sequence[RankMemory], pages: PageLayout | None = None
+) -> KVCacheSize:
     """The cache of the rank that has room for least: blocks have the same numbers on all.
 
     Raises:
@@ -47,6 +50,7 @@ def size_for_all(config: EngineConfig, model: LoadedModel, memories: Sequence[Ra
             free_bytes=memory.free_bytes,
             max_model_len=model.max_model_len,
             is_length_chosen=model.is_length_chosen,
+            pages=pages,
         )
         for memory in memories
     ]

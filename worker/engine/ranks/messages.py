@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import msgspec
 
+from ...models.page_layout import PageLayout
+
 
 class RankConfigure(msgspec.Struct, array_like=True, tag="configure"):
     """What a rank is to load, and who it is.
@@ -35,7 +37,8 @@ class RankConfigure(msgspec.Struct, array_like=True, tag="configure"):
 class RunStep(msgspec.Struct, array_like=True, tag="run"):
     """A ``ModelInput``. Of its block table only what has changed: ``changed_blocks`` at rows and columns.
 
-    ``table_width`` are its columns, and its rows are ``state_slots``. Of one that ``is_started`` there are others under
+    ``table_width`` are its columns, and its rows are ``state_slots``. With ``num_groups`` each request has as many
+    rows, and ``slot_mapping`` is that of one group after the other. Of one that ``is_started`` there are others under
     way, and ``FinishStep`` says when it ends.
     """
 
@@ -57,6 +60,7 @@ class RunStep(msgspec.Struct, array_like=True, tag="run"):
     embeds_dtype: str = ""
     visible_ends: bytes | None = None
     is_started: bool = False
+    num_groups: int = 0
 
 
 class FinishStep(msgspec.Struct, array_like=True, tag="finish"):
@@ -68,12 +72,16 @@ class CommitStep(msgspec.Struct, array_like=True, tag="commit"):
 
 
 class Allocate(msgspec.Struct, array_like=True, tag="allocate"):
-    """See ``Forward.allocate``. ``captures`` says that graphs are captured then, with the collectives in them."""
+    """See ``Forward.allocate``. ``captures`` says that graphs are captured then, with the collectives in them.
+
+    With ``pages`` see ``PagedByGroups.allocate_pages``.
+    """
 
     num_blocks: int
     block_size: int
     num_slots: int
     captures: bool = False
+    pages: PageLayout | None = None
 
 
 class Profile(msgspec.Struct, array_like=True, tag="profile"):

@@ -11,6 +11,7 @@ from ....shared.messages.ranks import RankSetup
 from ...config.engine_config import EngineConfig
 from ...models.exchange import Exchange, WeightsExchange
 from ...models.loader import LoadedModel, load_model
+from ...models.page_layout import PageLayout
 from ...models.weights import ModelWeights
 from ..control.sleep import Sleepable
 from ..control.traces import ProcessTraceRecorder, TraceRecorder
@@ -38,8 +39,8 @@ class OneRank:
         set_num_threads(self._config, self._model)
         return self._model
 
-    def size_cache(self) -> KVCacheSize:
-        return size_for_all(self._config, self.model, [measure_rank(self.model, self._config)])
+    def size_cache(self, pages: PageLayout | None = None) -> KVCacheSize:
+        return size_for_all(self._config, self.model, [measure_rank(self.model, self._config)], pages)
 
     def weights(self, load_again: Callable[[], nn.Module]) -> Sleepable:
         return ModelWeights(self.model.weights, load_again)
@@ -53,7 +54,7 @@ class OneRank:
     def recorder(self) -> TraceRecorder:
         return ProcessTraceRecorder(self._config)
 
-    def setup(self, num_blocks: int) -> RankSetup | None:
+    def setup(self, num_blocks: int, pages: PageLayout | None = None) -> RankSetup | None:
         return None
 
     def close(self) -> None:

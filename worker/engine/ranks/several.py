@@ -15,10 +15,12 @@ from ....shared.messages.ranks import RankSetup
 from ...config.engine_config import EngineConfig
 from ...models.exchange import Exchange, WeightsExchange
 from ...models.loader import LoadedModel, load_model
+from ...models.page_layout import PageLayout
 from ...models.parallel.groups import RankGroups
 from ...models.weights import ModelWeights
 from ..control.sleep import Sleepable
 from ..control.traces import ProcessTraceRecorder, TraceRecorder
+from ..execution.cache_shape import shape_of
 from ..execution.kv_cache import KVCacheSize
 from ..host_setup import set_num_threads
 from .errors import RankLostError
@@ -92,10 +94,10 @@ class SeveralRanks:
         set_num_threads(config, self._local)
         return dataclasses.replace(self._local, forward=sharded_forward(self._local.forward, self._team))
 
-    def size_cache(self) -> KVCacheSize:
+    def size_cache(self, pages: PageLayout | None = None) -> KVCacheSize:
         mine, others = self._team.compute(Measure(), lambda: measure_rank(self.local, self._config))
         self._memories = [mine, *(answer for answer in others if isinstance(answer, RankMemory))]
-        return size_for_all(self._config, self.local, self._memories)
+        return size_for_all(self._config, self.local, self._memories, pages)
 
     def weights(self, load_again: Callable[[], nn.Module]) -> Sleepable:
         return _Weights(ModelWeights(self.local.weights, load_again), self._team)
@@ -110,15 +112,17 @@ class SeveralRanks:
     def recorder(self) -> TraceRecorder:
         return _Recorder(ProcessTraceRecorder(self._config, "-rank0"), self._team)
 
-    def setup(self, num_blocks: int) -> RankSetup | None:
-        config, block_size = self._config, self._config.block_size
+    def setup(self, num_blocks: int, pages: PageLayout | None = None) -> RankSetup | None:
+        config = self._config
         return RankSetup(
             tensor_parallel_size=config.tensor_parallel_size,
             pipeline_parallel_size=config.pipeline_parallel_size,
             enable_expert_parallel=config.enable_expert_parallel,
             pids=[os.getpid(), *self._team.pids],
             weight_bytes=[memory.weight_bytes for memory in self._memories],
-            kv_cache_bytes=[num_blocks * block_size * memory.bytes_per_token for memory in self._memories],
+            kv_cache_bytes=[
+                num_blocks * shape_of(pages, memory.bytes_per_token, config).block_bytes for memory in self._memories
+            ],
         )
 
     def close(self) -> None:

@@ -10,6 +10,8 @@ from ...models.attention import AttentionCall
 from ...models.forward import Forward, ModelInput
 from ...models.lean.captured import CapturedForward
 from ...models.lean.staged import StagedForward
+from ...models.page_layout import PageLayout
+from ...models.pages import PagedByGroups
 from .messages import Allocate, CommitStep, FinishStep, Profile
 from .step_codec import StepSender
 from .team import RankTeam
@@ -82,6 +84,19 @@ class ShardedForward:
         do_on_all(
             Allocate(num_blocks, block_size, num_slots, captures),
             lambda: self.local.allocate(num_blocks, block_size, num_slots, device),
+        )
+
+    def allocate_pages(
+        self, layout: PageLayout, num_pages: int, block_size: int, num_slots: int, device: torch.device
+    ) -> None:
+        """See ``PagedByGroups``; raises as ``allocate``. For whoever knows that all ranks can."""
+        local = self.local
+        assert isinstance(local, PagedByGroups)
+        captures = isinstance(local, CapturedForward)
+        do_on_all = self._team.compute if captures else self._team.together
+        do_on_all(
+            Allocate(num_pages, block_size, num_slots, captures, layout),
+            lambda: local.allocate_pages(layout, num_pages, block_size, num_slots, device),
         )
 
     def run(self, step: ModelInput) -> Tensor:

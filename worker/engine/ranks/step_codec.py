@@ -45,17 +45,17 @@ class StepSender:
     def message_of(self, step: ModelInput) -> RunStep:
         """Return what the other ranks are told of ``step``. Every message has to be sent, in order."""
         slots, batch = np.asarray(step.state_slots, np.int64), step.batch
-        table = host_array(batch.block_table).astype(np.int64, copy=False)
+        table_rows, table = _rows_of_tables(slots, batch)
         width = table.shape[1]
-        self._table.make_room(int(slots.max()) + 1, width)
-        rows, columns = np.nonzero(table != self._table.blocks[slots, :width])
-        changed, blocks = slots[rows], table[rows, columns]
+        self._table.make_room(int(table_rows.max()) + 1, width)
+        rows, columns = np.nonzero(table != self._table.blocks[table_rows, :width])
+        changed, blocks = table_rows[rows], table[rows, columns]
         self._table.blocks[changed, columns] = blocks
         return RunStep(
             token_ids=_bytes_of(step.token_ids),
             positions=_bytes_of(step.positions),
             logit_rows=_bytes_of(step.logit_rows),
-            slot_mapping=_bytes_of(batch.slot_mapping),
+            slot_mapping=_bytes_of(batch.slot_mapping if batch.group_slots is None else batch.group_slots),
             query_lens=np.array(batch.query_lens, np.int64).tobytes(),
             seq_lens=np.array(batch.seq_lens, np.int64).tobytes(),
             state_slots=slots.tobytes(),
@@ -69,6 +69,7 @@ class StepSender:
             embeds=None if step.inputs_embeds is None else _raw_bytes(step.inputs_embeds),
             embeds_dtype="" if step.inputs_embeds is None else str(step.inputs_embeds.dtype).removeprefix("torch."),
             visible_ends=None if batch.visible_ends is None else _bytes_of(batch.visible_ends),
+            num_groups=0 if batch.group_tables is None else len(batch.group_tables),
         )
 
 
@@ -86,17 +87,10 @@ class StepReceiver:
     def step_of(self, message: RunStep) -> ModelInput:
         """Return the step that ``message`` was made of, its tensors on this rank's device."""
         slots, columns = _ints(message.state_slots), _ints(message.changed_columns)
-        self._table.make_room(int(slots.max()) + 1, message.table_width)
+        self._table.make_room((int(slots.max()) + 1) * max(1, message.num_groups), message.table_width)
         self._table.blocks[_ints(message.changed_rows), columns] = _ints(message.changed_blocks)
         token_ids = _ints(message.token_ids)
-        batch = PagedBatch(
-            block_table=self._there(self._table.blocks[slots, : message.table_width]),
-            slot_mapping=self._there(_ints(message.slot_mapping)),
-            query_lens=_ints(message.query_lens).tolist(),
-            seq_lens=_ints(message.seq_lens).tolist(),
-            block_size=message.block_size,
-            visible_ends=None if message.visible_ends is None else self._there(_ints(message.visible_ends)),
-        )
+        batch = self._batch_of(message, slots)
         return ModelInput(
             token_ids=self._there(token_ids),
             positions=self._there(_ints(message.positions)),
@@ -108,6 +102,19 @@ class StepReceiver:
             token_types=None if message.token_types is None else self._there(_ints(message.token_types)),
         )
 
+    def _batch_of(self, message: RunStep, slots: IntArray) -> PagedBatch:
+        lens = _ints(message.query_lens).tolist(), _ints(message.seq_lens).tolist(), message.block_size
+        ends = None if message.visible_ends is None else self._there(_ints(message.visible_ends))
+        slot_mapping, width = _ints(message.slot_mapping), message.table_width
+        if not message.num_groups:
+            return PagedBatch(
+                self._there(self._table.blocks[slots, :width]), self._there(slot_mapping), *lens, visible_ends=ends
+            )
+        rows = slots * message.num_groups + np.arange(message.num_groups)[:, None]
+        tables = self._there(self._table.blocks[rows, :width])
+        of_groups = self._there(slot_mapping.reshape(message.num_groups, -1))
+        return PagedBatch(tables[0], of_groups[0], *lens, visible_ends=ends, group_tables=tables, group_slots=of_groups)
+
     def _there(self, array: NDArray[Any]) -> Tensor:
         return to_device(array, self._device)
 
@@ -116,6 +123,15 @@ class StepReceiver:
             return None
         flat = torch.frombuffer(bytearray(message.embeds), dtype=getattr(torch, message.embeds_dtype))
         return flat.view(num_tokens, -1).to(self._device)
+
+
+def _rows_of_tables(slots: IntArray, batch: PagedBatch) -> tuple[IntArray, IntArray]:
+    """The block tables of a step, ``[rows, width]``, and where each is kept: those of a request's groups together."""
+    if batch.group_tables is None:
+        return slots, host_array(batch.block_table).astype(np.int64, copy=False)
+    tables = host_array(batch.group_tables).astype(np.int64, copy=False)
+    rows = slots * len(tables) + np.arange(len(tables))[:, None]
+    return rows.ravel(), tables.reshape(-1, tables.shape[2])
 
 
 def _at_least(size: int, wanted: int) -> int:

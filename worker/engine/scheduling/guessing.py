@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from .block_pool import BlockPool
+from .block_tables import BlockTables
 from .scheduler_output import SchedulerOutput
 
 
@@ -21,7 +21,7 @@ class Guessing(Protocol):
     num_draft_tokens: int
     num_accepted_tokens: int
 
-    def extend(self, output: SchedulerOutput, block_pool: BlockPool) -> None:
+    def extend(self, output: SchedulerOutput, tables: BlockTables) -> None:
         """Give requests of ``output`` guesses, and blocks for them, if they want any."""
         ...
 
@@ -41,7 +41,7 @@ class NoGuessing:
     num_draft_tokens = 0
     num_accepted_tokens = 0
 
-    def extend(self, output: SchedulerOutput, block_pool: BlockPool) -> None:
+    def extend(self, output: SchedulerOutput, tables: BlockTables) -> None:
         """None wants any."""
 
     def judged(self, num_accepted: int) -> None:

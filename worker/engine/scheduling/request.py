@@ -12,6 +12,7 @@ from ....shared.params.lora import LoRARequest
 from ....shared.params.pooling import PoolingParams
 from ....shared.params.prompt_embeds import PromptEmbeds
 from ....shared.params.sampling import SamplingParams
+from .block_groups import GroupTables
 from .block_pool import InvariantError
 from .constraint import Constraint
 from .image_spans import ImageSpan
@@ -93,6 +94,7 @@ class Request:
 
     Attributes:
         block_hashes: of its first full blocks, as far as somebody has asked (``prefix_cache.py``).
+        group_tables: its blocks where layers keep different parts of it; None where ``block_table`` is all.
         events: what has happened to it since its last output.
         constraint: what its ``structured_outputs`` allow; None without, and while the grammar is compiled.
         order_key: where an operator's own ordering policy puts it; () under another one.
@@ -110,6 +112,7 @@ class Request:
         "eos_token_ids",
         "events",
         "extra_keys",
+        "group_tables",
         "images",
         "is_finished",
         "lora_index",
@@ -160,6 +163,7 @@ class Request:
         self.num_cached_tokens = 0
         self.num_in_flight_tokens = 0
         self.block_table: list[int] = []
+        self.group_tables: GroupTables | None = None
         self.block_hashes: list[bytes] = []
         self.extra_keys = extra_keys
         self.prompt_embeds = prompt_embeds

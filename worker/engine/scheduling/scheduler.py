@@ -8,7 +8,8 @@ Prefill, chunked prefill, decode, recomputation after preemption and resumption 
 Running requests come first, each with at least one token, then waiting ones in the policy's order. A request is
 admitted when blocks for all its known tokens are free, and takes them at once. When a running request needs a block
 and none is free, the one that goes last is preempted: it loses its blocks and waits at its old place. Since the pool
-holds at least one request of ``max_model_len``, the one that goes first always moves.
+holds at least one request of ``max_model_len``, the one that goes first always moves. How many blocks that is, and
+which of them a request gives back on its way, ``block_tables.py`` knows.
 
 Blocks that already hold the beginning of a request count as computed when it is admitted, all but its last token at the
 most. It shares them with whoever else has them, and nobody writes to them: they are full. If all that it could compute
@@ -31,6 +32,7 @@ from ....shared.messages.from_core import EngineCoreEventType, EngineCoreOutput,
 from ....shared.messages.outcome import FinishReason, RequestError
 from ....shared.params.pooling import Pooled
 from .block_pool import BlockPool
+from .block_tables import BlockTables, OneTable
 from .flights import Flights, OneFlight
 from .guessing import Guessing, NoGuessing
 from .image_spans import whole_chunk
@@ -66,8 +68,10 @@ class Scheduler:
         guessing: Guessing | None = None,
         residency: Residency | None = None,
         flights: Flights | None = None,
+        tables: BlockTables | None = None,
     ) -> None:
-        if block_pool.blocks_for(max_model_len) > block_pool.num_blocks:
+        tables = tables or OneTable(block_pool)
+        if tables.most_blocks(max_model_len) > block_pool.num_blocks:
             raise ConfigurationError(
                 f"the KV cache has {block_pool.num_blocks} blocks of {block_pool.block_size} tokens, too few for one "
                 f"request of max_model_len {max_model_len}"
@@ -77,6 +81,7 @@ class Scheduler:
                 f"max_num_batched_tokens ({max_num_batched_tokens}) is below max_num_seqs ({max_num_seqs})"
             )
         self.block_pool = block_pool
+        self._tables = tables
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
@@ -122,7 +127,7 @@ class Scheduler:
         output = SchedulerOutput()
         budget = self.max_num_batched_tokens
         prompt_rows = PromptRowBudget()
-        block_size, flights = self.block_pool.block_size, self._flights
+        num_tokens_in, flights = self._tables.num_tokens_in, self._flights
         self._is_short_of_blocks = False
         room = flights.room(len(self._running))
         for index, request in enumerate(flights.free(self._running, room)):  # which may lose requests from behind
@@ -141,8 +146,7 @@ class Scheduler:
                     if num_new_tokens == 0:
                         continue  # its image waits for a step with more room
             num_tokens = num_computed_tokens + num_new_tokens
-            has_blocks = num_tokens <= len(request.block_table) * block_size
-            if not has_blocks and not self._grow_block_table(request, num_tokens):
+            if num_tokens > num_tokens_in(request) and not self._grow_block_table(request, num_tokens):
                 break
             output.add(request, num_new_tokens)
             budget -= num_new_tokens
@@ -160,7 +164,7 @@ class Scheduler:
                 output.add(request, num_new_tokens)
                 budget -= num_new_tokens
         output.released_ids, self._released_ids = self._released_ids, []
-        self._guessing.extend(output, self.block_pool)
+        self._guessing.extend(output, self._tables)
         return output
 
     def take_back(self, output: SchedulerOutput) -> None:
@@ -194,6 +198,7 @@ class Scheduler:
                 request.num_computed_tokens += num_new_tokens
                 if request.num_computed_tokens % block_size < num_new_tokens:
                     self._prefix_cache.note_computed(request, num_new_tokens)
+                    self._tables.give_back(request)
             if request.prompt_logprobs is not None:
                 request.prompt_logprobs += sampled.prompt_logprobs.get(request.request_id, ())
             if not num_sampled:
@@ -283,7 +288,10 @@ class Scheduler:
         running = list(self._running)
         check_requests(running, [*self._waiting, *self._requests_beside()], self._requests)
         check_tokens(running, self.block_pool, self.max_model_len)
-        self.block_pool.check_invariants([*(request.block_table for request in running), *self._tables_beside()])
+        for request in running:
+            self._tables.check_invariants(request)
+        held = [table for request in running for table in self._tables.tables_of(request)]
+        self.block_pool.check_invariants([*held, *self._tables_beside()])
         self._prefix_cache.check_invariants(running)
 
     def _requests_beside(self) -> Iterable[Request]:
@@ -305,16 +313,14 @@ class Scheduler:
             return False
         cached = self._prefix_cache.find(request)
         num_cached_tokens = len(cached) * self.block_pool.block_size
-        num_blocks = self.block_pool.blocks_for(request.num_tokens) - len(cached)
-        if num_blocks > self.block_pool.num_free - self.block_pool.num_free_among(cached):
+        if not self._tables.can_admit(request, cached):
             return False
         work = chain(output.work(), self._flights.work())
         if self._prefix_cache.is_being_computed(request, num_cached_tokens + budget, work):
             return False
         if not self._residency.hold(request):
             return False
-        self.block_pool.hold(cached)
-        request.block_table = cached + self.block_pool.allocate(num_blocks)
+        self._tables.admit(request, cached)
         request.num_computed_tokens = num_cached_tokens
         self._prefix_cache.note_admission(request)
         request.move_to(RequestStatus.RUNNING)
@@ -324,7 +330,8 @@ class Scheduler:
     def _grow_block_table(self, request: Request, num_tokens: int) -> bool:
         """Give ``request`` blocks for ``num_tokens`` in all, preempting from behind; False if it had to go itself, or
         if the last one is in flight, whose blocks it can have when that has landed."""
-        num_blocks = self.block_pool.blocks_for(num_tokens) - len(request.block_table)
+        self._tables.give_back(request)
+        num_blocks = self._tables.num_missing(request, num_tokens)
         while num_blocks > self.block_pool.num_free:
             if not self._flights.may_leave(self._running[-1]):
                 self._is_short_of_blocks = True
@@ -338,8 +345,7 @@ class Scheduler:
             self._timeline.note(last, EngineCoreEventType.PREEMPTED)
             if last is request:
                 return False
-        if num_blocks > 0:
-            request.block_table += self.block_pool.allocate(num_blocks)
+        self._tables.grow(request, num_tokens)
         return True
 
     def _end_pooled(self, request: Request, pooled: Pooled) -> EngineCoreOutput:
@@ -366,6 +372,5 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         self._residency.let_go(request)
         if request.block_table:
-            self.block_pool.free(request.block_table)
-            request.block_table = []
+            self._tables.release(request)
             self._released_ids.append(request.request_id)

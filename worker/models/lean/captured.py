@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from ....kernels.paged_attention import PagedBatch, is_capturable
 from ..forward import Forward, ModelInput
+from ..page_layout import PageLayout
 from .cuda_graph import CudaGraphRecorder, Recorder
 from .feed_forward import OwnMlp
 from .forward import LeanForward
@@ -56,13 +57,14 @@ class DecodeBuffers:
     Args:
         num_columns: of the block table.
         like: a tensor ``[..., hidden size]`` of the result's dtype and device.
+        num_groups: how many block tables a request has.
     """
 
-    def __init__(self, num_rows: int, num_columns: int, like: Tensor) -> None:
+    def __init__(self, num_rows: int, num_columns: int, like: Tensor, num_groups: int = 1) -> None:
         new = partial(torch.zeros, dtype=torch.int64, device=like.device)
         self._token_ids, self._positions = new(num_rows), new(num_rows)
-        self._slot_mapping = new(num_rows) - 1
-        self._block_table = new((num_rows, num_columns))
+        self._slots = new((num_groups, num_rows)) - 1
+        self._tables = new((num_groups, num_rows, num_columns))
         self._seq_lens = torch.zeros(num_rows, dtype=torch.int32, device=like.device)
         self._logit_rows = torch.arange(num_rows, device=like.device)
         self._token_lora = new(num_rows) - 1
@@ -70,12 +72,14 @@ class DecodeBuffers:
 
     def input_of(self, size: int, max_seq_len: int, block_size: int, *, has_adapters: bool) -> ModelInput:
         """The first ``size`` rows as a step whose requests have at most ``max_seq_len`` tokens."""
+        tables, slots = self._tables[:, :size], self._slots[:, :size]
+        of_groups = (tables, slots) if len(tables) > 1 else ()
         return ModelInput(
             token_ids=self._token_ids[:size],
             positions=self._positions[:size],
             logit_rows=self._logit_rows[:size],
             batch=PagedBatch.captured_decode(
-                self._block_table[:size], self._slot_mapping[:size], self._seq_lens[:size], max_seq_len, block_size
+                tables[0], slots[0], self._seq_lens[:size], max_seq_len, block_size, *of_groups
             ),
             state_slots=np.zeros(size, np.int64),
             token_lora=self._token_lora[:size] if has_adapters else None,
@@ -86,16 +90,18 @@ class DecodeBuffers:
         batch, num_rows = step.batch, len(step.token_ids)
         self._token_ids[:num_rows].copy_(step.token_ids)
         self._positions[:num_rows].copy_(step.positions)
-        self._slot_mapping[:num_rows].copy_(batch.slot_mapping)
+        slots = batch.slot_mapping if batch.group_slots is None else batch.group_slots
+        tables = batch.block_table if batch.group_tables is None else batch.group_tables
+        self._slots[:, :num_rows].copy_(slots)
         # What a table has beyond is of no request.
-        table = batch.block_table[:, : self._block_table.shape[1]]
-        self._block_table[:num_rows, : table.shape[1]].copy_(table)
+        table = tables[..., : self._tables.shape[2]]
+        self._tables[:, :num_rows, : table.shape[-1]].copy_(table)
         self._seq_lens[:num_rows].copy_(batch.device_rows.seq_lens)
         if step.token_lora is not None:
             self._token_lora[:num_rows].copy_(step.token_lora)
             self._token_lora[num_rows:size].fill_(-1)
         if num_rows < size:
-            self._slot_mapping[num_rows:size].fill_(-1)
+            self._slots[:, num_rows:size].fill_(-1)
             self._seq_lens[num_rows:size].zero_()
 
 
@@ -123,6 +129,7 @@ class CapturedForward(OfLean):
         self._make_recorder = make_recorder
         self._sizes: tuple[int, ...] = ()
         self._num_columns = 0
+        self._num_groups = 1
         self._block_size = 0
         self._graphs: _Graphs | None = None
 
@@ -132,12 +139,28 @@ class CapturedForward(OfLean):
         return self._lean.caches
 
     def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
-        self._graphs = None  # first let go of what holds the caches that were
-        self._sizes = ()
+        self._let_go()
         self._lean.allocate(num_blocks, block_size, num_slots, device)
-        if num_blocks == 0:
-            return
-        self._sizes = capture_sizes(num_slots)
+        if num_blocks > 0:
+            self._capture_for(num_blocks, block_size, num_slots, device, num_groups=1)
+
+    def allocate_pages(
+        self, layout: PageLayout, num_pages: int, block_size: int, num_slots: int, device: torch.device
+    ) -> None:
+        """See ``pages.PagedByGroups``."""
+        self._let_go()
+        self._lean.allocate_pages(layout, num_pages, block_size, num_slots, device)
+        self._capture_for(num_pages, block_size, num_slots, device, num_groups=len(layout.windows))
+
+    def _let_go(self) -> None:
+        """Of what holds the caches that were."""
+        self._graphs = None
+        self._sizes = ()
+
+    def _capture_for(
+        self, num_blocks: int, block_size: int, num_slots: int, device: torch.device, *, num_groups: int
+    ) -> None:
+        self._sizes, self._num_groups = capture_sizes(num_slots), num_groups
         self._block_size = block_size
         self._num_columns = min(num_blocks, -(-self._lean.max_model_len // block_size))
         # Weights may still be asleep when the cache wakes up; then ``capture`` is called when they are back.
@@ -177,7 +200,7 @@ class CapturedForward(OfLean):
         weight = self.network.embed_tokens.weight
         free_before = _free_bytes(weight.device)
         recorder = self._make_recorder(weight.device)
-        buffers = DecodeBuffers(self._sizes[-1], self._num_columns, weight)
+        buffers = DecodeBuffers(self._sizes[-1], self._num_columns, weight, self._num_groups)
         max_seq_len = min(self._lean.max_model_len, self._num_columns * self._block_size)
         replays = {}
         kinds = (False, True) if self.network.token_adapters.is_used else (False,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from ....shared.errors import ModelLoadError
 from ..attention import AttentionCall, caches_of
 from ..forward import ForwardSettings, ModelInput
 from ..packed import PackedForward
+from ..page_layout import PageLayout
+from ..pages import allocate_pages
 from .decoder import LeanDecoder
 from .layer import Angles, Attend, LeanLayer
 from .mixing import MixingLayer, mix_nothing
@@ -93,6 +96,12 @@ class LeanForward:
             call.allocate(num_blocks, block_size, device)
         self.states.allocate(num_slots, device)
 
+    def allocate_pages(
+        self, layout: PageLayout, num_pages: int, block_size: int, num_slots: int, device: torch.device
+    ) -> None:
+        """See ``pages.PagedByGroups``."""
+        allocate_pages(self._calls, layout, num_pages, block_size, device)
+
     def run(self, step: ModelInput) -> Tensor:
         return self.network.logits(self.transform(step))
 
@@ -105,14 +114,14 @@ class LeanForward:
 
     def attend_to(self, step: ModelInput) -> list[Attend]:
         """The attention of each layer, to the tokens of ``step``."""
-        shared = {
-            "batch": step.batch,
+        shared: dict[str, Any] = {
             "is_batch_invariant": self._settings.is_batch_invariant,
             "backend": self._settings.attention_backend,
         }
         attentions = {
             layer: partial(
                 call.rotate_and_attend,
+                batch=step.batch.of_group(call.group),
                 scale=layer.scale,
                 softcap=layer.attention.softcap,
                 sinks=layer.sinks,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,9 @@ from ....kernels.gated_activation import ACTIVATIONS
 from ....kernels.linear import PackedWeight
 from ..forward import Forward, ModelInput
 from ..packed_linear import OwnPackedLinear
+from ..page_layout import PageLayout
 from ..paged_tensor import zeros
+from ..pages import use_pages
 from .decoder import LeanDecoder
 from .feed_forward import GatedMlp
 from .forward import LeanForward
@@ -45,21 +47,44 @@ class NativeForward(OfLean):
 
     def __init__(self, lean: LeanForward) -> None:
         super().__init__(lean)
-        self._cache: tuple[list[Tensor], list[Tensor], int] = _no_cache(lean)
+        self._cache = _no_cache(lean)
         self._adapters: LayerAdapters | None = None
         self._take_weights()
         self._angles = self._make_angles(min(_FIRST_NUM_ANGLES, lean.max_model_len))
 
     def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
+        num_layers = len(self.network.layers)
+        use_pages(self.attention_calls, None)
+        self._allocate(num_blocks, block_size, num_slots, device, range(num_layers), [0] * num_layers)
+
+    def allocate_pages(
+        self, layout: PageLayout, num_pages: int, block_size: int, num_slots: int, device: torch.device
+    ) -> None:
+        """See ``pages.PagedByGroups``."""
+        use_pages(self.attention_calls, layout)
+        self._allocate(num_pages, block_size, num_slots, device, layout.places, layout.groups)
+
+    def _allocate(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_slots: int,
+        device: torch.device,
+        places: Sequence[int],
+        groups: Sequence[int],
+    ) -> None:
+        """Give each layer the cache of its place, and the table of its group."""
         self._cache = _no_cache(self._lean)  # first let go of what was
         self._decoder.use_cache(*self._cache)
         shape, dtype = self._decoder.cache_shape(num_blocks, block_size), self.network.embed_tokens.weight.dtype
+        # Layers that keep states instead have no keys and values.
+        attending = {place for place, layer in zip(places, self.network.layers, strict=True) if _attends(layer)}
         nothing = torch.empty(0, dtype=dtype)
         keys, values = (
-            [zeros(shape, dtype, device) if isinstance(layer, LeanLayer) else nothing for layer in self.network.layers]
+            [zeros(shape, dtype, device) if place in attending else nothing for place in range(max(places) + 1)]
             for _ in range(2)
         )
-        self._cache = keys, values, block_size
+        self._cache = [keys[place] for place in places], [values[place] for place in places], block_size, groups
         self._decoder.use_cache(*self._cache)
         self._lean.states.allocate(num_slots, device)
         self._decoder.use_states(self._lean.states.states)
@@ -68,6 +93,7 @@ class NativeForward(OfLean):
         if self._weights_seen() is not self.network.embed_tokens.weight:
             self._take_weights()
         batch = step.batch
+        tables = batch.block_table if batch.group_tables is None else batch.group_tables
         max_seq_len = max(batch.seq_lens)
         if max_seq_len > self._num_angles:
             self._angles = self._make_angles(max(max_seq_len, min(2 * max_seq_len, self._lean.max_model_len)))
@@ -75,8 +101,8 @@ class NativeForward(OfLean):
             DecoderBatch(
                 token_ids=step.token_ids,
                 positions=step.positions,
-                slot_mapping=batch.slot_mapping,
-                block_table=batch.block_table.to(torch.int64).contiguous(),
+                slot_mapping=batch.slot_mapping if batch.group_slots is None else batch.group_slots,
+                block_table=tables.to(torch.int64).contiguous(),
                 query_lens=torch.tensor(batch.query_lens),
                 seq_lens=torch.tensor(batch.seq_lens),
                 logit_rows=step.logit_rows,
@@ -95,9 +121,9 @@ class NativeForward(OfLean):
 
     @property
     def caches(self) -> list[Tensor]:
-        """Keys and values of all layers that attend, as the library lays them out."""
-        keys, values, _ = self._cache
-        return [cache for cache in keys + values if cache.ndim > 1]
+        """Keys and values of all layers that attend, as the library lays them out; those that layers share once."""
+        keys, values, *_ = self._cache
+        return list({id(cache): cache for cache in keys + values if cache.ndim > 1}.values())
 
     def renew(self) -> None:
         """Take weights and windows from the lean one as they are now."""
@@ -122,9 +148,13 @@ class NativeForward(OfLean):
         return [(cos.float().contiguous(), sin.float().contiguous()) for cos, sin in made]
 
 
-def _no_cache(lean: LeanForward) -> tuple[list[Tensor], list[Tensor], int]:
+def _attends(layer: AnyLayer) -> bool:
+    return isinstance(layer, LeanLayer)
+
+
+def _no_cache(lean: LeanForward) -> tuple[list[Tensor], list[Tensor], int, Sequence[int]]:
     nothing = [torch.empty(0) for _ in lean.network.layers]
-    return nothing, nothing, 0
+    return nothing, nothing, 0, [0] * len(nothing)
 
 
 def make_native(forward: Forward, block_size: int) -> Forward:

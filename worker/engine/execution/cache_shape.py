@@ -1,0 +1,86 @@
+"""What a block of the KV cache takes, and what requests take of blocks."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ...config.engine_config import EngineConfig
+from ...models.page_layout import PageLayout
+from ..scheduling.block_groups import BlockGroups
+
+
+class CacheShape(Protocol):
+    """What the KV cache is sized by.
+
+    Attributes:
+        block_bytes: of a block.
+        num_spare: blocks that are no request's.
+    """
+
+    block_bytes: int
+    num_spare: int
+
+    def blocks_of(self, num_tokens: int) -> int:
+        """How many blocks a request may hold at once on its way to ``num_tokens`` tokens."""
+        ...
+
+    def longest(self, num_blocks: int, limit: int) -> int:
+        """The most tokens of a request, up to ``limit``, for which ``num_blocks`` suffice."""
+        ...
+
+    def num_tokens(self, num_blocks: int, max_model_len: int) -> int:
+        """How many tokens ``num_blocks`` hold."""
+        ...
+
+
+class WholeBlocks:
+    """See ``CacheShape``: a block holds its tokens in all layers."""
+
+    num_spare = 0
+
+    def __init__(self, bytes_per_token: int, block_size: int) -> None:
+        self._block_size = block_size
+        self.block_bytes = bytes_per_token * block_size
+
+    def blocks_of(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
+
+    def longest(self, num_blocks: int, limit: int) -> int:
+        return min(num_blocks * self._block_size, limit)
+
+    def num_tokens(self, num_blocks: int, max_model_len: int) -> int:
+        return num_blocks * self._block_size
+
+
+class GroupedPages:
+    """See ``CacheShape``: a block is a page of one group of layers."""
+
+    # The null block.
+    num_spare = 1
+
+    def __init__(self, layout: PageLayout, bytes_per_token: int, groups: BlockGroups) -> None:
+        self._groups = groups
+        self.block_bytes = layout.page_bytes(bytes_per_token, groups.block_size)
+
+    def blocks_of(self, num_tokens: int) -> int:
+        return self._groups.most_blocks(num_tokens)
+
+    def longest(self, num_blocks: int, limit: int) -> int:
+        return self._groups.longest(num_blocks, limit)
+
+    def num_tokens(self, num_blocks: int, max_model_len: int) -> int:
+        """Those of requests that are as long as they may be. Of requests shorter than the windows it holds fewer."""
+        return num_blocks * max_model_len // self._groups.decode_blocks(max_model_len)
+
+
+def groups_of(layout: PageLayout, config: EngineConfig) -> BlockGroups:
+    """What the scheduler has to know of ``layout``."""
+    num_steps = 2 if config.async_scheduling else 1
+    return BlockGroups(layout.windows, config.block_size, num_steps * config.token_budget)
+
+
+def shape_of(layout: PageLayout | None, bytes_per_token: int, config: EngineConfig) -> CacheShape:
+    """Of a cache of which a token takes ``bytes_per_token`` in all layers together."""
+    if layout is None:
+        return WholeBlocks(bytes_per_token, config.block_size)
+    return GroupedPages(layout, bytes_per_token, groups_of(layout, config))

@@ -1,0 +1,25 @@
+"""Which layer of a model has which place in the pages of the KV cache; ``pages.py`` chooses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PageLayout:
+    """Which layer is where.
+
+    Args:
+        windows: of each group; None sees all. Groups of such layers come first.
+        num_places: of a page.
+        groups, places: of each attention of the model, in its order.
+    """
+
+    windows: tuple[int | None, ...]
+    num_places: int
+    groups: tuple[int, ...]
+    places: tuple[int, ...]
+
+    def page_bytes(self, bytes_per_token: int, block_size: int) -> int:
+        """Of a page, where a token takes ``bytes_per_token`` in all layers together, and in each as much."""
+        return bytes_per_token // len(self.groups) * self.num_places * block_size
