@@ -17,6 +17,7 @@ import pytest
 import torch
 import transformers
 from transformers.models.cohere2.configuration_cohere2 import Cohere2Config
+from transformers.models.gemma3.configuration_gemma3 import Gemma3TextConfig
 
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
@@ -37,7 +38,7 @@ Groups = tuple[list[int | None], int, int]
 # Of a layer: 4 tokens, keys and values of 16 dimensions, 4 bytes each.
 _PAGE_BYTES = 4 * 2 * 16 * 4
 MODELS: dict[str, tuple[Callable[[], transformers.PretrainedConfig], Groups]] = {
-    "gemma3": (lambda: transformers.Gemma3TextConfig(**{**_SHAPE, **_FEW}), ([None, 9, 9, 9, 9], 1, 64)),
+    "gemma3": (lambda: Gemma3TextConfig(**{**_SHAPE, **_FEW}), ([None, 9, 9, 9, 9], 1, 64)),
     "gemma2": (
         lambda: transformers.Gemma2Config(**{**_SHAPE, "sliding_window": 8, "query_pre_attn_scalar": 16}),
         ([None, 8], 2, 41),
