@@ -87,8 +87,10 @@ async def test_generations_go_on_when_a_rank_ends(start: Start, gate: Gate, numb
         await finish(watched, whole, gate)
         await until(lambda: are_gone(team), what="what is left of the engine lives on")
         # The supervisor says so once the worker process has ended, which is after its core's processes are gone.
-        await until(lambda: '"is_external": true' in stack.workers[0].log, what="the supervisor says nothing of it")
-        assert words.format(pids_of(beat)[1]) in await log_of(stack)
+        async with asyncio.timeout(150):
+            while '"is_external": true' not in (log := await log_of(stack)):
+                await asyncio.sleep(0.05)
+        assert words.format(pids_of(beat)[1]) in log
         # The one that follows it computes what it did.
         again = [Watched(client.stream(PROMPT, params)) for params in PARAMS]
         await finish(again, whole[: len(PARAMS)], gate)
