@@ -202,7 +202,8 @@ def main() -> int:
 
 
 def _linears_of(layer: LayerWeights) -> tuple[PackedWeight, ...]:
-    return layer.qkv, layer.output, layer.gate_up, layer.down
+    linears = layer.qkv, layer.output, layer.gate_up, layer.down
+    return tuple(linear for linear in linears if linear is not None)
 
 
 if __name__ == "__main__":

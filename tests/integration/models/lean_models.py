@@ -242,6 +242,6 @@ def in_groups(step: ModelInput, layout: PageLayout, null_block: int) -> ModelInp
         blocks, offsets = old.slot_mapping // block_size, old.slot_mapping % block_size
         tables.append(table)
         slots.append((blocks * num_groups + group) * block_size + offsets)
-    of_groups = {"group_tables": torch.stack(tables), "group_slots": torch.stack(slots)}
-    batch = PagedBatch(tables[0], slots[0], old.query_lens, old.seq_lens, block_size, **of_groups)
+    lens, of_groups = (old.query_lens, old.seq_lens), (torch.stack(tables), torch.stack(slots))
+    batch = PagedBatch(tables[0], slots[0], *lens, block_size, group_tables=of_groups[0], group_slots=of_groups[1])
     return replace(step, batch=batch)

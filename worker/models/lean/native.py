@@ -148,7 +148,7 @@ class NativeForward(OfLean):
         return [(cos.float().contiguous(), sin.float().contiguous()) for cos, sin in made]
 
 
-def _attends(layer: AnyLayer) -> bool:
+def _attends(layer: nn.Module) -> bool:
     return isinstance(layer, LeanLayer)
 
 
