@@ -120,7 +120,7 @@ def test_only_equal_tokens_in_every_way_count() -> None:
 def test_what_the_lean_way_gains_is_told_by_family() -> None:
     command = [sys.executable, "-m", "penstock.worker.survey.ways", "--only", "gemma2,gpt_oss", "--layers", "2"]
     quick = ["--rounds", "1", "--turn-s", "0.001"]
-    done = subprocess.run([*command, *quick], capture_output=True, text=True, check=True, timeout=100)
+    done = subprocess.run([*command, *quick], capture_output=True, text=True, check=True, timeout=500)
     *_, head, _, gemma, gpt = done.stdout.splitlines()
     assert head.count("|") == gemma.count("|") == gpt.count("|") == 11
     assert all(float(cell) > 0 for cell in gemma.split("|")[2:-1])
