@@ -119,7 +119,7 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
     check_images(model)
     hidden_size = embeds_hidden_size(model) if config.enable_prompt_embeds else None
     runner = _make_runner(config, model)
-    allocate_cache = partial(allocate_caches, config, model, size.num_blocks)
+    allocate_cache = partial(allocate_caches, config, model, size.num_blocks, model.device)
     with progress.compiling():
         allocate_cache()
         runner.warm_up(Request("warm-up", [0], SamplingParams(seed=0), max_model_len=size.max_model_len))

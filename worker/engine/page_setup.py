@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import structlog
+import torch
 
 from ...shared.errors import ConfigurationError
 from ..config.engine_config import EngineConfig
@@ -69,9 +70,13 @@ def _obstacle(config: EngineConfig, model: LoadedModel) -> str | None:
     return None
 
 
-def allocate_caches(config: EngineConfig, model: LoadedModel, num_blocks: int) -> None:
-    """Make the caches of ``num_blocks`` blocks, and what belongs to them."""
-    forward, sizes = model.forward, (config.block_size, config.max_num_seqs, model.device)
+def allocate_caches(config: EngineConfig, model: LoadedModel, num_blocks: int, device: torch.device) -> None:
+    """Make the caches of ``num_blocks`` blocks, and what belongs to them.
+
+    Args:
+        device: of the model when it is awake; while its weights sleep it has none.
+    """
+    forward, sizes = model.forward, (config.block_size, config.max_num_seqs, device)
     if model.pages is None:
         forward.allocate(num_blocks, *sizes)
     else:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import resource
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -151,11 +152,12 @@ def test_engines_of_several_models_share_one_bound(tmp_path: Path, monkeypatch: 
     assert len(files(tmp_path)) == 3
     assert not read(tier, 1), "the oldest of all made room, and who wrote it finds it gone"
     assert read(tier, 2)
-    # What another engine has used since is not the oldest any more.
-    os.utime(tmp_path / "blocks" / folder_tier.file_name(OTHERS, hash_of(3)))
+    # What another engine has used since is not the oldest any more. (Files of one tick of the clock would be as old.)
+    for identity, number, seconds_ago in ((OURS, 2, 30), (OTHERS, 4, 20), (OTHERS, 3, 10)):
+        used_ns = time.time_ns() - seconds_ago * 10**9
+        os.utime(tmp_path / "blocks" / folder_tier.file_name(identity, hash_of(number)), ns=(used_ns, used_ns))
     assert tier.write(hash_of(5), row_of(5))
-    assert read(other, 3)
-    assert not read(tier, 2)
+    assert (read(other, 3), read(other, 4), read(tier, 2)) == (True, True, False)
 
 
 def test_writers_at_the_same_time_stay_within_the_bound(tmp_path: Path) -> None:
