@@ -18,7 +18,7 @@ from penstock.worker.supervisor import host_metrics, http_server
 from penstock.worker.supervisor.host_metrics import MetricsServer
 
 from ...redis_server import RedisServer
-from .stub_host import StubHost, eventually, use_stub_workers
+from .stub_host import StubHost, eventually, use_stub_workers, wait_for_redis
 
 TOKENS = 'vllm:generation_tokens_total{{engine="name-{}",model_name="demo"}} 77.0'
 
@@ -76,6 +76,7 @@ async def test_each_engine_is_told_of_by_what_it_says_while_redis_is_away(
     assert (await http.get("/readyz")).status_code == 200
     server.kill()
     monkeypatch.setattr(host_metrics, "REDIS_PATIENCE_S", 1.0)
+    wait_for_redis(monkeypatch, 1.0)
     ready = await http.get("/readyz")
     assert (ready.status_code, "Redis cannot be used" in ready.json()["error"]) == (503, True)
     assert (await http.get("/healthz")).json() == {"status": "ok"}
