@@ -17,19 +17,21 @@ import os
 import signal
 import sys
 import tempfile
-import traceback
 import types
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from _pytest.config import apply_warning_filters
 from _pytest.pathlib import ImportMode, import_path
 from execnet import gateway_io
 from execnet.gateway_base import Popen2IO
+
+from penstock.worker.forked_child import be_child
 
 from .warm_python import WARM_PYTHON_VARIABLE, end_as_python_does, forget_exit_handlers, start_program_server
 
@@ -56,7 +58,7 @@ class ForkedLane:
                 lane.stdout.close()
             for descriptor in (ours_out, ours_in, held):
                 os.close(descriptor)
-            _become_lane(theirs_in, theirs_out)
+            be_child(partial(_become_lane, theirs_in, theirs_out))
         os.close(theirs_in)
         os.close(theirs_out)
         self.stdin, self.stdout = open(ours_out, "wb"), open(ours_in, "rb")  # noqa: SIM115  # execnet closes them
@@ -73,33 +75,21 @@ class ForkedLane:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _become_lane(theirs_in: int, theirs_out: int) -> NoReturn:
+def _become_lane(theirs_in: int, theirs_out: int) -> int:
     """Run what execnet writes to the interpreters that it starts, in a module of this process that is as empty."""
-    status = 1
-    try:
-        for source, target in ((theirs_in, 0), (theirs_out, 1)):
-            os.dup2(source, target)
-            os.close(source)
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115  # for as long as the process is there
-        sys.stdout = open(1, "w", 1, closefd=False)  # noqa: SIM115
-        sys.stderr = open(2, "w", 1, closefd=False)  # noqa: SIM115
-        sys.argv = ["-c"]
-        main = sys.modules["__main__"] = types.ModuleType("__main__")
-        os.environ[FORKED_VARIABLE] = "1"
-        forget_exit_handlers()
-        exec(eval(sys.stdin.readline()), main.__dict__)
-        end_as_python_does()
-        status = 0
-    except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        # What the controller's own frames and exit handlers would do is not the child's to do.
-        os._exit(status)
+    for source, target in ((theirs_in, 0), (theirs_out, 1)):
+        os.dup2(source, target)
+        os.close(source)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  # for as long as the process is there
+    sys.stdout = open(1, "w", 1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, closefd=False)  # noqa: SIM115
+    sys.argv = ["-c"]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    os.environ[FORKED_VARIABLE] = "1"
+    forget_exit_handlers()
+    exec(eval(sys.stdin.readline()), main.__dict__)
+    end_as_python_does()
+    return 0
 
 
 @pytest.hookimpl(tryfirst=True)

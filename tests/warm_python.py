@@ -28,8 +28,11 @@ import threading
 import traceback
 import types
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
+
+from penstock.worker.forked_child import be_child
 
 # Where the script is; not there in a run without lanes, in which programs are started.
 WARM_PYTHON_VARIABLE = "PENSTOCK_TEST_WARM_PYTHON"
@@ -115,7 +118,8 @@ def _watch_over(connection: socket.socket) -> None:
     if pid == 0:
         connection.close()
         executable, words, folder, environment, numbers = json.loads(request)
-        _become_program(executable, words, folder, environment, dict(zip(numbers, descriptors, strict=True)))
+        there = dict(zip(numbers, descriptors, strict=True))
+        be_child(partial(_become_program, executable, words, folder, environment, there))
     pidfd = os.pidfd_open(pid)
     while pidfd not in select.select([connection, pidfd], [], [])[0]:
         number = connection.recv(1)
@@ -131,27 +135,18 @@ def _watch_over(connection: socket.socket) -> None:
 
 def _become_program(
     executable: str, words: list[str], folder: str, environment: dict[str, str], descriptors: dict[int, int]
-) -> NoReturn:
-    status = 1
-    try:
-        os.setsid()
-        # Out of the way first: what one has now may be the number that another is to have.
-        away = {number: fcntl.fcntl(has, fcntl.F_DUPFD_CLOEXEC, _AWAY) for number, has in descriptors.items()}
-        for number, source in away.items():
-            os.dup2(source, number)
-            os.close(source)
-        os.chdir(folder)
-        os.environ.clear()
-        os.environ.update(environment)
-        _begin_anew(executable)
-        status = _status_of(words)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
+) -> int:
+    os.setsid()
+    # Out of the way first: what one has now may be the number that another is to have.
+    away = {number: fcntl.fcntl(has, fcntl.F_DUPFD_CLOEXEC, _AWAY) for number, has in descriptors.items()}
+    for number, source in away.items():
+        os.dup2(source, number)
+        os.close(source)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    _begin_anew(executable)
+    return _status_of(words)
 
 
 def _begin_anew(executable: str) -> None:

@@ -29,6 +29,7 @@ from .queue.enqueue import EnqueueRow
 from .queue.figures import FiguresRow
 from .queue.fleet import FleetRow
 from .queue.follow import FollowRow
+from .result import median_ratio
 from .sessions import SessionsRow
 
 MIN_THROUGHPUT_OVER_VLLM = {"tiny": 2.0, "smol135": 1.2, "qwen06": 1.2}
@@ -179,7 +180,7 @@ def pooling_goals(row: PoolingRow) -> Iterator[Goal]:
         ("texts/s, through Redis over transformers sorted", row.through_redis, row.sorted, 1.0),
         ("texts/s, through Redis over alone", row.through_redis, row.alone, 0.9),
     ):
-        yield Goal(model=row.model, what=what, value=row.ratio(ours, theirs), at_least=at_least)
+        yield Goal(model=row.model, what=what, value=median_ratio(ours, theirs), at_least=at_least)
 
 
 def follow_goals(row: FollowRow) -> Iterator[Goal]:

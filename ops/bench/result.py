@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from itertools import groupby
 
 import msgspec
 
 from ..latency import percentile
 from .workload import ALL_AT_ONCE, IDLE, ONE_AT_A_TIME
+
+
+def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Ours over theirs in each round; the median of the rounds."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 class PhaseResult(msgspec.Struct, kw_only=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.table import Table
 
 
@@ -17,3 +19,8 @@ def figure_table(title: str, first: str, *columns: str) -> Table:
 def add_caption(table: Table, words: str) -> None:
     """Say ``words`` under the table, after what is said there already."""
     table.caption = f"{table.caption}; {words}" if table.caption else words
+
+
+def told_versions(name: str, versions: Mapping[str, str]) -> str:
+    """What ``name`` ran with, for a caption."""
+    return f"{name}: " + ", ".join(f"{library} {version}" for library, version in versions.items())

@@ -18,25 +18,18 @@ Seeds are fixed; another processor or torch version rounds differently and ends 
 from __future__ import annotations
 
 import argparse
-import json
 import time
-from pathlib import Path
 from random import Random
-from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from ..peft_folder import LINEAR_LAYERS, merge_adapter, write_adapter
 from .styles import ADAPTERS, BELOW, STYLES, draw_small
 from .task import TASKS, Question, held_out_questions, parse
 from .train import GROUPS, MODEL_DIR, Batch, encode_batch, learning_rate, train_step, wrong_answers
-
-LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-WEIGHTS = "adapter_model.safetensors"
-PREFIX = "base_model.model."
 
 
 class LowRank(nn.Module):
@@ -57,7 +50,7 @@ def adapt(model: LlamaForCausalLM, rank: int, alpha: int) -> dict[str, LowRank]:
     model.requires_grad_(False)
     made = {}
     for name, layer in list(model.named_modules()):
-        if isinstance(layer, nn.Linear) and name.rpartition(".")[2] in LAYERS:
+        if isinstance(layer, nn.Linear) and name.rpartition(".")[2] in LINEAR_LAYERS:
             made[name] = LowRank(layer, rank, alpha)
             parametrize.register_parametrization(layer, "weight", made[name])
     return made
@@ -95,43 +88,15 @@ def train(style: str, args: argparse.Namespace) -> None:
         loss = train_step(model, optimizer, draw_batch(tokenizer, style, rng, args.share))
         if step % 50 == 0 or step == num_steps - 1:
             print(f"{style}: step {step} loss {loss:.4f} {time.monotonic() - started_at:.0f} s", flush=True)
-    save(ADAPTERS / style, layers, args.rank, args.alpha)
-
-
-def save(folder: Path, layers: dict[str, LowRank], rank: int, alpha: int) -> None:
-    """Write a folder as PEFT does; the matrices in float16, whose 11 bits change no answer."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, Tensor] = {}
-    for name, layer in layers.items():
-        tensors[f"{PREFIX}{name}.lora_A.weight"] = layer.a.detach().half().contiguous()
-        tensors[f"{PREFIX}{name}.lora_B.weight"] = layer.b.detach().half().contiguous()
-    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
-    config: dict[str, Any] = {
-        "base_model_name_or_path": "demo",
-        "bias": "none",
-        "inference_mode": True,
-        "init_lora_weights": True,
-        "lora_alpha": alpha,
-        "lora_dropout": 0.0,
-        "peft_type": "LORA",
-        "r": rank,
-        "target_modules": sorted(LAYERS),
-        "task_type": "CAUSAL_LM",
-        "use_dora": False,
-        "use_rslora": False,
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    # In float16, whose 11 bits change no answer.
+    halves = {name: (layer.a.detach().half(), layer.b.detach().half()) for name, layer in layers.items()}
+    write_adapter(ADAPTERS / style, halves, args.rank, args.alpha)
 
 
 def merged(style: str) -> LlamaForCausalLM:
     """The demo model with an adapter of the repository in its weights."""
     model = LlamaForCausalLM.from_pretrained(MODEL_DIR).eval()
-    config = json.loads((ADAPTERS / style / "adapter_config.json").read_text())
-    tensors, scale = load_file(ADAPTERS / style / WEIGHTS), config["lora_alpha"] / config["r"]
-    with torch.no_grad():
-        for name in [name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")]:
-            low_rank = tensors[f"{name}.lora_B.weight"].double() @ tensors[f"{name}.lora_A.weight"].double()
-            model.get_parameter(f"{name.removeprefix(PREFIX)}.weight").add_((scale * low_rank).float())
+    merge_adapter(model, ADAPTERS / style)
     return model
 
 

@@ -18,15 +18,15 @@ import selectors
 import signal
 import socket
 import sys
-import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NoReturn
+from functools import partial
 
 import msgspec
 import structlog
 
 from ...shared.log import add_log_arguments, configure_logging
+from ..forked_child import be_child
 from ..forking import FORK_VERSION, NUM_DESCRIPTORS, CoreExited, ForkAnswer, ForkCore, Forked, NotForked
 from ..ipc import FrameSplitter, frame
 
@@ -162,7 +162,7 @@ class ForkServer:
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            self._become_core(request, connection.descriptors)
+            be_child(partial(self._become_core, request, connection.descriptors))
         connection.pid = pid
         connection.pidfd = os.pidfd_open(pid)
         connection.answer(Forked(pid), [connection.pidfd])
@@ -178,37 +178,25 @@ class ForkServer:
         else:
             connection.answer(CoreExited(os.waitstatus_to_exitcode(status)))
 
-    def _become_core(self, request: ForkCore, descriptors: list[int]) -> NoReturn:
+    def _become_core(self, request: ForkCore, descriptors: list[int]) -> int:
         """In the child: let go of everything that is the server's, and be what a started core is."""
-        status = 1
-        try:
-            kept = [os.dup(descriptor) for descriptor in descriptors]
-            self._let_go()
-            os.setsid()
-            os.chdir(request.folder)
-            os.environ.clear()
-            os.environb.update(request.environment)
-            sys.path[:] = request.module_paths
-            channel, progress, trace, out, err = kept
-            nothing = os.open(os.devnull, os.O_RDONLY)
-            for source, target in ((nothing, 0), (out, 1), (err, 2)):
-                os.dup2(source, target)
-                os.close(source)
-            _name_process(f"core {request.engine_id.rpartition('-')[2]}")
-            from .__main__ import run
+        kept = [os.dup(descriptor) for descriptor in descriptors]
+        self._let_go()
+        os.setsid()
+        os.chdir(request.folder)
+        os.environ.clear()
+        os.environb.update(request.environment)
+        sys.path[:] = request.module_paths
+        channel, progress, trace, out, err = kept
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((nothing, 0), (out, 1), (err, 2)):
+            os.dup2(source, target)
+            os.close(source)
+        _name_process(f"core {request.engine_id.rpartition('-')[2]}")
+        from .__main__ import run
 
-            inherited = ["--fd", str(channel), "--progress-fd", str(progress), "--trace-fd", str(trace)]
-            status = run([*inherited, *request.log_options])
-        except SystemExit as error:
-            status = error.code if isinstance(error.code, int) else 1
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            with suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            # Whatever the server's own frames and exit handlers would do is not the child's to do.
-            os._exit(status)
+        inherited = ["--fd", str(channel), "--progress-fd", str(progress), "--trace-fd", str(trace)]
+        return run([*inherited, *request.log_options])
 
     def _let_go(self) -> None:
         """Close what only the server may hold: an end of a stream is seen when its last holder has gone."""

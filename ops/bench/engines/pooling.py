@@ -7,7 +7,6 @@ order of arrival, which is the best that it could do online, and sorted by lengt
 from __future__ import annotations
 
 import asyncio
-import statistics
 import subprocess
 import sys
 import time
@@ -40,10 +39,6 @@ class PoolingRow(msgspec.Struct, kw_only=True):
     arrival: list[float] = []
     sorted: list[float] = []
     min_cosine: float = 1.0
-
-    def ratio(self, ours: list[float], theirs: list[float]) -> float:
-        """The median over rounds."""
-        return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def measure_pooling(

@@ -11,8 +11,9 @@ from rich.table import Table
 from ..gateway_row import GatewayRow
 from ..goals import Goal, State
 from ..queue.follow import FollowRow
+from ..result import median_ratio
 from ..sessions import SessionsRow
-from ..tables import figure_table
+from ..tables import figure_table, told_versions
 from .growth import GrowthRow
 from .pooling import PoolingRow
 from .roofline import Bandwidth
@@ -41,12 +42,8 @@ def _outputs(row: EngineRow) -> Table:
             table.add_row(side.name, "wrong", escape(side.wrong[:_MAX_WORDS]))
         else:
             table.add_row(side.name, *_verdicts(side))
-    table.caption = "; ".join(_versions(side) for side in row.sides if side.versions)
+    table.caption = "; ".join(told_versions(side.name, side.versions) for side in row.sides if side.versions)
     return table
-
-
-def _versions(side: SideRow) -> str:
-    return f"{side.name}: " + ", ".join(f"{name} {version}" for name, version in side.versions.items())
 
 
 def _verdicts(side: SideRow) -> list[str]:
@@ -146,7 +143,7 @@ def pooling_table(row: PoolingRow) -> Table:
         "transformers, sorted": row.sorted,
     }
     for name, found in sides.items():
-        table.add_row(name, f"{statistics.median(found):,.0f}", f"{row.ratio(row.through_redis, found):.2f}")
+        table.add_row(name, f"{statistics.median(found):,.0f}", f"{median_ratio(row.through_redis, found):.2f}")
     table.caption = f"least cosine to transformers: {row.min_cosine:.8f}"
     return table
 

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..goals import Goal
-from ..tables import figure_table
+from ..tables import figure_table, told_versions
 from .row import EIGHT, NUM_ADAPTERS, ONE, OURS, PHASES, LoraRow, LoraSide
 
 MIN_OVER_BASE = {ONE: 0.95, EIGHT: 0.85}
@@ -23,11 +23,7 @@ def lora_table(row: LoraRow) -> Table:
     table = figure_table(title, "engine", *columns)
     for side in row.sides:
         table.add_row(side.name, _off(side), *(_cell(side, phase) for phase in PHASES))
-    versions = "; ".join(
-        f"{side.name}: " + ", ".join(f"{name} {version}" for name, version in side.versions.items())
-        for side in row.sides
-        if side.versions
-    )
+    versions = "; ".join(told_versions(side.name, side.versions) for side in row.sides if side.versions)
     wrong = "; ".join(escape(words) for side in row.sides for words in _wrong(side))
     said = f"{NUM_ADAPTERS} adapters of all linear layers; medians of {row.rounds} rounds"
     table.caption = "; ".join(filter(None, (said, versions, wrong)))

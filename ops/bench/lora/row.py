@@ -7,18 +7,18 @@ without go together is checked as well, and told where it is wrong.
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from ....shared.errors import ConfigurationError
 from ..engines.judge import Claim, ask_truth, judge, read_vocab_size, wrong_lengths
 from ..engines.sides import EngineAlone, PeerScript, Side, vllm_environment
-from ..result import SideRun
+from ..result import SideRun, median_ratio
 from ..workload import CHECKED_OUTPUT_TOKENS, WARM_UP, Item, Phase, make_workload
 from .folders import adapter_folder, merged_folder
 
@@ -49,7 +49,7 @@ class LoraSide(msgspec.Struct, kw_only=True):
         """Over the engine that takes none, the median of the rounds; None where it was not measured."""
         if self.wrong or not self.on.get(phase):
             return None
-        return statistics.median(a / b for a, b in zip(self.on[phase], self.off, strict=True))
+        return median_ratio(self.on[phase], self.off)
 
 
 class LoraRow(msgspec.Struct, kw_only=True):
@@ -69,14 +69,15 @@ class LoraRow(msgspec.Struct, kw_only=True):
         ours, rival = self.side(OURS), self.side(VLLM)
         if ours is None or rival is None or ours.wrong or rival.wrong or not (ours.on and rival.on):
             return None
-        return statistics.median(a / b for a, b in zip(ours.on[phase], rival.on[phase], strict=True))
+        return median_ratio(ours.on[phase], rival.on[phase])
 
 
-class Engine:
+class Engine(NamedTuple):
     """An engine in its two forms: without adapters, and with room for all of them."""
 
-    def __init__(self, name: str, off: Side, on: Side) -> None:
-        self.name, self.off, self.on = name, off, on
+    name: str
+    off: Side
+    on: Side
 
 
 def choose_engines(peers: frozenset[str], peers_folder: Path, options: list[str]) -> list[Engine]:

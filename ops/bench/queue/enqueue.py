@@ -21,6 +21,7 @@ from ....producer import Client, SamplingParams
 from ....shared.keys import Keys
 from ....shared.redis_access.url import parse_pool
 from ..private_redis import private_redis
+from ..result import median_ratio
 
 MODEL = "bench-enqueue"
 PROMPT = "four hundred seven plus thirteen is"
@@ -102,7 +103,7 @@ def _compare(ours: Way, rival: Way) -> Pairing:
         num_requests=ours.count,
         per_s=statistics.median(ours.rates),
         rival_per_s=statistics.median(rival.rates) if measured else None,
-        ratio=statistics.median(a / b for a, b in zip(ours.rates, rival.rates, strict=True)) if measured else None,
+        ratio=median_ratio(ours.rates, rival.rates) if measured else None,
     )
 
 

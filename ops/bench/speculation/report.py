@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..goals import Goal
-from ..tables import figure_table
+from ..tables import figure_table, told_versions
 from .row import MANY, PHASES, PairRow, SpeculationRow
 from .texts import COPY, JSON, PROSE
 
@@ -23,11 +23,7 @@ def speculation_table(row: SpeculationRow) -> Table:
     table = figure_table(title, "engine", *(f"{phase}, {row.num_tokens[phase]:,} tokens" for phase in PHASES))
     for pair in row.pairs:
         table.add_row(pair.name, *(_cell(pair, phase) for phase in PHASES))
-    versions = "; ".join(
-        f"{pair.name}: " + ", ".join(f"{name} {version}" for name, version in pair.versions.items())
-        for pair in row.pairs
-        if pair.versions
-    )
+    versions = "; ".join(told_versions(pair.name, pair.versions) for pair in row.pairs if pair.versions)
     wrong = "; ".join(escape(pair.wrong[:_MAX_WORDS]) for pair in row.pairs if pair.wrong)
     table.caption = "; ".join(filter(None, (f"medians of {row.rounds} rounds; every token checked", versions, wrong)))
     return table

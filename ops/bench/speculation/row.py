@@ -7,7 +7,6 @@ has no speed.
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from tokenizers import Tokenizer
 
 from ....shared.errors import ConfigurationError
 from ..engines.sides import Side
-from ..result import SideRun
+from ..result import SideRun, median_ratio
 from ..workload import WARM_UP, Item, Phase
 from .sides import Pair
 from .texts import KINDS, Asked, all_asked
@@ -52,7 +51,7 @@ class PairRow(msgspec.Struct, kw_only=True):
         """Tokens/s with guesses over those without, round by round; the median. None where it was not measured."""
         if self.wrong or not self.on.get(phase):
             return None
-        return statistics.median(a / b for a, b in zip(self.on[phase], self.off[phase], strict=True))
+        return median_ratio(self.on[phase], self.off[phase])
 
     def cpu_ratio(self, phase: str) -> float | None:
         """Tokens per second of processor time with guesses over those without: what others take of the machine counts

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from penstock.kernels import native
 from penstock.kernels.errors import KernelInputError
 from penstock.worker.models.attention import AttentionCall, CacheFormat
 from penstock.worker.models.forward import Forward
@@ -25,16 +23,6 @@ from .lean_models import BLOCK_SIZE, NUM_BLOCKS, SETTINGS, in_groups, logits_of,
 
 CPU = torch.device("cpu")
 HAS_COMPILER = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
-
-
-@pytest.fixture
-def compiled() -> Iterator[None]:
-    """The library in use, compiled once for all tests of this machine."""
-    was_loaded = native.is_loaded()
-    assert native.load() is None
-    yield
-    if not was_loaded:
-        native.unload()
 
 
 def make_forward(variant: str, way: str, dtype: torch.dtype) -> Forward:

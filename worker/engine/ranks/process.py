@@ -12,11 +12,11 @@ import signal
 import socket
 import subprocess
 import sys
-import traceback
 from contextlib import suppress
-from typing import NoReturn
+from functools import partial
 
 from ....shared.log import log_options
+from ...forked_child import be_child
 from ...process_tree import is_own_fault
 from .channel import RankChannel
 from .messages import RankAnswer
@@ -102,28 +102,16 @@ def _fork(words: list[str], kept: tuple[int, ...]) -> int:
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
-        _become_rank(words, kept)
+        be_child(partial(_become_rank, words, kept))
     return pid
 
 
-def _become_rank(words: list[str], kept: tuple[int, ...]) -> NoReturn:
+def _become_rank(words: list[str], kept: tuple[int, ...]) -> int:
     """In the child: let go of everything that is the core's, and be what a started rank is."""
-    status = 1
-    try:
-        for name in os.listdir("/proc/self/fd"):
-            if int(name) > 2 and int(name) not in kept:
-                with suppress(OSError):  # the one that lists them
-                    os.close(int(name))
-        from .__main__ import run
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in kept:
+            with suppress(OSError):  # the one that lists them
+                os.close(int(name))
+    from .__main__ import run
 
-        status = run(words)
-    except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        # Whatever the core's own frames and exit handlers would do is not the child's to do.
-        os._exit(status)
+    return run(words)

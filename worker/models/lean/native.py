@@ -78,7 +78,9 @@ class NativeForward(OfLean):
         self._decoder.use_cache(*self._cache)
         shape, dtype = self._decoder.cache_shape(num_blocks, block_size), self.network.embed_tokens.weight.dtype
         # Layers that keep states instead have no keys and values.
-        attending = {place for place, layer in zip(places, self.network.layers, strict=True) if _attends(layer)}
+        attending = {
+            place for place, layer in zip(places, self.network.layers, strict=True) if isinstance(layer, LeanLayer)
+        }
         nothing = torch.empty(0, dtype=dtype)
         keys, values = (
             [zeros(shape, dtype, device) if place in attending else nothing for place in range(max(places) + 1)]
@@ -146,10 +148,6 @@ class NativeForward(OfLean):
         self._num_angles = num_positions
         made = self.network.angles(self.network.embed_tokens.weight, torch.arange(num_positions))
         return [(cos.float().contiguous(), sin.float().contiguous()) for cos, sin in made]
-
-
-def _attends(layer: nn.Module) -> bool:
-    return isinstance(layer, LeanLayer)
 
 
 def _no_cache(lean: LeanForward) -> tuple[list[Tensor], list[Tensor], int, Sequence[int]]:

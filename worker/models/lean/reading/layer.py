@@ -138,15 +138,3 @@ def _tensor(tensor: Tensor | None) -> Tensor:
     if tensor is None:
         raise ModelLoadError("one of its modules takes or makes no tensor")
     return tensor
-
-
-def call_of(trace: Trace, name: str) -> ModuleCall:
-    """The one call of the module of that name.
-
-    Raises:
-        ModelLoadError: there is another number of them.
-    """
-    calls = trace.of(name)
-    if len(calls) != 1:
-        raise ModelLoadError(f"{name} is called {len(calls)} times, not once")
-    return calls[0]
