@@ -26,7 +26,7 @@ test: $(VENV)/.installed-dev
 
 # Which tests cost what, in seconds of processors; TESTS are files or folders.
 test-cost: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -p tests.cost -n 0 -q $(TESTS)
+	PENSTOCK_TEST_COST=$$(date +%s.%N) $(BIN)/python -m pytest -p tests.cost -n 0 -q $(TESTS)
 
 # Fleets on a Ray cluster of this machine whose nodes come, go and are killed: minutes, and a gigabyte.
 test-ray: $(VENV)/.installed-dev

@@ -1,29 +1,35 @@
 """What tests cost: seconds of processors, of a test and of every process that it starts, by file and by test.
 
-    make test-cost TESTS=tests/faults        (or: python -m pytest -p tests.cost -n 0 tests/faults)
+    make test-cost TESTS=tests/faults
 
 Wall time tells of the machine and of what else runs on it; this is mostly the same on a busy one. A run's processes are
-known by a variable of their environment, so engines count that are forked from the fork server of the run. They cost
-whichever test runs at that moment: files that share a stack are measured with what starts it, once for each run.
+known by a variable of the environment that it was started with, so programs count that are forked from one with all its
+imports done, as they are in `make test`, and engines of the fork server. They cost whichever test runs at that moment:
+files that share a stack are measured with what starts it, once for each run.
 """
 
 from __future__ import annotations
 
+import gc
 import os
+import tempfile
 import time
-import uuid
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from .forked_lanes import import_tests
+from .warm_python import WARM_PYTHON_VARIABLE, start_program_server
+
 _VARIABLE = "PENSTOCK_TEST_COST"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Tests below this are told with their file alone.
 _TOLD_FROM_S = 2.0
 
-os.environ[_VARIABLE] = _MARK = uuid.uuid4().hex
+# What is forked shows the environment that the first of them was started with.
+_MARK = os.environ[_VARIABLE]
 
 
 class Meter:
@@ -66,6 +72,17 @@ class _Cost:
 _METER = Meter()
 _BY_FILE: dict[str, _Cost] = defaultdict(_Cost)
 _BY_TEST: dict[str, float] = {}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Programs and engines start as they do in lanes (``forked_lanes.py``)."""
+    import_tests(config)
+    gc.freeze()
+    folder = tempfile.TemporaryDirectory(prefix="penstock-warm-")
+    config.add_cleanup(folder.cleanup)
+    os.environ[WARM_PYTHON_VARIABLE], held = start_program_server(Path(folder.name))
+    config.add_cleanup(lambda: os.close(held))
 
 
 @pytest.hookimpl(wrapper=True)

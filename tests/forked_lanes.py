@@ -95,7 +95,7 @@ def _become_lane(theirs_in: int, theirs_out: int) -> int:
 @pytest.hookimpl(tryfirst=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
     """Called before the first lane is started, and before execnet has threads."""
-    _import_tests(config)
+    import_tests(config)
     num_threads = len(os.listdir("/proc/self/task"))
     if num_threads > 1 or not all(spec.popen and not spec.python for spec in specs):
         config.get_terminal_writer().line(f"lanes are started, not forked: {num_threads} threads here, or other specs")
@@ -125,7 +125,7 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None
     gateway_io.Popen2IOMaster = LaneIO
 
 
-def _import_tests(config: pytest.Config) -> None:
+def import_tests(config: pytest.Config) -> None:
     """Import modules of tests as a collection does; what fails is told by the lanes, which try it again."""
     with warnings.catch_warnings():
         apply_warning_filters(config.getini("filterwarnings"), config.known_args_namespace.pythonwarnings or [])
