@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from .forked_lanes import import_tests
+from .forked_lanes import FORKED_VARIABLE, import_tests
 from .warm_python import WARM_PYTHON_VARIABLE, start_program_server
 
 _VARIABLE = "PENSTOCK_TEST_COST"
@@ -83,6 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(folder.cleanup)
     os.environ[WARM_PYTHON_VARIABLE], held = start_program_server(Path(folder.name))
     config.add_cleanup(lambda: os.close(held))
+    os.environ[FORKED_VARIABLE] = "1"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from ....shared.child_process import ChildProcess, start_child
 from ....shared.service_manager import environment_of_children
 from ..figures import Family
 from .messages import (
@@ -43,7 +45,7 @@ class ChildLife:
         self._on_ask = on_ask
         self._on_change = on_change
         self._answers: dict[int, asyncio.Future[None]] = {}
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ChildProcess | None = None
         self._writer: asyncio.StreamWriter | None = None
         self.families: list[Family] = []
         self.is_ready = False
@@ -62,11 +64,8 @@ class ChildLife:
         with theirs:
             numbers = (listener.fileno(), theirs.fileno())
             # Of its own session: Ctrl-C reaches the parent alone, which ends its children in order.
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                MODULE,
-                *map(str, numbers),
+            self._process = await start_child(
+                [sys.executable, "-m", MODULE, *map(str, numbers)],
                 pass_fds=numbers,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
@@ -89,15 +88,16 @@ class ChildLife:
     def tell_to_end(self) -> None:
         """SIGTERM: the first ends it in order, a second one at once. One that is just being started gets it then."""
         self._is_told_to_end = True
-        if self._process is not None and self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                self._process.terminate()
+        self._send(signal.SIGTERM)
 
     def kill(self) -> None:
         """kill -9."""
-        if self._process is not None and self._process.returncode is None:
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._process is not None:
             with suppress(ProcessLookupError):
-                self._process.kill()
+                self._process.send_signal(number)
 
     async def ask(self, number: int) -> None:
         """Return when it has said what it has counted by now, or cannot any more."""

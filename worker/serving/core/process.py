@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 import structlog
 
+from ....shared.child_process import start_child
 from ...forking import FORK_VERSION, ForkAnswer, ForkCore, Forked, NotForked
 from ...ipc import FrameSplitter, frame
 
@@ -24,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 
 class CoreProcess(Protocol):
-    """A running core, whoever its parent is; ``asyncio.subprocess.Process`` is one."""
+    """A running core, whoever its parent is."""
 
     @property
     def pid(self) -> int: ...
@@ -122,12 +123,8 @@ async def _spawn(launch: Launch) -> CoreProcess:
     inherited = (launch.channel, launch.progress, launch.trace)
     names = ("--fd", "--progress-fd", "--trace-fd")
     options = [word for pair in zip(names, map(str, inherited), strict=True) for word in pair]
-    return await asyncio.create_subprocess_exec(
-        launch.python or sys.executable,
-        "-m",
-        launch.module,
-        *options,
-        *launch.log_options,
+    return await start_child(
+        [launch.python or sys.executable, "-m", launch.module, *options, *launch.log_options],
         env=launch.environment(),
         pass_fds=inherited,
         stdin=asyncio.subprocess.DEVNULL,

@@ -1,0 +1,61 @@
+"""Children of this process whose exit status nobody takes from who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+
+class ChildProcess:
+    """A child that asyncio has started, with signals of our own.
+
+    Until Python 3.13 asyncio's signals poll first. That reaps a child which has just ended, and who waits for it is
+    told of an unknown child with exit status 255 (CPython issue 87744).
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """As of ``Popen.returncode``; None until its end is known."""
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        """Return ``returncode``, once it has ended."""
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL.
+
+        Raises:
+            ProcessLookupError: it has ended.
+        """
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int, /) -> None:
+        """Any signal.
+
+        Raises:
+            ProcessLookupError: it has ended.
+        """
+        if self._process.returncode is not None:
+            raise ProcessLookupError(f"process {self.pid} has ended")
+        os.kill(self.pid, number)
+
+
+async def start_child(command: Sequence[str], **options: Any) -> ChildProcess:
+    """Start a child; ``options`` are those of ``asyncio.create_subprocess_exec``.
+
+    Raises:
+        OSError: there is no such program, or no room for another process.
+    """
+    return ChildProcess(await asyncio.create_subprocess_exec(*command, **options))
