@@ -30,7 +30,6 @@ from itertools import chain
 from ....shared.errors import ConfigurationError
 from ....shared.messages.from_core import EngineCoreEventType, EngineCoreOutput, SchedulerStats
 from ....shared.messages.outcome import FinishReason, RequestError
-from ....shared.params.pooling import Pooled
 from .batches.flights import Flights, OneFlight
 from .blocks.block_pool import BlockPool
 from .blocks.block_tables import BlockTables, OneTable
@@ -43,6 +42,7 @@ from .prompt_budget import PromptRowBudget
 from .request import STATUS_OF_REASON, Request, RequestStatus
 from .residency import NoResidency, Residency
 from .scheduler_output import SampledTokens, SchedulerOutput
+from .step_outputs import end_of_pooled, output_of
 from .stop import check_stop, take_tokens
 from .timeline import NoTimeline, Timeline
 
@@ -203,21 +203,12 @@ class Scheduler:
                 request.prompt_logprobs += sampled.prompt_logprobs.get(request.request_id, ())
             if not num_sampled:
                 if sampled.pooled and request.request_id in sampled.pooled:
-                    outputs.append(self._end_pooled(request, sampled.pooled[request.request_id]))
+                    self._finish_in_step(request, RequestStatus.FINISHED_STOPPED)
+                    outputs.append(end_of_pooled(request, sampled.pooled[request.request_id]))
                     finished = True
                 continue
-            new_output = EngineCoreOutput(request.request_id, token_ids)
-            if token_ids:
-                num_generation_tokens += len(token_ids)
-                new_output.num_cached_tokens = request.num_cached_tokens
-                if request.images:
-                    new_output.num_prompt_tokens = request.num_prompt_tokens
-                if request.events:
-                    new_output.events = request.take_events()
-                if request.prompt_logprobs is not None:
-                    new_output.new_prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
-                if logprobs and request.request_id in logprobs:
-                    new_output.new_logprobs = logprobs[request.request_id][: len(token_ids)]
+            num_generation_tokens += len(token_ids)
+            new_output = output_of(request, token_ids, logprobs.get(request.request_id) if logprobs else None)
             if stop is not None:
                 new_output.finish_reason, new_output.stop_reason, new_output.error = stop
                 self._finish_in_step(request, STATUS_OF_REASON[stop.reason])
@@ -347,16 +338,6 @@ class Scheduler:
                 return False
         self._tables.grow(request, num_tokens)
         return True
-
-    def _end_pooled(self, request: Request, pooled: Pooled) -> EngineCoreOutput:
-        self._finish_in_step(request, RequestStatus.FINISHED_STOPPED)
-        return EngineCoreOutput(
-            request.request_id,
-            finish_reason=FinishReason.STOP,
-            num_cached_tokens=request.num_cached_tokens,
-            events=request.take_events(),
-            pooled=pooled,
-        )
 
     def _finish_in_step(self, request: Request, status: RequestStatus) -> None:
         """``_finish`` for a request that may be anywhere; those that run leave their queue together, later."""
