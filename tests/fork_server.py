@@ -80,7 +80,8 @@ def install_gate() -> None:
     from penstock.worker.engine.scheduling.staged_batches import StagedBatches
 
     schedule: Callable[[Any], Any] = Scheduler.schedule
-    free: Callable[[Any, Any, int], Any] = StagedBatches.free
+    free: Callable[..., Any] = StagedBatches.free
+    classes: Any = (EngineCore, PipelinedCore)
 
     gate = CoreGate()
 
@@ -105,8 +106,8 @@ def install_gate() -> None:
         return gated_step
 
     Scheduler.schedule, StagedBatches.free = gated_schedule, gated_free
-    EngineCore.step = gated(EngineCore.step)
-    PipelinedCore.step_with_batch_queue = gated(PipelinedCore.step_with_batch_queue)
+    for kind, name in zip(classes, ("step", "step_with_batch_queue"), strict=True):
+        setattr(kind, name, gated(getattr(kind, name)))
 
 
 def main() -> None:

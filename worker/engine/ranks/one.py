@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ....shared.messages.ranks import RankSetup
 from ...config.engine_config import EngineConfig
 from ...models.exchange import Exchange, WeightsExchange
+from ...models.live_state import live_state
 from ...models.loader import LoadedModel, load_model
 from ...models.page_layout import PageLayout
 from ...models.weights import ModelWeights
@@ -47,6 +49,9 @@ class OneRank:
 
     def exchange(self, load: Callable[[Path], nn.Module]) -> Exchange:
         return WeightsExchange(ModelWeights(self.model.weights, lambda: self.model.weights), load)
+
+    def live_state(self, make_module: Callable[[], PreTrainedModel], folder: Path) -> dict[str, Tensor]:
+        return live_state(self.model, make_module)
 
     def awake(self) -> None:
         capture_again(self.model)
