@@ -19,6 +19,7 @@ from .lean.decoder import LeanDecoder
 from .lean.give_back import give_back
 from .live_state import checkpoint_state
 from .loader import LoadedModel
+from .packed_linear import PackedLinear
 from .parallel.cut import cut_decoder
 from .parallel.groups import RankGroups
 from .parallel.pieces import Piece, read_pieces, write_pieces
@@ -80,9 +81,14 @@ def joined_state(
 
 
 def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and kept buffers, those that several modules share once for each of them."""
+    """Parameters and kept buffers, unpacked; those that several modules share once for each of them."""
     for name, part in module.named_modules():
         prefix = f"{name}." if name else ""
+        if isinstance(part, PackedLinear):
+            yield from (
+                (prefix + key, value) for key in ("weight", "bias") if (value := getattr(part, key)) is not None
+            )
+            continue
         kept = part._buffers.keys() - part._non_persistent_buffers_set
         for key, value in [*part._parameters.items(), *((key, part._buffers[key]) for key in sorted(kept))]:
             if value is not None:

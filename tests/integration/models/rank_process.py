@@ -27,6 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.engine.host_setup import load_native_kernels
 from penstock.worker.engine.ranks import one
 from penstock.worker.models import loader
 from penstock.worker.models.candidates import choose_forward, find_truth
@@ -169,6 +170,7 @@ def saved(folder: str, layout: Layout, into: str, mode: str) -> dict[str, Any]:
         return dataclasses.replace(read_model(*arguments), modes=(mode,))
 
     config = EngineConfig(model=folder, max_model_len=trial.MAX_MODEL_LEN, num_threads=1)
+    load_native_kernels(config)
     loader.read_model = read_for_mode
     try:
         model = load(folder, layout)
