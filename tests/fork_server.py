@@ -72,8 +72,9 @@ def num_ended(scheduler: Any) -> int:
     return scheduler._num_arrived - len(scheduler._requests)
 
 
-def install_gate() -> None:
-    """Make schedulers pass over requests that have come to the limit, and cores wait while they have no others."""
+def gated_methods(gate: CoreGate) -> list[tuple[Any, str, Callable[..., Any]]]:
+    """By class and name, what makes schedulers pass over requests that have come to the limit, and cores wait while
+    they have no others."""
     from penstock.worker.engine.core import EngineCore
     from penstock.worker.engine.pipelined import PipelinedCore
     from penstock.worker.engine.scheduling.scheduler import Scheduler
@@ -81,12 +82,15 @@ def install_gate() -> None:
 
     schedule: Callable[[Any], Any] = Scheduler.schedule
     free: Callable[..., Any] = StagedBatches.free
-    classes: Any = (EngineCore, PipelinedCore)
-
-    gate = CoreGate()
 
     def gated_schedule(self: Any) -> Any:
+        # Nobody is to wait for a turn, or for the beginning of a prompt, of those that are admitted for nothing.
+        held = [request for request in self._waiting if gate.holds(request)]
+        for request in held:
+            self._waiting.remove(request)
         output = schedule(self)
+        for request in held:
+            self._waiting.add(request)
         work = [(request, number) for request, number in output.work() if not gate.holds(request)]
         output.requests, output.num_new_tokens = [request for request, _ in work], [number for _, number in work]
         return output
@@ -105,9 +109,18 @@ def install_gate() -> None:
 
         return gated_step
 
-    Scheduler.schedule, StagedBatches.free = gated_schedule, gated_free
-    for kind, name in zip(classes, ("step", "step_with_batch_queue"), strict=True):
-        setattr(kind, name, gated(getattr(kind, name)))
+    return [
+        (Scheduler, "schedule", gated_schedule),
+        (StagedBatches, "free", gated_free),
+        (EngineCore, "step", gated(EngineCore.step)),
+        (PipelinedCore, "step_with_batch_queue", gated(PipelinedCore.step_with_batch_queue)),
+    ]
+
+
+def install_gate() -> None:
+    """Have the engines of this process and its children heed the gate."""
+    for kind, name, method in gated_methods(CoreGate()):
+        setattr(kind, name, method)
 
 
 def main() -> None:
