@@ -1,8 +1,8 @@
 """The fork server of a run of tests: it imports torch when the first engine is started, and its cores heed a gate.
 
 A test that acts in the middle of something says how far requests may come meanwhile (``faults/gate.py``): then the
-middle lasts for as long as the test needs, however fast the machine is. Nothing of it is in the engine: the two
-methods are wrapped here, in a process that only tests start.
+middle lasts for as long as the test needs, however fast the machine is. Nothing of it is in the engine: its methods
+are wrapped here, in a process that only tests start.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import select
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 GATE_VARIABLE = "PENSTOCK_TEST_GATE"
@@ -25,14 +26,19 @@ class CoreGate:
     Attributes:
         max_tokens: how many output tokens a request may have.
         max_ended: how many of the core's requests may have ended.
+        keeps_flights: once every stage has a batch in flight none of them may land.
+        num_ended: of the core's requests, when it looked last.
     """
 
     def __init__(self) -> None:
         self.max_tokens = self.max_ended = float("inf")
+        self.keeps_flights = False
+        self.num_ended = 0
         self._seen: tuple[int, int] | None = None
 
     def look(self, scheduler: Any) -> None:
         """Read the gate if it has changed; requests are counted from then on."""
+        self.num_ended = num_ended(scheduler)
         path = os.environ.get(GATE_VARIABLE)
         if path is None:
             return
@@ -41,45 +47,80 @@ class CoreGate:
                 status = os.fstat(file.fileno())
                 if (status.st_ino, status.st_mtime_ns) != self._seen:
                     self._seen = (status.st_ino, status.st_mtime_ns)
-                    self.max_tokens, num_more = map(float, file.read().split())
-                    self.max_ended = num_ended(scheduler) + num_more
+                    self.max_tokens, num_more, keeps_flights = map(float, file.read().split())
+                    self.max_ended = self.num_ended + num_more
+                    self.keeps_flights = bool(keeps_flights)
         except FileNotFoundError:
             self.max_tokens = self.max_ended = float("inf")
+            self.keeps_flights = False
             self._seen = None
 
-    def holds(self, request: Any, num_ended: int) -> bool:
-        return num_ended >= self.max_ended or request.num_output_tokens >= self.max_tokens
+    def holds(self, request: Any) -> bool:
+        return self.num_ended >= self.max_ended or request.num_output_tokens >= self.max_tokens
+
+    def stops(self, core: Any) -> bool:
+        """Whether ``core`` is to make no step: nobody may go on, or what is in flight is to stay there."""
+        stages = getattr(core, "_stages", ())
+        if self.keeps_flights and stages and stages.is_full:
+            Path(f"{os.environ[GATE_VARIABLE]}.flying-{os.getpid()}").touch()
+            return True
+        requests = core.scheduler._requests.values()
+        return bool(requests) and not stages and all(map(self.holds, requests))
 
 
 def num_ended(scheduler: Any) -> int:
     return scheduler._num_arrived - len(scheduler._requests)
 
 
-def install_gate() -> None:
-    """Make schedulers pass over requests that have come to the limit, and cores wait while they have no others."""
+def gated_methods(gate: CoreGate) -> list[tuple[Any, str, Callable[..., Any]]]:
+    """By class and name, what makes schedulers pass over requests that have come to the limit, and cores wait while
+    they have no others."""
     from penstock.worker.engine.core import EngineCore
+    from penstock.worker.engine.pipelined import PipelinedCore
+    from penstock.worker.engine.scheduling.batches.staged_batches import StagedBatches
     from penstock.worker.engine.scheduling.scheduler import Scheduler
 
     schedule: Callable[[Any], Any] = Scheduler.schedule
-    step: Callable[[Any], Any] = EngineCore.step
-
-    gate = CoreGate()
+    free: Callable[..., Any] = StagedBatches.free
 
     def gated_schedule(self: Any) -> Any:
-        output, ended = schedule(self), num_ended(self)
-        work = [(request, number) for request, number in output.work() if not gate.holds(request, ended)]
+        # Nobody is to wait for a turn, or for the beginning of a prompt, of those that are admitted for nothing.
+        held = [request for request in self._waiting if gate.holds(request)]
+        for request in held:
+            self._waiting.remove(request)
+        output = schedule(self)
+        for request in held:
+            self._waiting.add(request)
+        work = [(request, number) for request, number in output.work() if not gate.holds(request)]
         output.requests, output.num_new_tokens = [request for request, _ in work], [number for _, number in work]
         return output
 
-    def gated_step(self: Any) -> Any:
-        gate.look(self.scheduler)
-        requests, ended = self.scheduler._requests.values(), num_ended(self.scheduler)
-        if requests and all(gate.holds(request, ended) for request in requests):
-            time.sleep(HELD_STEP_S)
-            return []
-        return step(self)
+    def gated_free(self: Any, running: Any, room: int) -> Any:
+        # A batch has room for its share alone: those that are held must not take it.
+        return free(self, (request for request in running if not gate.holds(request)), room)
 
-    Scheduler.schedule, EngineCore.step = gated_schedule, gated_step
+    def gated(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def gated_step(self: Any) -> Any:
+            gate.look(self.scheduler)
+            if gate.stops(self):
+                time.sleep(HELD_STEP_S)
+                return []
+            return step(self)
+
+        return gated_step
+
+    return [
+        (Scheduler, "schedule", gated_schedule),
+        (StagedBatches, "free", gated_free),
+        (EngineCore, "step", gated(EngineCore.step)),
+        (PipelinedCore, "step_with_batch_queue", gated(PipelinedCore.step_with_batch_queue)),
+    ]
+
+
+def install_gate() -> None:
+    """Have the engines of this process and its children heed the gate."""
+    for kind, name, method in gated_methods(CoreGate()):
+        setattr(kind, name, method)
 
 
 def main() -> None:

@@ -37,11 +37,19 @@ class Gate:
 
     def hold_at(self, num_tokens: int) -> None:
         """Let no request have more output tokens than this."""
-        self._write(f"{num_tokens} inf")
+        self._write(f"{num_tokens} inf 0")
+
+    def keep_in_flight(self) -> None:
+        """Let engines of stages launch a batch for each, and then none of them land."""
+        self._write("inf inf 1")
+
+    def keeps_flights_of(self, core_pid: int) -> bool:
+        """Whether that engine core has a batch in flight for each of its stages, and waits."""
+        return self._path.with_name(f"{self._path.name}.flying-{core_pid}").exists()
 
     def let_end(self, num_requests: int) -> None:
         """Let so many requests end from now on, and a few more if they do in one step; each core counts its own."""
-        self._write(f"inf {num_requests}")
+        self._write(f"inf {num_requests} 0")
 
     def open(self) -> None:
         """Let all go on."""

@@ -30,6 +30,7 @@ from ..recovery_clock import RecoveryClock
 from ..sentinel_trio import SentinelTrio
 from .disturber import Disturber
 from .load import LoadResult, run_load
+from .options import ChaosOptions
 from .owner_watch import OwnerWatch
 from .owners import Owners
 from .timelines import read_timelines
@@ -45,35 +46,6 @@ PATIENCE_S = 120.0
 # vLLM takes half a minute to start on a quiet machine.
 VLLM_PATIENCE_S = 900.0
 TENANTS_PER_PARTITION = 4
-
-
-class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do; see ``penstock chaos --help``."""
-
-    num_requests: int
-    min_seconds: float
-    min_events: int
-    num_engines: int
-    concurrency: int
-    interval_s: float
-    seed: int
-    json_path: str
-    log_path: str
-    has_sentinels: bool = False
-    loses_data: bool = False
-    num_shards: int = 0
-    num_partitions: int = 1
-    dtype: str = "float32"
-    engine: str = "penstock"
-    engine_python: str = ""
-    speculative: str = "off"
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-
-    @property
-    def num_ranks(self) -> int:
-        """Of each engine."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 class ChaosReport(msgspec.Struct, kw_only=True):
@@ -94,7 +66,7 @@ def run_chaos(options: ChaosOptions) -> int:
     console = Console()
     console.print(f"seed {options.seed}; starting Redis and {options.num_engines} engines …")
     worker_options = ["--device", "cpu", "--dtype", options.dtype, "--threads", "1", "--max-num-seqs", "32"]
-    worker_options += ["--drain-timeout", "1", "--stall-timeout", str(STALL_TIMEOUT_S), *_engine_options(options)]
+    worker_options += ["--drain-timeout", "1", "--stall-timeout", str(STALL_TIMEOUT_S), *options.engine_arguments]
     # Kills at random, every other second, are no request's fault: three in a row before its first token can happen.
     worker_options += ["--max-deliveries", str(MAX_DELIVERIES)]
     log_path = Path(options.log_path) if options.log_path else None
@@ -114,16 +86,6 @@ def run_chaos(options: ChaosOptions) -> int:
         json_path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
         console.print(f"written to {options.json_path}")
     return 0 if report.verdict.is_clean else 1
-
-
-def _engine_options(options: ChaosOptions) -> list[str]:
-    if options.engine == "penstock":
-        ranks = ["--tensor-parallel-size", str(options.tensor_parallel_size)]
-        ranks += ["--pipeline-parallel-size", str(options.pipeline_parallel_size)]
-        return ["--deterministic", "--speculative", options.speculative, *ranks]
-    python = ["--engine-python", options.engine_python] if options.engine_python else []
-    small = ["--enforce-eager", "--kv-cache-memory", "64MiB", "--max-model-len", "512"]
-    return ["--engine", options.engine, *python, *small]
 
 
 @contextmanager
@@ -187,7 +149,7 @@ async def _run(
             missing=disturber.missing,
             loses_data=may_lose,
             timelines=timelines,
-            may_differ=[options.engine != "penstock" and not request.params.greedy for request in requests],
+            may_differ=[not (options.is_deterministic or request.params.greedy) for request in requests],
         ),
         events=dict(disturber.events),
         undisturbed_tokens_per_s=undisturbed.tokens_per_s,

@@ -15,8 +15,6 @@ RELOAD_MODES = ("wait", "keep", "abort")
 MAX_VERSION_CHARS = 128
 DEFAULT_SHARD_PATTERN = "model-rank-{rank}-part-{part}.safetensors"
 
-DEFAULT_SHARD_PATTERN = "model-rank-{rank}-part-{part}.safetensors"
-
 
 def check_version(field: str, version: str) -> None:
     """Raises ``ValidationError`` unless ``version`` is a short name, or empty."""
@@ -78,7 +76,7 @@ class SaveShardedState(msgspec.Struct, array_like=True, omit_defaults=True, tag=
 
     Args:
         path: absolute; does not exist yet, or is empty.
-        pattern: of the files' names; ``{part}`` counts from 0, ``{rank}`` is 0.
+        pattern: of the files' names; ``{part}`` counts from 0, ``{rank}`` is 0: of several ranks the first writes all.
         max_size: most bytes of tensors in a file; a larger tensor has one of its own. None makes one file.
     """
 

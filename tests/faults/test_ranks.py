@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from penstock.ops.local_stack import LocalStack
-from penstock.producer import Client
+from penstock.producer import Client, SamplingParams
 from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.messages.ranks import RankSetup
 
@@ -20,9 +20,24 @@ from .conftest import Start
 from .faulty_model import RAISE
 from .test_poison import PARAMS as POISON_PARAMS
 from .test_poison import await_parking
-from .watching import PARAMS, PROMPT, Watched, busiest, engines, finish, start_streams, undisturbed, until
+from .watching import (
+    LONG,
+    PARAMS,
+    PROMPT,
+    Watched,
+    all_under_way,
+    busiest,
+    engines,
+    finish,
+    start_streams,
+    undisturbed,
+    until,
+)
 
 RANKS = ("--tensor-parallel-size", "2", "--deterministic")
+# With --deterministic they would have one batch in flight; without, only what is greedy has one right answer.
+STAGES = ("--pipeline-parallel-size", "2")
+GREEDY = [SamplingParams(temperature=0.0, max_tokens=LONG - number, ignore_eos=True) for number in range(8)]
 
 
 def ranks_of(beat: EngineHeartbeat) -> RankSetup:
@@ -48,6 +63,13 @@ def are_gone(processes: list[psutil.Process]) -> bool:
 
 async def log_of(stack: LocalStack) -> str:
     return await asyncio.to_thread(lambda: stack.workers[0].log)
+
+
+async def log_with(stack: LocalStack, words: str) -> str:
+    async with asyncio.timeout(150):
+        while words not in (log := await log_of(stack)):
+            await asyncio.sleep(0.05)
+    return log
 
 
 async def test_two_ranks_make_the_tokens_of_one(start: Start, gate: Gate) -> None:
@@ -87,13 +109,32 @@ async def test_generations_go_on_when_a_rank_ends(start: Start, gate: Gate, numb
         await finish(watched, whole, gate)
         await until(lambda: are_gone(team), what="what is left of the engine lives on")
         # The supervisor says so once the worker process has ended, which is after its core's processes are gone.
-        async with asyncio.timeout(150):
-            while '"is_external": true' not in (log := await log_of(stack)):
-                await asyncio.sleep(0.05)
-        assert words.format(pids_of(beat)[1]) in log
+        assert words.format(pids_of(beat)[1]) in await log_with(stack, '"is_external": true')
         # The one that follows it computes what it did.
         again = [Watched(client.stream(PROMPT, params)) for params in PARAMS]
         await finish(again, whole[: len(PARAMS)], gate)
+
+
+async def test_batches_in_flight_in_both_stages_are_lost_with_a_rank_and_no_token_of_them(
+    start: Start, gate: Gate
+) -> None:
+    stack = await start(2, *STAGES)
+    async with Client.connect(stack.url) as client:
+        whole = await undisturbed(client, GREEDY)
+        gate.hold_at(LONG // 2)
+        watched = [Watched(client.stream(PROMPT, params)) for params in GREEDY]
+        await all_under_way(watched)
+        gate.keep_in_flight()
+        beat = await busiest(stack.url)
+        assert beat.setup is not None
+        team = [psutil.Process(pid) for pid in pids_of(beat)]
+        await until(lambda: gate.keeps_flights_of(beat.core_pid), what="not every stage has a batch")
+        os.kill(pids_of(beat)[1], signal.SIGKILL)
+        # The core stands between two steps, in no collective that would raise.
+        await until(lambda: are_gone(team), what="the core outlives its rank")
+        await finish(watched, whole, gate)
+        words = f"the engine lost a rank: rank 1 (process {pids_of(beat)[1]}) was killed by SIGKILL"
+        assert words in await log_with(stack, '"is_external": true')
 
 
 async def test_generations_go_on_at_the_restarted_engine_and_no_rank_outlives_its_core(

@@ -82,14 +82,14 @@ def read_model(
         module = read_module(folder, model_config, architecture, config, device)
         return ReadModel(module, None, MODES, _num_parameters(module))
     _check_kind(folder, model_config, architecture, config, groups.layout)
-    read = _cut_part if _is_cut_by_us(architecture, groups.layout) else _planned_part
+    read = _cut_part if is_cut_by_us(architecture, groups.layout) else _planned_part
     part = read(folder, model_config, architecture, config, device, groups, max_model_len)
     # All that was read and is another's.
     return_free_memory()
     return part
 
 
-def _is_cut_by_us(architecture: str, layout: ParallelLayout) -> bool:
+def is_cut_by_us(architecture: str, layout: ParallelLayout) -> bool:
     """Whether a rank reads all of the model and leaves its part of it; else transformers' plan says which it reads."""
     return architecture in _CUT_BY_US and not layout.is_expert_parallel
 

@@ -43,15 +43,17 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--speculative", default="off", metavar="{off,ngram[:N],suffix[:N]}", help="as of `worker start` (default off)"
     )
-    for way in ("tensor", "pipeline"):
-        told = "ranks of each engine, which are killed, too; as of `worker start` (default 1)"
-        parser.add_argument(f"--{way}-parallel-size", type=int, default=1, metavar="N", help=told)
+    told = "ranks of each engine, which are killed, too; as of `worker start` (default 1)"
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N", help=told)
+    told = "as above; of several stages, which have batches in flight, greedy requests are compared (default 1)"
+    parser.add_argument("--pipeline-parallel-size", type=int, default=1, metavar="N", help=told)
     parser.add_argument("--json", default="", help="where the report goes as JSON")
     parser.add_argument("--log", default="", help="where the workers' logs go")
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ...chaos.run import ChaosOptions, run_chaos  # rich and psutil are not for every `penstock` command
+    from ...chaos.options import ChaosOptions
+    from ...chaos.run import run_chaos  # rich and psutil are not for every `penstock` command
 
     if arguments.shards and arguments.sentinel:
         raise UsageError("--shards has private servers of its own; leave --sentinel out")

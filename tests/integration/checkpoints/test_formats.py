@@ -16,7 +16,7 @@ from penstock.shared.control.weights import SaveShardedState
 from penstock.shared.errors import ModelLoadError
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.loader import load_model
-from penstock.worker.models.weights.live_state import empty_module
+from penstock.worker.models.weights.live_state import empty_module, live_state
 from penstock.worker.models.weights.sharded_state import save_sharded_state
 
 from .conftest import SHAPE, MakePair, save_model, write_folder
@@ -104,7 +104,7 @@ def test_what_is_saved_of_it_is_a_plain_checkpoint(make_pair: MakePair, tmp_path
     config, saved = EngineConfig(model=str(packed), dtype="float32"), tmp_path / "saved"
     call = SaveShardedState(path=str(saved), pattern=None, max_size=None)
     model = load_model(config, packed)
-    save_sharded_state(model, lambda: empty_module(config, packed, model), packed, call)
+    save_sharded_state(model, lambda _: live_state(model, lambda: empty_module(config, packed, model)), packed, call)
     assert_same(load(saved), load(plain))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from penstock.shared.control.calls import Utility
 from penstock.shared.control.diagnosis import DummyBatchDone, ExecuteDummyBatch, ProfileSaved, StartProfile, StopProfile
 from penstock.shared.control.rpc import CollectiveRpc
 from penstock.shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
-from penstock.shared.control.weights import ReloadWeights
+from penstock.shared.control.weights import ReloadWeights, SaveShardedState
 from penstock.shared.messages.from_core import Ready, StartupFailed
 from penstock.shared.messages.ranks import RankSetup
 from penstock.shared.messages.to_core import Shutdown
@@ -134,6 +135,26 @@ def test_a_life_of_two_ranks(
     assert tokens(core) == changed[0]
     ask(core, ReloadWeights(path=str(model)))
     assert tokens(core) == expected
+
+    # What a rank has no room to write, none leaves behind; what is saved is whole, for any number of ranks.
+    place = str(tmp_path / "saved")
+    before = resource.prlimit(ranks.pids[1], resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    failed = core.call(SaveShardedState(place))
+    assert failed.error is not None
+    assert failed.error.code == "engine_state"
+    assert "rank 1 failed" in failed.error.message
+    assert "File too large" in failed.error.message
+    resource.prlimit(ranks.pids[1], resource.RLIMIT_FSIZE, before)
+    saved = ask(core, SaveShardedState(place, max_size=1_000_000))
+    assert len(saved.files) > 1
+    assert {path.name for path in Path(place).iterdir()} - {path.name for path in model.iterdir()} == {
+        *saved.files,
+        "model.safetensors.index.json",
+    }
+    for one in (core, other_core):
+        ask(one, ReloadWeights(path=place))
+        assert tokens(one) == expected
+    ask(core, ReloadWeights(path=str(model)))
 
     # What cannot be had on any rank leaves all asleep, to be tried again.
     ask(core, Sleep(level=2))

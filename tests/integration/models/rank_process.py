@@ -5,6 +5,7 @@ Jobs come as lines of JSON on the standard input, the same to every rank, and ea
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -19,13 +20,16 @@ from typing import Any
 import structlog
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.engine.host_setup import load_native_kernels
 from penstock.worker.engine.ranks import one
+from penstock.worker.models import loader
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
 from penstock.worker.models.lean.part import plan_of_part
 from penstock.worker.models.lean.reading.decoder import read_decoder
@@ -34,8 +38,11 @@ from penstock.worker.models.loader import LoadedModel, load_model, load_weights
 from penstock.worker.models.parallel.cut import check_layout, cut_decoder
 from penstock.worker.models.parallel.groups import RankGroups
 from penstock.worker.models.parallel.layout import ParallelLayout
+from penstock.worker.models.part_state import joined_state, part_path, write_part
+from penstock.worker.models.reading import ReadModel, read_model
 from penstock.worker.models.ways.candidates import choose_forward, find_truth
 from penstock.worker.models.ways.packed import PackedForward
+from penstock.worker.models.weights.live_state import empty_module
 from penstock.worker.models.weights.movable import ModelWeights
 from penstock.worker.survey import trial
 
@@ -156,6 +163,34 @@ def sleep(folder: str, layout: Layout) -> dict[str, Any]:
     return {"same": torch.equal(model.forward.run(step), before)}
 
 
+def saved(folder: str, layout: Layout, into: str, mode: str) -> dict[str, Any]:
+    """All weights by what each rank writes, beside those of the files that they were read from."""
+
+    def read_for_mode(*arguments: Any) -> ReadModel:
+        return dataclasses.replace(read_model(*arguments), modes=(mode,))
+
+    config = EngineConfig(model=folder, max_model_len=trial.MAX_MODEL_LEN, num_threads=1)
+    load_native_kernels(config)
+    loader.read_model = read_for_mode
+    try:
+        model = load(folder, layout)
+    finally:
+        loader.read_model = read_model
+    paths = [part_path(into, rank) for rank in range(2)]
+    write_part(model, lambda: empty_module(config, Path(folder), model), paths[dist.get_rank()])
+    dist.barrier()
+    if dist.get_rank():
+        return {}
+    state = joined_state(model, lambda: empty_module(config, Path(folder), model), paths)
+    original = load_file(Path(folder) / "model.safetensors")
+    known = original.keys() & state.keys()
+    return {
+        "names": sorted(original.keys() ^ state.keys()),
+        "different": sorted(name for name in known if not torch.equal(original[name], state[name])),
+        "shares": [path.stat().st_size for path in paths],
+    }
+
+
 @torch.inference_mode()
 def choose(variant: str, *, is_miscut: bool) -> dict[str, Any]:
     """Choose a way for a part, of which the second layer may have its heads in a wrong order.
@@ -182,7 +217,7 @@ def flying(folder: str, meeting: str, prompts: list[list[int]]) -> dict[str, Any
 
 
 JOBS: dict[str, Callable[..., dict[str, Any]]] = {
-    job.__name__: job for job in (serve, only_load, lean_logits, in_flight, sleep, choose, pipelined, flying)
+    job.__name__: job for job in (serve, only_load, lean_logits, in_flight, sleep, saved, choose, pipelined, flying)
 }
 
 

@@ -230,6 +230,37 @@ def test_parts_take_the_options_of_whole_models(
     assert [answer.get("mode", answer) for answer in answers] == ["lean"] * 2
 
 
+SAVED: dict[str, tuple[str, dict[str, Any], list[Any], str]] = {
+    "lean": ("llama", {"attention_bias": True, "mlp_bias": True}, TENSOR, "lean"),
+    "stages": ("llama", {"tie_word_embeddings": True}, STAGES, "lean"),
+    "one head of keys for two": ("qwen3", {"num_key_value_heads": 1, "tie_word_embeddings": True}, TENSOR, "lean"),
+    "experts and a shared one": ("qwen2_moe", {}, TENSOR, "lean"),
+    "stages of experts": ("mixtral", {}, STAGES, "lean"),
+    "its own feed-forward part": ("llama", {"hidden_act": "mish"}, TENSOR, "lean"),
+    "packed": ("mixtral", {}, TENSOR, "packed"),
+    "a plan": ("gemma2", {}, TENSOR, "packed"),
+    "a plan of fused projections": ("phi3", {}, TENSOR, "packed"),
+    "a plan of fused experts": ("deepseek_v3", {}, TENSOR, "packed"),
+    "whole experts": ("qwen3_moe", {}, EXPERTS, "packed"),
+    "nothing but experts": ("gpt_oss", {}, EXPERTS, "packed"),
+}
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_what_ranks_write_of_their_parts_is_the_whole_again(
+    name: str, pair: Pair, found: Callable[..., tuple[Path, trial.Expectation]], tmp_path: Path
+) -> None:
+    """To the bit, by the names of the files."""
+    model_type, fields, layout, mode = SAVED[name]
+    if layout is EXPERTS and not HAS_EXPERT_RANKS:
+        pytest.skip("needs transformers 5.23")
+    folder = str(found(model_type, **fields)[0])
+    told, _ = pair.do("saved", folder=folder, layout=layout, into=str(tmp_path), mode=mode)
+    assert (told.get("names"), told.get("different")) == ([], []), told
+    # Each writes what it has.
+    assert max(told["shares"]) < 0.8 * sum(told["shares"])
+
+
 REFUSALS: dict[str, tuple[str, dict[str, Any], list[Any], dict[str, Any], str]] = {
     "heads": (
         "llama",

@@ -25,7 +25,7 @@ class Team:
         self.told: list[Any] = []
         self._failure = failure
 
-    def together(self, command: Any, act: Callable[[], Any]) -> Any:
+    def together(self, command: Any, act: Callable[[], Any], timeout_s: float = 0.0) -> Any:
         self.told.append(command)
         act()
         if self._failure is not None and isinstance(command, ExchangeWeights):

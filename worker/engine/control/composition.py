@@ -10,7 +10,6 @@ import torch
 
 from ....shared.control.sleeping import KV_CACHE, WEIGHTS
 from ....shared.control.weights import SaveShardedState, ShardedStateSaved
-from ....shared.errors import EngineStateError
 from ...config.engine_config import EngineConfig
 from ...models.cache.eight_bit import fit_again
 from ...models.lean.captured import plain_of
@@ -65,7 +64,7 @@ def compose_control(
         profiler=StepProfiler(core, ranks.recorder()),
         rpc_methods=rpc_methods,
         rpc_engine=RpcEngine(config, core, model),
-        save_sharded_state=partial(_save_sharded_state, config, source, model),
+        save_sharded_state=partial(_save_sharded_state, config, source, model, ranks),
         execute_dummy_batch=runner.execute_dummy_batch,
         reload=WeightsReload(
             config,
@@ -83,15 +82,11 @@ def compose_control(
 
 
 def _save_sharded_state(
-    config: EngineConfig, source: WeightsSource, model: LoadedModel, call: SaveShardedState
+    config: EngineConfig, source: WeightsSource, model: LoadedModel, ranks: Ranks, call: SaveShardedState
 ) -> ShardedStateSaved:
-    if config.num_ranks > 1:
-        raise EngineStateError(
-            f"each of the engine's {config.num_ranks} ranks holds a part of the weights; save them from an "
-            "engine of one"
-        )
     folder = source.folder
-    return save_sharded_state(model, lambda: empty_module(config, folder, model), folder, call)
+    read_state = partial(ranks.live_state, lambda: empty_module(config, folder, model))
+    return save_sharded_state(model, read_state, folder, call)
 
 
 class _ChangingParts:

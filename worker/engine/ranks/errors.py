@@ -11,3 +11,7 @@ class RankLostError(EngineDeadError):
 
 class RankKilledError(RankLostError):
     """Somebody outside has ended a rank: no request is to blame."""
+
+
+class RankRefusedError(RankLostError):
+    """A rank could not do what it was told, and stays; the others may have done it."""

@@ -8,7 +8,7 @@ from ....shared.errors import ModelLoadError
 from ...models.weights.exchange import WeightsExchange
 from .errors import RankLostError
 from .messages import ExchangeWeights, KeepWeights, PutWeightsBack
-from .team import RankTeam
+from .team import FILES_TIMEOUT_S, RankTeam
 
 
 class SharedExchange:
@@ -23,7 +23,7 @@ class SharedExchange:
 
     def exchange(self, folder: Path) -> None:
         try:
-            self._team.together(ExchangeWeights(str(folder)), lambda: self._local.exchange(folder))
+            self._team.together(ExchangeWeights(str(folder)), lambda: self._local.exchange(folder), FILES_TIMEOUT_S)
         except RankLostError as error:
             # A rank that has failed and stays, or one that is gone, which this tells.
             self.put_back()

@@ -22,7 +22,9 @@ from ...core.garbage import freeze_loaded_objects
 from ...models.cache.pages import PagedByGroups
 from ...models.lean.staged import StagedForward
 from ...models.loader import LoadedModel, load_model, load_weights
+from ...models.part_state import part_path, write_part
 from ...models.weights.exchange import WeightsExchange
+from ...models.weights.live_state import empty_module
 from ...models.weights.movable import ModelWeights, return_free_memory
 from ..control.traces import ProcessTraceRecorder
 from ..host_setup import load_native_kernels, set_num_threads
@@ -48,6 +50,7 @@ from .messages import (
     StopRank,
     StopTrace,
     WakeUpWhole,
+    WritePart,
 )
 from .rendezvous import join
 from .step_codec import StepReceiver
@@ -69,6 +72,7 @@ class Follower:
     ) -> None:
         self._config = config
         self._model = model
+        self._rank = rank
         # Of the weights while they are there: those that sleep are nowhere.
         self._device = model.device
         self._steps = StepReceiver(self._device)
@@ -93,6 +97,7 @@ class Follower:
             ExchangeWeights: self._exchange_weights,
             PutWeightsBack: lambda _: self._exchange.put_back(),
             KeepWeights: self._keep_weights,
+            WritePart: self._write_part,
             StartTrace: lambda _: self._recorder.start(),
             StopTrace: lambda _: self._recorder.stop(),
         }
@@ -151,6 +156,12 @@ class Follower:
     def _keep_weights(self, _: KeepWeights) -> None:
         self._folder = self._next_folder
         self._exchange.keep()
+
+    def _write_part(self, command: WritePart) -> None:
+        model = self._model
+        write_part(
+            model, lambda: empty_module(self._config, self._folder, model), part_path(command.folder, self._rank)
+        )
 
     def _allocate(self, command: Allocate) -> None:
         forward, sizes = self._model.forward, (command.block_size, command.num_slots, self._device)

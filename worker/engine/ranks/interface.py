@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ....shared.messages.ranks import RankSetup
 from ...models.cache.page_layout import PageLayout
@@ -43,6 +44,19 @@ class Ranks(Protocol):
 
     def exchange(self, load: Callable[[Path], nn.Module]) -> Exchange:
         """What puts other weights in the place of those of all ranks; ``load`` makes this one's of a folder."""
+        ...
+
+    def live_state(self, make_module: Callable[[], PreTrainedModel], folder: Path) -> dict[str, Tensor]:
+        """All weights as they are in memory, by the names of the checkpoint, on the CPU.
+
+        Args:
+            make_module: makes transformers' module of the whole model.
+            folder: to write into meanwhile; nothing is left there.
+
+        Raises:
+            ModelLoadError: the module is of another form than the model.
+            EngineStateError: there is no room for what ranks write.
+        """
         ...
 
     def awake(self) -> None:

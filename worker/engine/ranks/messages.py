@@ -119,6 +119,12 @@ class KeepWeights(msgspec.Struct, array_like=True, tag="keep"):
     """See ``Exchange.keep``."""
 
 
+class WritePart(msgspec.Struct, array_like=True, tag="write_part"):
+    """See ``part_state.write_part``: into ``folder``, under the rank's own name."""
+
+    folder: str
+
+
 class WakeUpWhole(msgspec.Struct, array_like=True, tag="awake"):
     """Everything is back in its place: capture what needs it."""
 
@@ -190,6 +196,7 @@ RankCommand = (
     | ExchangeWeights
     | PutWeightsBack
     | KeepWeights
+    | WritePart
     | WakeUpWhole
     | StartTrace
     | StopTrace

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ....shared.messages.ranks import RankSetup
 from ...config.engine_config import EngineConfig
 from ...models.cache.page_layout import PageLayout
 from ...models.loader import LoadedModel, load_model
 from ...models.weights.exchange import Exchange, WeightsExchange
+from ...models.weights.live_state import live_state
 from ...models.weights.movable import ModelWeights
 from ..control.sleep import Sleepable
 from ..control.traces import ProcessTraceRecorder, TraceRecorder
@@ -47,6 +49,9 @@ class OneRank:
 
     def exchange(self, load: Callable[[Path], nn.Module]) -> Exchange:
         return WeightsExchange(ModelWeights(self.model.weights, lambda: self.model.weights), load)
+
+    def live_state(self, make_module: Callable[[], PreTrainedModel], folder: Path) -> dict[str, Tensor]:
+        return live_state(self.model, make_module)
 
     def awake(self) -> None:
         capture_again(self.model)

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import structlog
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
+from ....shared.errors import ModelLoadError
 from ....shared.messages.ranks import RankSetup
 from ...config.engine_config import EngineConfig
 from ...models.cache.page_layout import PageLayout
@@ -23,7 +25,7 @@ from ..control.traces import ProcessTraceRecorder, TraceRecorder
 from ..execution.cache_shape import shape_of
 from ..execution.kv_cache import KVCacheSize
 from ..host_setup import set_num_threads
-from .errors import RankLostError
+from .errors import RankLostError, RankRefusedError
 from .exchange import SharedExchange
 from .memory import capture_again, measure_rank, size_for_all
 from .messages import (
@@ -39,8 +41,9 @@ from .messages import (
 )
 from .process import RankProcess
 from .rendezvous import COLLECTIVE_TIMEOUT_S, join, make_rendezvous
+from .saving import gathered_state
 from .sharded_forward import sharded_forward
-from .team import RankTeam, failure_of
+from .team import FILES_TIMEOUT_S, RankTeam, failure_of
 
 log = structlog.get_logger(__name__)
 
@@ -106,6 +109,9 @@ class SeveralRanks:
         weights = ModelWeights(self.local.weights, lambda: self.local.weights)
         return SharedExchange(WeightsExchange(weights, load), self._team)
 
+    def live_state(self, make_module: Callable[[], PreTrainedModel], folder: Path) -> dict[str, Tensor]:
+        return gathered_state(self.local, self._team, make_module, folder)
+
     def awake(self) -> None:
         self._team.compute(WakeUpWhole(), lambda: capture_again(self.local))
 
@@ -146,11 +152,14 @@ class _Weights:
 
     def restore(self) -> None:
         try:
-            self._team.together(RestoreWeights(), self._local.restore)
+            self._team.together(RestoreWeights(), self._local.restore, FILES_TIMEOUT_S)
+        except RankRefusedError as error:
+            # Those that have theirs give them back: the next attempt finds all ranks alike.
+            self.release(2)
+            raise ModelLoadError(str(error)) from error
         except RankLostError:
             raise
         except Exception:
-            # Those that have theirs give them back: the next attempt finds all ranks alike.
             self.release(2)
             raise
 

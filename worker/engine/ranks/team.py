@@ -16,7 +16,7 @@ from ....shared.errors import ConfigurationError, EngineDeadError, ModelLoadErro
 from ...core import last_words
 from ...process_tree import is_stopped
 from .channel import encode
-from .errors import RankKilledError, RankLostError
+from .errors import RankKilledError, RankLostError, RankRefusedError
 from .messages import RankAnswer, RankCommand, RankFailed, StopRank
 from .process import RankProcess
 
@@ -30,6 +30,8 @@ EXIT_TIMEOUT_S = 2.0
 # How long ranks that were told to end have to: less than the worker process gives their core.
 STOP_TIMEOUT_S = 3.0
 _WORDS_TIMEOUT_S = 0.05
+# Of answers that wait for a disk, which ranks may find slow: a rank that ends meanwhile is noticed all the same.
+FILES_TIMEOUT_S = 3600.0
 _REFUSALS: dict[str, type[PenstockError]] = {error.code: error for error in (ConfigurationError, ModelLoadError)}
 _T = TypeVar("_T")
 
@@ -76,30 +78,39 @@ class RankTeam:
             except OSError as error:
                 raise self.loss(error) from error
 
-    def gather(self) -> list[RankAnswer]:
+    def gather(self, timeout_s: float = 0.0) -> list[RankAnswer]:
         """Return what each answers to the last command that has an answer.
+
+        Args:
+            timeout_s: how long it may take, where that is more than a collective may.
 
         Raises:
             RankLostError: one is gone.
         """
+        timeout_s = max(timeout_s, self._timeout_s)
         answers: list[RankAnswer] = []
         for process in self.processes:
             try:
-                answer = process.channel.receive(self._timeout_s)
+                answer = process.channel.receive(timeout_s)
             except EOFError as error:
                 raise self.loss(error) from error
             if answer is None:
-                raise self._end_silence(process)
+                raise self._end_silence(process, timeout_s)
             answers.append(answer)
         return answers
 
-    def together(self, command: RankCommand, act: Callable[[], _T]) -> tuple[_T, list[RankAnswer]]:
+    def together(
+        self, command: RankCommand, act: Callable[[], _T], timeout_s: float = 0.0
+    ) -> tuple[_T, list[RankAnswer]]:
         """Have all ranks do what can fail without harm, this one by ``act``; returns what that gave, and the answers.
+
+        Args:
+            timeout_s: as ``gather`` takes it.
 
         Raises:
             RankLostError: a rank is gone.
             Exception: what ``act`` raises.
-            EngineDeadError: another rank failed and stays; the message says how.
+            RankRefusedError: another rank failed and stays; the message says how.
         """
         self.send(command)
         failure: Exception | None = None
@@ -108,12 +119,12 @@ class RankTeam:
             result = act()
         except Exception as error:
             failure = error
-        answers = self.gather()
+        answers = self.gather(timeout_s)
         if failure is not None:
             raise failure
         for process, answer in zip(self.processes, answers, strict=True):
             if isinstance(answer, RankFailed):
-                raise failure_of(process, answer)
+                raise RankRefusedError(_words_of(process, answer))
         return result, answers  # type: ignore[return-value]  # None only where that is what ``act`` gives
 
     def compute(self, command: RankCommand, act: Callable[[], _T]) -> tuple[_T, list[RankAnswer]]:
@@ -178,9 +189,9 @@ class RankTeam:
         for process in self.processes:
             process.close()
 
-    def _end_silence(self, process: RankProcess) -> EngineDeadError:
+    def _end_silence(self, process: RankProcess, timeout_s: float) -> EngineDeadError:
         stopped = ": it was stopped by a signal" if is_stopped(process.pid) else ""
-        words = f"rank {process.rank} (process {process.pid}) did not answer for {self._timeout_s:g} s{stopped}"
+        words = f"rank {process.rank} (process {process.pid}) did not answer for {timeout_s:g} s{stopped}"
         self._is_noticed.set()
         self._verdict = RankKilledError(words) if stopped else RankLostError(words)
         for one in self.processes:
@@ -235,7 +246,11 @@ class RankTeam:
 
 def failure_of(process: RankProcess, failure: RankFailed) -> RankLostError:
     """What a rank could not do."""
-    return RankLostError(f"rank {process.rank} failed: {failure.message}")
+    return RankLostError(_words_of(process, failure))
+
+
+def _words_of(process: RankProcess, failure: RankFailed) -> str:
+    return f"rank {process.rank} failed: {failure.message}"
 
 
 def _first_line(error: BaseException) -> str:

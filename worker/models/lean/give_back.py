@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ....shared.errors import ModelLoadError
-from ..weights.plain import put_linear, put_modules, put_weight
+from ..weights.plain import bare, put_linear, put_modules, put_weight
 from .decoder import LeanDecoder
 from .feed_forward import GatedMlp, OwnMlp, SharedExpertMlp, SparseMlp
 from .layer import AnyLayer, HeadNorm, LeanLayer, RowNorm
@@ -23,7 +23,7 @@ from .plan import AttentionPlan, FeedForwardPlan, NormPlan
 
 
 def give_back(network: LeanDecoder, own: PreTrainedModel) -> None:
-    """Let ``own``, of the class that ``network`` was made of, have its weights.
+    """Let ``own``, of the class that ``network`` was made of, have its weights; both may be one rank's part.
 
     Raises:
         ModelLoadError: ``own`` is of another form.
@@ -108,7 +108,8 @@ def _give_head_norm(layer: LeanLayer, plan: AttentionPlan, own: PreTrainedModel)
 
 
 def _give_feed_forward(mlp: nn.Module, plan: FeedForwardPlan, own: PreTrainedModel) -> None:
-    module: Any = own.get_submodule(plan.name)
+    module: Any = bare(own.get_submodule(plan.name))
+    mlp = bare(mlp)
     if isinstance(mlp, GatedMlp):
         _split_linear(mlp.gate_up_proj, [_linear(own, name) for name in plan.inner])
         put_linear(mlp.down_proj, _linear(own, plan.down))

@@ -47,6 +47,11 @@ def live_state(model: LoadedModel, make_module: Callable[[], PreTrainedModel]) -
         put_modules(model.network, text)
     if model.seeing is not None:
         put_modules(model.seeing.tower.module, cast(Any, module).model)
+    return checkpoint_state(model, module)
+
+
+def checkpoint_state(model: LoadedModel, module: PreTrainedModel) -> dict[str, Tensor]:
+    """``plain_state`` of ``module``, which has the weights of ``model``, as the model's files were read."""
     if model.weight_conversions is not None:
         cast(Any, module)._weight_conversions = model.weight_conversions
     return plain_state(module)

@@ -8,6 +8,12 @@ from torch import Tensor, nn
 
 from ....shared.errors import ModelLoadError
 from ..packed_linear import PackedLinear
+from ..parallel.summed import Gathered, Summed
+
+
+def bare(module: nn.Module) -> nn.Module:
+    """What has the weights: ``module``, or what stands in it where its results are put together with other ranks'."""
+    return module.inner if isinstance(module, Summed | Gathered) else module
 
 
 def put_weight(place: nn.Module, name: str, tensor: Tensor) -> None:
@@ -24,7 +30,8 @@ def put_weight(place: nn.Module, name: str, tensor: Tensor) -> None:
 
 
 def put_linear(linear: nn.Module, place: nn.Module) -> None:
-    """Let the linear layer ``place`` have the weight and the bias of ``linear``, unpacked."""
+    """Let the linear layer ``place`` have the weight and the bias of ``linear``, unpacked; either may be summed."""
+    linear, place = bare(linear), bare(place)
     put_weight(place, "weight", cast(Any, linear).weight)
     bias = cast(Any, linear).bias
     if place._parameters.get("bias") is not None:

@@ -7,16 +7,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ....shared.control.weights import SaveShardedState, ShardedStateSaved
 from ....shared.errors import EngineStateError, ModelLoadError
 from ..folder import CONFIG_FILE
 from ..formats.declared import COMPANION_FILES, QUANTIZATION_FIELDS
 from ..loader import LoadedModel
-from .live_state import live_state
 
 INDEX_FILE = "model.safetensors.index.json"
 # Weights of any kind, which are not copied. The rest is: configuration, tokenizer, chat template, code.
@@ -25,14 +24,15 @@ _DTYPE_FIELDS = ("dtype", "torch_dtype")
 
 
 def save_sharded_state(
-    model: LoadedModel, make_module: Callable[[], PreTrainedModel], folder: Path, call: SaveShardedState
+    model: LoadedModel, read_state: Callable[[Path], dict[str, Tensor]], folder: Path, call: SaveShardedState
 ) -> ShardedStateSaved:
     """Write weights, index, and what else of ``folder`` a model folder needs, into ``call.path``.
 
     The index, without which the folder cannot be loaded, comes last.
 
     Args:
-        make_module: as ``live_state`` takes it.
+        read_state: returns all weights by the names of the checkpoint. It may write into the folder that it is given,
+            which is that of the call, and leaves nothing there.
 
     Raises:
         EngineStateError: the path is no empty folder, or cannot be written to; or the weights in memory are rounded, so
@@ -49,13 +49,13 @@ def save_sharded_state(
         target.mkdir(parents=True, exist_ok=True)
         if any(target.iterdir()):
             raise EngineStateError(f"the folder {target} is not empty, and nothing is overwritten; choose another path")
-        shards = _cut(live_state(model, make_module), call.max_size)
+        shards = _cut(read_state(target), call.max_size)
         _copy_companions([model.folder, folder], target, str(model.dtype).removeprefix("torch."))
         files = [call.shard_name(part) for part in range(len(shards))]
         for name, tensors in zip(files, shards, strict=True):
             save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, target / name, {"format": "pt"})
         _write_index(target, dict(zip(files, shards, strict=True)))
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # a full disk is either, by who writes
         raise EngineStateError(f"the weights cannot be written to {target}: {error}") from error
     return ShardedStateSaved(str(target), files, sum((target / name).stat().st_size for name in files))
 
