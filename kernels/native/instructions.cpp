@@ -1,4 +1,5 @@
 // Which of the processor's instructions the products are made of.
+#include "linear.h"
 #include "tiles.h"
 
 // The name of the best, which is what is used wherever shapes allow.
@@ -8,7 +9,8 @@ extern "C" const char* instructions() {
 #endif
   if (tiles::are_given) return "amx";
 #if defined(__AVX512BF16__)
-  return "avx512_bf16";
+  if (!widens_pairs()) return "avx512_bf16";
+  return "avx512";
 #elif defined(__AVX512F__)
   return "avx512";
 #elif defined(__AVX2__)

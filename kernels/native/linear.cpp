@@ -5,14 +5,15 @@
 #include "tile_product.h"
 #include "tiles.h"
 #include "vector_product.h"
+#include "wide_product.h"
 
 namespace {
 
 // More of them are worth laying out the bytes for tiles.
 constexpr int64_t MAX_ROWS_OF_NIBBLES_ON_VECTORS = 6;
 
-// On tile registers where there are some and the inputs fill them, else on vectors. A rule of the weight's shape alone:
-// both round differently, and a row's bits are not to depend on how many others there are.
+// On tile registers where there are some and the inputs fill them, else on vectors. A rule of processor and weight's shape
+// alone: all round differently, and a row's bits are not to depend on how many others there are.
 template <typename T, typename In, typename Out>
 void multiply_rows(const In* inputs, int64_t input_stride, const Linear& weight, const Results<T, In, Out>& results,
                    int64_t num_rows) {
@@ -20,6 +21,9 @@ void multiply_rows(const In* inputs, int64_t input_stride, const Linear& weight,
     if (tiles::are_given && weight.num_inputs * sizeof(In) % tiles::ROW_BYTES == 0) {
       return multiply_by_tiles(inputs, input_stride, weight, results, num_rows);
     }
+  }
+  if constexpr (std::is_same_v<In, bfloat16>) {
+    if (wide::is_better()) return wide::multiply(inputs, input_stride, weight, results, num_rows);
   }
   multiply_by_vectors(inputs, input_stride, weight, results, num_rows);
 }
@@ -37,6 +41,8 @@ void multiply_by_nibbles(const uint8_t* inputs, int64_t input_stride, const Line
 }
 
 }  // namespace
+
+bool widens_pairs() { return wide::is_better(); }
 
 template <typename T, typename Out>
 void multiply(const T* inputs, int64_t input_stride, const Linear& weight, Out* out, int64_t out_stride,

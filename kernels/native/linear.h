@@ -7,3 +7,6 @@
 template <typename T, typename Out>
 void multiply(const T* inputs, int64_t input_stride, const Linear& weight, Out* out, int64_t out_stride,
               int64_t num_rows);
+
+// Whether products of bfloat16 on vectors are made of products of floats here.
+bool widens_pairs();

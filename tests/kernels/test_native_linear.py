@@ -44,6 +44,28 @@ def test_linear(dtype: torch.dtype, num_tokens: int, num_outputs: int, num_input
         assert torch.equal(linear(inputs[token], packed), actual[token])
 
 
+# Fewer rows than share a panel's reading, as many as a block has, several blocks, more than a thread takes at once.
+@pytest.mark.parametrize("num_tokens", [1, 5, 12, 29, 250])
+@pytest.mark.parametrize("num_outputs", [33, 300])
+def test_pairs_that_are_widened_are_added_one_by_one(num_outputs: int, num_tokens: int) -> None:
+    """In float32, each product fused: a product of two bfloat16 is a float32, so plain sums are the same bits."""
+    library = native.loaded()
+    assert library is not None
+    if library.instructions not in ("avx512", "avx2", "neon"):
+        pytest.skip(f"{library.instructions} is not made of products of floats")
+    weight, bias = random(num_outputs, 50, dtype=torch.bfloat16), random(num_outputs, dtype=torch.bfloat16)
+    inputs = random(num_tokens, 50, dtype=torch.bfloat16)
+    expected = bias.float().expand(num_tokens, -1)
+    for column in range(50):
+        expected = expected + inputs[:, column, None].float() * weight[:, column].float()
+    try:
+        for num_threads in (1, 3):
+            native.set_num_threads(num_threads)
+            assert torch.equal(linear(inputs, pack_weight(weight, bias)), expected.bfloat16())
+    finally:
+        native.set_num_threads(1)
+
+
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 4), (63, 12), (65, 132), (401, 600)])
 @pytest.mark.parametrize("num_tokens", [1, 5, 7, 200])
