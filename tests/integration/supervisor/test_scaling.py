@@ -18,6 +18,7 @@ from penstock.shared.keys import Keys
 from penstock.worker import cli as worker_cli
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.supervisor import supervisor
+from penstock.worker.supervisor.engine_process import EngineProcess
 from penstock.worker.supervisor.restart import CRASH_LOOP_LIMIT, Phase
 
 from .conftest import is_gone
@@ -111,12 +112,23 @@ async def test_one_that_cannot_start_is_tried_again_and_the_others_serve_on(
 ) -> None:
     monkeypatch.setattr(restart_delay, "FIRST_DELAY_S", 0.001)
     host = await start_host(1)
+    is_buried, gone = asyncio.Event(), EngineProcess.gone
+
+    async def gone_late(life: EngineProcess) -> None:
+        if host.engines[1].policy.phase is Phase.GIVEN_UP:
+            await is_buried.wait()
+        await gone(life)
+
+    monkeypatch.setattr(EngineProcess, "gone", gone_late)
     host.tell(1, "refuse")
     await host.scale(2)
     await until_phases(host, Phase.SERVING, Phase.GIVEN_UP)
-    assert host.engines[1].policy.num_barren_deaths == CRASH_LOOP_LIMIT
+    given_up = host.engines[1]
+    assert given_up.policy.num_barren_deaths == CRASH_LOOP_LIMIT
     host.tell(1, "serve")
     await host.scale(2)
+    await eventually(lambda: host.engines[1] is not given_up)
+    is_buried.set()
     await until_phases(host, Phase.SERVING, Phase.SERVING)
 
 
