@@ -42,6 +42,8 @@ NEED_TORCH = (
     "unit/engine/test_stages_setup.py",
     "unit/engine/test_partition.py",
     "unit/engine/test_filters.py",
+    "unit/engine/test_gate.py",
+    "unit/engine/test_rank_team.py",
     "unit/engine/test_image_decode.py",
     "unit/engine/test_input_batch.py",
     "unit/engine/test_logprobs.py",

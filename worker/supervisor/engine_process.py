@@ -61,6 +61,7 @@ class EngineProcess:
         self._on_change = on_change
         self._num_tokens = 0
         self._silence: Death | None = None
+        self._is_killed = False
         self._process: subprocess.Popen[bytes] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -101,7 +102,14 @@ class EngineProcess:
         """Kill it and everything it started."""
         # Never after its end: the pid may be somebody else's by then.
         if self._process is not None and self.alive:
+            self._is_killed = True
             kill_process_tree(self._process.pid)
+
+    @property
+    def was_put_down(self) -> bool:
+        """Whether its supervisor killed it for nothing but not leaving soon enough."""
+        has_failed = self.failure is not None and not self.failure.is_external
+        return self._is_killed and self._silence is None and not has_failed
 
     async def gone(self) -> None:
         """Wait, after its end, until nothing is left of what it started; not for ever, should something be stuck."""

@@ -68,17 +68,22 @@ class Reaper:
         finally:
             await looks.close()
 
-    async def reclaim(self, engine_id: str, death: Death) -> None:
+    async def reclaim(self, engine_id: str, death: Death, *, hands_back: bool = False) -> None:
         """Take back what an engine of this host held, which is known to be dead. Returns when that is done.
 
         It has to be done before the engine is started again: its next life has the same name. Nothing is lost by
         waiting for a Redis that is away, since an engine cannot start without it either; but it can without that of one
         partition of several, where it hands back what its former life held as soon as it is there again.
+
+        Args:
+            hands_back: it was to hand back what it held, and was killed before it had time for that: its end is no
+                death of any request, however little each had made.
         """
         cause = DeathCause(engine_id=engine_id, reason=death.reason, trace=death.trace)
         layout = (await read_layouts(self._connection, self._keys)).get(self._model, Layout())
         reclaims = [
-            asyncio.create_task(self._reclaim(number, engine_id, cause, death)) for number in range(layout.num_known)
+            asyncio.create_task(self._reclaim(number, engine_id, cause, death, hands_back))
+            for number in range(layout.num_known)
         ]
         try:
             await asyncio.wait(reclaims, return_when=asyncio.FIRST_COMPLETED)
@@ -91,10 +96,12 @@ class Reaper:
             if isinstance(outcome, Exception):
                 raise outcome
 
-    async def _reclaim(self, partition: int, engine_id: str, cause: DeathCause, death: Death) -> None:
+    async def _reclaim(self, partition: int, engine_id: str, cause: DeathCause, death: Death, hands_back: bool) -> None:
         broker = Broker(self._connection, self._keys.model(self._model, partition), partition)
         for num_tries in itertools.count(1):
             try:
+                if hands_back and (claims := await broker.claims(engine_id)):
+                    await broker.release(claims)
                 num_returned, num_parked = await broker.reclaim(
                     engine_id, cause, is_external=death.is_external, max_deliveries=self._max_deliveries
                 )

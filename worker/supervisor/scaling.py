@@ -16,6 +16,7 @@ from contextlib import suppress
 import structlog
 
 from .engine_process import EngineProcess
+from .restart import Phase
 from .supervised_engine import Engine
 
 # The same as when a whole supervisor leaves.
@@ -63,7 +64,7 @@ class Scaling:
 
     @property
     def _staying(self) -> list[int]:
-        return [slot for slot, task in enumerate(self._running) if not task.done() and slot not in self._leaving]
+        return [slot for slot in range(len(self._running)) if not (slot in self._leaving or self._is_free(slot))]
 
     def scale(self, num_engines: int) -> None:
         """Have so many engines from now on; says why not in the log, where that cannot be. Returns at once."""
@@ -94,19 +95,22 @@ class Scaling:
             return "the worker has not begun yet"
         return "" if 1 <= num_engines <= self._max_engines else f"there is room for 1 to {self._max_engines}"
 
+    def _is_free(self, slot: int) -> bool:
+        """Whether its engine is gone, or was given up, though what is left of it may still be ending."""
+        return self._running[slot].done() or self._engines[slot].policy.phase is Phase.GIVEN_UP
+
     def _free_slot(self) -> int:
-        free = (slot for slot, task in enumerate(self._running) if task.done())
-        return next(free, len(self._running))
+        return next(filter(self._is_free, range(len(self._running))), len(self._running))
 
     def _fill(self, slot: int) -> None:
         engine = self._make_engine(slot)
         # It has a service to join: should its start fail, it is tried again as one that died.
         engine.is_restarted = True
-        task = asyncio.create_task(engine.run())
         if slot == len(self._running):
             self._engines.append(engine)
-            self._running.append(task)
+            self._running.append(asyncio.create_task(engine.run()))
         else:
+            task = asyncio.create_task(_run_after(self._running[slot], engine))
             self._engines[slot], self._running[slot] = engine, task
 
     async def _leave(self, slot: int) -> None:
@@ -124,3 +128,9 @@ class Scaling:
         finally:
             del self._leaving[slot]
             self._on_change()
+
+
+async def _run_after(former: asyncio.Task[None], engine: Engine) -> None:
+    """It has the name of the one before it, of which nothing may be left."""
+    await asyncio.wait([former])
+    await engine.run()

@@ -175,7 +175,8 @@ class Engine:
         Done after every life, though one that left in order holds nothing: the broker finds that out best.
         """
         assert self.death is not None
-        reclaiming = asyncio.create_task(self._reaper.reclaim(self.engine_id, self.death))
+        hands_back = self._leaving.is_set() and self.life.was_put_down
+        reclaiming = asyncio.create_task(self._reaper.reclaim(self.engine_id, self.death, hands_back=hands_back))
         leaving = asyncio.create_task(self._leaving.wait())
         try:
             await asyncio.wait([reclaiming, leaving], return_when=asyncio.FIRST_COMPLETED)

@@ -72,8 +72,8 @@ async def test_claims_are_back_before_the_next_life(start_host: StartHost, monke
     engine, reclaim = host.engines[0], host.supervisor._reaper.reclaim
     seen: list[tuple[Phase, bool, str | None]] = []
 
-    async def watched_reclaim(engine_id: str, death: Death) -> None:
-        await reclaim(engine_id, death)
+    async def watched_reclaim(engine_id: str, death: Death, **how: bool) -> None:
+        await reclaim(engine_id, death, **how)
         seen.append((engine.policy.phase, engine.life.alive, await host.broker.state("r")))
 
     monkeypatch.setattr(host.supervisor._reaper, "reclaim", watched_reclaim)

@@ -18,6 +18,7 @@ from penstock.shared.keys import Keys
 from penstock.worker import cli as worker_cli
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.supervisor import supervisor
+from penstock.worker.supervisor.engine_process import EngineProcess
 from penstock.worker.supervisor.restart import CRASH_LOOP_LIMIT, Phase
 
 from .conftest import is_gone
@@ -82,12 +83,15 @@ async def test_up_down_and_up_again(start_host: StartHost, commands: CommandConn
 
 
 async def test_what_an_engine_holds_that_will_not_go_is_taken_back(
-    start_host: StartHost, monkeypatch: pytest.MonkeyPatch
+    start_host: StartHost, commands: CommandConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is drained, then told to hand back, then killed; another wish waits for none of that."""
-    monkeypatch.setattr("penstock.worker.supervisor.scaling.HAND_BACK_TIMEOUT_S", 0.1)
+    """It is drained, then told to hand back, then killed; another wish waits for none of that.
+
+    However little time it had, as on a host that gives it none: no request has died for that, with no token either.
+    """
+    monkeypatch.setattr("penstock.worker.supervisor.scaling.HAND_BACK_TIMEOUT_S", 0.0)
     monkeypatch.setattr(supervisor, "DRAIN_MARGIN_S", 0.0)
-    host = await start_host(1, drain_timeout_s=0.1)
+    host = await start_host(1, drain_timeout_s=0.0)
     host.tell(1, "stubborn")
     await host.scale(2)
     await until_phases(host, Phase.SERVING, Phase.SERVING)
@@ -98,6 +102,7 @@ async def test_what_an_engine_holds_that_will_not_go_is_taken_back(
     await until_phases(host, Phase.SERVING, Phase.LEFT)
     assert is_gone(stubborn)
     assert await host.broker.state("r") == "queued"
+    assert await commands.execute("HGET", host.broker.keys.request("r"), "deaths") is None
     await host.scale(2)
     await until_phases(host, Phase.SERVING, Phase.SERVING)
 
@@ -107,12 +112,23 @@ async def test_one_that_cannot_start_is_tried_again_and_the_others_serve_on(
 ) -> None:
     monkeypatch.setattr(restart_delay, "FIRST_DELAY_S", 0.001)
     host = await start_host(1)
+    is_buried, gone = asyncio.Event(), EngineProcess.gone
+
+    async def gone_late(life: EngineProcess) -> None:
+        if host.engines[1].policy.phase is Phase.GIVEN_UP:
+            await is_buried.wait()
+        await gone(life)
+
+    monkeypatch.setattr(EngineProcess, "gone", gone_late)
     host.tell(1, "refuse")
     await host.scale(2)
     await until_phases(host, Phase.SERVING, Phase.GIVEN_UP)
-    assert host.engines[1].policy.num_barren_deaths == CRASH_LOOP_LIMIT
+    given_up = host.engines[1]
+    assert given_up.policy.num_barren_deaths == CRASH_LOOP_LIMIT
     host.tell(1, "serve")
     await host.scale(2)
+    await eventually(lambda: host.engines[1] is not given_up)
+    is_buried.set()
     await until_phases(host, Phase.SERVING, Phase.SERVING)
 
 

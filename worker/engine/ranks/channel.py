@@ -59,6 +59,13 @@ class RankChannel:
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         return self._decoder.decode(self._read(length))
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the other end is gone; there may be messages that it has sent before."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
+        return bool(poll.poll(0))
+
     def close(self) -> None:
         """Close this end: the other sees it."""
         self._socket.close()

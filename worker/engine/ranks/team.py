@@ -25,6 +25,9 @@ from .process import RankProcess
 GRACE_S = 1.0
 # The same while it loads: it reads for long before it meets the others, and then it can say what is wrong.
 LOAD_GRACE_S = 30.0
+# How long a rank has to end that is about to. Its sockets, and so the collectives of others, may be closed long before
+# its end can be seen, on a host that gives it no time; and only its end says whether somebody has killed it.
+END_TIMEOUT_S = 30.0
 # How long a core that knows of the loss has to end in order.
 EXIT_TIMEOUT_S = 2.0
 # How long ranks that were told to end have to: less than the worker process gives their core.
@@ -56,6 +59,7 @@ class RankTeam:
         self._verdict: EngineDeadError | None = None
         self._failures: list[tuple[RankProcess, RankFailed]] = []
         self._is_noticed = threading.Event()
+        self._judging = threading.Lock()
         self._watching = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._watching.start()
 
@@ -146,13 +150,10 @@ class RankTeam:
         Whoever may swallow what is raised then: no rank computes any more, and this process ends.
         """
         self._is_noticed.set()
-        if self._verdict is None:
-            ended = self._await_end(GRACE_S)
-            words = f"rank 0: {type(error).__name__}: {_first_line(error)}"
-            self._verdict = self._reason() if ended else RankLostError(words)
-            for process in self.processes:
-                process.kill()
-        return self._verdict
+        verdict = self._judge(f"rank 0: {type(error).__name__}: {_first_line(error)}")
+        for process in self.processes:
+            process.kill()
+        return verdict
 
     def failed_load(self, error: Exception) -> PenstockError:
         """Return why the model could not be loaded, from what this rank was told: ``error``.
@@ -160,13 +161,13 @@ class RankTeam:
         It may be what follows from another rank's refusal, or from its death, in whatever words.
         """
         self._is_noticed.set()
-        if self._await_end(GRACE_S):
-            self._take_failures()
-            for _, failure in sorted(self._failures, key=lambda pair: pair[1].at_ns):
-                if failure.code in _REFUSALS:
-                    return _REFUSALS[failure.code](failure.message)
-            if any((process.poll() or 0) < 0 for process in self.processes):
-                return self._reason()
+        with self._judging:
+            if self._await_end(GRACE_S):
+                for _, failure in sorted(self._failures, key=lambda pair: pair[1].at_ns):
+                    if failure.code in _REFUSALS:
+                        return _REFUSALS[failure.code](failure.message)
+                if any((process.poll() or 0) < 0 for process in self.processes):
+                    return self._reason()
         return error if isinstance(error, PenstockError) else self.loss(error)
 
     def note_loaded(self) -> None:
@@ -204,22 +205,47 @@ class RankTeam:
         if self._is_closing:
             return
         if self._is_noticed.wait(self._grace_s):
-            time.sleep(EXIT_TIMEOUT_S)
+            with self._judging:
+                pass  # the core's own thread finds out who it was
+            time.sleep(max(EXIT_TIMEOUT_S, self._grace_s))
             if self._is_closing:
                 return
-        reason = self._reason()
+        reason = self._judge("a rank has ended")
         log.error("rank_lost", error=str(reason))
         last_words.write(f"{type(reason).__module__}.{type(reason).__qualname__}: {reason}\n")
         os._exit(1)
 
+    def _judge(self, words: str) -> EngineDeadError:
+        """Find out why the ranks cannot go on; ``words`` say it if no rank ends."""
+        with self._judging:
+            if self._verdict is None:
+                self._verdict = self._reason() if self._await_end(GRACE_S) else RankLostError(words)
+            return self._verdict
+
     def _await_end(self, timeout_s: float) -> bool:
-        """Whether a rank has ended, or ends within that time."""
-        return bool(select.select([process.pidfd for process in self.processes], [], [], timeout_s)[0])
+        """Whether a rank has failed or ended, or does so within that time. Those whose sockets are closed by then have
+        ended, too."""
+        give_up_at = time.monotonic() + timeout_s
+        while not (self._has_failures() or self._closed()):
+            ends = [end for process in self.processes for end in (process.pidfd, process.channel)]
+            if not select.select(ends, [], [], max(0.0, give_up_at - time.monotonic()))[0]:
+                return False
+        give_up_at = time.monotonic() + END_TIMEOUT_S
+        while ending := [process.pidfd for process in self._closed() if process.poll() is None]:
+            if not select.select(ending, [], [], max(0.0, give_up_at - time.monotonic()))[0]:
+                break
+        return self._has_failures() or any(process.poll() is not None for process in self.processes)
+
+    def _closed(self) -> list[RankProcess]:
+        """Ranks that have ended, or are about to: their sockets are closed."""
+        return [process for process in self.processes if process.poll() is not None or process.channel.is_closed]
+
+    def _has_failures(self) -> bool:
+        self._take_failures()
+        return bool(self._failures)
 
     def _reason(self) -> EngineDeadError:
         """Of the loss: first a signal, for what others fail of then follows from it, else who failed first."""
-        if self._verdict is not None:
-            return self._verdict
         self._take_failures()
         ended = [(process, *process.describe_end()) for process in self.processes if process.poll() is not None]
         killed = [one for one in ended if (one[0].poll() or 0) < 0]

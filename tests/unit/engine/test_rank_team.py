@@ -1,0 +1,99 @@
+"""Who is told to have ended an engine of several ranks, however late the end of a rank can be seen."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from penstock.worker.engine.ranks import team as team_module
+from penstock.worker.engine.ranks.channel import RankChannel
+from penstock.worker.engine.ranks.errors import RankKilledError, RankLostError
+from penstock.worker.engine.ranks.messages import RankAnswer, RankFailed
+from penstock.worker.engine.ranks.process import RankProcess
+from penstock.worker.engine.ranks.team import RankTeam
+
+# What gloo says of a rank whose sockets are closed.
+CLOSED = RuntimeError("Connection closed by peer [127.0.0.1]")
+
+
+class PlayedRank(RankProcess):
+    """A process that does nothing; the test has the rank's end of the socket, too."""
+
+    def __init__(self, rank: int, stack: ExitStack) -> None:
+        self.rank = rank
+        self._returncode = None
+        ours, theirs = socket.socketpair()
+        process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        stack.enter_context(process)
+        stack.callback(process.kill)
+        self.played = process
+        self.pid = process.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        self.channel = RankChannel(ours, RankAnswer)
+        self.its_end = RankChannel(theirs, Any)
+        stack.callback(self.close)
+        stack.callback(self.its_end.close)
+
+    def end(self) -> None:
+        """As it does by itself; whoever asks for its status is the first."""
+        assert self.played.stdin is not None
+        self.played.stdin.write(b"\n")
+        self.played.stdin.flush()
+        select.select([self.pidfd], [], [])
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PlayedRank]]:
+    # The thread would end this process; and nobody has time.
+    monkeypatch.setattr(RankTeam, "_watch", lambda team: None)
+    monkeypatch.setattr(team_module, "GRACE_S", 0.0)
+    with ExitStack() as stack:
+        yield [PlayedRank(rank, stack) for rank in (1, 2)]
+
+
+def test_a_kill_is_told_as_one_though_the_end_of_the_process_comes_long_after_that_of_its_sockets(
+    ranks: list[PlayedRank],
+) -> None:
+    """Another rank, which failed for it, has ended and said so before: the requests are not to blame."""
+    team = RankTeam(ranks, timeout_s=60)
+    killed, failed = ranks
+    failed.its_end.send(RankFailed("", "RuntimeError: Connection closed by peer", at_ns=1))
+    failed.its_end.close()
+    failed.end()
+    killed.its_end.close()
+
+    def kill() -> None:
+        team._is_noticed.wait()
+        os.kill(killed.pid, signal.SIGKILL)
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    verdict = team.loss(CLOSED)
+    killing.join()
+    assert isinstance(verdict, RankKilledError)
+    assert str(verdict) == f"rank 1 (process {killed.pid}) was killed by SIGKILL"
+    assert team.loss(CLOSED) is verdict
+
+
+def test_what_rank_0_fails_of_by_itself_is_told_at_once(ranks: list[PlayedRank]) -> None:
+    team = RankTeam(ranks, timeout_s=60)
+    verdict = team.loss(ValueError("here alone"))
+    assert type(verdict) is RankLostError
+    assert str(verdict) == "rank 0: ValueError: here alone"
+    assert all(rank.poll() == -signal.SIGKILL for rank in ranks)
+
+
+def test_words_of_a_rank_that_has_not_ended_yet_are_enough(ranks: list[PlayedRank]) -> None:
+    team = RankTeam(ranks, timeout_s=60)
+    ranks[1].its_end.send(RankFailed("", "KernelInputError: no", at_ns=1))
+    assert str(team.loss(CLOSED)) == "rank 2 failed: KernelInputError: no"
