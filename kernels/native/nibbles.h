@@ -16,8 +16,8 @@ constexpr int BLOCK_INPUTS = 32;
 constexpr int BLOCK_PAIRS = BLOCK_INPUTS / GROUP<uint8_t> / 2;  // of groups
 constexpr int BLOCK_BYTES = PANEL + BLOCK_PAIRS * PANEL_ROW_BYTES;
 constexpr int NIBBLE_INPUTS_MULTIPLE = 64;
-// What is asked for of a panel beforehand.
-constexpr int NIBBLE_BYTES_AHEAD = 2 * BLOCK_BYTES;
+// What is asked for of a panel beforehand: as much as comes from memory while a line is on its way.
+constexpr int NIBBLE_BYTES_AHEAD = 8 * BLOCK_BYTES;
 
 inline int64_t padded_inputs(int64_t num_inputs) {
   return (num_inputs + NIBBLE_INPUTS_MULTIPLE - 1) / NIBBLE_INPUTS_MULTIPLE * NIBBLE_INPUTS_MULTIPLE;

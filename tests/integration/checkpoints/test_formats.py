@@ -120,6 +120,7 @@ def test_what_is_saved_of_it_is_a_plain_checkpoint(make_pair: MakePair, tmp_path
         ("fp8_blocks", "weight_scale_inv", (3, 5), r"weight_scale_inv is \[3, 5\].*of \[64, 64\] in blocks of 48 x 32"),
         ("gptq", "qzeros", None, rf"qweight needs {LAYER}\.qzeros"),
         ("gptq", "scales", (5, 64), r"do not fit each other: .*scales \[5, 64\]"),
+        ("gptq_8_bits_order", "g_idx", None, rf"an order of its own \(desc_act\), and {LAYER}\.g_idx"),
         ("awq", "scales", (2, 60), r"do not fit each other: .*scales \[2, 60\]"),
         ("packed_int4", "weight_scale", None, rf"{LAYER}\.weight_scale is in no file"),
         (
@@ -141,4 +142,13 @@ def test_what_does_not_belong_together_is_named(
         held[f"{LAYER}.{end}"] = torch.ones(damaged).to(given.dtype)
     save_file(held, packed / "model.safetensors")
     with pytest.raises(ModelLoadError, match=told):
+        load(packed)
+
+
+def test_words_of_another_type_are_named(make_pair: MakePair) -> None:
+    packed, _ = make_pair(FORMATS["gptq"])
+    held = load_file(packed / "model.safetensors")
+    held[f"{LAYER}.qweight"] = held[f"{LAYER}.qweight"].float()
+    save_file(held, packed / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=rf"{LAYER}\.qweight is of F32, and words of I32"):
         load(packed)

@@ -19,6 +19,7 @@ from penstock.shared.errors import ModelLoadError
 from penstock.worker.models.folder import resolve_model_folder
 from penstock.worker.models.gguf.container import open_gguf
 from penstock.worker.models.gguf.folder import gguf_folder
+from penstock.worker.models.gguf.tensors import read_gguf
 
 from .conftest import SHAPE, save_model, write_folder
 from .gguf_models import drawn_model, write_model
@@ -89,12 +90,22 @@ def test_a_file_is_described_once_and_again_when_it_has_changed(
         ({"tokenizer__ggml__pre": "klingon"}, "splits text by tokenizer.ggml.pre 'klingon'"),
         ({"tokenizer__ggml__tokens": ["a"]}, "the tokenizer in .* cannot be read"),
         ({"qwen2__attention__head_count": [4, 4]}, r"qwen2\.attention\.head_count \[4, 4\]"),
+        ({"qwen2__attention__head_count": 0}, r"qwen2\.attention\.head_count 0, and .* 1 or more"),
         ({"qwen2__rope__scaling__type": "longrope"}, "rope.scaling.type 'longrope'"),
+        ({"qwen2__rope__freq_base": "a"}, r"qwen2\.rope\.freq_base 'a', and a number is wanted"),
+        ({"qwen2__rope__dimension_count": 8}, r"rope\.dimension_count 8 where heads have 16 numbers"),
+        ({"qwen2__attention__value_length": 32}, r"attention\.value_length 32 where heads have 16 numbers"),
     ],
 )
 def test_what_is_not_read_is_named(tmp_path: Path, more: dict[str, Any], told: str) -> None:
     with pytest.raises(ModelLoadError, match=told):
         gguf_folder(some_file(tmp_path, **more), tmp_path / "cache")
+
+
+def test_rows_that_are_not_the_heads_are_named(tmp_path: Path) -> None:
+    path = some_file(tmp_path, key="llama", llama__attention__head_count=3, llama__attention__head_count_kv=3)
+    with pytest.raises(ModelLoadError, match=r"blk\.0\.attn_q\.weight with 64 rows, which are not 3 heads"):
+        read_gguf(path, torch.float32)
 
 
 def test_a_type_of_numbers_that_is_not_read_is_named(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ def folder_of(tmp_path: Path, settings: Any = None, file: str = "config.json", *
         ({**GPTQ, "bits": 3}, "by gptq with bits 3 .*but 2 or 4 or 8"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
         ({**GPTQ, "is_marlin_format": True}, "is_marlin_format True"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 128]}, r"by fp8 with weight_block_size \[0, 128\]"),
         ({"quant_method": "awq", "version": "gemv"}, "by awq with version 'gemv'"),
         ({**COMPRESSED, "format": "marlin-24"}, "by compressed-tensors with format 'marlin-24'"),
         ({**COMPRESSED, "config_groups": {"a": {"format": "mxfp6-pack-quantized"}}}, "with format 'pack-quantized'"),
@@ -53,6 +54,12 @@ def test_what_is_not_read_is_named_with_a_remedy(tmp_path: Path, settings: dict[
     # Weights that are not read may be in any form.
     with pytest.raises(ModelLoadError, match=r"lacks a tokenizer"):
         resolve_model_folder(str(tmp_path), needs_weights=False)
+
+
+def test_settings_that_are_none_are_named(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, quantization_config="int4")
+    with pytest.raises(ModelLoadError, match="has quantization_config 'int4', which is no object of settings"):
+        declared_quantization(folder)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,11 @@ def _find(folder: Path) -> tuple[dict[str, Any], str] | None:
         for field in QUANTIZATION_FIELDS:
             if isinstance(part.get(field), dict) and part[field]:
                 return _with_method(part[field]), "config.json"
+            if part.get(field) and not isinstance(part[field], dict):
+                raise ModelLoadError(
+                    f"{folder / 'config.json'} has {field} {shown(part[field])}, which is no object of settings; "
+                    "correct it, or fetch the model again"
+                )
     modelopt = _read_json(folder / _MODELOPT_FILE).get("quantization")
     if isinstance(modelopt, dict) and modelopt.get("quant_algo"):
         return {**modelopt, "quant_method": "modelopt"}, _MODELOPT_FILE
@@ -131,6 +136,12 @@ def _one_of(settings: dict[str, Any], field: str, default: Any, *read: Any) -> U
     value = settings.get(field, default)
     value = value.lower() if isinstance(value, str) else value
     return None if value in read else (field, " or ".join(str(each) for each in read))
+
+
+def _check_fp8(settings: dict[str, Any]) -> Unread:
+    block = settings.get("weight_block_size")
+    is_size = isinstance(block, list) and len(block) == 2 and all(type(side) is int and side > 0 for side in block)
+    return None if not block or is_size else ("weight_block_size", "two whole numbers, 1 or more, or none")
 
 
 def _check_gptq(settings: dict[str, Any]) -> Unread:
@@ -173,7 +184,7 @@ def _check_nothing(_settings: dict[str, Any]) -> Unread:
 
 _ALIASES = {"fbgemm-fp8": "fp8", "compressed_tensors": "compressed-tensors"}
 _CHECKS: dict[str, Callable[[dict[str, Any]], Unread]] = {
-    "fp8": _check_nothing,
+    "fp8": _check_fp8,
     "mxfp8": _check_nothing,
     "modelopt": _check_modelopt,
     "mxfp4": _check_nothing,

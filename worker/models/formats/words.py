@@ -17,6 +17,8 @@ from .stored import StoredTensors
 from .unpacked import Grid, Readable, Unpacked, unpack_words, write_scaled
 
 _WORD = 32
+# As safetensors calls them.
+_WORDS = "I32"
 _WEIGHT = ".qweight"
 # The first format holds zero points less one. They were lowered as whole words, so they are raised as whole words: a
 # borrow that a zero point of 0 took from its neighbour goes back.
@@ -32,8 +34,9 @@ def read_gptq(stored: StoredTensors, quantization: Quantization, dtype: torch.dt
 
     How many bits follows from the shapes: layers may differ from what the configuration says of most.
     """
-    is_second = str(quantization.settings.get("checkpoint_format", "gptq")).lower() == "gptq_v2"
-    return _read_all(stored, dtype, partial(_gptq, stored, is_second))
+    settings = quantization.settings
+    is_second = str(settings.get("checkpoint_format", "gptq")).lower() == "gptq_v2"
+    return _read_all(stored, dtype, partial(_gptq, stored, is_second, bool(settings.get("desc_act"))))
 
 
 def read_awq(stored: StoredTensors, _quantization: Quantization, dtype: torch.dtype) -> Readable:
@@ -47,11 +50,16 @@ def _read_all(stored: StoredTensors, dtype: torch.dtype, of_layer: _OfLayer) -> 
         lacking = [name for name in (f"{layer}.qzeros", f"{layer}.scales") if name not in stored]
         if lacking:
             raise ModelLoadError(f"{layer}{_WEIGHT} needs {lacking[0]}, which is in no file; fetch the model again")
+        if stored.dtype(layer + _WEIGHT) != _WORDS:
+            raise ModelLoadError(
+                f"{layer}{_WEIGHT} is of {stored.dtype(layer + _WEIGHT)}, and words of {_WORDS} are wanted there; "
+                "fetch the model again"
+            )
         made[f"{layer}.weight"] = of_layer(layer, dtype)
     return made
 
 
-def _gptq(stored: StoredTensors, is_second: bool, layer: str, dtype: torch.dtype) -> Unpacked:
+def _gptq(stored: StoredTensors, is_second: bool, is_ordered: bool, layer: str, dtype: torch.dtype) -> Unpacked:
     num_words, num_outputs = stored.shape(layer + _WEIGHT)
     num_groups = stored.shape(f"{layer}.scales")[0]
     bits = stored.shape(f"{layer}.qzeros")[1] * _WORD / num_outputs
@@ -62,6 +70,11 @@ def _gptq(stored: StoredTensors, is_second: bool, layer: str, dtype: torch.dtype
     zeros = stored.read(f"{layer}.qzeros")
     zeros = unpack_words(zeros if is_second else zeros + _signed(_ONES[bits]), bits)
     order = f"{layer}.g_idx"
+    if is_ordered and num_groups > 1 and order not in stored:
+        raise ModelLoadError(
+            f"{layer}{_WEIGHT} was quantised in an order of its own (desc_act), and {order}, which says it, is in no "
+            "file; fetch the model again"
+        )
     columns = stored.read(order).long() if order in stored else _groups(num_inputs, num_groups)
     if len(columns) != num_inputs or int(columns.max()) >= num_groups:
         raise _unfit(stored, layer)

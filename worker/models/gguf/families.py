@@ -13,7 +13,7 @@ from typing import Any
 from ....shared.errors import ModelLoadError
 from ....shared.shown import shown
 from .container import GgufFile
-from .rope import rope_parameters
+from .rope import real_value, rope_parameters
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {
@@ -97,19 +97,31 @@ class Family:
     def number(self, name: str, default: int | None = None) -> int:
         """Raises ``ModelLoadError`` if there is none, or one for each layer."""
         found = self.value(name, default)
-        if type(found) is not int:
+        if type(found) is not int or found < 1:
             raise ModelLoadError(
-                f"{self.file.path} has {self.key}.{name} {shown(found)}, and a model with one number there is read; "
-                "fetch the model in another format"
+                f"{self.file.path} has {self.key}.{name} {shown(found)}, and a model with one number there, 1 or more, "
+                "is read; fetch the model in another format"
             )
         return found
+
+    def head_dim(self, hidden_size: int, num_heads: int) -> int:
+        """Raises ``ModelLoadError`` if only a part of a head is rotated, or values are of another size."""
+        rotated = self.value("rope.dimension_count", hidden_size // num_heads)
+        size = self.number("attention.key_length", rotated)
+        for name in ("rope.dimension_count", "attention.value_length"):
+            if self.number(name, size) != size:
+                raise ModelLoadError(
+                    f"{self.file.path} has {self.key}.{name} {self.value(name)} where heads have {size} numbers, and "
+                    "models in which both are the same are read; fetch the model in transformers' format"
+                )
+        return size
 
     def config(self) -> dict[str, Any]:
         """What config.json would say."""
         values, held = self.file.values, self.file.tensors
         num_heads = self.number("attention.head_count")
         hidden_size = self.number("embedding_length")
-        head_dim = self.number("attention.key_length", self.number("rope.dimension_count", hidden_size // num_heads))
+        head_dim = self.head_dim(hidden_size, num_heads)
         vocab = held.get("token_embd.weight")
         if vocab is None:
             raise ModelLoadError(f"{self.file.path} has no token_embd.weight: it holds no whole model; fetch it again")
@@ -128,7 +140,7 @@ class Family:
             "num_key_value_heads": self.number("attention.head_count_kv", num_heads),
             "head_dim": head_dim,
             "max_position_embeddings": self.number("context_length"),
-            "rms_norm_eps": self.value("attention.layer_norm_rms_epsilon", 1e-6),
+            "rms_norm_eps": real_value(self.file, f"{self.key}.attention.layer_norm_rms_epsilon", 1e-6),
             "rope_parameters": rope_parameters(self.file, self.key, head_dim),
             # llama.cpp writes an output matrix only if it is not the embedding.
             "tie_word_embeddings": "output.weight" not in held,

@@ -25,11 +25,12 @@ def rope_parameters(file: GgufFile, key: str, head_dim: int) -> dict[str, Any]:
         ModelLoadError: positions are stretched in a way that cannot be said there.
     """
     values = file.values
-    theta = float(values.get(f"{key}.rope.freq_base", _THETA))
+    theta = real_value(file, f"{key}.rope.freq_base", _THETA)
     if "rope_freqs.weight" in file.tensors:
         return _llama3(file, theta, head_dim)
     kind = values.get(f"{key}.rope.scaling.type", "none")
-    factor = values.get(f"{key}.rope.scaling.factor", values.get(f"{key}.rope.scale_linear", 1.0))
+    name = "scaling.factor" if f"{key}.rope.scaling.factor" in values else "scale_linear"
+    factor = real_value(file, f"{key}.rope.{name}", 1.0)
     if kind in ("none", "linear") and factor in (0.0, 1.0):
         return {"rope_type": "default", "rope_theta": theta}
     if kind in ("none", "linear"):
@@ -47,6 +48,14 @@ def rope_parameters(file: GgufFile, key: str, head_dim: int) -> dict[str, Any]:
         f"{file.path} stretches positions by {key}.rope.scaling.type {shown(kind)}, which is not read from GGUF files; "
         "fetch the model in transformers' format"
     )
+
+
+def real_value(file: GgufFile, name: str, default: float) -> float:
+    """Raises ``ModelLoadError`` if what ``file`` has by ``name`` is no number, or less than zero."""
+    found = file.values.get(name, default)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not found >= 0:
+        raise ModelLoadError(f"{file.path} has {name} {shown(found)}, and a number is wanted there; fetch it again")
+    return float(found)
 
 
 def _llama3(file: GgufFile, theta: float, head_dim: int) -> dict[str, Any]:

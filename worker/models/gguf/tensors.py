@@ -10,10 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ....shared.errors import ModelLoadError
 from ..formats.unpacked import Readable, Unpacked, pieces
 from .blocks import UNPACK
 from .container import GgufTensor, TensorType, open_gguf
-from .families import find_family
+from .families import Family, find_family
 
 
 def read_gguf(path: Path, dtype: torch.dtype) -> Readable:
@@ -28,11 +29,22 @@ def read_gguf(path: Path, dtype: torch.dtype) -> Readable:
     for tensor in file.tensors.values():
         names = family.names(tensor.name, tensor.shape)
         if isinstance(names, str):
-            made[names] = _whole(tensor, dtype, family.num_interleaved_heads(tensor.name))
+            made[names] = _whole(tensor, dtype, _num_heads(family, tensor))
         else:
             # Of a stack of experts each by itself, as transformers' files have them.
             made |= {name: _part(tensor, number, dtype) for number, name in enumerate(names)}
     return made
+
+
+def _num_heads(family: Family, tensor: GgufTensor) -> int | None:
+    """How many heads are to be put into transformers' order; None if they are in it."""
+    num_heads = family.num_interleaved_heads(tensor.name)
+    if num_heads is not None and tensor.shape[0] % (2 * num_heads):
+        raise ModelLoadError(
+            f"{family.file.path} has {tensor.name} with {tensor.shape[0]} rows, which are not {num_heads} heads "
+            f"({family.key}.attention.head_count, or head_count_kv); fetch it again"
+        )
+    return num_heads
 
 
 def _whole(tensor: GgufTensor, dtype: torch.dtype, num_heads: int | None) -> Unpacked:
