@@ -9,6 +9,7 @@ import signal
 import struct
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -18,12 +19,17 @@ from penstock.ops import demo
 from penstock.ops.demo.task import number_words
 from penstock.ops.local_server import LocalGateway
 from penstock.ops.local_stack import LocalStack
-from penstock.producer import Client, PoolingParams
+from penstock.producer import Client, DataPrompt, PoolingParams
+from penstock.shared import errors
 from penstock.shared.broker import Broker
 from penstock.shared.keys import Keys
 
+from .. import io_processors
+from ..io_processors import Broken, Nearest
+
 MODEL_DIR = Path(demo.__file__).parent / "embedder"
 TOKEN_IDS = [[1, 22, 18, 25], [1, 19, 20]]  # of "407" and "12"
+THING: dict[str, Any] = {"thing": "407", "names": ["seventy four", "four hundred seven", "three"]}
 TEXTS = [f"{number_words(number)} and {number}" for number in range(0, 9000, 30)]
 
 
@@ -83,9 +89,38 @@ async def test_a_known_request_id_gives_the_stored_result(client: Client) -> Non
     assert [output.pooled for output in first] == [output.pooled for output in again]
 
 
-def test_the_gateway_answers_as_openai_jina_and_vllm_do(stack: LocalStack, tmp_path: Path) -> None:
+async def test_an_io_processor_turns_data_into_prompts_and_results_into_an_answer(stack: LocalStack) -> None:
+    async with Client.connect(stack.url, io_processors=[Nearest(), Broken()]) as client:
+        output = await client.encode(DataPrompt(THING, "nearest"), PoolingParams(dimensions=64), request_id="near")
+        assert (output.request_id, output.outputs["of"], output.outputs["name"]) == ("near", "near", THING["names"][1])
+        assert (output.prompt, output.model) == (DataPrompt(THING, "nearest"), "numbers")
+        wanted = await client.encode_all([THING["thing"], *THING["names"]], PoolingParams(dimensions=64))
+        counts = [one.usage.num_prompt_tokens for one in wanted if one.usage is not None]
+        assert output.usage is not None
+        assert output.usage.num_prompt_tokens == sum(counts)
+        again = await client.encode(DataPrompt(THING, "nearest"), PoolingParams(dimensions=64), request_id="near")
+        assert again.outputs == output.outputs
+        with pytest.raises(errors.RequestFailedError, match="raised KeyError in post_process"):
+            await client.encode(DataPrompt({"how": "post:key"}, "broken"))
+        with pytest.raises(errors.PromptTooLongError, match="but max_model_len is 64"):
+            await client.encode(DataPrompt({"thing": "four " * 90, "names": ["a"]}, "nearest"))
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution with I/O processors, for processes that are started now."""
+    (tmp_path / "my_data.py").write_text(Path(io_processors.__file__).read_text())
+    folder = tmp_path / "my_data-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: my-data\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[penstock.io_processors]\nnearest_names = my_data:Nearest\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+def test_the_gateway_answers_as_openai_jina_and_vllm_do(stack: LocalStack, tmp_path: Path, installed: None) -> None:
+    named = ["--io-processor", "nearest_names", "--io-processor", "my_data:Broken"]
     with (
-        LocalGateway(stack.url, [], tmp_path / "gateway.log") as gateway,
+        LocalGateway(stack.url, named, tmp_path / "gateway.log") as gateway,
         openai.OpenAI(base_url=gateway.base_url, api_key="-", max_retries=0) as sdk,
         httpx.Client(base_url=gateway.base_url.removesuffix("/v1"), timeout=60) as http,
     ):
@@ -115,5 +150,14 @@ def test_the_gateway_answers_as_openai_jina_and_vllm_do(stack: LocalStack, tmp_p
         tokens = http.post("/pooling", json={"input": "407", "task": "token_embed", "encoding_format": "base64"})
         data = base64.b64decode(tokens.json()["data"][0]["data"])
         assert len(struct.unpack(f"<{len(data) // 4}f", data)) == len(TOKEN_IDS[0]) * 96
+        data = {"data": THING, "task": "plugin", "io_processor": "nearest"}
+        near = http.post("/pooling", json=data).json()
+        assert near["data"] == {"name": THING["names"][1]}
+        assert near["usage"]["prompt_tokens"] > len(THING["names"])
+        failed = http.post("/pooling", json={"data": {"how": "response:key"}, "io_processor": "broken"})
+        assert (failed.status_code, failed.json()["error"]["code"]) == (500, "request_failed")
+        for wrong, param in (({"data": 4}, "data"), ({"io_processor": "no"}, "io_processor")):
+            refused = http.post("/pooling", json={**data, **wrong})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
         refused = http.post("/classify", json={"input": "1"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_task")
