@@ -7,7 +7,7 @@ import base64
 import os
 import signal
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,18 @@ import openai
 import pytest
 
 from penstock.ops import demo
+from penstock.ops.demo.run import MODEL
 from penstock.ops.demo.task import number_words
 from penstock.ops.local_server import LocalGateway
 from penstock.ops.local_stack import LocalStack
-from penstock.producer import Client, DataPrompt, PoolingParams
+from penstock.ops.local_worker import LocalWorker
+from penstock.producer import Client, DataPrompt, Delta, PoolingParams, SamplingParams
 from penstock.shared import errors
 from penstock.shared.broker import Broker
 from penstock.shared.keys import Keys
 
 from .. import io_processors
+from ..gate import Gate
 from ..io_processors import Broken, Nearest
 
 MODEL_DIR = Path(demo.__file__).parent / "embedder"
@@ -44,7 +47,7 @@ def stack() -> Iterator[LocalStack]:
 
 @pytest.fixture
 async def client(stack: LocalStack) -> AsyncIterator[Client]:
-    async with Client.connect(stack.url) as client:
+    async with Client.connect(stack.url, model="numbers") as client:
         yield client
 
 
@@ -90,7 +93,7 @@ async def test_a_known_request_id_gives_the_stored_result(client: Client) -> Non
 
 
 async def test_an_io_processor_turns_data_into_prompts_and_results_into_an_answer(stack: LocalStack) -> None:
-    async with Client.connect(stack.url, io_processors=[Nearest(), Broken()]) as client:
+    async with Client.connect(stack.url, model="numbers", io_processors=[Nearest(), Broken()]) as client:
         output = await client.encode(DataPrompt(THING, "nearest"), PoolingParams(dimensions=64), request_id="near")
         assert (output.request_id, output.outputs["of"], output.outputs["name"]) == ("near", "near", THING["names"][1])
         assert (output.prompt, output.model) == (DataPrompt(THING, "nearest"), "numbers")
@@ -118,7 +121,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_gateway_answers_as_openai_jina_and_vllm_do(stack: LocalStack, tmp_path: Path, installed: None) -> None:
-    named = ["--io-processor", "nearest_names", "--io-processor", "my_data:Broken"]
+    named = ["--model", "numbers", "--io-processor", "nearest_names", "--io-processor", "my_data:Broken"]
     with (
         LocalGateway(stack.url, named, tmp_path / "gateway.log") as gateway,
         openai.OpenAI(base_url=gateway.base_url, api_key="-", max_retries=0) as sdk,
@@ -161,3 +164,61 @@ def test_the_gateway_answers_as_openai_jina_and_vllm_do(stack: LocalStack, tmp_p
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
         refused = http.post("/classify", json={"input": "1"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_task")
+
+
+@pytest.fixture
+def generating(stack: LocalStack, tmp_path: Path) -> Iterator[Gate]:
+    """Another model beside it on the same Redis, which generates; how far, says the gate."""
+    gate = Gate(tmp_path)
+    options = ["--device", "cpu", "--threads", "1", "--served-model-name", "demo"]
+    with gate.for_engines():
+        worker = LocalWorker(str(MODEL), stack.url, options, tmp_path / "worker.log")
+        worker.spawn()
+    try:
+        worker.await_ready()
+        yield gate
+    finally:
+        gate.open()
+        worker.stop()
+
+
+async def test_a_thousand_texts_are_embedded_beside_generations(
+    client: Client, stack: LocalStack, generating: Gate
+) -> None:
+    texts = [f"{number_words(number)} and {number}" for number in range(1000)]
+    prompts = ["count from four to nine:", "four plus two is", "what is seven times eight?"]
+    params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+    alone = [(await client.generate(prompt, params, model="demo")).outputs[0].token_ids for prompt in prompts]
+    await asyncio.to_thread(generating.hold_at, 8)
+    streams = [client.stream(prompt, params, model="demo") for prompt in prompts]
+    told = [list((await anext(stream)).token_ids) for stream in streams]
+    num_done, some_done = 0, asyncio.Event()
+
+    def count() -> None:
+        nonlocal num_done
+        num_done += 1
+        some_done.set()
+
+    async def go_on() -> None:
+        await some_done.wait()
+        await asyncio.to_thread(generating.open)
+
+    async def follow(stream: AsyncGenerator[Delta], tokens: list[int]) -> None:
+        async for delta in stream:
+            tokens += delta.token_ids
+
+    embedding = client.encode_all(texts, PoolingParams(task="embed"), on_output=count, request_id="thousand")
+    outputs, *_ = await asyncio.gather(embedding, go_on(), *map(follow, streams, told))
+    assert told == alone
+    assert num_done == len(texts)
+    assert [(output.prompt, output.request_id) for output in outputs] == [
+        (text, f"thousand-{index}") for index, text in enumerate(texts)
+    ]
+    broker = Broker(client._commands, Keys().model("numbers"))
+    lengths = await asyncio.gather(*(broker.read_log(output.request_id) for output in outputs))
+    assert {len(log) for log in lengths} == {1}
+    for index in (0, 407, 999):
+        vector = (await client.encode(texts[index])).outputs.vector
+        assert outputs[index].outputs.vector == pytest.approx(vector, abs=1e-5)
+    # Each has its own: a pair of neighbours that had changed places would be nearer to the other's text.
+    assert len({output.outputs.pooled.data for output in outputs}) == len(texts)

@@ -138,14 +138,14 @@ def test_a_body_has_input_or_data() -> None:
     assert PoolBody(data=None).data_prompt() == DataPrompt(None)
     assert PoolBody(data=[1], io_processor="x", task="plugin").data_prompt() == DataPrompt([1], "x")
     assert (PoolBody(data=1, task="plugin").model_task, PoolBody(data=1, task="embed").model_task) == (None, "embed")
-    for fields, param in (
-        ({}, "input"),
-        ({"input": "a", "data": 1}, "input"),
-        ({"input": "a", "io_processor": "x"}, "io_processor"),
-        ({"data": 1, "encoding_format": "base64"}, "encoding_format"),
+    for body, param in (
+        (PoolBody(), "input"),
+        (PoolBody(input="a", data=1), "input"),
+        (PoolBody(input="a", io_processor="x"), "io_processor"),
+        (PoolBody(data=1, encoding_format="base64"), "encoding_format"),
     ):
         with pytest.raises(OpenAIError) as caught:
-            PoolBody(**fields).data_prompt()
+            body.data_prompt()
         assert caught.value.param == param
 
 
@@ -154,4 +154,4 @@ def test_the_interface_asks_for_two_methods() -> None:
         name = "half"
 
     with pytest.raises(TypeError, match="abstract"):
-        Half()  # type: ignore[abstract]  # pyright: ignore[reportAbstractUsage]
+        Half()  # type: ignore[abstract]
