@@ -29,13 +29,16 @@ from .control.queue_control import PauseMode
 from .handle import RequestHandle
 from .inputs.prompt import Prompt
 from .inputs.streaming_input import StreamingInput
+from .io_processors import IOProcessor
 from .requests.conversation import Conversation
 from .results.outputs import CompletionOutput, RequestOutput
 from .results.pooling import (
     ClassificationRequestOutput,
+    DataPrompt,
     EmbeddingRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
+    ProcessedRequestOutput,
     ScoringRequestOutput,
     TextPair,
 )
@@ -51,6 +54,7 @@ __all__ = [
     "CompletionOutput",
     "Conversation",
     "Counter",
+    "DataPrompt",
     "Delta",
     "EmbeddingRequestOutput",
     "EngineCallError",
@@ -59,6 +63,7 @@ __all__ = [
     "FinishReason",
     "Gauge",
     "Histogram",
+    "IOProcessor",
     "LoRARequest",
     "Metric",
     "ModelCard",
@@ -68,6 +73,7 @@ __all__ = [
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
+    "ProcessedRequestOutput",
     "Prompt",
     "RepetitionDetectionParams",
     "RequestHandle",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from .control.worker_control import WorkerControl
 from .detached import DetachedRequests
 from .inputs.options import check_flag
 from .inputs.prompt import MAX_PAYLOAD_BYTES
+from .io_processors import IOProcessor, IOProcessors
 from .lora.resolver import AdapterResolver
 from .poolings import Poolings
 from .requests.health import Health
@@ -73,6 +74,8 @@ class Client(
         namespace: prefix of all keys, as given to the workers.
         shards: the Redis servers that hold the models, where ``url`` does not: ``name=url,url,…``, a list or a mapping;
             PENSTOCK_SHARDS when None.
+        io_processors: what turns data of other kinds into prompts for ``encode``: entry points of the group
+            ``penstock.io_processors``, ``MODULE:CLASS``, or objects.
         otlp_traces_endpoint: where spans of requests are sent, by OTLP over HTTP. Extra ``penstock[otel]``.
         tracer_provider: whose spans they are instead, in an app that has set up OpenTelemetry by itself:
             ``opentelemetry.trace.get_tracer_provider()``.
@@ -92,6 +95,7 @@ class Client(
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         namespace: str = DEFAULT_NAMESPACE,
         shards: ShardsArgument = None,
+        io_processors: IOProcessors | Iterable[str | IOProcessor] = (),
         otlp_traces_endpoint: str | None = None,
         tracer_provider: TracerProvider | None = None,
     ) -> None:
@@ -99,6 +103,8 @@ class Client(
             raise ValidationError(f"result_ttl_s must be positive, got {shown(result_ttl_s)}")
         self._url = url
         self._shards = shards
+        is_made = isinstance(io_processors, IOProcessors)
+        self._io_processors = io_processors if is_made else IOProcessors(io_processors)
         self._lease = ClientLease(lease_ttl_s)
         self._spans = enqueue_spans(otlp_traces_endpoint, tracer_provider)
         keys = Keys(namespace)

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 import msgspec
 
 from ..shared.deployment.records import ModelCard
 from ..shared.errors import UnsupportedTaskError, ValidationError
 from ..shared.messages.deltas import Delta
+from ..shared.messages.outcome import Usage
 from ..shared.names import check_name
 from ..shared.params.pooling import PoolingParams
 from ..shared.shown import shown
 from .client_core import ClientCore
 from .inputs.options import RequestOptions
 from .inputs.prompt import Prompt, as_prompts
+from .io_processors import IOProcessors
 from .requests.queue_entry import Outgoing
 from .results.pooling import (
     ClassificationOutput,
     ClassificationRequestOutput,
+    DataPrompt,
     EmbeddingOutput,
     EmbeddingRequestOutput,
     PoolingRequestOutput,
+    ProcessedRequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
     TextPair,
@@ -38,19 +43,39 @@ MAX_IN_FLIGHT = 4096
 
 
 class Poolings(ClientCore):
-    """The part of the client that pools prompts."""
+    """The part of the client that pools prompts; ``_io_processors`` turn data of other kinds into them."""
 
+    _io_processors: IOProcessors
+
+    @overload
+    async def encode(
+        self, prompt: DataPrompt, params: PoolingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> ProcessedRequestOutput: ...
+
+    @overload
     async def encode(
         self, prompt: Prompt | TextPair, params: PoolingParams | None = None, **options: Unpack[RequestOptions]
-    ) -> PoolingRequestOutput:
+    ) -> PoolingRequestOutput: ...
+
+    async def encode(
+        self,
+        prompt: DataPrompt | Prompt | TextPair,
+        params: PoolingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> ProcessedRequestOutput | PoolingRequestOutput:
         """Embed or classify ``prompt``, as ``params.task`` says. Cancelling the awaiting task cancels the request.
 
         A ``request_id`` that is known attaches to that request, and gives its result without computing it again.
+        Of a ``DataPrompt`` an I/O processor makes any number of prompts, and one answer of their outputs.
 
         Raises:
             UnsupportedTaskError: the model does not do ``params.task``; names what it does.
+            UnsupportedParameterError: there is no such I/O processor.
+            RequestFailedError: it raised; ``code`` is "io_processor_failed".
             and as ``stream``.
         """
+        if isinstance(prompt, DataPrompt):
+            return await self._processed(prompt, params, options)
         (output,) = await self.encode_all([prompt], params, **options)
         return output
 
@@ -152,6 +177,25 @@ class Poolings(ClientCore):
             ScoringRequestOutput(**_common(one), prompt=pair, outputs=ScoringOutput(score=score))
             for (one, score), pair in zip(scored, pairs, strict=True)
         ]
+
+    async def _processed(
+        self, prompt: DataPrompt, params: PoolingParams | None, options: RequestOptions
+    ) -> ProcessedRequestOutput:
+        """What an I/O processor makes of data, and of what its prompts are pooled to."""
+        processor = self._io_processors.find(prompt.io_processor)
+        card = await self._builder.checked_card(options)
+        request_id = options.get("request_id") or os.urandom(16).hex()
+        prompts = await processor.prompts(prompt.data, request_id)
+        options["request_id"] = request_id
+        outputs = await self.encode_all(prompts, processor.params(params), **options)
+        num_tokens = sum(output.usage.num_prompt_tokens for output in outputs if output.usage is not None)
+        return ProcessedRequestOutput(
+            request_id=request_id,
+            model=card.model,
+            prompt=prompt,
+            outputs=await processor.answer(outputs, request_id),
+            usage=Usage(num_prompt_tokens=num_tokens),
+        )
 
     async def _cosines(
         self, pairs: list[tuple[str, str]], params: PoolingParams, options: RequestOptions

@@ -1,4 +1,4 @@
-"""What installed distributions offer to a worker, by entry points. Nothing is loaded unless an operator names it.
+"""What installed distributions offer to workers and gateways, by entry points. Nothing is loaded unless it is named.
 
 A distribution declares, in its ``pyproject.toml``::
 
@@ -21,12 +21,14 @@ LOGITS_PROCESSORS = "penstock.logits_processors"
 RPC_MODULES = "penstock.rpc_modules"
 STAT_LOGGERS = "penstock.stat_loggers"
 ORDERING_POLICIES = "penstock.ordering_policies"
-# By group, the option of `worker start` that takes its names.
+IO_PROCESSORS = "penstock.io_processors"
+# By group, the option that takes its names: of `worker start`, the last one of `gateway`.
 OPTION_OF_GROUP = {
     LOGITS_PROCESSORS: "--logits-processors",
     RPC_MODULES: "--rpc-module",
     STAT_LOGGERS: "--stat-logger",
     ORDERING_POLICIES: "--scheduling-policy",
+    IO_PROCESSORS: "--io-processor",
 }
 
 

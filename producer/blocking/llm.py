@@ -9,20 +9,20 @@ import weakref
 from collections.abc import Awaitable, Coroutine, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Protocol, TypeVar, Unpack
+from typing import Any, Protocol, TypeVar, Unpack, overload
 
 from ...shared.embedded import resolve_redis_url
 from ...shared.errors import ClientClosedError, ValidationError
 from ...shared.messages.deltas import Delta
 from ...shared.params.pooling import PoolingParams
 from ...shared.params.sampling import SamplingParams
-from ...shared.shown import shown
 from ..client import Client
 from ..inputs.options import RequestOptions, options_of_each
 from ..inputs.prompt import Prompt, as_prompts, params_of_each
 from ..inputs.streaming_input import GrowingPrompt
 from ..results.outputs import RequestOutput
-from ..results.pooling import PoolingRequestOutput, TextPair
+from ..results.pooling import DataPrompt, PoolingRequestOutput, ProcessedRequestOutput, TextPair
+from .conversations import as_conversations
 from .llm_by_hand import LLMByHand
 from .loop_thread import LoopThread
 from .progress import ProgressBar
@@ -155,8 +155,19 @@ class LLM(LLMByHand):
             ValidationError: what is given is no conversation.
             and as ``generate``.
         """
-        return self.generate(_as_conversations(messages), params, progress=progress, **options)
+        return self.generate(as_conversations(messages), params, progress=progress, **options)
 
+    @overload
+    def encode(
+        self,
+        prompts: DataPrompt,
+        params: PoolingParams | None = None,
+        *,
+        progress: bool = True,
+        **options: Unpack[RequestOptions],
+    ) -> list[ProcessedRequestOutput]: ...
+
+    @overload
     def encode(
         self,
         prompts: Prompt | TextPair | Sequence[Prompt | TextPair],
@@ -164,8 +175,22 @@ class LLM(LLMByHand):
         *,
         progress: bool = True,
         **options: Unpack[RequestOptions],
-    ) -> list[PoolingRequestOutput]:
-        """Embed or classify each prompt, as ``params.task`` says; see ``Client.encode_all``."""
+    ) -> list[PoolingRequestOutput]: ...
+
+    def encode(
+        self,
+        prompts: DataPrompt | Prompt | TextPair | Sequence[Prompt | TextPair],
+        params: PoolingParams | None = None,
+        *,
+        progress: bool = True,
+        **options: Unpack[RequestOptions],
+    ) -> list[ProcessedRequestOutput] | list[PoolingRequestOutput]:
+        """Embed or classify each prompt, as ``params.task`` says; see ``Client.encode_all``.
+
+        Of a ``DataPrompt`` there is one output, which an I/O processor has made.
+        """
+        if isinstance(prompts, DataPrompt):
+            return [self.call(self._client.encode(prompts, params, **options))]
         wanted = as_prompts(prompts)
         with ProgressBar(len(wanted), shown=progress) as bar:
             return self.call(self._client.encode_all(wanted, params, on_output=lambda: bar.advance(0), **options))
@@ -261,18 +286,3 @@ async def _next(items: Closable[T]) -> T:
 
 async def _close(items: Closable[Any]) -> None:
     await items.aclose()
-
-
-def _as_conversations(messages: Any) -> list[Prompt]:
-    """One conversation or many, as a list."""
-    if isinstance(messages, Sequence) and not isinstance(messages, str):
-        if messages and all(isinstance(message, Mapping) for message in messages):
-            return [messages]
-        for position, conversation in enumerate(messages):
-            is_list = isinstance(conversation, Sequence) and not isinstance(conversation, str)
-            if not (is_list and conversation and all(isinstance(message, Mapping) for message in conversation)):
-                raise ValidationError(
-                    f"messages[{position}] must be a conversation, a list of messages, got {shown(conversation)}"
-                )
-        return list(messages)
-    raise ValidationError(f"messages must be a conversation or a list of them, got {shown(messages)}")

@@ -21,6 +21,7 @@ from ...shared.shards import make_commands
 from ...shared.tracing.tracing import Tracing, open_tracing
 from .. import Client
 from ..batches import BatchStore
+from ..io_processors import IOProcessors
 from ..openai.parsers import ModelParsers
 from ..openai.responses.service import Responses
 from .access.api_keys import ApiKeys
@@ -66,6 +67,9 @@ def build_app(
         sum_figures: reads what all processes of the gateway have counted, where there are others.
         process: the number of this one among them.
 
+    Raises:
+        ConfigurationError: an I/O processor cannot be had.
+
     Raises, at that beginning:
         ConfigurationError: the URL cannot be read, Redis is not there or too old, or the folder cannot be used.
     """
@@ -74,6 +78,7 @@ def build_app(
     connection = make_commands(settings.redis_url, settings.shards, keys)
     authenticator = Authenticator(ApiKeys(connection, keys) if settings.api_keys else None, tenant=settings.tenant)
     metrics = metrics or Metrics()
+    io_processors = IOProcessors(settings.io_processors)
     presence = _presence(settings, connection, process)
 
     async def own_figures() -> list[Family]:
@@ -82,14 +87,24 @@ def build_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         store = BatchStore(settings.redis_url, settings.files_dir, namespace=settings.namespace)
-        async with _client(settings, tracing) as client, store:
+        async with _client(settings, tracing, io_processors) as client, store:
             await store.files.contents.prepare()
             parsers = ModelParsers(client, settings.parsers, default_model=settings.model)
             responses = _responses(settings, client, connection, parsers)
             read_figures = sum_figures or own_figures
             images = ImageFetcher(is_allowed=settings.fetch_images, networks=settings.image_networks)
             app.state.gateway = Gateway(
-                settings, client, authenticator, metrics, read_figures, parsers, responses, store, connection, images
+                settings,
+                client,
+                authenticator,
+                metrics,
+                read_figures,
+                parsers,
+                responses,
+                store,
+                connection,
+                images,
+                io_processors,
             )
             presence.start()
             try:
@@ -112,7 +127,7 @@ def build_app(
     return app
 
 
-def _client(settings: GatewaySettings, tracing: Tracing) -> Client:
+def _client(settings: GatewaySettings, tracing: Tracing, io_processors: IOProcessors) -> Client:
     return Client.connect(
         settings.redis_url,
         namespace=settings.namespace,
@@ -120,6 +135,7 @@ def _client(settings: GatewaySettings, tracing: Tracing) -> Client:
         model=settings.model,
         lease_ttl_s=settings.lease_ttl_s,
         result_ttl_s=settings.result_ttl_s,
+        io_processors=io_processors,
         tracer_provider=tracing.provider,
     )
 

@@ -9,6 +9,7 @@ import msgspec
 from ...shared.connection import CommandConnection
 from .. import Client
 from ..batches import BatchStore
+from ..io_processors import IOProcessors
 from ..openai.parsers import ModelParsers
 from ..openai.responses.service import Responses
 from .access.auth import Authenticator
@@ -36,3 +37,4 @@ class Gateway(msgspec.Struct, frozen=True):
     batches: BatchStore
     connection: CommandConnection
     images: ImageFetcher
+    io_processors: IOProcessors

@@ -51,6 +51,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         files_dir: where uploaded files and the answers of batches are; PENSTOCK_FILES_DIR, or "files" in the user's
             data folder, when None. All hosts that serve or run them share it.
         fetch_images: whether images that a body names by https are fetched; else only data URLs are taken.
+        io_processors: what turns ``data`` of bodies of /pooling into prompts, as ``Client`` names them.
         image_networks: private networks (CIDR) that may be asked for images, too; "all" for every address.
         otlp_traces_endpoint: where spans of requests are sent, by OTLP over HTTP. Extra ``penstock[otel]``.
 
@@ -83,6 +84,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     otlp_traces_endpoint: str | None = None
     fetch_images: bool = False
     image_networks: tuple[str, ...] = ()
+    io_processors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, value in (("namespace", self.namespace), ("tenant", self.tenant)):

@@ -120,27 +120,6 @@ class Classifications(Listed[Classification], kw_only=True):
     """The response of /classify."""
 
 
-class PoolBody(PoolingBody, kw_only=True, forbid_unknown_fields=True):
-    """The request of /pooling: any task, the model's own where it is left out."""
-
-    input: Input
-    task: str | None = None
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
-
-
-class PoolingData(msgspec.Struct):
-    """One result: a vector, one for each token, or the bytes of either in base64."""
-
-    index: int
-    data: list[float | list[float]] | str
-    object: str = "pooling"
-
-
-class PoolingResponse(Listed[PoolingData], kw_only=True):
-    """The response of /pooling."""
-
-
 class ScoreBody(PoolingBody, kw_only=True, forbid_unknown_fields=True):
     """The request of /score: one text against others, or as many as others. ``queries`` and ``documents`` are other
     names of ``text_1`` and ``text_2``."""

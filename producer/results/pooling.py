@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -32,6 +32,18 @@ class TextPair(msgspec.Struct, frozen=True):
             if not isinstance(value, str) or not value:
                 raise ValidationError(f"{name} must be a text that is not empty, got {shown(value)}")
             check_text(name, value)
+
+
+class DataPrompt(msgspec.Struct, frozen=True):
+    """Data that an I/O processor turns into prompts: a prompt of ``encode``.
+
+    Args:
+        data: of whatever form that processor takes.
+        io_processor: its name; may be left out where the client has only one.
+    """
+
+    data: Any
+    io_processor: str | None = None
 
 
 class PoolingOutput(msgspec.Struct, kw_only=True):
@@ -81,6 +93,10 @@ class PoolingRequestOutput(_Ended[PoolingOutput], kw_only=True):
     def pooled(self) -> PoolingOutput:
         """Its result, as a ``RequestOutput`` of a detached request calls it."""
         return self.outputs
+
+
+class ProcessedRequestOutput(_Ended[Any], kw_only=True):
+    """What an I/O processor has made of the outputs of its prompts; ``usage`` counts the tokens of all."""
 
 
 class EmbeddingOutput(msgspec.Struct, kw_only=True):

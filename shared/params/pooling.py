@@ -23,7 +23,7 @@ MAX_RESULT_BYTES = 4 * 1024 * 1024
 # Tasks of vLLM that are none here, and what to do instead.
 _NO_TASKS = {
     "score": "vLLM has removed it; ask for classify of pairs, or call score, which chooses by the model",
-    "plugin": "there are no plug-ins that process results; ask for one of " + ", ".join(POOLING_TASKS),
+    "plugin": "it goes with data, for an I/O processor; without data ask for one of " + ", ".join(POOLING_TASKS),
     "embed&token_classify": "ask for embed and token_classify in two requests",
 }
 

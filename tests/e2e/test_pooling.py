@@ -7,23 +7,32 @@ import base64
 import os
 import signal
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
 
 from penstock.ops import demo
+from penstock.ops.demo.run import MODEL
 from penstock.ops.demo.task import number_words
 from penstock.ops.local_server import LocalGateway
 from penstock.ops.local_stack import LocalStack
-from penstock.producer import Client, PoolingParams
+from penstock.ops.local_worker import LocalWorker
+from penstock.producer import Client, DataPrompt, Delta, PoolingParams, SamplingParams
+from penstock.shared import errors
 from penstock.shared.broker import Broker
 from penstock.shared.keys import Keys
 
+from .. import io_processors
+from ..gate import Gate
+from ..io_processors import Broken, Nearest
+
 MODEL_DIR = Path(demo.__file__).parent / "embedder"
 TOKEN_IDS = [[1, 22, 18, 25], [1, 19, 20]]  # of "407" and "12"
+THING: dict[str, Any] = {"thing": "407", "names": ["seventy four", "four hundred seven", "three"]}
 TEXTS = [f"{number_words(number)} and {number}" for number in range(0, 9000, 30)]
 
 
@@ -38,7 +47,7 @@ def stack() -> Iterator[LocalStack]:
 
 @pytest.fixture
 async def client(stack: LocalStack) -> AsyncIterator[Client]:
-    async with Client.connect(stack.url) as client:
+    async with Client.connect(stack.url, model="numbers") as client:
         yield client
 
 
@@ -83,9 +92,38 @@ async def test_a_known_request_id_gives_the_stored_result(client: Client) -> Non
     assert [output.pooled for output in first] == [output.pooled for output in again]
 
 
-def test_the_gateway_answers_as_openai_jina_and_vllm_do(stack: LocalStack, tmp_path: Path) -> None:
+async def test_an_io_processor_turns_data_into_prompts_and_results_into_an_answer(stack: LocalStack) -> None:
+    async with Client.connect(stack.url, model="numbers", io_processors=[Nearest(), Broken()]) as client:
+        output = await client.encode(DataPrompt(THING, "nearest"), PoolingParams(dimensions=64), request_id="near")
+        assert (output.request_id, output.outputs["of"], output.outputs["name"]) == ("near", "near", THING["names"][1])
+        assert (output.prompt, output.model) == (DataPrompt(THING, "nearest"), "numbers")
+        wanted = await client.encode_all([THING["thing"], *THING["names"]], PoolingParams(dimensions=64))
+        counts = [one.usage.num_prompt_tokens for one in wanted if one.usage is not None]
+        assert output.usage is not None
+        assert output.usage.num_prompt_tokens == sum(counts)
+        again = await client.encode(DataPrompt(THING, "nearest"), PoolingParams(dimensions=64), request_id="near")
+        assert again.outputs == output.outputs
+        with pytest.raises(errors.RequestFailedError, match="raised KeyError in post_process"):
+            await client.encode(DataPrompt({"how": "post:key"}, "broken"))
+        with pytest.raises(errors.PromptTooLongError, match="but max_model_len is 64"):
+            await client.encode(DataPrompt({"thing": "four " * 90, "names": ["a"]}, "nearest"))
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution with I/O processors, for processes that are started now."""
+    (tmp_path / "my_data.py").write_text(Path(io_processors.__file__).read_text())
+    folder = tmp_path / "my_data-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: my-data\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[penstock.io_processors]\nnearest_names = my_data:Nearest\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+def test_the_gateway_answers_as_openai_jina_and_vllm_do(stack: LocalStack, tmp_path: Path, installed: None) -> None:
+    named = ["--model", "numbers", "--io-processor", "nearest_names", "--io-processor", "my_data:Broken"]
     with (
-        LocalGateway(stack.url, [], tmp_path / "gateway.log") as gateway,
+        LocalGateway(stack.url, named, tmp_path / "gateway.log") as gateway,
         openai.OpenAI(base_url=gateway.base_url, api_key="-", max_retries=0) as sdk,
         httpx.Client(base_url=gateway.base_url.removesuffix("/v1"), timeout=60) as http,
     ):
@@ -115,5 +153,72 @@ def test_the_gateway_answers_as_openai_jina_and_vllm_do(stack: LocalStack, tmp_p
         tokens = http.post("/pooling", json={"input": "407", "task": "token_embed", "encoding_format": "base64"})
         data = base64.b64decode(tokens.json()["data"][0]["data"])
         assert len(struct.unpack(f"<{len(data) // 4}f", data)) == len(TOKEN_IDS[0]) * 96
+        data = {"data": THING, "task": "plugin", "io_processor": "nearest"}
+        near = http.post("/pooling", json=data).json()
+        assert near["data"] == {"name": THING["names"][1]}
+        assert near["usage"]["prompt_tokens"] > len(THING["names"])
+        failed = http.post("/pooling", json={"data": {"how": "response:key"}, "io_processor": "broken"})
+        assert (failed.status_code, failed.json()["error"]["code"]) == (500, "request_failed")
+        for wrong, param in (({"data": 4}, "data"), ({"io_processor": "no"}, "io_processor")):
+            refused = http.post("/pooling", json={**data, **wrong})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
         refused = http.post("/classify", json={"input": "1"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_task")
+
+
+@pytest.fixture
+def generating(stack: LocalStack, tmp_path: Path) -> Iterator[Gate]:
+    """Another model beside it on the same Redis, which generates; how far, says the gate."""
+    gate = Gate(tmp_path)
+    options = ["--device", "cpu", "--threads", "1", "--served-model-name", "demo"]
+    with gate.for_engines():
+        worker = LocalWorker(str(MODEL), stack.url, options, tmp_path / "worker.log")
+        worker.spawn()
+    try:
+        worker.await_ready()
+        yield gate
+    finally:
+        gate.open()
+        worker.stop()
+
+
+async def test_a_thousand_texts_are_embedded_beside_generations(
+    client: Client, stack: LocalStack, generating: Gate
+) -> None:
+    texts = [f"{number_words(number)} and {number}" for number in range(1000)]
+    prompts = ["count from four to nine:", "four plus two is", "what is seven times eight?"]
+    params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+    alone = [(await client.generate(prompt, params, model="demo")).outputs[0].token_ids for prompt in prompts]
+    await asyncio.to_thread(generating.hold_at, 8)
+    streams = [client.stream(prompt, params, model="demo") for prompt in prompts]
+    told = [list((await anext(stream)).token_ids) for stream in streams]
+    num_done, some_done = 0, asyncio.Event()
+
+    def count() -> None:
+        nonlocal num_done
+        num_done += 1
+        some_done.set()
+
+    async def go_on() -> None:
+        await some_done.wait()
+        await asyncio.to_thread(generating.open)
+
+    async def follow(stream: AsyncGenerator[Delta], tokens: list[int]) -> None:
+        async for delta in stream:
+            tokens += delta.token_ids
+
+    embedding = client.encode_all(texts, PoolingParams(task="embed"), on_output=count, request_id="thousand")
+    outputs, *_ = await asyncio.gather(embedding, go_on(), *map(follow, streams, told))
+    assert told == alone
+    assert num_done == len(texts)
+    assert [(output.prompt, output.request_id) for output in outputs] == [
+        (text, f"thousand-{index}") for index, text in enumerate(texts)
+    ]
+    broker = Broker(client._commands, Keys().model("numbers"))
+    lengths = await asyncio.gather(*(broker.read_log(output.request_id) for output in outputs))
+    assert {len(log) for log in lengths} == {1}
+    for index in (0, 407, 999):
+        vector = (await client.encode(texts[index])).outputs.vector
+        assert outputs[index].outputs.vector == pytest.approx(vector, abs=1e-5)
+    # Each has its own: a pair of neighbours that had changed places would be nearer to the other's text.
+    assert len({output.outputs.pooled.data for output in outputs}) == len(texts)

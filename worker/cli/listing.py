@@ -28,7 +28,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_redis_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one array of heartbeats, with every field")
     parser.add_argument(
-        "--plugins", action="store_true", help="list what is installed here for options of `worker start` instead"
+        "--plugins",
+        action="store_true",
+        help="list what is installed here for options of `worker start` and `gateway` instead",
     )
 
 

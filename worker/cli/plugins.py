@@ -1,4 +1,4 @@
-"""``worker list --plugins``: what is installed for the options of ``worker start``. Looks, and loads nothing."""
+"""``worker list --plugins``: what is installed for options of worker and gateway. Looks, and loads nothing."""
 
 from __future__ import annotations
 

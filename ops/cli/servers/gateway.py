@@ -51,6 +51,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lora-updating", action="store_true", help="answer /v1/load_lora_adapter and /v1/unload_lora_adapter"
     )
+    parser.add_argument(
+        "--io-processor",
+        action="append",
+        default=[],
+        metavar="NAME|MODULE:CLASS",
+        help="turns `data` of /pooling into prompts, and results into answers; may be given several times (none)",
+    )
     parser.add_argument("--fail-fast", action="store_true", help="503 while no engine serves the model, without a wait")
     parser.add_argument(
         "--metrics",
@@ -176,6 +183,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             otlp_traces_endpoint=arguments.otlp_traces_endpoint,
             fetch_images=arguments.fetch_images == "on",
             image_networks=tuple(arguments.image_network),
+            io_processors=tuple(arguments.io_processor),
         )
         if arguments.workers == 1:
             return serve(settings, host=arguments.host, port=arguments.port)

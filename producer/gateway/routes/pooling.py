@@ -13,20 +13,19 @@ from starlette.responses import Response
 
 from ....shared.errors import RequestFailedError
 from ....shared.messages.outcome import FinishReason
+from ....shared.params.pooling import PoolingParams
 from ...inputs.options import RequestOptions
 from ...openai.answers.response_ids import created_at, new_id
 from ...openai.embeddings import Embeddings, EmbeddingsBody, PreparedEmbeddings
 from ...openai.endpoints import EMBEDDINGS
 from ...openai.errors import cancelled, expired
+from ...openai.pool_body import PoolBody, PoolingData, PoolingResponse, ProcessedResponse
 from ...openai.pooling import (
     Classification,
     Classifications,
     ClassifyBody,
     Document,
-    PoolBody,
     PoolingBody,
-    PoolingData,
-    PoolingResponse,
     PoolingUsage,
     PreparedPooling,
     Ranked,
@@ -38,7 +37,7 @@ from ...openai.pooling import (
     Scores,
     in_base64,
 )
-from ...results.pooling import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
+from ...results.pooling import DataPrompt, PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from .. import generations
 from ..http import add_ids, gateway_of, json_response, read_body, while_connected
 from ..operations import Operation
@@ -76,13 +75,35 @@ async def classify(request: Request) -> Response:
 async def pool(request: Request) -> Response:
     """Answer POST /pooling."""
     body = await _body(request, PoolBody)
-    params = body.pooling_params(body.task, dimensions=body.dimensions)
+    params = body.pooling_params(body.model_task, dimensions=body.dimensions)
+    if (given := body.data_prompt()) is not None:
+        return await _answer_to_data(request, body, given, params)
+    assert body.input is not None
     prepared = body.prepared("pool", body.input, params)
     response_id = new_id(prepared.id_prefix)
     outputs = await _pooled(request, prepared, response_id)
     is_base64 = body.encoding_format == "base64"
     data = [PoolingData(i, _told(one.outputs, is_base64=is_base64)) for i, one in enumerate(outputs)]
     return json_response(PoolingResponse(data=data, **_head(response_id, body.model, outputs)))
+
+
+async def _answer_to_data(request: Request, body: PoolBody, given: DataPrompt, params: PoolingParams) -> Response:
+    """What an I/O processor answers to the data of a body."""
+    gateway = gateway_of(request)
+    processor = gateway.io_processors.find(given.io_processor)
+    prepared = body.prepared("pool", "-", params)
+    response_id = new_id(prepared.id_prefix)
+    work = gateway.client.encode(given, params, **_options(request, prepared, response_id))
+    with _telling_ends():
+        output = await while_connected(request, work)
+    answer = ProcessedResponse(
+        request_id=response_id,
+        created_at=created_at(response_id),
+        data=processor.response(output.outputs),
+        model=body.model or output.model,
+        usage=PoolingUsage.of([output]),
+    )
+    return json_response(answer)
 
 
 def _told(output: PoolingOutput, *, is_base64: bool) -> list[float | list[float]] | str:

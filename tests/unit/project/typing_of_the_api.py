@@ -12,6 +12,7 @@ from typing import Any, assert_type
 from penstock.producer import (
     LLM,
     Client,
+    DataPrompt,
     Delta,
     EngineDeadError,
     FinishReason,
@@ -20,6 +21,7 @@ from penstock.producer import (
     ModelCard,
     PoolingParams,
     PoolingRequestOutput,
+    ProcessedRequestOutput,
     RequestHandle,
     RequestOutput,
     SamplingParams,
@@ -39,6 +41,7 @@ async def requests(client: Client, params: SamplingParams, lora: LoRARequest) ->
     assert_type(client.stream([1, 2], timeout_s=3), AsyncGenerator[Delta])
     assert_type(client.stream_outputs(words(), params, lora_request=lora), AsyncGenerator[RequestOutput])
     assert_type(await client.encode("a", PoolingParams(task="embed")), PoolingRequestOutput)
+    assert_type(await client.encode(DataPrompt({"a": 1})), ProcessedRequestOutput)
     assert_type((await client.embed(["a", "b"]))[0].outputs.embedding, list[float])
     assert_type((await client.score("a", ["b"]))[0].outputs.score, float)
     handle = await client.submit([{"role": "user", "content": "a"}], request_id="r")
@@ -77,6 +80,7 @@ def blocking(llm: LLM, params: SamplingParams) -> None:
     assert_type(llm.generate(["a", "b"], [params, params]), list[RequestOutput])
     assert_type(llm.chat([{"role": "user", "content": "a"}], params), list[RequestOutput])
     assert_type(llm.encode("a"), list[PoolingRequestOutput])
+    assert_type(llm.encode(DataPrompt("a")), list[ProcessedRequestOutput])
     assert_type(llm.sleep(1, mode="keep", engine_id="e"), dict[str, SleepState])
     assert_type(llm.get_model_config("m"), ModelCard)
     assert_type(llm.pause_generation(mode="wait"), dict[str, bool])

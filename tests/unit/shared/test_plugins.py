@@ -10,6 +10,7 @@ import pytest
 
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.plugins import (
+    IO_PROCESSORS,
     LOGITS_PROCESSORS,
     ORDERING_POLICIES,
     RPC_MODULES,
@@ -34,6 +35,9 @@ told = my_plugin.parts:Ban
 
 [{ORDERING_POLICIES}]
 shortest = my_plugin.orders:ShortestFirst
+
+[{IO_PROCESSORS}]
+tables = my_plugin.tables:Tables
 """
 
 
@@ -75,6 +79,7 @@ def test_a_plugin_is_loaded_when_it_is_named_and_not_before(capsys: pytest.Captu
         "counting",
         "told",
         "shortest",
+        "tables",
     ]
     assert "my_plugin" not in sys.modules, "to be installed is not to be chosen"
     ban = load_object(LOGITS_PROCESSORS, "ban")

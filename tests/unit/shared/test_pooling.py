@@ -19,7 +19,7 @@ from penstock.shared.params.pooling import Pooled, PoolingParams
             "task must be one of embed, classify, token_embed, token_classify, got",
         ),
         ({"task": "score"}, UnsupportedTaskError, "task 'score' is not served: vLLM has removed it"),
-        ({"task": "plugin"}, UnsupportedTaskError, "there are no plug-ins"),
+        ({"task": "plugin"}, UnsupportedTaskError, "it goes with data, for an I/O processor"),
         ({"dimensions": 0}, ValidationError, r"dimensions must be in \[1, "),
         ({"dimensions": True}, ValidationError, "dimensions must be an integer"),
         ({"use_activation": 1}, ValidationError, "use_activation must be True, False or None, got 1"),
