@@ -88,13 +88,18 @@ class Engine:
         self.ranks.close()
 
 
-def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | None = None) -> Engine:
+def build_engine(
+    config: EngineConfig, folder: Path, progress: ProgressWriter | None = None, ranks: Ranks | None = None
+) -> Engine:
     """Load the model in ``folder``, size and allocate the KV cache, and run one request through.
+
+    Args:
+        ranks: who computes it; by default as many processes as ``config`` says.
 
     Raises:
         ConfigurationError, ModelLoadError: a setting or the model does not fit; says which.
     """
-    ranks = make_ranks(config, folder)
+    ranks = ranks or make_ranks(config, folder)
     try:
         return _build(config, folder, progress or ProgressWriter(), ranks)
     except BaseException:

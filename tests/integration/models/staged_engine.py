@@ -146,9 +146,9 @@ def two_in_flight(folder: str, groups: RankGroups, meeting: str, prompts: list[l
 
 def resume(core: EngineCore, expectation: trial.Expectation) -> str:
     """Go on behind half of the tokens of each prompt."""
-    half = trial.NUM_NEW_TOKENS // 2
+    half = expectation.num_new_tokens // 2
     asked = [
-        request(str(index), prompt, tokens[:half], max_tokens=trial.NUM_NEW_TOKENS)
+        request(str(index), prompt, tokens[:half], max_tokens=expectation.num_new_tokens)
         for index, (prompt, tokens) in enumerate(zip(expectation.prompts, expectation.tokens, strict=True))
     ]
     found = generate(core, asked)

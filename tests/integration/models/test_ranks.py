@@ -32,6 +32,7 @@ from penstock.worker.survey.outcome import SAME, WAYS
 from penstock.worker.survey.small_config import small_config
 
 from ...warm_python import WARM_PYTHON_VARIABLE
+from .conftest import NUM_NEW_TOKENS
 from .lean_models import SWITCHES, VARIANTS
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -102,7 +103,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path,
             config = small_config(model_type)
             config.update(fields)
             folder = tmp_path_factory.mktemp("model")
-            made[key] = folder, trial.find_model(config, folder)
+            made[key] = folder, trial.find_model(config, folder, NUM_NEW_TOKENS)
         return made[key]
 
     return find
