@@ -71,7 +71,12 @@ def write_model(config: PretrainedConfig, folder: Path, seed: int = 0, dtype: to
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
-def find_model(config: PretrainedConfig, folder: Path, num_new_tokens: int = NUM_NEW_TOKENS) -> Expectation:
+def find_model(
+    config: PretrainedConfig,
+    folder: Path,
+    num_new_tokens: int = NUM_NEW_TOKENS,
+    prompts: list[list[int]] | None = None,
+) -> Expectation:
     """Write a random model into ``folder``; return what transformers' ``generate`` makes of some prompts with it.
 
     Weights are drawn again, up to four times, while any of the choices is closer than rounding, or the model repeats
@@ -80,7 +85,7 @@ def find_model(config: PretrainedConfig, folder: Path, num_new_tokens: int = NUM
     Raises:
         UnsuitableModelError: all five were so.
     """
-    prompts = make_prompts()
+    prompts = prompts or make_prompts()
     reason = ""
     for seed in _SEEDS:
         write_model(config, folder, seed)

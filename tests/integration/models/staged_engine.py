@@ -109,7 +109,7 @@ def serve_stages(
 
     StagedBatches.launch = watched  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        part: Any = SimpleNamespace(bytes_per_token=BYTES_PER_TOKEN // 2, bytes_per_request=0)
+        part: Any = SimpleNamespace(bytes_per_token=BYTES_PER_TOKEN // 4, bytes_per_request=0)  # one layer of four
         told = trial.compare(Path(folder), expectation, part, pipeline_parallel_size=2)
         with closing(trial.build_whole(Path(folder), pipeline_parallel_size=2)) as engine:
             told["resumed"] = resume(engine.core, expectation)
