@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
@@ -98,12 +98,18 @@ def _find_compiler() -> str:
 
 def _key(compiler: list[str]) -> str:
     digest = hashlib.sha256(" ".join(compiler[1:]).encode())
-    digest.update(_run([compiler[0], "--version"]))
+    digest.update(_version_of(compiler[0]))
     digest.update(platform.machine().encode())
     digest.update(_processor_flags())
     for source in sorted(path for path in _FOLDER.iterdir() if path.suffix in (".h", ".cpp")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:24]
+
+
+@cache
+def _version_of(compiler: str) -> bytes:
+    """Asked once: a process may load the library for many engines."""
+    return _run([compiler, "--version"])
 
 
 def _processor_flags() -> bytes:

@@ -33,6 +33,8 @@ def interpreted() -> Iterator[None]:
         _remember_numpy_types(patch)
         _remember_block_types(patch)
         _broadcast_where_needed(patch)
+        _match_operands_once(patch)
+        _call_operations_at_once(patch)
         _check_overflow_at_once(patch)
         # It would search the language for all that is to be replaced whenever one function of a kernel calls another,
         # which is half of the time that it takes.
@@ -69,14 +71,17 @@ def _remember_block_types(patch: pytest.MonkeyPatch) -> None:
     of_scalars: dict[str, Any] = {}
 
     def init_type(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = getattr(shape, "values", shape)
         if type(element_ty) is not tl.dtype:  # pointers have more to them than a name
             make_type(self, element_ty, shape)
+            if type(element_ty) is tl.pointer_type:
+                self.known_as = (str(element_ty), *[getattr(size, "value", size) for size in sizes])
             return
-        sizes = getattr(shape, "values", shape)
         key = (element_ty.name, *[getattr(size, "value", size) for size in sizes])
         if key not in known:
             make_type(self, element_ty, shape)
             self.of_tensors = {}  # what all tensors of such types have, once there is one
+            self.known_as = key
             known[key] = dict(self.__dict__)
         self.__dict__.update(known[key])
 
@@ -103,6 +108,82 @@ def _broadcast_where_needed(patch: pytest.MonkeyPatch) -> None:
         return broadcast(self, left, right)
 
     patch.setattr(TritonSemantic, "broadcast_impl_value", broadcast_if_needed)
+
+
+def _match_operands_once(patch: pytest.MonkeyPatch) -> None:
+    """Remember by the types of two operands what is to be done with them, and the tensors that numbers become.
+
+    The interpreter asks for both types, casts and broadcasts in every operation. Here numpy broadcasts, in the
+    operation itself.
+    """
+    match = TritonSemantic.binary_op_type_checking_impl
+    known: dict[tuple[Any, ...], tuple[_Matching, _Matching]] = {}
+
+    def match_once(self: Any, left: Any, right: Any, *how: Any, **named: Any) -> tuple[Any, Any]:
+        of_left, of_right = _key_of(left), _key_of(right)
+        if of_left is None or of_right is None:
+            return match(self, left, right, *how, **named)
+        key = (of_left, of_right, how, *named.items())
+        found = known.get(key)
+        if found is None:
+            matched = match(self, left, right, *how, **named)
+            known[key] = _Matching(left, matched[0]), _Matching(right, matched[1])
+            return matched
+        return found[0].apply(self, left), found[1].apply(self, right)
+
+    patch.setattr(TritonSemantic, "binary_op_type_checking_impl", match_once)
+
+
+class _Matching:
+    """What one operand ``old`` has become: the number, or another type, shape or both."""
+
+    def __init__(self, old: Any, new: Any) -> None:
+        is_tensor = type(old) is tl.tensor
+        self._number = None if is_tensor else new
+        self._cast_to = new.dtype if is_tensor and new.dtype != old.dtype else None
+        self._type = new.type if is_tensor and _sizes_of(new) != _sizes_of(old) else None
+
+    def apply(self, semantic: Any, operand: Any) -> Any:
+        if self._number is not None:
+            return self._number
+        if self._cast_to is not None:
+            operand = semantic.cast(operand, self._cast_to)
+        return operand if self._type is None else tl.tensor(operand.handle, self._type)
+
+
+def _sizes_of(tensor: Any) -> list[int]:
+    return [size.value for size in tensor.shape]
+
+
+def _key_of(operand: Any) -> Any:
+    """Of a tensor by its type, and of a number by its value; None of what is looked at each time."""
+    kind = type(operand)
+    if kind is tl.tensor:
+        of_type = operand.type
+        return of_type.__dict__.get("known_as") if type(of_type) is tl.block_type else of_type.name
+    # Zeros have two signs.
+    return (kind, operand) if kind is int or kind is bool or (kind is float and operand) else None
+
+
+def _call_operations_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Give an operation the semantics of the interpreter, without looking through what it was given by name."""
+
+    def patch_operation(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        operation = getattr(member, "__wrapped__", member)
+
+        def operate(*args: Any, **named: Any) -> Any:
+            named["_semantic"] = interpreter.interpreter_semantic
+            return operation(*args, **named)
+
+        scope.set_attr(obj, name, operate)
+
+    unwrap, unwrapped = tl.core._unwrap_if_constexpr, (tl.tensor, int, float, bool, tl.dtype)
+
+    def unwrap_if_needed(value: Any) -> Any:
+        return value if type(value) in unwrapped else unwrap(value)
+
+    patch.setattr(interpreter, "_patch_attr", patch_operation)
+    patch.setattr(tl.core, "_unwrap_if_constexpr", unwrap_if_needed)
 
 
 def _check_overflow_at_once(patch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from penstock.kernels.sampling import Draws, argmax, reference, sample
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Around the sizes of blocks, chunks and the number of tokens that are looked at first.
-SHAPES = [(1, 1), (7, 41), (63, 64), (5, 257), (200, 1000), (40, 8193)]
+SHAPES = [(1, 1), (7, 41), (63, 64), (5, 257), (50, 1000), (12, 8193)]
 FILTERS = [
     {},
     {"temperature": 0.3, "min_p": 0.05},

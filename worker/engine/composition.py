@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 
@@ -88,13 +88,18 @@ class Engine:
         self.ranks.close()
 
 
-def build_engine(config: EngineConfig, folder: Path, progress: ProgressWriter | None = None) -> Engine:
+def build_engine(
+    config: EngineConfig, folder: Path, progress: ProgressWriter | None = None, ranks: Ranks | None = None
+) -> Engine:
     """Load the model in ``folder``, size and allocate the KV cache, and run one request through.
+
+    Args:
+        ranks: who computes it; by default as many processes as ``config`` says.
 
     Raises:
         ConfigurationError, ModelLoadError: a setting or the model does not fit; says which.
     """
-    ranks = make_ranks(config, folder)
+    ranks = ranks or make_ranks(config, folder)
     try:
         return _build(config, folder, progress or ProgressWriter(), ranks)
     except BaseException:
@@ -249,6 +254,12 @@ def _image_admission(config: EngineConfig, model: LoadedModel, progress: Progres
     )
 
 
+@cache
+def _versions() -> dict[str, str]:
+    """Of what computes; each is looked up in a folder of hundreds."""
+    return {name: metadata.version(name) for name in _VERSIONS}
+
+
 def _ready(
     config: EngineConfig,
     model: LoadedModel,
@@ -278,7 +289,7 @@ def _ready(
         processor=name,
         instructions=instructions,
         kernel_instructions="" if library is None else library.instructions,
-        versions={name: metadata.version(name) for name in _VERSIONS},
+        versions=_versions(),
         quantization=config.quantization or "",
         scheduling_policy=config.scheduling_policy,
         enable_prefix_caching=config.enable_prefix_caching,

@@ -83,7 +83,8 @@ def try_model_type(model_type: str, folder: Path, options: dict[str, Any] | None
         stage = "no tokens to compare with"
         expectation = trial.find_model(config, folder)
         stage = "failed"
-        run = partial(_run, call)
+        # Engines of one rank compute one after the other with what was loaded once.
+        run = partial(_run, call) if options else partial(trial.run_engine, model=trial.load(folder))
         outcome.told = trial.compare(folder, expectation, forward, run, **options)
     except Exception as error:  # whatever an architecture's own code raises
         outcome.reason = f"{stage}: {first_line(error)}"

@@ -22,6 +22,7 @@ from ..engine.composition import Engine, build_engine
 from ..engine.core import EngineCore
 from ..engine.host_setup import load_native_kernels
 from ..engine.ranks.choose import make_ranks
+from ..engine.ranks.one import OneRank
 from ..models.loader import LoadedModel
 from .outcome import NEVER, SAME
 from .small_config import VOCAB_SIZE
@@ -49,6 +50,11 @@ class Expectation:
     prompts: list[list[int]]
     tokens: list[list[int]]
 
+    @property
+    def num_new_tokens(self) -> int:
+        """Of each prompt."""
+        return len(self.tokens[0])
+
 
 def make_prompts() -> list[list[int]]:
     """Token ids of prompts of different lengths."""
@@ -65,7 +71,12 @@ def write_model(config: PretrainedConfig, folder: Path, seed: int = 0, dtype: to
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
-def find_model(config: PretrainedConfig, folder: Path) -> Expectation:
+def find_model(
+    config: PretrainedConfig,
+    folder: Path,
+    num_new_tokens: int = NUM_NEW_TOKENS,
+    prompts: list[list[int]] | None = None,
+) -> Expectation:
     """Write a random model into ``folder``; return what transformers' ``generate`` makes of some prompts with it.
 
     Weights are drawn again, up to four times, while any of the choices is closer than rounding, or the model repeats
@@ -74,11 +85,11 @@ def find_model(config: PretrainedConfig, folder: Path) -> Expectation:
     Raises:
         UnsuitableModelError: all five were so.
     """
-    prompts = make_prompts()
+    prompts = prompts or make_prompts()
     reason = ""
     for seed in _SEEDS:
         write_model(config, folder, seed)
-        tokens, lead = _generate_by_transformers(folder, prompts)
+        tokens, lead = _generate_by_transformers(folder, prompts, num_new_tokens)
         num_distinct = len({token for row in tokens for token in row})
         if num_distinct < _MIN_DISTINCT_TOKENS:
             reason = f"random models of it repeat themselves ({num_distinct} different tokens)"
@@ -90,7 +101,9 @@ def find_model(config: PretrainedConfig, folder: Path) -> Expectation:
 
 
 @torch.inference_mode()
-def _generate_by_transformers(folder: Path, prompts: list[list[int]]) -> tuple[list[list[int]], float]:
+def _generate_by_transformers(
+    folder: Path, prompts: list[list[int]], num_new_tokens: int
+) -> tuple[list[list[int]], float]:
     """The tokens of each prompt alone, and the smallest lead of a chosen token, as a share of the largest logit."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     # Greedy tokens and nothing else: the configurations of some types force a token at the end.
@@ -101,7 +114,7 @@ def _generate_by_transformers(folder: Path, prompts: list[list[int]]) -> tuple[l
         out = model.generate(
             input_ids,
             attention_mask=torch.ones_like(input_ids),
-            max_new_tokens=NUM_NEW_TOKENS,
+            max_new_tokens=num_new_tokens,
             do_sample=False,
             output_logits=True,
             return_dict_in_generate=True,
@@ -149,10 +162,21 @@ class Generated(msgspec.Struct):
     num_preemptions: int
 
 
-def run_engine(folder: Path, batches: list[list[list[int]]], **options: Any) -> Generated:
-    """Build an engine, generate from ``batches`` in turn, and close it; ``options`` are of ``EngineConfig``."""
-    with closing(build_whole(folder, **options)) as engine:
-        tokens = [generate(engine.core, batch) for batch in batches]
+def run_engine(
+    folder: Path,
+    batches: list[list[list[int]]],
+    num_new_tokens: int,
+    model: LoadedModel | None = None,
+    **options: Any,
+) -> Generated:
+    """Build an engine, generate from ``batches`` in turn, and close it.
+
+    Args:
+        model: what ``load`` made of ``folder``, for an engine of one rank; loaded anew if None.
+        options: of ``EngineConfig``; with ``model`` none that say how it is loaded.
+    """
+    with closing(build_whole(folder, model, **options)) as engine:
+        tokens = [generate(engine.core, batch, num_new_tokens) for batch in batches]
         return Generated(tokens, engine.core.scheduler.stats().num_preemptions)
 
 
@@ -167,10 +191,11 @@ def compare(
 
     Args:
         sizes: of the model in ``folder``.
-        run: what runs each engine, with the arguments of ``run_engine``.
+        run: what runs each engine, with the arguments of ``run_engine``; by default each loads the model anew.
         options: of ``EngineConfig``, for all engines.
     """
     prompts = expectation.prompts
+    options = {"num_new_tokens": expectation.num_new_tokens, **options}
     *alone, mixed = run(folder, [*([prompt] for prompt in prompts), prompts], **options).tokens
     told = {
         "alone": _judge(expectation, [tokens for (tokens,) in alone]),
@@ -209,8 +234,8 @@ def build(folder: Path, **options: Any) -> EngineCore:
     return build_whole(folder, **options).core
 
 
-def build_whole(folder: Path, **options: Any) -> Engine:
-    """An engine over the model in ``folder``, to be closed."""
+def build_whole(folder: Path, model: LoadedModel | None = None, **options: Any) -> Engine:
+    """An engine over the model in ``folder``, to be closed; ``model``: see ``run_engine``."""
     config = EngineConfig(
         model=str(folder),
         max_model_len=MAX_MODEL_LEN,
@@ -219,14 +244,14 @@ def build_whole(folder: Path, **options: Any) -> Engine:
         num_threads=1,
         **options,
     )
-    return build_engine(config, folder)
+    return build_engine(config, folder, ranks=None if model is None else OneRank(config, folder, model))
 
 
-def generate(core: EngineCore, prompts: list[list[int]]) -> list[list[int]]:
+def generate(core: EngineCore, prompts: list[list[int]], num_new_tokens: int = NUM_NEW_TOKENS) -> list[list[int]]:
     """Greedy tokens of ``prompts``, computed together, and without what earlier requests left in the KV cache."""
     core.reset_prefix_cache()
     tokens: list[list[int]] = [[] for _ in prompts]
-    params = SamplingParams(temperature=0.0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=num_new_tokens, ignore_eos=True)
     for index, prompt in enumerate(prompts):
         core.add_request(EngineCoreRequest(request_id=str(index), prompt_token_ids=prompt, sampling_params=params))
     while core.has_work:

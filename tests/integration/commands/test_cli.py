@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import msgspec
@@ -35,6 +37,17 @@ def _own_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 def run(program: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", program, *arguments]
     return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=240, check=False)
+
+
+def call(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """As ``run``, in this process: some tests start each program, and the others ask what it does."""
+    main, out, err = {PENSTOCK: penstock_cli.main, WORKER: worker_cli.main}[program], StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            status = main(list(arguments))
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+    return subprocess.CompletedProcess([program], status, out.getvalue(), err.getvalue())
 
 
 def assert_fails_in_one_sentence(result: subprocess.CompletedProcess[str], status: int, *parts: str) -> None:
@@ -118,18 +131,18 @@ def test_version() -> None:
 
 
 def test_embedded_redis_status_stop_and_client() -> None:
-    status = run(PENSTOCK, "redis", "status")
+    status = call(PENSTOCK, "redis", "status")
     assert status.returncode == 1
     assert "not running" in status.stdout
     folder = ServerFolder.prepare()
     with EmbeddedRedis.start() as embedded, redis.Redis.from_url(embedded.url) as client:
         client.ping()
-        status = run(PENSTOCK, "redis", "status")
+        status = call(PENSTOCK, "redis", "status")
         assert status.returncode == 0
         assert "running, process" in status.stdout
         assert folder.url in status.stdout
         assert_fails_in_one_sentence(run(PENSTOCK, "redis", "stop"), 1, "--force")
-        client_program = run(PENSTOCK, "redis", "cli-path").stdout.strip()
+        client_program = call(PENSTOCK, "redis", "cli-path").stdout.strip()
         answer = subprocess.run([client_program, "-s", folder.socket, "ping"], capture_output=True, check=True)
         assert answer.stdout == b"PONG\n"
         assert run(PENSTOCK, "redis", "stop", "--force").returncode == 0
@@ -142,24 +155,24 @@ def test_models_as_table_and_json(redis_url: str, namespace: str) -> None:
     card = ModelCard(model="demo", architecture="LlamaForCausalLM", max_model_len=256, vocab_size=300, dtype="bfloat16")
     with redis.Redis.from_url(redis_url) as client:
         client.hset(Keys(namespace).models(), card.model, msgspec.json.encode(card).decode())
-    header, row = run(PENSTOCK, *arguments).stdout.splitlines()
+    header, row = call(PENSTOCK, *arguments).stdout.splitlines()
     assert header.split()[0] == "MODEL"
     assert row.split() == ["demo", "LlamaForCausalLM", "256", "300", "bfloat16", "none"]
-    assert json.loads(run(PENSTOCK, *arguments, "--json").stdout)[0]["max_model_len"] == 256
+    assert json.loads(call(PENSTOCK, *arguments, "--json").stdout)[0]["max_model_len"] == 256
     put_heartbeat(redis_url, namespace, "host-1")
-    assert run(PENSTOCK, *arguments).stdout.split()[-1] == "1"
-    assert_fails_in_one_sentence(run(PENSTOCK, *arguments, "--forget", "demo"), 1, "it is served by host-1-0")
+    assert call(PENSTOCK, *arguments).stdout.split()[-1] == "1"
+    assert_fails_in_one_sentence(call(PENSTOCK, *arguments, "--forget", "demo"), 1, "it is served by host-1-0")
     with redis.Redis.from_url(redis_url) as client:
         client.delete(Keys(namespace).engine("host-1-0"))
-    assert run(PENSTOCK, *arguments, "--forget", "demo").stdout == "forgotten: demo\n"
-    assert_fails_in_one_sentence(run(PENSTOCK, *arguments, "--forget", "demo"), 1, "(known: none)")
-    assert "no models" in run(PENSTOCK, *arguments).stdout
+    assert call(PENSTOCK, *arguments, "--forget", "demo").stdout == "forgotten: demo\n"
+    assert_fails_in_one_sentence(call(PENSTOCK, *arguments, "--forget", "demo"), 1, "(known: none)")
+    assert "no models" in call(PENSTOCK, *arguments).stdout
 
 
 def test_generate_without_a_model_is_a_sentence(redis_url: str, namespace: str) -> None:
-    result = run(PENSTOCK, "generate", "hello", "--redis-url", redis_url, "--namespace", namespace)
+    result = call(PENSTOCK, "generate", "hello", "--redis-url", redis_url, "--namespace", namespace)
     assert_fails_in_one_sentence(result, 1, "no worker has")
-    result = run(PENSTOCK, "generate", "hello", "--temperature", "-1", "--redis-url", redis_url)
+    result = call(PENSTOCK, "generate", "hello", "--temperature", "-1", "--redis-url", redis_url)
     assert_fails_in_one_sentence(result, 1, "temperature must be in")
 
 
@@ -182,24 +195,24 @@ def test_list_shows_heartbeats_and_drops_the_dead(redis_url: str, namespace: str
     with redis.Redis.from_url(redis_url) as client:
         client.sadd(keys.engines(), "host-0-0")
         arguments = ("list", "--redis-url", redis_url, "--namespace", namespace)
-        header, first, second = run(WORKER, *arguments).stdout.splitlines()
+        header, first, second = call(WORKER, *arguments).stdout.splitlines()
         assert header.split()[:2] == ["WORKER", "ENGINE"]
         assert " ".join(first.split()) == "host-1 0 demo cpu busy 10/11/12 3/4 25% 0 100 1.0 GiB - - - - - - - -"
         assert second.split()[1] == "1"
         assert client.sismember(keys.engines(), "host-0-0") == 0
-    beats = json.loads(run(WORKER, *arguments, "--json").stdout)
+    beats = json.loads(call(WORKER, *arguments, "--json").stdout)
     assert [beat["engine_id"] for beat in beats] == ["host-1-0", "host-1-1"]
 
 
 def test_drain_names_the_workers_it_knows(redis_url: str, namespace: str) -> None:
     arguments = ("--redis-url", redis_url, "--namespace", namespace)
-    assert_fails_in_one_sentence(run(WORKER, "drain", *arguments), 1, "no worker is known", namespace)
-    assert run(WORKER, "drain", "--all", *arguments).returncode == 0
+    assert_fails_in_one_sentence(call(WORKER, "drain", *arguments), 1, "no worker is known", namespace)
+    assert call(WORKER, "drain", "--all", *arguments).returncode == 0
     put_heartbeat(redis_url, namespace, "host-1")
     put_heartbeat(redis_url, namespace, "host-2")
-    assert_fails_in_one_sentence(run(WORKER, "drain", "host-3", *arguments), 1, "'host-3'", "host-1, host-2")
-    assert_fails_in_one_sentence(run(WORKER, "stop", *arguments), 2, "--all", "host-1, host-2")
-    assert_fails_in_one_sentence(run(WORKER, "stop", "host-1", "--all", *arguments), 2, "either")
+    assert_fails_in_one_sentence(call(WORKER, "drain", "host-3", *arguments), 1, "'host-3'", "host-1, host-2")
+    assert_fails_in_one_sentence(call(WORKER, "stop", *arguments), 2, "--all", "host-1, host-2")
+    assert_fails_in_one_sentence(call(WORKER, "stop", "host-1", "--all", *arguments), 2, "either")
 
 
 def test_drain_of_a_worker_that_does_not_listen_times_out(

@@ -94,7 +94,7 @@ CRAMPED = {"num_blocks": 20, "block_size": 4, "max_model_len": 80, "max_num_seqs
         ("llama", "bfloat16", 1),
         ("qwen3", "bfloat16", 3),
         ("gemma2", "float32", 1),
-        ("gpt_oss", "float32", 5),
+        ("gpt_oss", "float32", 7),  # each of its tokens is computed alone
     ],
 )
 def test_same_logits_however_disturbed(
@@ -155,7 +155,7 @@ def test_the_ordinary_runner_does_not_promise_that(
 ) -> None:
     # A model that runs in one compiled call keeps its bits anyway.
     name = "gpt_oss"
-    for _ in disturbed(make_core(name, **UNCACHED), make_core(name, **CRAMPED, **UNCACHED), prompts, every=4):
+    for _ in disturbed(make_core(name, **UNCACHED), make_core(name, **CRAMPED, **UNCACHED), prompts, every=7):
         pass
     assert seen.num_different > len(prompts)
 

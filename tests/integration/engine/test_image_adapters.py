@@ -17,7 +17,7 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.survey.images.models import write_seeing_model
 from penstock.worker.survey.images.processors import PLACEHOLDER
-from penstock.worker.survey.images.truth import by_transformers, picture, png
+from penstock.worker.survey.images.truth import by_transformers, load_by_transformers, picture, png
 
 from .peft_folders import Kind, lora_request, merge, write_adapter
 
@@ -78,8 +78,8 @@ def test_tokens_are_those_of_the_whole_model_with_the_adapter_merged(name: str, 
     merge(whole, TEXT_ALONE)
     whole.save_pretrained(merged)
     wanted = {
-        "base": by_transformers(folder, processor, PROMPT, [picture(1)], NUM_TOKENS),
-        "adapted": by_transformers(merged, processor, PROMPT, [picture(1)], NUM_TOKENS),
+        "base": by_transformers(load_by_transformers(folder), processor, PROMPT, [picture(1)], NUM_TOKENS),
+        "adapted": by_transformers(load_by_transformers(merged), processor, PROMPT, [picture(1)], NUM_TOKENS),
     }
     assert wanted["base"] != wanted["adapted"]
     engine = engine_over(folder)

@@ -20,7 +20,7 @@ from penstock.worker.models.images import seeing
 from penstock.worker.models.lean import forward as lean_forward
 from penstock.worker.survey.images.models import write_seeing_model
 from penstock.worker.survey.images.processors import PLACEHOLDER
-from penstock.worker.survey.images.truth import by_transformers, picture, png
+from penstock.worker.survey.images.truth import by_transformers, load_by_transformers, picture, png
 
 NUM_TOKENS = 8
 # The image's 16 tokens begin behind two of its marks, at 21, and end within the third block of 16.
@@ -42,7 +42,9 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 @pytest.fixture(scope="module")
 def wanted(gemma: tuple[Path, Any]) -> dict[str, list[int]]:
     """What transformers generates."""
-    return {name: by_transformers(*gemma, PROMPTS[name], IMAGES[name], NUM_TOKENS) for name in PROMPTS}
+    folder, processor = gemma
+    theirs = load_by_transformers(folder)
+    return {name: by_transformers(theirs, processor, PROMPTS[name], IMAGES[name], NUM_TOKENS) for name in PROMPTS}
 
 
 @pytest.fixture
@@ -120,7 +122,7 @@ def test_line_breaks_beside_an_image_are_one_token_with_its_own(
     (line_break,) = processor.tokenizer.encode("\n", add_special_tokens=False)
     prompt = [*WORDS, line_break, PLACEHOLDER, line_break, PLACEHOLDER, PLACEHOLDER, *range(80, 87)]
     pictures = [*IMAGES["two"], *IMAGES["one"]]
-    wanted = by_transformers(folder, processor, prompt, pictures, NUM_TOKENS)
+    wanted = by_transformers(load_by_transformers(folder), processor, prompt, pictures, NUM_TOKENS)
     images = [ImageInput.of(png(image)) for image in pictures]
     outputs = run(make(), [asked("one", prompt_token_ids=prompt, images=images)])
     assert tokens_of(outputs)["one"] == wanted

@@ -23,12 +23,14 @@ from penstock.shared.stats.images import ImageStats
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.images.admission import ImageAdmission
+from penstock.worker.engine.ranks.one import OneRank
 from penstock.worker.models.images.processor import ImageProcessor
 from penstock.worker.models.images.seeing import is_seeing_type, refusal_of
 from penstock.worker.models.images.tower import ImageTower
+from penstock.worker.models.loader import LoadedModel
 from penstock.worker.survey.images.models import SEEING, small_budget, write_seeing_model
 from penstock.worker.survey.images.processors import PLACEHOLDER, PartsAlone, StandIn, byte_tokenizer
-from penstock.worker.survey.images.truth import by_transformers, picture, png
+from penstock.worker.survey.images.truth import by_transformers, load_by_transformers, picture, png
 
 from .harness import BYTES_PER_TOKEN, ask
 
@@ -60,14 +62,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
 
 @pytest.fixture
 def make(folders: Callable[[str], tuple[Path, Any]], monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Build an engine over a model of ``SEEING``."""
+    """Build an engine over a model of ``SEEING``, or over one that another engine has loaded and is done with."""
 
-    def build(name: str = "llava", **options: Any) -> Engine:
+    def build(name: str = "llava", model: LoadedModel | None = None, **options: Any) -> Engine:
         folder, processor = folders(name)
         if isinstance(processor, StandIn) and not isinstance(processor, PartsAlone):
             monkeypatch.setattr(ImageProcessor, "load", lambda *_, **__: ImageProcessor(processor))
         given = {"max_num_seqs": 6, "block_size": 8, "kv_cache_memory": 8 << 20, "num_threads": 1, **options}
-        return build_engine(EngineConfig(model=str(folder), **given), folder)
+        config = EngineConfig(model=str(folder), **given)
+        return build_engine(config, folder, ranks=None if model is None else OneRank(config, folder, model))
 
     return build
 
@@ -119,10 +122,11 @@ def test_tokens_are_those_of_transformers(name: str, make: Make, folders: Callab
     folder, processor = folders(name)
     one, two = [picture(1)], [picture(2, 20, 50), picture(3, 64, 33)]
     prompt, shown = (ONE, [picture(4, 90, 30)]) if name in ONE_A_REQUEST else (TWO, two)
+    theirs = load_by_transformers(folder)
     wanted = {
-        "one": by_transformers(folder, processor, ONE, one, NUM_TOKENS),
-        "two": by_transformers(folder, processor, prompt, shown, NUM_TOKENS),
-        "other": by_transformers(folder, processor, ONE, two[:1], NUM_TOKENS),
+        "one": by_transformers(theirs, processor, ONE, one, NUM_TOKENS),
+        "two": by_transformers(theirs, processor, prompt, shown, NUM_TOKENS),
+        "other": by_transformers(theirs, processor, ONE, two[:1], NUM_TOKENS),
     }
     assert len({tuple(tokens) for tokens in wanted.values()}) == 3, "the model does not look at its images"
 
@@ -130,15 +134,19 @@ def test_tokens_are_those_of_transformers(name: str, make: Make, folders: Callab
         return [seeing("one", ONE, one), seeing("two", prompt, shown), seeing("other", ONE, two[:1])]  # fmt: skip
 
     small = {"max_num_batched_tokens": small_budget(name), "enable_prefix_caching": False}
-    outputs = run(make(name), requests())
+    roomy = make(name)
+    outputs = run(roomy, requests())
     assert {request_id: tokens_of(rows) for request_id, rows in outputs.items()} == wanted
-    assert generate(make(name, **small), requests()) == wanted
+    assert isinstance(roomy.ranks, OneRank)
+    ours = roomy.ranks.model
+    assert generate(make(name, ours, **small), requests()) == wanted
     # Room for the prompts of the first two, and not for what they generate.
     lens = {request_id: rows[0].num_prompt_tokens for request_id, rows in outputs.items()}
     num_tokens, num_preemptions = lens["one"] + lens["two"] + 4, 0
-    small |= {"block_size": 2, "max_model_len": max(lens.values()) + NUM_TOKENS}
+    small |= {"block_size": 2}
+    ours.max_model_len = max(lens.values()) + NUM_TOKENS
     while not num_preemptions:
-        cramped = make(name, **small, kv_cache_memory=num_tokens * BYTES_PER_TOKEN)
+        cramped = make(name, ours, **small, kv_cache_memory=num_tokens * BYTES_PER_TOKEN)
         for _ in range(2):  # the second time no image is waited for, so they come in their order
             assert generate(cramped, requests()) == wanted
         num_preemptions = cramped.core.scheduler.stats().num_preemptions
@@ -162,9 +170,10 @@ def test_positions_in_three_axes_are_those_of_who_has_images(
     image = picture(2, 20, 50)
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     text = EngineCoreRequest(request_id="text", prompt_token_ids=[*WORDS, *WORDS], sampling_params=params)
+    theirs = load_by_transformers(folder)
     wanted = {
-        "text": by_transformers(folder, processor, [*WORDS, *WORDS], [], NUM_TOKENS),
-        "one": by_transformers(folder, processor, ONE, [image], NUM_TOKENS),
+        "text": by_transformers(theirs, processor, [*WORDS, *WORDS], [], NUM_TOKENS),
+        "one": by_transformers(theirs, processor, ONE, [image], NUM_TOKENS),
     }
     for options in ({}, {"speculative": "ngram:3"}, {"async_scheduling": True}):
         engine = make(name, **options)

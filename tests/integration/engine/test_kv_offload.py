@@ -20,6 +20,7 @@ from penstock.shared.messages.from_core import EngineCoreOutputs, Ready
 from penstock.shared.stats.kv_offload import KVOffloadStats
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
+from penstock.worker.engine.ranks.one import OneRank
 
 from .harness import LONG_PROMPT, SHAPE, CoreProcess, MakeEngine, ask, request
 from .pooling_models import array_of, make_model, pool
@@ -36,8 +37,13 @@ def _all_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.worker.engine.offload.offload._CLOSE_TIMEOUT_S", DEADLINE_S)
 
 
-def engine_of(folder: Path, **options: Any) -> Engine:
-    return build_engine(EngineConfig(model=str(folder), num_threads=1, kv_cache_memory=1 << 22, **options), folder)
+def engine_of(folder: Path, of: Engine | None = None, **options: Any) -> Engine:
+    """One with the model of ``of``, which computes nothing any more, or one that loads it."""
+    config = EngineConfig(model=str(folder), num_threads=1, kv_cache_memory=1 << 22, **options)
+    if of is None:
+        return build_engine(config, folder)
+    assert isinstance(of.ranks, OneRank)
+    return build_engine(config, folder, ranks=OneRank(config, folder, of.ranks.model))
 
 
 def answer(engine: Engine, prompt: list[int] = LONG_PROMPT, name: str = "r", **params: Any) -> tuple[list[int], int]:
@@ -85,8 +91,9 @@ def test_an_engine_reads_what_the_one_before_has_left(
 ) -> None:
     """In every layout of the cache; sampled, so that a wrong bit would show sooner."""
     folder, sampled = model_folder(model), {"temperature": 1.0, "seed": 7}
-    expected, _ = answer(engine_of(folder, **options), **sampled)
-    before = engine_of(folder, kv_offload_dir=str(tmp_path), **options)
+    plain = engine_of(folder, **options)
+    expected, _ = answer(plain, **sampled)
+    before = engine_of(folder, plain, kv_offload_dir=str(tmp_path), **options)
     assert answer(before, **sampled) == (expected, 0)
     before.close()
     assert stats(before).num_dropped_blocks == 0
@@ -98,7 +105,7 @@ def test_an_engine_reads_what_the_one_before_has_left(
     longer = LONG_PROMPT + expected
     follows, cached = answer(after, longer, "next")
     assert cached > len(LONG_PROMPT)
-    assert follows == answer(engine_of(folder, **options), longer, "next")[0]
+    assert follows == answer(engine_of(folder, before, **options), longer, "next")[0]
 
 
 def test_memory_beside_a_cache_that_is_too_small(model_folder: Callable[[str], Path]) -> None:

@@ -23,6 +23,8 @@ from .harness import generate, request
 from .rank_processes import RankGroup
 
 OPTIONS: dict[str, Any] = {"num_threads": 1, "max_num_seqs": 4, "kv_cache_memory": 1 << 21, "max_model_len": 200}
+# Tokens: each is collectives in every layer.
+LONG, SHORT = 12, 3
 
 
 @pytest.fixture
@@ -59,19 +61,19 @@ def test_ranks_make_the_tokens_that_an_engine_alone_makes(
     prompts: list[list[int]],
     alone: Callable[[str, int], list[list[int]]],
 ) -> None:
-    expected = alone(name, 30)
+    expected = alone(name, LONG)
     group = start(name, 2)
     assert {ready.num_shared_experts for ready in group.await_ready()} == {{"mixtral": 4, "qwen3_moe": 6}[name]}
     # The second rank has one request, and is done long before the first.
     of_rank = [[0, 1, 2, 3, 4], [5]]
     for rank, numbers in zip(group.ranks, of_rank, strict=True):
         for number in numbers:
-            rank.core.send(request(str(number), prompts[number], max_tokens=30 if number < 5 else 7))
+            rank.core.send(request(str(number), prompts[number], max_tokens=LONG if number < 5 else SHORT))
     for rank, numbers in zip(group.ranks, of_rank, strict=True):
         rank.until(lambda rank=rank, numbers=numbers: len(rank.ended) == len(numbers), "a request has not ended")
         assert rank.errors == []
         for number in numbers:
-            assert rank.tokens[str(number)] == expected[number][: 30 if number < 5 else 7]
+            assert rank.tokens[str(number)] == expected[number][: LONG if number < 5 else SHORT]
     first = group.await_idle()
     assert first >= 1
     # The next wave begins with whichever rank has work, whatever is still on its way of the last one.

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from penstock.kernels import native
+from penstock.worker.engine.core import EngineCore
 from penstock.worker.models.loader import LoadedModel
 from penstock.worker.survey import trial
 from penstock.worker.survey.small_config import small_config
+
+# Enough for decodes beside each kind of chunk, and for keys in the next block: ``make models`` takes twice as many.
+NUM_NEW_TOKENS = 8
 
 
 @dataclass
@@ -20,6 +26,15 @@ class SmallModel:
     folder: Path
     expectation: trial.Expectation
     loaded: LoadedModel
+
+    def compare(self, **options: Any) -> dict[str, str]:
+        """Run ``expectation`` through engines, all of which compute with ``loaded``, for each of ``WAYS``."""
+        run = partial(trial.run_engine, model=self.loaded)
+        return trial.compare(self.folder, self.expectation, self.loaded.forward, run, **options)
+
+    def generate(self, core: EngineCore, prompts: list[list[int]] | None = None) -> list[list[int]]:
+        """What ``core`` makes of ``prompts``, by default those of ``expectation``: as many tokens as there are."""
+        return trial.generate(core, prompts or self.expectation.prompts, self.expectation.num_new_tokens)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -59,7 +74,7 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Sma
     def make(model_type: str) -> SmallModel:
         if model_type not in made:
             folder = root / model_type
-            expectation = trial.find_model(small_config(model_type), folder)
+            expectation = trial.find_model(small_config(model_type), folder, NUM_NEW_TOKENS)
             made[model_type] = SmallModel(folder, expectation, trial.load(folder))
         return made[model_type]
 

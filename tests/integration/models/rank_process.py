@@ -13,7 +13,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from transformers.utils import logging as transformers_logging
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.host_setup import load_native_kernels
-from penstock.worker.engine.ranks import one
 from penstock.worker.models import loader
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
 from penstock.worker.models.lean.part import plan_of_part
@@ -98,15 +97,10 @@ def describe(model: LoadedModel) -> dict[str, Any]:
 
 def serve(folder: str, layout: Layout, prompts: list[list[int]], tokens: list[list[int]]) -> dict[str, Any]:
     """Run the survey's comparison through engines."""
-
-    def load_part(config: EngineConfig, path: Path, **_: Any) -> LoadedModel:
-        model = load_model(config, path, groups_of(*layout))
-        model.forward = Echoed(model.forward)  # pyright: ignore[reportAttributeAccessIssue]
-        return model
-
-    one.load_model = load_part
     model = load(folder, layout)
-    told = trial.compare(Path(folder), trial.Expectation(prompts, tokens), model.forward)
+    model.forward = Echoed(model.forward)  # pyright: ignore[reportAttributeAccessIssue]
+    run = partial(trial.run_engine, model=model)
+    told = trial.compare(Path(folder), trial.Expectation(prompts, tokens), model.forward, run)
     return describe(model) | {"told": told}
 
 

@@ -109,7 +109,7 @@ def serve_stages(
 
     StagedBatches.launch = watched  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        part: Any = SimpleNamespace(bytes_per_token=BYTES_PER_TOKEN // 2, bytes_per_request=0)
+        part: Any = SimpleNamespace(bytes_per_token=BYTES_PER_TOKEN // 4, bytes_per_request=0)  # one layer of four
         told = trial.compare(Path(folder), expectation, part, pipeline_parallel_size=2)
         with closing(trial.build_whole(Path(folder), pipeline_parallel_size=2)) as engine:
             told["resumed"] = resume(engine.core, expectation)
@@ -146,9 +146,9 @@ def two_in_flight(folder: str, groups: RankGroups, meeting: str, prompts: list[l
 
 def resume(core: EngineCore, expectation: trial.Expectation) -> str:
     """Go on behind half of the tokens of each prompt."""
-    half = trial.NUM_NEW_TOKENS // 2
+    half = expectation.num_new_tokens // 2
     asked = [
-        request(str(index), prompt, tokens[:half], max_tokens=trial.NUM_NEW_TOKENS)
+        request(str(index), prompt, tokens[:half], max_tokens=expectation.num_new_tokens)
         for index, (prompt, tokens) in enumerate(zip(expectation.prompts, expectation.tokens, strict=True))
     ]
     found = generate(core, asked)

@@ -42,7 +42,7 @@ def test_same_tokens_as_transformers(feature: str, small_model: Callable[[str], 
     model = small_model(model_type)
     assert has_feature(AutoConfig.from_pretrained(model.folder))
     assert model.loaded.forward.mode in ("lean", "packed")
-    assert trial.compare(model.folder, model.expectation, model.loaded.forward) == ALL_SAME
+    assert model.compare() == ALL_SAME
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,14 @@ def test_same_tokens_in_the_other_modes(model_type: str, mode: str, small_model:
     model = small_model(model_type)
     # States are mixed by the compiled library, or by transformers.
     assert model.loaded.forward.mode == (mode if mode != "lean" or native.is_loaded() else "split")
-    assert trial.compare(model.folder, model.expectation, model.loaded.forward) == ALL_SAME
+    assert model.compare() == ALL_SAME
 
 
 def test_same_tokens_without_any_attention(small_model: Callable[[str], SmallModel]) -> None:
     """Mamba, whose prefill cannot go on from a state: later chunks go token by token."""
     model = small_model("mamba")
     assert (model.loaded.forward.mode, model.loaded.forward.bytes_per_token) == ("split", 0)
-    told = trial.compare(model.folder, model.expectation, model.loaded.forward)
+    told = model.compare()
     assert told == ALL_SAME | {"preempted": "never"}
 
 

@@ -39,6 +39,7 @@ pytestmark = pytest.mark.xdist_group("ranks")
 ROOT = Path(__file__).parents[3]
 ALL_SAME = dict.fromkeys(WAYS, SAME)
 TENSOR, STAGES, EXPERTS = [2, 1, False], [1, 2, False], [2, 1, True]
+NUM_LAYERS, NUM_NEW_TOKENS, PROMPT_LENS = 2, 10, (17, 40, 9)
 HAS_EXPERT_RANKS = "ep_size" in DistributedConfig.__dataclass_fields__
 needs_expert_ranks = pytest.mark.skipif(not HAS_EXPERT_RANKS, reason="needs transformers 5.23")
 
@@ -93,16 +94,23 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, trial.Expectation]]:
-    """A small model of a type, and what transformers generates with it; the same for the same type and fields."""
+    """A small model of a type, and what transformers generates with it; the same for the same type and fields.
+
+    Two layers, and three prompts that have one preempted: a step is dozens of collectives, in each of which processes
+    wait for each other.
+    """
     made: dict[str, tuple[Path, trial.Expectation]] = {}
+    prompts = [prompt for prompt in trial.make_prompts() if len(prompt) in PROMPT_LENS]
 
     def find(model_type: str, **fields: Any) -> tuple[Path, trial.Expectation]:
         key = f"{model_type} {fields}"
         if key not in made:
             config = small_config(model_type)
-            config.update(fields)
+            if getattr(config, "layer_types", None):
+                fields = {"layer_types": config.layer_types[:NUM_LAYERS], **fields}
+            config.update({"num_hidden_layers": NUM_LAYERS, **fields})
             folder = tmp_path_factory.mktemp("model")
-            made[key] = folder, trial.find_model(config, folder)
+            made[key] = folder, trial.find_model(config, folder, NUM_NEW_TOKENS, prompts)
         return made[key]
 
     return find

@@ -64,7 +64,7 @@ def test_a_request_does_not_see_what_its_slot_held(
     model = small_model(model_type)
     core = trial.build(model.folder)
     spoilt = spoil_fresh_slots(core, monkeypatch)
-    assert trial.generate(core, model.expectation.prompts) == model.expectation.tokens
+    assert model.generate(core) == model.expectation.tokens
     assert len(spoilt) == len(model.expectation.prompts)
 
 
@@ -74,7 +74,7 @@ def test_a_preempted_request_begins_with_a_fresh_state(
     model = small_model("bamba")
     core = trial.build_cramped(model.folder, model.loaded.forward)
     spoilt = spoil_fresh_slots(core, monkeypatch)
-    assert trial.generate(core, model.expectation.prompts) == model.expectation.tokens
+    assert model.generate(core) == model.expectation.tokens
     num_preemptions = core.scheduler.stats().num_preemptions
     assert num_preemptions > 0
     assert len(spoilt) == len(model.expectation.prompts) + num_preemptions
@@ -97,7 +97,7 @@ def test_a_step_that_fails_after_its_forward_is_computed_again(
         return sample_rows(logits, rows, num_tokens)
 
     monkeypatch.setattr(runner, "_sample_rows", fail_sometimes)
-    assert trial.generate(core, model.expectation.prompts) == model.expectation.tokens
+    assert model.generate(core) == model.expectation.tokens
     assert num_steps > 10
 
 
@@ -106,13 +106,13 @@ def test_beginnings_of_requests_with_states_are_not_shared(small_model: Callable
     core = trial.build(model.folder, enable_prefix_caching=True)
     assert isinstance(core.scheduler._prefix_cache, NoPrefixCache)
     prompt = model.expectation.prompts[3]
-    assert trial.generate(core, [prompt, prompt, prompt]) == [model.expectation.tokens[3]] * 3
+    assert model.generate(core, [prompt, prompt, prompt]) == [model.expectation.tokens[3]] * 3
     assert core.scheduler.stats().prefix_cache_queries == 0
     # A model that attends by itself has no other state, so its blocks are shared like anybody's.
     gathering = small_model("falcon")
     # The first computes its prompt in chunks, so the others wait for its blocks.
     core = trial.build(gathering.folder, max_num_batched_tokens=8)
-    assert trial.generate(core, [gathering.expectation.prompts[3]] * 3) == [gathering.expectation.tokens[3]] * 3
+    assert gathering.generate(core, [gathering.expectation.prompts[3]] * 3) == [gathering.expectation.tokens[3]] * 3
     assert core.scheduler.stats().prefix_cache_hits > 0
 
 

@@ -36,6 +36,7 @@ def test_the_table_of_some_types(tmp_path: Path) -> None:
     assert skipped.count("|") == lines[lines.index(skipped) - 1].count("|")
 
 
+@pytest.mark.usefixtures("warm_python")
 def test_the_table_of_engines_of_two_ranks(tmp_path: Path) -> None:
     out = tmp_path / "models.md"
     assert survey("--only", "llama,gpt2", "--tensor-parallel", "2", "--out", str(out)).returncode == 0

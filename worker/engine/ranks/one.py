@@ -24,12 +24,17 @@ from .memory import capture_again, measure_rank, size_for_all
 
 
 class OneRank:
-    """See ``interface.Ranks``."""
+    """See ``interface.Ranks``.
 
-    def __init__(self, config: EngineConfig, folder: Path) -> None:
+    Args:
+        model: one that was loaded from ``folder`` before, with the same ``config`` as far as that goes, and that no
+            other engine computes with any more.
+    """
+
+    def __init__(self, config: EngineConfig, folder: Path, model: LoadedModel | None = None) -> None:
         self._config = config
         self._folder = folder
-        self._model: LoadedModel | None = None
+        self._model = model
 
     @property
     def model(self) -> LoadedModel:
@@ -37,9 +42,10 @@ class OneRank:
         return self._model
 
     def load(self) -> LoadedModel:
-        self._model = load_model(self._config, self._folder, expert_ranks=meet_ranks(self._config))
+        if self._model is None:
+            self._model = load_model(self._config, self._folder, expert_ranks=meet_ranks(self._config))
         set_num_threads(self._config, self._model)
-        return self._model
+        return self.model
 
     def size_cache(self, pages: PageLayout | None = None) -> KVCacheSize:
         return size_for_all(self._config, self.model, [measure_rank(self.model, self._config)], pages)

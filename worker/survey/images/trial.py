@@ -19,7 +19,7 @@ from ...models.loader import load_model
 from ..outcome import ONE_A_REQUEST, SAME, Outcome
 from .models import small_budget, write_seeing_model
 from .processors import PLACEHOLDER, PartsAlone, StandIn
-from .truth import by_transformers, picture, png
+from .truth import by_transformers, load_by_transformers, picture, png
 
 NUM_TOKENS = 12
 # Longer than a block; ASCII, which decodes to the text that it comes from.
@@ -67,8 +67,9 @@ def _compare(folder: Path, processor: Any, roomy: Engine, num_tokens_of_a_step: 
     asked = {"one": _Asked(_ONE, [picture(1)]), "two": _Asked(_TWO, two), "other": _Asked(_ONE, two[:1])}
     if roomy.ready.max_images == 1:
         asked["two"] = _Asked(_ONE, [picture(4, 90, 30)])
+    theirs = load_by_transformers(folder)
     wanted = {
-        name: by_transformers(folder, processor, one.prompt, one.images, NUM_TOKENS) for name, one in asked.items()
+        name: by_transformers(theirs, processor, one.prompt, one.images, NUM_TOKENS) for name, one in asked.items()
     }
     if len({tuple(tokens) for tokens in wanted.values()}) < len(wanted):
         raise PenstockError("random models of it do not look at their images")

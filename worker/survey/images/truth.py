@@ -27,11 +27,15 @@ def png(image: Image.Image) -> bytes:
     return written.getvalue()
 
 
+def load_by_transformers(folder: Path) -> Any:
+    """A model that reads images, as transformers computes it."""
+    return transformers.AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
+
+
 def by_transformers(
-    folder: Path, processor: Any, prompt: list[int], images: list[Image.Image], num_tokens: int
+    model: Any, processor: Any, prompt: list[int], images: list[Image.Image], num_tokens: int
 ) -> list[int]:
-    """What ``generate`` of transformers makes of a prompt with placeholders, greedily."""
-    model: Any = transformers.AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
+    """What ``generate`` of ``load_by_transformers``'s ``model`` makes of a prompt with placeholders, greedily."""
     if not images:
         inputs: Any = {
             "input_ids": torch.tensor([prompt]),
