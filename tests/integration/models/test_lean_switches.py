@@ -15,7 +15,7 @@ from penstock.shared.errors import ModelLoadError
 from penstock.worker.models import attention as attention_module
 from penstock.worker.models.adapters.attach import attach_adapters
 from penstock.worker.models.adapters.peft_folder import LayerMatrices
-from penstock.worker.models.adapters.sites import layers_of, sites_of
+from penstock.worker.models.adapters.sites import layers_of, placed_sites_of, sites_of
 from penstock.worker.models.conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE, Truth, check_conformance
 from penstock.worker.models.forward import Forward, ForwardSettings
 from penstock.worker.models.lean.forward import LeanForward
@@ -26,7 +26,7 @@ from penstock.worker.models.packed import PackedForward
 from penstock.worker.models.packed_linear import pack_linear_layers
 from penstock.worker.models.windows import NarrowTruth
 
-from .lean_models import BLOCK_SIZE, NUM_BLOCKS, SETTINGS, SWITCHES, make_model, steps
+from .lean_models import ALL_EXPERTS, BLOCK_SIZE, MIXTURES, NUM_BLOCKS, SETTINGS, SWITCHES, make_model, steps
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +90,21 @@ def test_fused_projections_keep_their_names_for_adapters() -> None:
     names = set(layers_of(sites_of(LeanForward(make_model("phi3", torch.float32), SETTINGS).network)))
     parts = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
     assert names == {f"model.layers.{index}.{part}" for index in range(3) for part in parts}
+
+
+def test_experts_are_read_with_their_router() -> None:
+    plans = {variant: layer_of(variant, -1).mlp for variant in MIXTURES}
+    routed = {variant: mlp.experts for variant, mlp in plans.items() if mlp is not None and mlp.experts is not None}
+    assert list(routed) == list(MIXTURES)
+    glm, gpt, qwen = routed["glm4 moe"], routed["gpt oss"], routed["qwen2 moe"]
+    assert (glm.router.scoring, glm.router.scale, glm.router.renormalizes) == ("sigmoid", 1.7, True)
+    assert glm.router.choice_bias.endswith("e_score_correction_bias")
+    assert (gpt.clamp, gpt.is_transposed, gpt.router.bias != "") == ((1.702, 7.0), True, True)
+    assert (qwen.router.renormalizes, routed["mixtral"].router.renormalizes) == (False, True)
+    assert qwen.shared_gate.endswith("shared_expert_gate")
+    assert [mixture for mixture, plan in routed.items() if plan.shared is not None] == [
+        *("qwen2 moe", "glm4 moe", "granite moe, shared")
+    ]
 
 
 class Late(nn.Module):
@@ -156,10 +171,7 @@ def adapted(forward: Forward, names: dict[str, tuple[int, int]]) -> list[Tensor]
     return [forward.run(replace(step, token_lora=torch.arange(len(step.token_ids)) % 3 - 1)) for step in steps()]
 
 
-DENSE = [variant for variant in SWITCHES if variant != "gpt oss"]
-
-
-@pytest.mark.parametrize("variant", DENSE)
+@pytest.mark.parametrize("variant", [*SWITCHES, "qwen2 moe"])
 @torch.inference_mode()
 def test_adapters_add_what_they_add_the_general_way(variant: str) -> None:
     packed = PackedForward(make_model(variant, torch.float32), SETTINGS)
@@ -167,16 +179,16 @@ def test_adapters_add_what_they_add_the_general_way(variant: str) -> None:
     pack_linear_layers(lean.network)
     forward = make_native(lean, BLOCK_SIZE)
     assert isinstance(forward, NativeForward)
-    names = layers_of(sites_of(forward.network))
+    names = layers_of(placed_sites_of(forward.network).values())
     for ours, theirs in zip(adapted(forward, names), adapted(packed, names), strict=True):
         torch.testing.assert_close(ours, theirs.float(), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("variant", DENSE)
+@pytest.mark.parametrize("variant", SWITCHES)
 @pytest.mark.parametrize(("quantization", "tolerance"), [("int8", QUANTIZED_TOLERANCE), ("int4", FOUR_BITS_TOLERANCE)])
 @torch.inference_mode()
 def test_weights_in_bytes_and_in_four_bits(variant: str, quantization: str, tolerance: float) -> None:
-    model = make_model(variant, torch.bfloat16)
+    model = make_model(variant, torch.bfloat16, **(ALL_EXPERTS if variant in MIXTURES else {}))
     truth = Truth.of(model, 97)
     lean = LeanForward(model, SETTINGS)
     pack_linear_layers(lean.network, quantization)
