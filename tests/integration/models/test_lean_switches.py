@@ -26,7 +26,17 @@ from penstock.worker.models.packed import PackedForward
 from penstock.worker.models.packed_linear import pack_linear_layers
 from penstock.worker.models.windows import NarrowTruth
 
-from .lean_models import ALL_EXPERTS, BLOCK_SIZE, MIXTURES, NUM_BLOCKS, SETTINGS, SWITCHES, make_model, steps
+from .lean_models import (
+    ALL_EXPERTS,
+    BLOCK_SIZE,
+    MIXTURES,
+    NUM_BLOCKS,
+    SETTINGS,
+    SWITCHES,
+    make_model,
+    run_and_commit,
+    steps,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -168,7 +178,8 @@ def adapted(forward: Forward, names: dict[str, tuple[int, int]]) -> list[Tensor]
         slots.assign(slot, slots.prepare(matrices))
     slots.flush()
     forward.allocate(NUM_BLOCKS, BLOCK_SIZE, 3, torch.device("cpu"))
-    return [forward.run(replace(step, token_lora=torch.arange(len(step.token_ids)) % 3 - 1)) for step in steps()]
+    with_adapters = [replace(step, token_lora=torch.arange(len(step.token_ids)) % 3 - 1) for step in steps()]
+    return [run_and_commit(forward, step) for step in with_adapters]
 
 
 @pytest.mark.parametrize("variant", [*SWITCHES, "qwen2 moe"])
@@ -181,6 +192,18 @@ def test_adapters_add_what_they_add_the_general_way(variant: str) -> None:
     assert isinstance(forward, NativeForward)
     names = layers_of(placed_sites_of(forward.network).values())
     for ours, theirs in zip(adapted(forward, names), adapted(packed, names), strict=True):
+        torch.testing.assert_close(ours, theirs.float(), rtol=1e-3, atol=1e-3)
+
+
+@torch.inference_mode()
+def test_adapters_of_layers_of_one_part() -> None:
+    python, compiled = (LeanForward(make_model("nemotron hybrid", torch.float32), SETTINGS) for _ in range(2))
+    for lean in (python, compiled):
+        pack_linear_layers(lean.network)
+    forward = make_native(compiled, BLOCK_SIZE)
+    assert isinstance(forward, NativeForward)
+    names = layers_of(placed_sites_of(forward.network).values())
+    for ours, theirs in zip(adapted(forward, names), adapted(python, names), strict=True):
         torch.testing.assert_close(ours, theirs.float(), rtol=1e-3, atol=1e-3)
 
 

@@ -23,6 +23,8 @@ from .trace import ModuleCall, Trace
 # What an expert's first weights are called, with a gate in them and without.
 _INNER = ("gate_up_proj", "up_proj")
 _DOWN = "down_proj"
+# Each goes to as many experts as it has, in each way that is tried; of a large model they have gigabytes.
+_TOKENS_TRIED = 2
 
 
 @dataclass(frozen=True)
@@ -158,12 +160,12 @@ def _read_expert(found: _Experts, router: RouterPlan) -> ExpertsPlan | None:
         plan = ExpertsPlan(found.call.name, router, found.inner, _DOWN, is_transposed, is_gated=is_gated)
         guesses += [replace(plan, activation=activation) for activation in ACTIVATIONS]
         guesses += [replace(plan, clamp=clamp) for clamp in itertools.permutations(numbers, 2) if is_gated]
-    return best(guesses, lambda guess: _made_by(guess, found), found.made)
+    return best(guesses, lambda guess: _made_by(guess, found), found.made[:_TOKENS_TRIED])
 
 
 def _made_by(plan: ExpertsPlan, found: _Experts) -> Tensor:
-    made = torch.zeros_like(found.hidden, dtype=torch.float32)
-    for token, experts in enumerate(found.ids.tolist()):
+    made = torch.zeros_like(found.hidden[:_TOKENS_TRIED], dtype=torch.float32)
+    for token, experts in enumerate(found.ids[:_TOKENS_TRIED].tolist()):
         for place, expert in enumerate(experts):
             inner = _multiply(plan, found, plan.inner, expert, found.hidden[token : token + 1])
             down = _multiply(plan, found, plan.down, expert, activate_experts(plan, inner))
