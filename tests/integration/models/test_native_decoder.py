@@ -19,8 +19,8 @@ from penstock.worker.models.forward import ModelInput
 from penstock.worker.models.lean.feed_forward import OwnMlp
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.lean.native import NativeForward, make_native
-from penstock.worker.models.packed import PackedForward
 from penstock.worker.models.packed_linear import pack_linear_layers
+from penstock.worker.models.ways.packed import PackedForward
 
 from .lean_models import (
     ALL_EXPERTS,
