@@ -14,23 +14,29 @@ from ..linear import LinearStruct
 from ..lora.packed import ProductStruct
 from ..mixers import MixerState, MixingBatch
 from ..native import library
+from .experts import ExpertsHolder, ExpertsWeights, can_mix_experts
 from .structs import AnglesStruct, DecoderStruct, LayerStruct, NormStruct, StepStruct
 from .weights import DecoderWeights, LayerWeights, NormWeights, address
 
 __all__ = [
+    "GATE_UP",
     "PRODUCTS_PER_LAYER",
+    "QKV",
     "Decoder",
     "DecoderBatch",
     "DecoderWeights",
+    "ExpertsWeights",
     "LayerAdapters",
     "LayerWeights",
     "NormWeights",
     "can_cache",
     "can_decode",
+    "can_mix_experts",
 ]
 
 # Where adapters may add something: qkv, output, gate and up, down.
 PRODUCTS_PER_LAYER = 4
+QKV, GATE_UP = 0, 2
 
 LANES = 16
 _MAX_HEAD_DIM = 256
@@ -109,10 +115,13 @@ class Decoder:
         self._mixers = {i: layer.mixer.struct() for i, layer in enumerate(weights.layers) if layer.mixer is not None}
         for index, mixer in self._mixers.items():
             self._layers[index].mixer = ctypes.addressof(mixer)
+        self._experts = {i: ExpertsHolder(of.experts) for i, of in enumerate(weights.layers) if of.experts is not None}
+        for index, experts in self._experts.items():
+            self._layers[index].experts = experts.address
         self._struct = DecoderStruct(
             *(self._layers, len(self._layers), weights.embeddings.shape[1]),
             *(weights.num_heads, weights.num_kv_heads, weights.head_dim),
-            *(max(layer.down.num_inputs for layer in weights.layers if layer.down), 1),
+            *(max((layer.down.num_inputs for layer in weights.layers if layer.down), default=0), 1),
             *(weights.token_scale, weights.stream_scale, weights.logit_scale, weights.logit_softcap or 0.0),
             *(weights.embeddings.data_ptr(), _norm_struct(weights.final_norm), weights.lm_head.struct()),
         )
@@ -253,7 +262,7 @@ def _layer_structs(layers: tuple[LayerWeights, ...]) -> ctypes.Array[LayerStruct
             *(layer.scale, layer.softcap or 0.0, layer.residual_scale),
             *(layer.window or 0, -1 if layer.angles is None else layer.angles, layer.is_interleaved),
             *(layer.norms_rows, layer.norms_follow, layer.is_parallel, layer.activation, layer.is_gated),
-            *(layer.gate, None, 0),
+            *(layer.gate, None, 0, None),
         )
     return structs
 

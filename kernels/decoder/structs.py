@@ -17,6 +17,20 @@ class AnglesStruct(ctypes.Structure):
     _fields_ = (("cos", _POINTER), ("sin", _POINTER), ("dim", _INT))
 
 
+class ExpertsStruct(ctypes.Structure):
+    """What ``kernels/native/experts.h`` declares."""
+
+    _fields_ = (
+        ("router", LinearStruct),
+        ("choice_bias", _POINTER),
+        *((name, ctypes.POINTER(LinearStruct)) for name in ("gate_up", "down")),
+        ("shared_gate", LinearStruct),
+        *((name, _INT) for name in ("num_experts", "num_chosen", "has_sigmoids", "renormalizes")),
+        *((name, _INT) for name in ("rounds_logits", "rounds_weights", "activation", "is_gated")),
+        *((name, _FLOAT) for name in ("scale", "alpha", "limit")),
+    )
+
+
 class LayerStruct(ctypes.Structure):
     _fields_ = (
         *((name, NormStruct) for name in ("input_norm", "attention_norm", "mlp_norm", "mlp_out_norm")),
@@ -28,6 +42,7 @@ class LayerStruct(ctypes.Structure):
         *((name, _INT) for name in ("is_parallel", "activation", "is_gated", "gate")),
         ("mixer", _POINTER),
         ("group", _INT),
+        ("experts", _POINTER),
     )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..linear import PackedWeight
 from ..mixers import MixerWeights
+from .experts import ExpertsWeights
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class LayerWeights:
         activation: a place in ``kernels.gated_activation.ACTIVATIONS``.
         gate: where ``qkv`` has what opens for what heads find, see kernels/native/gates.h; 0 without.
         mixer: in the place of attention; ``qkv`` then makes its rows, and the rest of attention counts for nothing.
+        experts: beside ``gate_up`` and ``down``, whose result is added, or alone.
     """
 
     input_norm: NormWeights | None
@@ -79,6 +81,7 @@ class LayerWeights:
     is_gated: bool = True
     gate: int = 0
     mixer: MixerWeights | None = None
+    experts: ExpertsWeights | None = None
 
 
 @dataclass(frozen=True)

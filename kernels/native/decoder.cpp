@@ -127,7 +127,7 @@ class Run {
   void feed_behind(int64_t i) {
     const DecoderLayer& layer = d_.layers[i];
     finish(added_, layer.attention_norm, layer.residual_scale);
-    if (layer.down.num_inputs == 0) return;
+    if (layer.down.num_inputs == 0 && !layer.experts) return;
     add_and_norm(added_, layer.mlp_norm);
     feed_alone(i);
   }
@@ -150,6 +150,14 @@ class Run {
 
   // From normed_ to out.
   void feed_forward(int64_t i, T* out) {
+    const DecoderLayer& layer = d_.layers[i];
+    const bool is_dense = layer.down.num_inputs > 0;
+    if (is_dense) feed_all(i, out);
+    if (layer.experts) mix_experts(*layer.experts, normed_, d_.hidden_size, out, is_dense, num_rows_);
+  }
+
+  // By weights that all tokens go through.
+  void feed_all(int64_t i, T* out) {
     const DecoderLayer& layer = d_.layers[i];
     const int64_t size = layer.down.num_inputs, width = layer.gate_up.num_outputs;
     multiply<T, T>(normed_, d_.hidden_size, layer.gate_up, gate_up_, width, num_rows_);

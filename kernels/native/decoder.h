@@ -1,6 +1,7 @@
 // What a decoder is made of, and one step's work, as kernels/decoder lays them out for ctypes.
 #pragma once
 #include "adapters.h"
+#include "experts.h"
 #include "layer_switches.h"
 #include "linear.h"
 #include "mixers.h"
@@ -27,6 +28,7 @@ struct DecoderLayer {
   int64_t gate;  // where the projection has what opens for the result, a Gate of gates.h
   const Mixer* mixer;  // in the place of attention; null for that
   int64_t group;  // whose slots and block table of a step
+  const Experts* experts;  // beside gate_up and down, or alone; null without
 };
 
 struct Decoder {

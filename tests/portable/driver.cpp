@@ -169,8 +169,11 @@ void try_attention() {
 template <typename T>
 struct SmallDecoder {
   static constexpr int64_t HIDDEN = 64, HEADS = 6, KV_HEADS = 2, DIM = 32, MLP = 96, VOCAB = 70, BLOCK = 4, TOKENS = 21,
-                           BLOCKS = 6, LAYERS = 2;
-  Weight<T> qkv, output, gate_up, down, lm_head;
+                           BLOCKS = 6, LAYERS = 2, EXPERTS = 3;
+  Weight<T> qkv, output, gate_up, down, lm_head, of_pairs, behind_pairs;
+  Weight<float> router;
+  Linear of_experts[EXPERTS], behind_experts[EXPERTS];
+  Experts experts{};
   std::vector<T> ones, embeddings;
   std::vector<float> wide, sinks, cos, sin;
   std::vector<char> caches[2 * LAYERS];
@@ -182,6 +185,9 @@ struct SmallDecoder {
         gate_up(2 * MLP, HIDDEN, kind, 3),
         down(HIDDEN, MLP, kind, 4),
         lm_head(VOCAB, HIDDEN, kind, 5),
+        of_pairs(2 * MLP, HIDDEN, kind, 10),
+        behind_pairs(HIDDEN, MLP, kind, 11),
+        router(EXPERTS, HIDDEN, Kind::PLAIN, 12),
         ones(HIDDEN, from_float<T>(1)),
         embeddings(random_numbers<T>(VOCAB * HIDDEN, 6)),
         wide(HIDDEN, 1.1f),
@@ -200,6 +206,14 @@ struct SmallDecoder {
     other.attention_norm = other.mlp_out_norm = {wide.data(), nullptr, WIDE_RMS_NORM, 1e-5f};
     other.sinks = sinks.data(), other.softcap = 2, other.residual_scale = 0.5f, other.is_interleaved = 1;
     other.activation = GELU;
+    // Each token goes to all, since a router's sums are not the same everywhere.
+    for (int64_t i = 0; i < EXPERTS; ++i) {
+      of_experts[i] = i ? of_pairs.linear : gate_up.linear, behind_experts[i] = i ? behind_pairs.linear : down.linear;
+    }
+    experts.router = router.linear, experts.gate_up = of_experts, experts.down = behind_experts;
+    experts.num_experts = experts.num_chosen = EXPERTS, experts.scale = 1;
+    experts.rounds_logits = experts.rounds_weights = 1, experts.alpha = 1.7f, experts.limit = 2;
+    other.experts = &experts;
   }
 
   // The logits of the last token of start .. end.

@@ -71,6 +71,26 @@ _STATES: dict[str, dict[str, Any]] = {
         "mamba_d_state": 128,
     },
 }
+# Of types with experts: as many for a token as in their models that people run, and fewer of them in all.
+_EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 192, "norm_topk_prob": True},
+    "qwen2_moe": {
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 352,
+        "shared_expert_intermediate_size": 1408,
+    },
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "gpt_oss": {"num_local_experts": 32, "num_experts_per_tok": 4, "intermediate_size": 576},
+    "granitemoeshared": {"num_local_experts": 32, "intermediate_size": 512, "shared_intermediate_size": 1024},
+    "glm4_moe": {
+        "n_routed_experts": 64,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 256,
+        "first_k_dense_replace": 1,
+    },
+}
+_PARTICULAR = _STATES | _EXPERTS
 # None by default in some types, and needed all the same.
 _ALWAYS = ("num_key_value_heads", "pad_token_id", "bos_token_id", "eos_token_id")
 _MODEL_TYPES = (
@@ -86,7 +106,7 @@ _MODEL_TYPES = (
         "nemotron",
         "hunyuan_v1_dense",
     ),
-    *_STATES,
+    *_PARTICULAR,
 )
 # Name, requests, tokens of each in the step.
 _STEPS = (("1 decode", 1, 1), ("16 decodes", _MAX_REQUESTS, 1), ("256 of a prompt", 1, _CONTEXT))
@@ -111,7 +131,7 @@ def make_model(model_type: str, num_layers: int) -> PreTrainedModel:
         fields["layer_types"] = (kinds * num_layers)[:num_layers]
     if given.get("head_dim") is None and "head_dim" in given:
         fields["head_dim"] = _SIZES["head_dim"]
-    for name, value in _STATES.get(model_type, {}).items():
+    for name, value in _PARTICULAR.get(model_type, {}).items():
         fields[name] = (value * num_layers)[:num_layers] if name == "layer_types" else value
     config = config_class(**fields)
     return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="eager").eval()

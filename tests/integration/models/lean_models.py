@@ -65,6 +65,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_experts": 4, "mlp_only_layers": [1], "head_dim": 16, **EXPERTS},
     ),
 }
+# Of these a layer has experts, four of them.
+MIXTURES = ("mixtral", "qwen2 moe", "qwen3 moe, with a dense layer", "glm4 moe", "granite moe, shared", "gpt oss")
+# So that nothing that is rounded in another way sends a token to another expert.
+ALL_EXPERTS = {"num_experts_per_tok": 4}
 
 
 # Whatever tells families from each other, at least once each. Windows are shorter than the prompts of ``steps``.
@@ -116,6 +120,25 @@ SWITCHES: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan": ("HunYuanDenseV1ForCausalLM", _DIM),
     "helium": ("HeliumForCausalLM", _DIM),
     "gpt oss": ("GptOssForCausalLM", {**_DIM, **_WINDOW_AND_FULL, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    # Sigmoids, a bias of what is chosen, a scale, a dense part beside the experts.
+    "glm4 moe": (
+        "Glm4MoeForCausalLM",
+        {
+            **EXPERTS,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "head_dim": 16,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.7,
+            "pad_token_id": 0,
+        },
+    ),
+    "granite moe, shared": (
+        "GraniteMoeSharedForCausalLM",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32, "initializer_range": 0.1},
+    ),
 }
 VARIANTS |= SWITCHES
 # Layers that keep states beside layers that attend.
@@ -177,9 +200,10 @@ def make_model(variant: str, dtype: torch.dtype, **changed: Any) -> PreTrainedMo
 
 def roughen(model: PreTrainedModel) -> None:
     """Weights of norms, biases and the like are all alike in a fresh model, and would hide who mixes them up."""
-    for parameter in model.parameters():
-        if parameter.ndim == 1:
-            parameter.data += 0.3 * torch.randn_like(parameter)
+    choosing = (buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias"))
+    for tensor in (*model.parameters(), *choosing):
+        if tensor.ndim == 1:
+            tensor.data += 0.3 * torch.randn_like(tensor)
 
 
 def steps(block_size: int = BLOCK_SIZE) -> Iterator[ModelInput]:

@@ -16,6 +16,7 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.folder import resolve_model_folder
 from penstock.worker.models.lean.feed_forward import OwnMlp, SparseMlp
 from penstock.worker.models.lean.forward import LeanForward
+from penstock.worker.models.lean.reading import experts
 from penstock.worker.models.lean.reading.decoder import read_decoder
 from penstock.worker.models.loader import load_model
 from penstock.worker.models.ways.packed import PackedForward
@@ -85,14 +86,15 @@ def test_a_relative_with_an_unknown_part_goes_the_general_way(tmp_path: Path) ->
 
 
 def test_experts_are_read_for_the_device_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks on GPUs read the whole model on their host, whose kernels have but a reference."""
+    """Ranks on GPUs read the whole model on their host, which has others."""
     monkeypatch.setattr(moe, "is_made_for", lambda device, dtype: device.type == "cuda")
+    monkeypatch.setattr(experts, "can_mix_experts", lambda device, dtype, num: device.type == "cpu")
     module = make_model("mixtral", torch.float32)
     kinds = [
         {layer.mlp and layer.mlp.kind for layer in read_decoder(module, SETTINGS.max_model_len, device).layers}
         for device in (None, torch.device("cuda"))
     ]
-    assert kinds == [{"own"}, {"experts"}]
+    assert kinds == [{"routed"}, {"experts"}]
 
 
 @pytest.mark.parametrize("variant", ["mixtral", "qwen2 moe", "qwen3 moe, with a dense layer"])
@@ -101,6 +103,7 @@ def test_experts_by_kernels_are_those_of_the_model(variant: str, monkeypatch: py
     """On a CPU by the kernels' reference, which a model there is not served by."""
     expected = logits_of(LeanForward(make_model(variant, torch.float32), SETTINGS))
     monkeypatch.setattr(moe, "is_made_for", lambda device, dtype: True)
+    monkeypatch.setattr(experts, "can_mix_experts", lambda device, dtype, num: False)
     lean = LeanForward(make_model(variant, torch.float32), SETTINGS)
     assert any(isinstance(part, SparseMlp) for part in lean.network.modules())
     assert not any(isinstance(part, OwnMlp) for part in lean.network.modules())

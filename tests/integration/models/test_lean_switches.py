@@ -14,7 +14,7 @@ from penstock.kernels import native
 from penstock.shared.errors import ModelLoadError
 from penstock.worker.models.adapters.attach import attach_adapters
 from penstock.worker.models.adapters.peft_folder import LayerMatrices
-from penstock.worker.models.adapters.sites import layers_of, sites_of
+from penstock.worker.models.adapters.sites import layers_of, placed_sites_of, sites_of
 from penstock.worker.models.checks.conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE, Truth, check_conformance
 from penstock.worker.models.checks.windows import NarrowTruth
 from penstock.worker.models.forward import Forward, ForwardSettings
@@ -26,7 +26,17 @@ from penstock.worker.models.packed_linear import pack_linear_layers
 from penstock.worker.models.ways import attention as attention_module
 from penstock.worker.models.ways.packed import PackedForward
 
-from .lean_models import BLOCK_SIZE, NUM_BLOCKS, SETTINGS, SWITCHES, make_model, steps
+from .lean_models import (
+    ALL_EXPERTS,
+    BLOCK_SIZE,
+    MIXTURES,
+    NUM_BLOCKS,
+    SETTINGS,
+    SWITCHES,
+    make_model,
+    run_and_commit,
+    steps,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +102,21 @@ def test_fused_projections_keep_their_names_for_adapters() -> None:
     assert names == {f"model.layers.{index}.{part}" for index in range(3) for part in parts}
 
 
+def test_experts_are_read_with_their_router() -> None:
+    plans = {variant: layer_of(variant, -1).mlp for variant in MIXTURES}
+    routed = {variant: mlp.experts for variant, mlp in plans.items() if mlp is not None and mlp.experts is not None}
+    assert list(routed) == list(MIXTURES)
+    glm, gpt, qwen = routed["glm4 moe"], routed["gpt oss"], routed["qwen2 moe"]
+    assert (glm.router.scoring, glm.router.scale, glm.router.renormalizes) == ("sigmoid", 1.7, True)
+    assert glm.router.choice_bias.endswith("e_score_correction_bias")
+    assert (gpt.clamp, gpt.is_transposed, gpt.router.bias != "") == ((1.702, 7.0), True, True)
+    assert (qwen.router.renormalizes, routed["mixtral"].router.renormalizes) == (False, True)
+    assert qwen.shared_gate.endswith("shared_expert_gate")
+    assert [mixture for mixture, plan in routed.items() if plan.shared is not None] == [
+        *("qwen2 moe", "glm4 moe", "granite moe, shared")
+    ]
+
+
 class Late(nn.Module):
     """Changes queries from some position on, which the model's first tokens do not show."""
 
@@ -153,13 +178,11 @@ def adapted(forward: Forward, names: dict[str, tuple[int, int]]) -> list[Tensor]
         slots.assign(slot, slots.prepare(matrices))
     slots.flush()
     forward.allocate(NUM_BLOCKS, BLOCK_SIZE, 3, torch.device("cpu"))
-    return [forward.run(replace(step, token_lora=torch.arange(len(step.token_ids)) % 3 - 1)) for step in steps()]
+    with_adapters = [replace(step, token_lora=torch.arange(len(step.token_ids)) % 3 - 1) for step in steps()]
+    return [run_and_commit(forward, step) for step in with_adapters]
 
 
-DENSE = [variant for variant in SWITCHES if variant != "gpt oss"]
-
-
-@pytest.mark.parametrize("variant", DENSE)
+@pytest.mark.parametrize("variant", [*SWITCHES, "qwen2 moe"])
 @torch.inference_mode()
 def test_adapters_add_what_they_add_the_general_way(variant: str) -> None:
     packed = PackedForward(make_model(variant, torch.float32), SETTINGS)
@@ -167,16 +190,28 @@ def test_adapters_add_what_they_add_the_general_way(variant: str) -> None:
     pack_linear_layers(lean.network)
     forward = make_native(lean, BLOCK_SIZE)
     assert isinstance(forward, NativeForward)
-    names = layers_of(sites_of(forward.network))
+    names = layers_of(placed_sites_of(forward.network).values())
     for ours, theirs in zip(adapted(forward, names), adapted(packed, names), strict=True):
         torch.testing.assert_close(ours, theirs.float(), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("variant", DENSE)
+@torch.inference_mode()
+def test_adapters_of_layers_of_one_part() -> None:
+    python, compiled = (LeanForward(make_model("nemotron hybrid", torch.float32), SETTINGS) for _ in range(2))
+    for lean in (python, compiled):
+        pack_linear_layers(lean.network)
+    forward = make_native(compiled, BLOCK_SIZE)
+    assert isinstance(forward, NativeForward)
+    names = layers_of(placed_sites_of(forward.network).values())
+    for ours, theirs in zip(adapted(forward, names), adapted(python, names), strict=True):
+        torch.testing.assert_close(ours, theirs.float(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("variant", SWITCHES)
 @pytest.mark.parametrize(("quantization", "tolerance"), [("int8", QUANTIZED_TOLERANCE), ("int4", FOUR_BITS_TOLERANCE)])
 @torch.inference_mode()
 def test_weights_in_bytes_and_in_four_bits(variant: str, quantization: str, tolerance: float) -> None:
-    model = make_model(variant, torch.bfloat16)
+    model = make_model(variant, torch.bfloat16, **(ALL_EXPERTS if variant in MIXTURES else {}))
     truth = Truth.of(model, 97)
     lean = LeanForward(model, SETTINGS)
     pack_linear_layers(lean.network, quantization)

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -15,15 +16,25 @@ from penstock.kernels import native
 from penstock.kernels.errors import KernelInputError
 from penstock.kernels.paged_attention import PagedBatch
 from penstock.worker.models.forward import ModelInput
+from penstock.worker.models.lean.feed_forward import OwnMlp
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.lean.native import NativeForward, make_native
 from penstock.worker.models.packed_linear import pack_linear_layers
 from penstock.worker.models.ways.packed import PackedForward
 
-from .lean_models import BLOCK_SIZE, NUM_BLOCKS, SETTINGS, VARIANTS, logits_of, make_model, steps
+from .lean_models import (
+    ALL_EXPERTS,
+    BLOCK_SIZE,
+    MIXTURES,
+    NUM_BLOCKS,
+    SETTINGS,
+    VARIANTS,
+    logits_of,
+    make_model,
+    steps,
+)
 
 DTYPES = [torch.float32, torch.bfloat16]
-DENSE = [name for name in VARIANTS if "moe" not in name and name not in ("mixtral", "gpt oss")]
 HAS_COMPILER = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
 
 pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
@@ -41,21 +52,22 @@ def compiled() -> Iterator[None]:
         native.unload()
 
 
-def native_forward(variant: str, dtype: torch.dtype, quantization: str | None = None) -> NativeForward:
-    lean = LeanForward(make_model(variant, dtype), SETTINGS)
+def native_forward(variant: str, dtype: torch.dtype, quantization: str | None = None, **changed: Any) -> NativeForward:
+    lean = LeanForward(make_model(variant, dtype, **changed), SETTINGS)
     pack_linear_layers(lean.network, quantization)
     forward = make_native(lean, BLOCK_SIZE)
     assert isinstance(forward, NativeForward)
     return forward
 
 
-@pytest.mark.parametrize("variant", DENSE)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
 def test_logits_are_those_of_the_general_way(variant: str, dtype: torch.dtype) -> None:
-    expected = logits_of(PackedForward(make_model(variant, torch.float32), SETTINGS))
-    theirs = logits_of(PackedForward(make_model(variant, dtype), SETTINGS))
-    actual = logits_of(native_forward(variant, dtype))
+    changed: dict[str, Any] = ALL_EXPERTS if variant in MIXTURES and dtype is torch.bfloat16 else {}
+    expected = logits_of(PackedForward(make_model(variant, torch.float32, **changed), SETTINGS))
+    theirs = logits_of(PackedForward(make_model(variant, dtype, **changed), SETTINGS))
+    actual = logits_of(native_forward(variant, dtype, **changed))
     assert {ours.dtype for ours in actual} == {torch.float32}
     truth, other, ours = (torch.cat([logits.float() for logits in found]) for found in (expected, theirs, actual))
     if dtype is torch.float32:
@@ -64,11 +76,10 @@ def test_logits_are_those_of_the_general_way(variant: str, dtype: torch.dtype) -
     assert (ours - truth).norm() <= 2 * (other - truth).norm() + 1e-5 * truth.norm()
 
 
-@pytest.mark.parametrize("variant", ["mixtral", "qwen3 moe, with a dense layer"])
-def test_experts_stay_with_the_layers_in_python(variant: str) -> None:
-    lean = LeanForward(make_model(variant, torch.float32), SETTINGS)
-    pack_linear_layers(lean.network)
-    assert make_native(lean, BLOCK_SIZE) is lean
+def test_experts_without_the_library_are_the_models_own() -> None:
+    native.unload()
+    lean = LeanForward(make_model("mixtral", torch.float32), SETTINGS)
+    assert any(isinstance(part, OwnMlp) for part in lean.network.modules())
 
 
 def test_without_the_library_the_layers_in_python_stay() -> None:
@@ -126,7 +137,7 @@ def alone(step: ModelInput, request: int, start: int, end: int) -> ModelInput:
     ("variant", "quantization"),
     [
         *(("llama", None), ("llama", "int4"), ("mistral, with a window", None), ("gemma2", None), ("cohere", None)),
-        *(("starcoder2", None), ("olmo2", "int4")),
+        *(("starcoder2", None), ("olmo2", "int4"), ("qwen2 moe", None), ("gpt oss", "int8")),
     ],
 )
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -17,7 +17,7 @@ from ..lean.native import NativeForward
 from ..token_adapters import TokenAdapters
 from ..ways.packed import PackedForward
 from .layouts import PackedLayout, PlainLayout, StackedLayout
-from .sites import Site, sites_of, sites_of_all_tokens
+from .sites import Site, placed_sites_of, sites_of, sites_of_all_tokens
 from .slots import AdapterSlots, SlotLayout
 
 
@@ -34,13 +34,10 @@ def attach_adapters(
     """
     like = next(forward.network.parameters()).detach().new_empty(0)
     if isinstance(forward, NativeForward):
-        sites = sites_of(forward.network)
-        if len(sites) != PRODUCTS_PER_LAYER * len(forward.network.layers):
-            raise ConfigurationError(
-                f"enable_lora needs layers with attention and a feed-forward part each, and some of {architecture} "
-                f"have one of them alone; leave it out"
-            )
-        layout = PackedLayout(sites, num_slots)
+        placed = placed_sites_of(forward.network)
+        sites = list(placed.values())
+        num_places = PRODUCTS_PER_LAYER * len(forward.network.layers)
+        layout = PackedLayout(list(placed), num_slots, num_places)
         forward.use_adapters(layout.of_layers)
         return AdapterSlots(layout, sites, num_slots, max_rank, like)
     tokens = _tokens_of(forward)
@@ -92,5 +89,5 @@ def _layout_for(sites: list[Site], num_slots: int, max_rank: int, like: Tensor) 
     if like.device.type == "cuda":
         return StackedLayout(sites, num_slots, max_rank, like)
     if all(can_pack_lora(site.linear.in_features, like.dtype) for site in sites):
-        return PackedLayout(sites, num_slots)
+        return PackedLayout(range(len(sites)), num_slots, len(sites))
     return PlainLayout(sites, num_slots)

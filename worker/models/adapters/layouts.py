@@ -17,19 +17,23 @@ from .slots import zeros_like_outputs
 
 
 class PackedLayout:
-    """For the compiled library, on the CPU: each adapter has the rank that it has, and a slot is an address."""
+    """For the compiled library, on the CPU: each adapter has the rank that it has, and a slot is an address.
 
-    def __init__(self, sites: Sequence[Site], num_slots: int) -> None:
+    Args:
+        products: the place of each site among ``num_products``; at the others no adapter adds anything.
+    """
+
+    def __init__(self, products: Sequence[int], num_slots: int, num_products: int) -> None:
         self._num_slots = num_slots
-        self._all = (ProductStruct * (len(sites) * num_slots))()
+        self._all = (ProductStruct * (num_products * num_slots))()
         size, of_site = ctypes.sizeof(ProductStruct) * num_slots, ProductStruct * num_slots
-        self._of_sites = [of_site.from_buffer(self._all, place * size) for place in range(len(sites))]
+        self._of_sites = [of_site.from_buffer(self._all, product * size) for product in products]
         # The structs know addresses alone.
         self._alive: dict[tuple[int, int], PackedLora | None] = {}
 
     @property
     def of_layers(self) -> LayerAdapters:
-        """For a decoder whose layers have these sites."""
+        """For a decoder with these products."""
         return LayerAdapters(self._all, self._num_slots)
 
     def prepare(self, site: Site, parts: Sequence[LoraPart]) -> PackedLora:

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from ....kernels.decoder import GATE_UP, PRODUCTS_PER_LAYER, QKV
 from ..forward import Forward
 from ..lean.decoder import LeanDecoder
-from ..lean.feed_forward import GatedMlp, OwnMlp, SharedExpertMlp
+from ..lean.feed_forward import OwnMlp, SharedExpertMlp
+from ..lean.gated_mlp import GatedMlp
 from ..lean.layer import AnyLayer, LeanLayer
 from ..lean.mixing import MixingLayer
+from ..lean.routed import RoutedMlp
 from ..packed_linear import PackedLinear
 from ..quantized_linear import QuantizedLinear
 
@@ -43,6 +46,24 @@ def sites_of(network: nn.Module) -> list[Site]:
         return [site for layer in network.layers if isinstance(layer, AnyLayer) for site in _sites_of_lean(layer)]
     get_head = getattr(network, "get_output_embeddings", None)
     return list(_own_sites(network, "", without=get_head() if get_head is not None else None))
+
+
+def placed_sites_of(network: LeanDecoder) -> dict[int, Site]:
+    """Those that the compiled decoder knows, by their place among ``PRODUCTS_PER_LAYER`` of each layer.
+
+    A layer may have one part alone, or experts, which no adapter changes, in the place of what all tokens go through.
+    """
+    found: dict[int, Site] = {}
+    for index, layer in enumerate(network.layers):
+        assert isinstance(layer, AnyLayer)
+        first = PRODUCTS_PER_LAYER * index
+        sites = {id(site.linear): site for site in _sites_of_lean(layer)}
+        mlp = layer.mlp.shared if isinstance(layer.mlp, RoutedMlp) else layer.mlp
+        of_attention = [] if layer.plan.attention is None else [layer.in_proj, layer.o_proj]
+        of_mlp = [mlp.gate_up_proj, mlp.down_proj] if isinstance(mlp, GatedMlp) else []
+        found |= {first + QKV + place: sites[id(linear)] for place, linear in enumerate(of_attention)}
+        found |= {first + GATE_UP + place: sites[id(linear)] for place, linear in enumerate(of_mlp)}
+    return found
 
 
 def layers_of(sites: Iterable[Site]) -> dict[str, tuple[int, int]]:
@@ -79,6 +100,12 @@ def _sites_of_lean(layer: AnyLayer) -> Iterator[Site]:
         return
     if isinstance(mlp, GatedMlp):
         yield from _sites_of_mlp(mlp, plan.inner, plan.down)
+    elif isinstance(mlp, RoutedMlp):
+        # Tokens of all adapters meet in the experts themselves.
+        if mlp.shared is not None and mlp.plan.shared is not None:
+            yield from _sites_of_mlp(mlp.shared, mlp.plan.shared.inner, mlp.plan.shared.down)
+        if mlp.shared_gate is not None:
+            yield from _own_sites(mlp.shared_gate, mlp.plan.shared_gate)
     elif isinstance(mlp, SharedExpertMlp):
         shared = f"{plan.name}.shared_expert"
         yield from _sites_of_mlp(mlp.shared, [f"{shared}.gate_proj", f"{shared}.up_proj"], f"{shared}.down_proj")

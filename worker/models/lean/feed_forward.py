@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,29 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ....kernels import moe
-from ....kernels.gated_activation import activate, activate_and_mul
 from ..parallel.summed import Summed
-from .fuse import fuse_linear
+from .gated_mlp import GatedMlp, make_dense
 from .plan import FeedForwardPlan
-
-
-class GatedMlp(nn.Module):
-    """A dense feed-forward layer with gate and up projection in one, or without a gate.
-
-    Args:
-        inner: projections before the activation: gate and up, or one in which both are, or one without a gate.
-    """
-
-    def __init__(self, inner: Sequence[nn.Linear], down: nn.Linear, activation: str, *, is_gated: bool = True) -> None:
-        super().__init__()
-        self.gate_up_proj = fuse_linear(inner)
-        self.down_proj = down
-        self.activation = activation
-        self.is_gated = is_gated
-        self._activate = partial(activate_and_mul if is_gated else activate, activation=activation)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.down_proj(self._activate(self.gate_up_proj(hidden)))
+from .routed import RoutedMlp
 
 
 class OwnMlp(nn.Module):
@@ -95,12 +74,13 @@ def make_feed_forward(own: nn.Module, plan: FeedForwardPlan) -> nn.Module:
     """The feed-forward part that ``plan`` says, on the weights of ``own``, the whole model."""
     module = own.get_submodule(plan.name)
     if plan.kind in ("gated", "plain"):
-        inner: Any = [own.get_submodule(name) for name in plan.inner]
-        down: Any = own.get_submodule(plan.down)
-        return GatedMlp(inner, down, plan.activation, is_gated=plan.kind == "gated")
+        return make_dense(own, plan)
+    if plan.experts is not None and not isinstance(module, Summed):
+        shared = plan.experts.shared
+        return RoutedMlp(own, plan.experts, None if shared is None else make_dense(own, shared))
     if plan.beside:
         return OwnMlp(module, own.get_submodule(plan.beside))
-    kinds = {"experts": SparseMlp, "experts and a shared one": SharedExpertMlp, "own": OwnMlp}
+    kinds = {"experts": SparseMlp, "experts and a shared one": SharedExpertMlp}
     if isinstance(module, Summed):
-        return Summed(kinds[plan.kind](module.inner), module.groups)
-    return kinds[plan.kind](module)
+        return Summed(kinds.get(plan.kind, OwnMlp)(module.inner), module.groups)
+    return kinds.get(plan.kind, OwnMlp)(module)

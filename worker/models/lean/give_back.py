@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ....shared.errors import ModelLoadError
 from ..weights.plain import bare, put_linear, put_modules, put_weight
 from .decoder import LeanDecoder
-from .feed_forward import GatedMlp, OwnMlp, SharedExpertMlp, SparseMlp
+from .feed_forward import OwnMlp, SharedExpertMlp, SparseMlp
+from .gated_mlp import GatedMlp
 from .layer import AnyLayer, HeadNorm, LeanLayer, RowNorm
 from .mixing import MixingLayer
 from .norms import AnyNorm, NoNorm
 from .plan import AttentionPlan, FeedForwardPlan, NormPlan
+from .routed import RoutedMlp
 
 
 def give_back(network: LeanDecoder, own: PreTrainedModel) -> None:
@@ -111,8 +114,9 @@ def _give_feed_forward(mlp: nn.Module, plan: FeedForwardPlan, own: PreTrainedMod
     module: Any = bare(own.get_submodule(plan.name))
     mlp = bare(mlp)
     if isinstance(mlp, GatedMlp):
-        _split_linear(mlp.gate_up_proj, [_linear(own, name) for name in plan.inner])
-        put_linear(mlp.down_proj, _linear(own, plan.down))
+        _give_dense(mlp, plan, own)
+    elif isinstance(mlp, RoutedMlp):
+        _give_routed(mlp, own)
     elif isinstance(mlp, SharedExpertMlp):
         _give_experts(mlp.routed, module)
         shared = module.shared_expert
@@ -132,6 +136,29 @@ def _give_experts(mlp: SparseMlp, own: Any) -> None:
     put_weight(own.gate, "weight", mlp.router_weight)
     put_weight(own.experts, "gate_up_proj", mlp.gate_up_proj)
     put_weight(own.experts, "down_proj", mlp.down_proj)
+
+
+def _give_routed(mlp: RoutedMlp, own: PreTrainedModel) -> None:
+    plan, held = mlp.plan, own.get_submodule(mlp.plan.name)
+    router = plan.router
+    named = {router.weight: mlp.router.weight, router.bias: mlp.router.bias, router.choice_bias: mlp.router.choice_bias}
+    for name, tensor in named.items():
+        if name and tensor is not None:
+            _put_tensor(own, name, tensor)
+    for name, linears in ((plan.inner, mlp.gate_up), (plan.down, mlp.down)):
+        parts = [cast(Any, linear) for linear in linears]
+        put_weight(held, name, torch.stack([part.weight.T if plan.is_transposed else part.weight for part in parts]))
+        if parts[0].bias is not None:
+            put_weight(held, f"{name}_bias", torch.stack([part.bias for part in parts]))
+    if mlp.shared is not None and plan.shared is not None:
+        _give_dense(mlp.shared, plan.shared, own)
+    if mlp.shared_gate is not None:
+        put_linear(mlp.shared_gate, _linear(own, plan.shared_gate))
+
+
+def _give_dense(mlp: GatedMlp, plan: FeedForwardPlan, own: PreTrainedModel) -> None:
+    _split_linear(mlp.gate_up_proj, [_linear(own, name) for name in plan.inner])
+    put_linear(mlp.down_proj, _linear(own, plan.down))
 
 
 def _split_linear(fused: nn.Module, parts: Sequence[nn.Linear]) -> None:
@@ -159,6 +186,17 @@ def _put_narrow(module: nn.Module, name: str, tensor: Tensor) -> None:
 def _put_parameter(own: PreTrainedModel, name: str, tensor: Tensor) -> None:
     holder, _, last = name.rpartition(".")
     _put_narrow(own.get_submodule(holder), last, tensor)
+
+
+def _put_tensor(own: PreTrainedModel, name: str, tensor: Tensor) -> None:
+    """Of a parameter, or of a buffer that is kept."""
+    holder, _, last = name.rpartition(".")
+    module = own.get_submodule(holder)
+    if last in module._buffers:
+        former = cast(Tensor, module._buffers[last])
+        module._buffers[last] = tensor.detach().reshape(former.shape).to(former.dtype)
+    else:
+        _put_narrow(module, last, tensor.detach().reshape(cast(Tensor, getattr(module, last)).shape))
 
 
 def _linear(own: PreTrainedModel, name: str) -> nn.Linear:

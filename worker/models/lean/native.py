@@ -13,6 +13,7 @@ from ....kernels.decoder import (
     Decoder,
     DecoderBatch,
     DecoderWeights,
+    ExpertsWeights,
     LayerAdapters,
     LayerWeights,
     NormWeights,
@@ -27,13 +28,14 @@ from ..cache.pages import use_pages
 from ..forward import Forward, ModelInput
 from ..packed_linear import OwnPackedLinear
 from .decoder import LeanDecoder
-from .feed_forward import GatedMlp
 from .forward import LeanForward
+from .gated_mlp import GatedMlp
 from .layer import AnyLayer, HeadNorm, LeanLayer, RowNorm
 from .mixing import MixingLayer
 from .norms import CentredNorm, NoNorm, Norm
 from .of_lean import OfLean
 from .plan import GATES
+from .routed import RoutedMlp
 
 _FIRST_NUM_ANGLES = 512
 
@@ -165,7 +167,7 @@ def make_native(forward: Forward, block_size: int) -> Forward:
 def is_native(lean: LeanForward) -> bool:
     """Whether the compiled library can run the model.
 
-    Its layers are to be dense and of one shape, and all its products packed by us.
+    Its layers are to attend in one shape, and all its products to be packed by us.
     """
     network = lean.network
     layers = _attending_layers_of(network)
@@ -173,7 +175,7 @@ def is_native(lean: LeanForward) -> bool:
     return (
         can_decode(network.embed_tokens.weight.dtype, layers[0].head_dim)
         and all(isinstance(linear, OwnPackedLinear) for linear in linears)
-        and any(isinstance(layer.mlp, GatedMlp) for layer in _layers_of(network))
+        and any(layer.mlp is not None for layer in _layers_of(network))
         and len({(layer.num_heads, layer.num_kv_heads, layer.head_dim) for layer in layers}) == 1
     )
 
@@ -187,9 +189,13 @@ def _attending_layers_of(network: LeanDecoder) -> list[LeanLayer]:
 
 
 def _linears_of(layer: AnyLayer) -> list[object]:
-    """Of attention two, and of the feed-forward part; a list with None is of one that is not dense."""
+    """Of attention two, and of the feed-forward part; a list with None is of one that only Python knows."""
     of_attention = [] if layer.plan.attention is None else [layer.in_proj, layer.o_proj]
     mlp = layer.mlp
+    if isinstance(mlp, RoutedMlp):
+        of_shared = [] if mlp.shared is None else [mlp.shared.gate_up_proj, mlp.shared.down_proj]
+        of_gate = [] if mlp.shared_gate is None else [mlp.shared_gate]
+        return [*of_attention, *mlp.gate_up, *mlp.down, *of_shared, *of_gate]
     of_mlp = [mlp.gate_up_proj, mlp.down_proj] if isinstance(mlp, GatedMlp) else [] if mlp is None else [None]
     return [*of_attention, *of_mlp]
 
@@ -225,7 +231,8 @@ def _all_layer_weights(lean: LeanForward) -> Iterator[LayerWeights]:
 
 
 def _common_weights(layer: AnyLayer) -> dict[str, Any]:
-    mlp = layer.mlp
+    routed = layer.mlp if isinstance(layer.mlp, RoutedMlp) else None
+    mlp = layer.mlp if routed is None else routed.shared
     assert mlp is None or isinstance(mlp, GatedMlp)
     has_attention = layer.plan.attention is not None
     return {
@@ -241,7 +248,29 @@ def _common_weights(layer: AnyLayer) -> dict[str, Any]:
         "is_parallel": layer.plan.is_parallel,
         "activation": 0 if mlp is None else ACTIVATIONS.index(mlp.activation),
         "is_gated": mlp is None or mlp.is_gated,
+        "experts": None if routed is None else _experts_weights(routed),
     }
+
+
+def _experts_weights(mlp: RoutedMlp) -> ExpertsWeights:
+    plan, router = mlp.plan, mlp.router
+    return ExpertsWeights(
+        router=router.weight,
+        router_bias=router.bias,
+        choice_bias=router.choice_bias,
+        gate_up=[_packed_weight(linear) for linear in mlp.gate_up],
+        down=[_packed_weight(linear) for linear in mlp.down],
+        num_chosen=plan.router.num_chosen,
+        has_sigmoids=plan.router.scoring == "sigmoid",
+        renormalizes=plan.router.renormalizes,
+        rounds_logits=not plan.router.is_wide,
+        rounds_weights=plan.router.rounds_weights,
+        scale=plan.router.scale,
+        activation=ACTIVATIONS.index(plan.activation),
+        is_gated=plan.is_gated,
+        clamp=plan.clamp,
+        shared_gate=None if mlp.shared_gate is None else _packed_weight(mlp.shared_gate),
+    )
 
 
 def _attention_weights(layer: LeanLayer, window: int | None) -> dict[str, Any]:

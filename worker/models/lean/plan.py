@@ -7,7 +7,7 @@ Every place where decoders of today differ from each other is a field here. Name
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -134,17 +134,67 @@ class MixerPlan:
 
 
 @dataclass(frozen=True)
+class RouterPlan:
+    """By which weights and rules a token goes to its experts, as ``kernels.moe.route`` does.
+
+    Args:
+        weight: name of ``[X, E]``; ``bias`` and ``choice_bias``, ``[X]``: of its logits, and of scores where experts
+            are chosen. Names of parameters or buffers, empty without.
+        is_wide: logits are computed in float32, and not rounded.
+        rounds_weights: what experts count is rounded to the model's dtype.
+    """
+
+    weight: str
+    num_chosen: int
+    scoring: Literal["softmax", "sigmoid"]
+    renormalizes: bool
+    scale: float = 1.0
+    bias: str = ""
+    choice_bias: str = ""
+    is_wide: bool = False
+    rounds_weights: bool = True
+
+
+@dataclass(frozen=True)
+class ExpertsPlan:
+    """A mixture of experts whose tokens are sent by a ``RouterPlan``.
+
+    Args:
+        name: of the module that holds the experts, in tensors of all of them.
+        inner, down: names of these tensors; where they have a bias, its name is theirs and ``_bias``.
+        is_transposed: they are ``[X, inputs, outputs]``; else ``[X, outputs, inputs]``.
+        is_gated: as for "gated" of ``FeedForwardPlan``; else as for "plain".
+        clamp: factor in the sigmoid and limit of a clamped gate, which lies in pairs with what it opens for.
+        shared: a dense part beside them, whose result is added; None without.
+        shared_gate: name of a layer with one output, whose sigmoid opens for that; empty without.
+    """
+
+    name: str
+    router: RouterPlan
+    inner: str
+    down: str
+    is_transposed: bool = False
+    activation: str = "silu"
+    is_gated: bool = True
+    clamp: tuple[float, float] | None = None
+    shared: FeedForwardPlan | None = None
+    shared_gate: str = ""
+
+
+@dataclass(frozen=True)
 class FeedForwardPlan:
     """What a layer does to each token by itself.
 
     Args:
         name: of the model's own module.
-        kind: "gated" (an activation times what it lets through), "plain" (an activation alone), "experts", "experts and
-            a shared one", or "own": the model's own code.
+        kind: "gated" (an activation times what it lets through), "plain" (an activation alone), "routed" (experts of an
+            ``ExpertsPlan``), "experts", "experts and a shared one", or "own": the model's own code.
         inner: names of the projections before the activation; one where gate and up are fused, or there is no gate.
         down: name of the projection behind it.
         activation: one of ``gated_activation.ACTIVATIONS``.
-        beside: name of a second module of "own", of the same input, whose result is added; empty without.
+        beside: name of a second module of "own", of the same input, whose result is added; empty without. Of "routed"
+            experts it is what the plan calls ``shared``.
+        experts: of "routed".
     """
 
     name: str
@@ -153,6 +203,7 @@ class FeedForwardPlan:
     down: str = ""
     activation: str = "silu"
     beside: str = ""
+    experts: ExpertsPlan | None = None
 
 
 @dataclass(frozen=True)

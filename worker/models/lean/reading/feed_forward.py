@@ -1,41 +1,33 @@
-"""What a layer's feed-forward part is: by the projections that it calls, and what lies between them."""
+"""What a layer's feed-forward part is: dense, experts, or the model's own code."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from dataclasses import replace
+
+from torch import Tensor
 
 from .....kernels import moe
-from .....kernels.gated_activation import ACTIVATIONS, activate, activate_and_mul
 from ..feed_forward import SharedExpertMlp, SparseMlp
 from ..plan import FeedForwardPlan
-from .matching import best, close, rows_of, same
+from .dense import read_dense
+from .experts import read_experts
+from .matching import close, rows_of
 from .trace import ModuleCall, Trace
 
 
 def read_feed_forward(trace: Trace, call: ModuleCall) -> FeedForwardPlan:
     """The plan of the module that ``call`` is; the model's own code where it is nothing that is known."""
-    return _dense(trace, call) or _experts(trace, call) or FeedForwardPlan(call.name)
+    dense = read_dense(trace, call)
+    return dense or read_experts(trace, call) or _experts(trace, call) or FeedForwardPlan(call.name)
 
 
-def _dense(trace: Trace, call: ModuleCall) -> FeedForwardPlan | None:
-    inner = [found for found in trace.inside(call.name) if isinstance(found.module, nn.Linear)]
-    if call.given is None or call.made is None or not 2 <= len(inner) <= 3 or not same(inner[-1].made, call.made):
-        return None
-    *before, down = inner
-    if not all(same(found.given, call.given) for found in before) or down.given is None:
-        return None
-    outputs = [rows_of(found.made) for found in before if found.made is not None]
-    size, between = down.given.shape[-1], rows_of(down.given)
-    names = tuple(found.name for found in before)
-    if sum(output.shape[1] for output in outputs) == 2 * size:
-        both = torch.cat(outputs, dim=1)
-        chosen = best(ACTIVATIONS, lambda activation: activate_and_mul(both.clone(), activation), between)
-        return None if chosen is None else FeedForwardPlan(call.name, "gated", names, down.name, chosen)
-    if len(outputs) == 1 and outputs[0].shape[1] == size:
-        chosen = best(ACTIVATIONS, lambda activation: activate(outputs[0].clone(), activation), between)
-        return None if chosen is None else FeedForwardPlan(call.name, "plain", names, down.name, chosen)
-    return None
+def read_both(trace: Trace, first: ModuleCall, second: ModuleCall) -> FeedForwardPlan:
+    """The plan of two modules of the same input, whose results a layer adds."""
+    for call, beside in ((first, second), (second, first)):
+        found = read_experts(trace, call, beside)
+        if found is not None:
+            return replace(found, beside=beside.name)
+    return FeedForwardPlan(first.name, beside=second.name)
 
 
 def _experts(trace: Trace, call: ModuleCall) -> FeedForwardPlan | None:

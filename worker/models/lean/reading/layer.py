@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .....shared.errors import ModelLoadError
 from ..plan import AttentionPlan, FeedForwardPlan, LayerPlan, MixerPlan, NormPlan
 from .attention import AnglesSource, read_attention
-from .feed_forward import read_feed_forward
+from .feed_forward import read_both, read_feed_forward
 from .matching import rows_of, same
 from .mixers import read_mixer
 from .norms import norm_after, norm_before, read_norm
@@ -93,10 +93,9 @@ class _Parts:
         mixes = [call for call in others if (call.name == attention if attention else _convolves(call))]
         self.attention = mixes[0] if mixes else None
         others = [call for call in others if call is not self.attention]
-        self.beside = ""
+        self.both: tuple[ModuleCall, ModuleCall] | None = None
         if len(others) == 2 and same(others[0].given, others[1].given):
-            first, second = others
-            self.beside = second.name
+            first, second = self.both = (others[0], others[1])
             others = [replace(first, made=_tensor(first.made) + _tensor(second.made))]
         if len(others) > 1 or not (others or self.attention):
             told = ", ".join(call.name.rsplit(".", 1)[-1] for call in others) or "nothing"
@@ -105,7 +104,7 @@ class _Parts:
 
     def read_mlp(self, trace: Trace, call: ModuleCall) -> FeedForwardPlan:
         """The plan of the feed-forward part, which ``call`` is."""
-        return FeedForwardPlan(call.name, beside=self.beside) if self.beside else read_feed_forward(trace, call)
+        return read_both(trace, *self.both) if self.both else read_feed_forward(trace, call)
 
     def norm_between(self, stream: Tensor, given: Tensor | None) -> NormPlan | None:
         """The normalisation by which ``stream`` becomes ``given``; None if that is ``stream`` itself."""

@@ -1,0 +1,211 @@
+"""Mixtures of experts: how tokens are sent to them, what an expert is, and what is beside them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .....kernels.decoder import can_mix_experts
+from .....kernels.gated_activation import ACTIVATIONS
+from ..plan import ExpertsPlan, FeedForwardPlan, RouterPlan
+from ..routed import activate_experts, tensor_of
+from .dense import read_dense
+from .matching import best, close, error_of, rows_of, same, tolerance_for
+from .numbers import factor_between, known_numbers
+from .trace import ModuleCall, Trace
+
+# What an expert's first weights are called, with a gate in them and without.
+_INNER = ("gate_up_proj", "up_proj")
+_DOWN = "down_proj"
+# Each goes to as many experts as it has, in each way that is tried; of a large model they have gigabytes.
+_TOKENS_TRIED = 2
+
+
+@dataclass(frozen=True)
+class _Experts:
+    """A call of the module that holds experts: its tokens, where they went, and what came of it."""
+
+    call: ModuleCall
+    inner: str
+    hidden: Tensor
+    ids: Tensor
+    weights: Tensor
+    made: Tensor
+
+    @property
+    def num(self) -> int:
+        return len(getattr(self.call.module, _DOWN))
+
+
+def read_experts(trace: Trace, call: ModuleCall, beside: ModuleCall | None = None) -> FeedForwardPlan | None:
+    """The plan of a mixture that the compiled decoder has; None if ``call`` is none, or it is not what serves.
+
+    Args:
+        beside: a second part of the same input, whose result the layer adds.
+    """
+    found = next(filter(None, (_experts_of(trace, each, call) for each in trace.inside(call.name))), None)
+    if found is None or not can_mix_experts(trace.serving_device, found.hidden.dtype, found.num):
+        return None
+    router = _read_router(trace, call, found)
+    plan = None if router is None else _read_expert(found, router)
+    if plan is None:
+        return None
+    with_shared = _with_shared(trace, call, found, plan, beside)
+    return None if with_shared is None else FeedForwardPlan(call.name, "routed", experts=with_shared)
+
+
+def _experts_of(trace: Trace, call: ModuleCall, block: ModuleCall) -> _Experts | None:
+    """What ``call`` is told, if its module holds experts and is a part of ``block``."""
+    if call.name.rpartition(".")[0] != block.name or call.made is None or block.given is None:
+        return None
+    inner = next((name for name in _INNER if _is_of_experts(getattr(call.module, name, None))), None)
+    if inner is None or not _is_of_experts(getattr(call.module, _DOWN, None)):
+        return None
+    given = [rows_of(value) for value in (*call.arguments, *call.options.values()) if isinstance(value, Tensor)]
+    hidden = next((value for value in given if same(value, rows_of(block.given))), None)
+    ids = next((value for value in given if not value.is_floating_point() and value.ndim == 2), None)
+    if hidden is None or ids is None:
+        return None
+    weights = next((value for value in given if value.is_floating_point() and value.shape == ids.shape), None)
+    if weights is None:
+        return None
+    return _Experts(call, inner, hidden, ids, weights, rows_of(call.made))
+
+
+def _is_of_experts(tensor: Any) -> bool:
+    return isinstance(tensor, nn.Parameter) and tensor.ndim == 3
+
+
+def _read_router(trace: Trace, block: ModuleCall, found: _Experts) -> RouterPlan | None:
+    """The rule by which the ids and weights of ``found`` come from its tokens: whatever makes the nearest."""
+    numbers = known_numbers(block.module, trace.module.config.get_text_config(), found.hidden.dtype)
+    chosen, least = None, tolerance_for(found.hidden)
+    for guess in _routers(block, found):
+        rough, missed = _counts_by(trace.module, guess, found)
+        scale = factor_between(rough.to(found.hidden.dtype), found.weights.to(found.hidden.dtype), numbers)
+        if scale is None:
+            continue
+        # Rounded as the model does, so that of two guesses which are nearly the same the right one is equal.
+        error = max(missed, error_of((rough * scale).to(found.weights.dtype), found.weights))
+        if error < least:
+            chosen, least = replace(guess, scale=scale), error
+    return chosen
+
+
+def _routers(block: ModuleCall, found: _Experts) -> Iterator[RouterPlan]:
+    """What might be, first that whose tensors all count: those that are zero cannot be told from none."""
+    tensors = itertools.chain(block.module.named_parameters(), block.module.named_buffers())
+    tensors = [(name, tensor) for name, tensor in tensors if not found.call.name.endswith(f".{name.split('.')[0]}")]
+    weights = [name for name, tensor in tensors if tensor.shape == (found.num, found.hidden.shape[1])]
+    biases = [f"{block.name}.{name}" for name, tensor in tensors if tensor.numel() == found.num]
+    places = [*((name, "") for name in biases), *(("", name) for name in biases), ("", "")]
+    rounds_weights = found.weights.dtype == found.hidden.dtype
+    for weight, (bias, choice_bias), scoring, renormalizes, is_wide in itertools.product(
+        weights, places, ("softmax", "sigmoid"), (True, False), (False, True)
+    ):
+        yield RouterPlan(
+            f"{block.name}.{weight}",
+            found.ids.shape[1],
+            scoring,
+            renormalizes,
+            bias=bias,
+            choice_bias=choice_bias,
+            is_wide=is_wide,
+            rounds_weights=rounds_weights,
+        )
+
+
+def _counts_by(own: nn.Module, plan: RouterPlan, found: _Experts) -> tuple[Tensor, float]:
+    """What the experts of ``found`` would count, but for ``scale``, ``[T, J]``; and how far they are from the best.
+
+    Of equal ones the model may take others than ``kernels.moe`` would.
+    """
+    dtype = torch.float32 if plan.is_wide else found.hidden.dtype
+    weight, bias, choice_bias = (
+        tensor_of(own, name).detach() if name else None for name in (plan.weight, plan.bias, plan.choice_bias)
+    )
+    assert weight is not None
+    bias = None if bias is None else bias.flatten().to(dtype)
+    logits = F.linear(found.hidden.to(dtype), weight.to(dtype), bias).float()
+    scores = logits.softmax(-1) if plan.scoring == "softmax" else logits.sigmoid()
+    wanted = scores if choice_bias is None else scores + choice_bias.flatten().float()
+    ids = found.ids.long()
+    taken = wanted.gather(1, ids).sort(-1, descending=True).values
+    counts = scores.gather(1, ids)
+    if plan.renormalizes:
+        counts = counts / counts.sum(-1, keepdim=True)
+    return counts, error_of(taken, wanted.topk(plan.num_chosen).values)
+
+
+def _read_expert(found: _Experts, router: RouterPlan) -> ExpertsPlan | None:
+    """How the weights of experts lie, and what is between them."""
+    own: Any = found.call.module
+    inner, down = getattr(own, found.inner), getattr(own, _DOWN)
+    size = found.hidden.shape[1]
+    numbers = [value for value in vars(own).values() if isinstance(value, float) and value > 0]
+    guesses = []
+    for is_transposed in (False, True):
+        axis = 1 if is_transposed else 2
+        if inner.shape[axis] != size or down.shape[3 - axis] != size:
+            continue
+        is_gated = inner.shape[3 - axis] == 2 * down.shape[axis]
+        if not is_gated and inner.shape[3 - axis] != down.shape[axis]:
+            continue
+        plan = ExpertsPlan(found.call.name, router, found.inner, _DOWN, is_transposed, is_gated=is_gated)
+        guesses += [replace(plan, activation=activation) for activation in ACTIVATIONS]
+        guesses += [replace(plan, clamp=clamp) for clamp in itertools.permutations(numbers, 2) if is_gated]
+    return best(guesses, lambda guess: _made_by(guess, found), found.made[:_TOKENS_TRIED])
+
+
+def _made_by(plan: ExpertsPlan, found: _Experts) -> Tensor:
+    made = torch.zeros_like(found.hidden[:_TOKENS_TRIED], dtype=torch.float32)
+    for token, experts in enumerate(found.ids[:_TOKENS_TRIED].tolist()):
+        for place, expert in enumerate(experts):
+            inner = _multiply(plan, found, plan.inner, expert, found.hidden[token : token + 1])
+            down = _multiply(plan, found, plan.down, expert, activate_experts(plan, inner))
+            made[token] += found.weights[token, place].float() * down[0].float()
+    return made.to(found.made.dtype)
+
+
+def _multiply(plan: ExpertsPlan, found: _Experts, name: str, expert: int, rows: Tensor) -> Tensor:
+    own: Any = found.call.module
+    weight, bias = getattr(own, name)[expert], getattr(own, f"{name}_bias", None)
+    return F.linear(rows, weight.T if plan.is_transposed else weight, None if bias is None else bias[expert])
+
+
+def _with_shared(
+    trace: Trace, block: ModuleCall, found: _Experts, plan: ExpertsPlan, beside: ModuleCall | None
+) -> ExpertsPlan | None:
+    """With the dense part beside the experts, if there is one; None if there is something else."""
+    if block.made is None:
+        return None
+    made = rows_of(block.made)
+    if beside is not None:
+        dense = read_dense(trace, beside) if close(found.made, made) else None
+        return None if dense is None else replace(plan, shared=dense)
+    if close(found.made, made):
+        return plan
+    inside = [call for call in trace.inside(block.name) if same(_rows(call.given), found.hidden)]
+    for call in inside:
+        dense = read_dense(trace, call)
+        if dense is None or call.made is None:
+            continue
+        added = rows_of(call.made)
+        if close(found.made + added, made):
+            return replace(plan, shared=dense)
+        gates = [gate for gate in inside if isinstance(gate.module, nn.Linear) and gate.module.out_features == 1]
+        for gate in gates:
+            opened = _rows(gate.made)
+            if opened is not None and close(found.made + opened.sigmoid() * added, made):
+                return replace(plan, shared=dense, shared_gate=gate.name)
+    return None
+
+
+def _rows(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else rows_of(tensor)
