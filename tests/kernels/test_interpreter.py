@@ -26,3 +26,22 @@ def test_a_sum_or_a_product_that_is_too_large_for_its_type(left: int, step: int,
     assert out.tolist() == [8, 8]
     with pytest.raises(Exception, match=r"int32 overflow detected for operation (add|sub|mul)"):
         launch(numbers, torch.tensor([1, 2], dtype=torch.int32, device=device), out, 2, step)
+
+
+@triton.jit
+def _mixture(numbers, halves, out, rows: tl.constexpr, columns: tl.constexpr):
+    down, across = tl.arange(0, rows)[:, None], tl.arange(0, columns)[None, :]
+    number, half = tl.load(numbers + down), tl.load(halves + across)
+    tl.store(out + down * columns + across, (number + 1) * half + 0.5 * number - across)
+
+
+def test_what_was_matched_before_is_matched_as_well_again(device: torch.device) -> None:
+    """Rows beside columns, of three types, and numbers of two kinds on either side."""
+    launch: Any = _mixture[(1,)]
+    for first in (-3, 40):
+        numbers = torch.arange(first, first + 4, dtype=torch.int32, device=device)
+        halves = (torch.arange(8, device=device) / 8).bfloat16()
+        out = torch.empty(4, 8, device=device)
+        launch(numbers, halves, out, 4, 8)
+        down, across = numbers[:, None], torch.arange(8, device=device)
+        assert torch.equal(out, (down + 1) * halves.float() + 0.5 * down - across)

@@ -24,7 +24,7 @@ from ...conftest import DEMO_MODEL
 from .harness import VOCAB_SIZE, generate, request, run
 from .peft_folders import MIXED, R8, greedy, load_base, lora_request, merge, write_adapter
 
-NUM_TOKENS = 12
+NUM_TOKENS = 6
 Truth = dict[tuple[str, int], list[int]]
 
 

@@ -37,7 +37,7 @@ def _all_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.worker.engine.offload.offload._CLOSE_TIMEOUT_S", DEADLINE_S)
 
 
-def engine_of(folder: Path, of: Engine | None = None, **options: Any) -> Engine:
+def engine_of(folder: Path, of: Engine | None = None, /, **options: Any) -> Engine:
     """One with the model of ``of``, which computes nothing any more, or one that loads it."""
     config = EngineConfig(model=str(folder), num_threads=1, kv_cache_memory=1 << 22, **options)
     if of is None:

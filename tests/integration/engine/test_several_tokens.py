@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -85,23 +86,35 @@ class SeveralTokens:
                 sampled.logprobs[request.request_id] += found.logprobs[request.request_id]
 
 
-def cores(*, guesses: bool, **options: Any) -> tuple[EngineCore, EngineCore, SeveralTokens]:
-    """One that gives a token a step, and one that gives one to five, with what executes for it."""
-    plain, other = (build_engine(config(**options), DEMO_MODEL).core for _ in range(2))
-    assert isinstance(other._executor, ModelRunner)
+def core_of(**options: Any) -> EngineCore:
+    """One that gives a token a step."""
+    return build_engine(config(**options), DEMO_MODEL).core
+
+
+@cache
+def from_one_token_a_step(*options: tuple[str, Any]) -> tuple[EngineCore, dict[str, EngineCoreOutput]]:
+    """What ``requests`` become, and in which core."""
+    core = core_of(**dict(options))
+    return core, run(core, requests())
+
+
+def core_of_several(*, guesses: bool, **options: Any) -> tuple[EngineCore, SeveralTokens]:
+    """One that gives one to five tokens a step, and what executes for it."""
+    core = core_of(**options)
+    assert isinstance(core._executor, ModelRunner)
     rng = random.Random(3)
-    executor = SeveralTokens(other._executor, lambda request: rng.randint(1, 5), guesses=guesses)
-    other._executor = executor
-    return plain, other, executor
+    executor = SeveralTokens(core._executor, lambda request: rng.randint(1, 5), guesses=guesses)
+    core._executor = executor
+    return core, executor
 
 
 @pytest.mark.parametrize("guesses", [False, True], ids=["known", "guesses"])
 @pytest.mark.parametrize("options", [{}, {"scheduling_policy": "priority", "enable_prefix_caching": False}], ids=str)
 def test_all_is_as_from_one_token_a_step(options: dict[str, Any], guesses: bool) -> None:
     """With penalties, grammars, log probabilities, minima, and too little KV cache for all."""
-    plain, other, executor = cores(guesses=guesses, **options)
-    expected, found = run(plain, requests()), run(other, requests())
-    assert_equal(found, expected)
+    plain, expected = from_one_token_a_step(*options.items())
+    other, executor = core_of_several(guesses=guesses, **options)
+    assert_equal(run(other, requests()), expected)
     stats = other.scheduler.stats()
     assert stats.num_preemptions > 0 < plain.scheduler.stats().num_preemptions
     assert stats.num_generation_tokens == plain.scheduler.stats().num_generation_tokens
@@ -112,8 +125,9 @@ def test_all_is_as_from_one_token_a_step(options: dict[str, Any], guesses: bool)
 
 @pytest.mark.parametrize("guesses", [False, True], ids=["known", "guesses"])
 def test_in_deterministic_mode_every_bit_is_as_from_one_token_a_step(guesses: bool) -> None:
-    plain, other, _ = cores(guesses=guesses, deterministic=True)
-    assert run(other, requests()) == run(plain, requests())
+    _, expected = from_one_token_a_step(("deterministic", True))
+    other, _ = core_of_several(guesses=guesses, deterministic=True)
+    assert run(other, requests()) == expected
 
 
 def test_a_grammar_that_fails_at_a_later_token_of_a_step_ends_the_request_there() -> None:
@@ -123,7 +137,7 @@ def test_a_grammar_that_fails_at_a_later_token_of_a_step_ends_the_request_there(
         "r", [5], logprobs=1, structured_outputs=StructuredOutputsParams(regex="a{4}[0-9]"), allowed_token_ids=[a]
     )
     ends: list[RequestError | None] = []
-    for core in cores(guesses=True)[:2]:
+    for core in (core_of(), core_of_several(guesses=True)[0]):
         core.add_request(asked)
         whole = EngineCoreOutput("r")
         while core.has_work:
