@@ -77,8 +77,8 @@ def gated_methods(gate: CoreGate) -> list[tuple[Any, str, Callable[..., Any]]]:
     they have no others."""
     from penstock.worker.engine.core import EngineCore
     from penstock.worker.engine.pipelined import PipelinedCore
+    from penstock.worker.engine.scheduling.batches.staged_batches import StagedBatches
     from penstock.worker.engine.scheduling.scheduler import Scheduler
-    from penstock.worker.engine.scheduling.staged_batches import StagedBatches
 
     schedule: Callable[[Any], Any] = Scheduler.schedule
     free: Callable[..., Any] = StagedBatches.free

@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 
 from ....shared.messages.ranks import RankSetup
 from ...config.engine_config import EngineConfig
-from ...models.exchange import Exchange, WeightsExchange
-from ...models.live_state import live_state
+from ...models.cache.page_layout import PageLayout
 from ...models.loader import LoadedModel, load_model
-from ...models.page_layout import PageLayout
-from ...models.weights import ModelWeights
+from ...models.weights.exchange import Exchange, WeightsExchange
+from ...models.weights.live_state import live_state
+from ...models.weights.movable import ModelWeights
 from ..control.sleep import Sleepable
 from ..control.traces import ProcessTraceRecorder, TraceRecorder
 from ..execution.kv_cache import KVCacheSize
