@@ -21,6 +21,8 @@ from ..shared.shown import shown
 from .client_core import ClientCore
 from .inputs.options import RequestOptions
 from .inputs.prompt import Prompt, as_prompts
+from .inputs.prompt_names import naming, numbered
+from .inputs.text_pairs import names_of_pairs, pairs_of
 from .io_processors import IOProcessors
 from .requests.queue_entry import Outgoing
 from .results.pooling import (
@@ -98,22 +100,35 @@ class Poolings(ClientCore):
 
         Raises: as ``encode``.
         """
+        return await self._pooled(prompts, numbered("prompt", prompts), params, options, on_output)
+
+    async def _pooled(
+        self,
+        prompts: Sequence[Prompt | TextPair],
+        names: Sequence[str],
+        params: PoolingParams | None,
+        options: RequestOptions,
+        on_output: Callable[[], object] = lambda: None,
+    ) -> list[PoolingRequestOutput]:
+        """``encode_all``; an error that is about a prompt calls it as ``names`` do."""
         card = await self._builder.checked_card(options)
-        outgoing = [
-            self._builder.pooling(prompt, params, _own_options(options, i, len(prompts)), card)
-            for i, prompt in enumerate(prompts)
-        ]
+        outgoing: list[Outgoing] = []
+        for index, (prompt, name) in enumerate(zip(prompts, names, strict=True)):
+            with naming(name):
+                own = _own_options(options, index, len(prompts))
+                outgoing.append(self._builder.pooling(prompt, params, own, card))
         in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
 
-        async def one(prompt: Prompt | TextPair, single: Outgoing) -> PoolingRequestOutput:
+        async def one(prompt: Prompt | TextPair, name: str, single: Outgoing) -> PoolingRequestOutput:
             last: Delta | None = None
-            async with in_flight, aclosing(self._requests.run(single)) as deltas:
-                async for delta in deltas:
-                    last = delta
+            with naming(name):
+                async with in_flight, aclosing(self._requests.run(single)) as deltas:
+                    async for delta in deltas:
+                        last = delta
             on_output()
             return output_of(single.request.request_id, card.model, prompt, last)
 
-        return await together([one(*pair) for pair in zip(prompts, outgoing, strict=True)])
+        return await together([one(*each) for each in zip(prompts, names, outgoing, strict=True)])
 
     async def embed(
         self,
@@ -164,15 +179,15 @@ class Poolings(ClientCore):
             UnsupportedTaskError: the model neither embeds nor has exactly one class.
             and as ``encode_all``.
         """
-        pairs = _pairs(texts, others)
+        pairs = pairs_of(texts, others)
+        names = names_of_pairs(texts, others, len(pairs))
         card = await self._builder.checked_card(options)
         if _judges_pairs(card):
-            outputs = await self.encode_all(
-                [TextPair(*pair) for pair in pairs], _of_task(params, "classify"), **options
-            )
+            wanted, against = [TextPair(*pair) for pair in pairs], [name for _, name in names]
+            outputs = await self._pooled(wanted, against, _of_task(params, "classify"), options)
             scored = [(one, one.outputs.vector[0]) for one in outputs]
         else:
-            scored = await self._cosines(pairs, _of_task(params, "embed"), options)
+            scored = await self._cosines(pairs, names, _of_task(params, "embed"), options)
         return [
             ScoringRequestOutput(**_common(one), prompt=pair, outputs=ScoringOutput(score=score))
             for (one, score), pair in zip(scored, pairs, strict=True)
@@ -198,11 +213,19 @@ class Poolings(ClientCore):
         )
 
     async def _cosines(
-        self, pairs: list[tuple[str, str]], params: PoolingParams, options: RequestOptions
+        self,
+        pairs: list[tuple[str, str]],
+        names: list[tuple[str, str]],
+        params: PoolingParams,
+        options: RequestOptions,
     ) -> list[tuple[PoolingRequestOutput, float]]:
         """The cosine of each pair; a text that comes several times is embedded once."""
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        outputs = dict(zip(texts, await self.encode_all(texts, params, **options), strict=True))
+        name_of: dict[str, str] = {}
+        for pair, named in zip(pairs, names, strict=True):
+            for text, name in zip(pair, named, strict=True):
+                name_of.setdefault(text, name)
+        pooled = await self._pooled(list(name_of), list(name_of.values()), params, options)
+        outputs = dict(zip(name_of, pooled, strict=True))
         vectors = {text: output.outputs.vector for text, output in outputs.items()}
         return [(outputs[other], _cosine(vectors[text], vectors[other])) for text, other in pairs]
 
@@ -234,19 +257,6 @@ def _judges_pairs(card: ModelCard) -> bool:
         f"model {shown(card.model)} does not score: it takes a model that embeds, or one with exactly one class "
         f"(tasks of the model: {', '.join(card.supported_tasks)})"
     )
-
-
-def _pairs(texts: str | Sequence[str], others: str | Sequence[str]) -> list[tuple[str, str]]:
-    each = [texts] if isinstance(texts, str) else list(texts)
-    against = [others] if isinstance(others, str) else list(others)
-    if len(each) == 1:
-        each *= len(against)
-    if len(each) != len(against) or not each:
-        raise ValidationError(f"there must be one text or as many as others ({len(against)}), got {len(each)}")
-    for text in (*each, *against):
-        if not isinstance(text, str) or not text:
-            raise ValidationError(f"each text must be a string that is not empty, got {shown(text)}")
-    return list(zip(each, against, strict=True))
 
 
 def _cosine(a: Sequence[float], b: Sequence[float]) -> float:

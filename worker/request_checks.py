@@ -93,10 +93,10 @@ def check_task(request: EngineCoreRequest, supported_tasks: Sequence[str]) -> No
 def check_prompt_length(num_prompt_tokens: int, max_model_len: int, *, is_pooled: bool = False) -> None:
     """Raises ``PromptTooLongError`` if the prompt leaves no room for an output token, which a pooled one has not."""
     if is_pooled and num_prompt_tokens > max_model_len:
-        raise PromptTooLongError(f"the prompt has {num_prompt_tokens} tokens, but max_model_len is {max_model_len}")
+        raise PromptTooLongError(f"prompt has {num_prompt_tokens} tokens, but max_model_len is {max_model_len}")
     if not is_pooled and num_prompt_tokens >= max_model_len:
         raise PromptTooLongError(
-            f"the prompt has {num_prompt_tokens} tokens, but max_model_len is {max_model_len}, and at least one "
+            f"prompt has {num_prompt_tokens} tokens, but max_model_len is {max_model_len}, and at least one "
             "output token must fit"
         )
 

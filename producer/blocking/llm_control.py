@@ -52,6 +52,7 @@ class LLMControl(ABC):
     list_loras = _blocking(Client.list_loras)
     pin_lora = _blocking(Client.pin_lora)
     register_lora = _blocking(Client.register_lora)
+    load_registered = _blocking(Client.load_registered)
     reload_weights = _blocking(Client.reload_weights)
     remove_lora = _blocking(Client.remove_lora)
     reset_encoder_cache = _blocking(Client.reset_encoder_cache)

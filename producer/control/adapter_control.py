@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Unpack
 
 from ...shared.control.lora import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
-from ...shared.errors import EngineDeadError, ValidationError
+from ...shared.errors import EngineCallError, EngineDeadError, EngineTimeoutError, ValidationError
 from ...shared.lora.registry import AdapterRecord, owner
 from ...shared.names import check_name
 from ...shared.params.lora import LoRARequest
@@ -42,7 +42,8 @@ class AdapterControl(ClientCore):
         """Register an adapter and load it at the engines; False where it is loaded already.
 
         A name that pointed to another adapter points to this one from now on, at once for everybody. An engine that
-        refuses to load it raises, and the name is registered all the same.
+        refuses to load it raises. The name is registered all the same if any engine has loaded it or has not answered;
+        if all refuse, it means again what it meant before.
 
         Args:
             lora: a ``LoRARequest``, whose number counts; or a name, with ``path``. A registered name alone, and a
@@ -62,9 +63,25 @@ class AdapterControl(ClientCore):
             model = (await self._card(options.get("model"))).model
             request = await self._adapters.resolve(lora, model, self._tenant_or(tenant))
         else:
-            record, _ = await self.register_lora(lora, path, tenant=tenant, copy_to=copy_to, model=options.get("model"))
-            request = record.request()
+            model = options.get("model")
+            record, former = await self.register_lora(lora, path, tenant=tenant, copy_to=copy_to, model=model)
+            return await self.load_registered(record, former, **options)
         return await self._change(AddLora(request), options)
+
+    async def load_registered(
+        self, record: AdapterRecord, former: AdapterRecord | None, **options: Unpack[CallOptions]
+    ) -> dict[str, bool]:
+        """Load what ``register_lora`` has named, given what that returned; the second half of ``add_lora``."""
+        options["model"] = record.model
+        try:
+            return await self._change(AddLora(record.request()), options)
+        except EngineCallError as error:
+            may_load = any(isinstance(one, EngineTimeoutError | EngineDeadError) for one in error.errors.values())
+            if error.answers or may_load or not await self._take_back(record, former):
+                raise
+            means = "means nothing" if former is None else f"means adapter {former.digest[:12]} again"
+            told = f"{error}; no engine has loaded it, so lora_name {shown(record.name)} {means}"
+            raise EngineCallError(told, answers=error.answers, errors=error.errors) from error
 
     async def register_lora(
         self,
@@ -184,6 +201,16 @@ class AdapterControl(ClientCore):
             record = await self._adapters.registry.remove(name, whose)
             told["digest"] = record.digest
             return record
+
+    async def _take_back(self, record: AdapterRecord, former: AdapterRecord | None) -> bool:
+        audited = self._operations.audit.audited
+        if former is None:
+            told = audited("adapter.remove", record.name, owner=owner(record.tenant), digest=record.digest)
+        else:
+            said = {"model": former.model, "owner": owner(former.tenant), "digest": former.digest, "path": former.path}
+            told = audited("adapter.add", former.name, **said)
+        async with told:
+            return await self._adapters.registry.take_back(record, former)
 
     async def _mark(self, lora: int | str, whose: str, *, pinned: bool) -> AdapterRecord | None:
         """Write a pin down for a name, or for all names of a number; returns one of them, None if there is none."""

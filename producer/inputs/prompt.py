@@ -294,11 +294,10 @@ def _check_leaves_room(num_prompt_tokens: int, card: ModelCard) -> None:
         return
     if GENERATE not in card.supported_tasks and num_prompt_tokens > card.max_model_len:
         raise PromptTooLongError(
-            f"the prompt has {num_prompt_tokens} tokens, but max_model_len of {shown(card.model)} is "
-            f"{card.max_model_len}"
+            f"prompt has {num_prompt_tokens} tokens, but max_model_len of {shown(card.model)} is {card.max_model_len}"
         )
     if GENERATE in card.supported_tasks and num_prompt_tokens >= card.max_model_len:
         raise PromptTooLongError(
-            f"the prompt has {num_prompt_tokens} tokens, but max_model_len of {shown(card.model)} is "
+            f"prompt has {num_prompt_tokens} tokens, but max_model_len of {shown(card.model)} is "
             f"{card.max_model_len}, and at least one output token must fit"
         )

@@ -23,6 +23,7 @@ CLIENT_CLOSED_REQUEST = 499
 
 # The first words of our messages name the field; a path of msgspec stands at the end of its messages.
 _LEADING_FIELD = re.compile(r"^([a-z_][a-z0-9_]*(?:\[[^\]]*\])?(?:\.[a-z_][a-z0-9_]*(?:\[[^\]]*\])?)*)(?=[ :=])")
+_NO_FIELDS = frozenset({"a", "an", "the", "there", "this"})
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]+)`(?: - at `\$\.?([^`]*)`)?")
 _MISSING_FIELD = re.compile(r"missing required field `([^`]+)`(?: - at `\$\.?([^`]*)`)?")
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
@@ -149,7 +150,7 @@ def _joined(match: re.Match[str]) -> str:
 
 def _field_of(message: str) -> str | None:
     match = _LEADING_FIELD.match(message)
-    return match[1] if match else None
+    return match[1] if match and match[1] not in _NO_FIELDS else None
 
 
 # The first that fits counts.

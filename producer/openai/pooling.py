@@ -137,6 +137,13 @@ class ScoreBody(PoolingBody, kw_only=True, forbid_unknown_fields=True):
         """
         return _side(self, "text_1", "queries"), _side(self, "text_2", "documents")
 
+    def names(self) -> dict[str, str]:
+        """Return the names by which the body has given the two sides, by those of ``Client.score``."""
+        return {
+            "texts": "text_1" if self.queries is None else "queries",
+            "others": "text_2" if self.documents is None else "documents",
+        }
+
 
 class Score(msgspec.Struct):
     """How well the texts of one pair go together."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -16,6 +17,10 @@ from ..inputs.options import RequestOptions
 from ..inputs.prompt import Prompt
 from ..results.outputs import RequestOutput
 from .errors import bad_field
+
+_FIRST_WORD = re.compile(r"\w+")
+# No body has such a field: over HTTP an adapter is named as a model.
+_OF_ALL = {"lora_request": "model"}
 
 
 class ChunkMaker(Protocol):
@@ -71,10 +76,10 @@ class PreparedBody(msgspec.Struct, kw_only=True, frozen=True):
             yield
         except ValidationError as error:
             message = str(error)
-            name = next((name for name in self.fields if message.startswith(name)), None)
-            if name is None:
+            begun = _FIRST_WORD.match(message)
+            if begun is None or begun[0] not in (names := {**_OF_ALL, **self.fields}):
                 raise
-            raise type(error)(self.fields[name] + message[len(name) :]) from error
+            raise type(error)(names[begun[0]] + message[begun.end() :]) from error
 
     def answer(self, *outputs: RequestOutput, response_id: str | None = None) -> msgspec.Struct:
         """Return the body of the response, given one output for each prompt; its id is the first output's unless given.

@@ -62,7 +62,7 @@ class BeamSearches(Generations, TextControl):
         token_ids = await self._tokens_of(prompt, options)
         if card.max_model_len and len(token_ids) >= card.max_model_len:
             raise PromptTooLongError(
-                f"the prompt has {len(token_ids)} tokens, but max_model_len of {shown(card.model)} is "
+                f"prompt has {len(token_ids)} tokens, but max_model_len of {shown(card.model)} is "
                 f"{card.max_model_len}, and at least one output token must fit"
             )
         of_one_step = params.of_one_step

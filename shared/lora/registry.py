@@ -135,6 +135,13 @@ class AdapterRegistry:
             if await self._run("remove", [self._names, self._numbers], [field, value, record.digest]):
                 return record
 
+    async def take_back(self, record: AdapterRecord, former: AdapterRecord | None) -> bool:
+        """Undo a ``register`` that returned these; False where the name was changed since, and stays as it is."""
+        field, value = _field(record.tenant, record.name), _value(record)
+        if former is None:
+            return bool(await self._run("remove", [self._names, self._numbers], [field, value, record.digest]))
+        return bool(await self._run("swap", [self._names], [field, value, _value(former)]))
+
     async def _value(self, name: str, tenant: str) -> tuple[str, bytes]:
         field = _field(tenant, check_name("lora_name", name))
         value = await self._connection.execute("HGET", self._names, field)

@@ -24,9 +24,14 @@ def check_number(name: str, value: Any, kind: type, low: float, high: float) -> 
     accepted = (int, float) if kind is float else (int,)
     if isinstance(value, bool) or not isinstance(value, accepted):
         wanted = "a number" if kind is float else "an integer"
-        raise ValidationError(f"{name} must be {wanted} in [{low:g}, {high:g}], got {shown(value)}")
+        raise ValidationError(f"{name} must be {wanted} in [{_bound(low)}, {_bound(high)}], got {shown(value)}")
     if not math.isfinite(value) or not low <= value <= high:
-        raise ValidationError(f"{name} must be in [{low:g}, {high:g}], got {shown(value)}")
+        raise ValidationError(f"{name} must be in [{_bound(low)}, {_bound(high)}], got {shown(value)}")
+
+
+def _bound(value: float) -> str:
+    """A bound in words: 1048576, not 1.04858e+06."""
+    return f"{value:.0f}" if abs(value) < 1e9 and value == int(value) else f"{value:g}"
 
 
 def check_stop(stop: Any, *, detokenize: bool) -> None:

@@ -153,6 +153,17 @@ def test_the_gateway_answers_as_openai_jina_and_vllm_do(stack: LocalStack, tmp_p
         tokens = http.post("/pooling", json={"input": "407", "task": "token_embed", "encoding_format": "base64"})
         data = base64.b64decode(tokens.json()["data"][0]["data"])
         assert len(struct.unpack(f"<{len(data) // 4}f", data)) == len(TOKEN_IDS[0]) * 96
+        too_long = "four " * 90
+        for path, body, param in (
+            ("/v1/embeddings", {"input": ["1", too_long]}, "input[1]"),
+            ("/v1/embeddings", {"input": "1", "prompt_name": "query"}, "prompt_name"),
+            ("/rerank", {"query": "407", "documents": [*documents, too_long]}, "documents[3]"),
+            ("/rerank", {"query": too_long, "documents": documents}, "query"),
+            ("/v1/score", {"text_1": ["1", "2"], "text_2": documents}, "text_1"),
+            ("/pooling", {"data": {"thing": "1", "names": [too_long]}, "io_processor": "nearest"}, "data[1]"),
+        ):
+            refused = http.post(path, json=body)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
         data = {"data": THING, "task": "plugin", "io_processor": "nearest"}
         near = http.post("/pooling", json=data).json()
         assert near["data"] == {"name": THING["names"][1]}
@@ -208,7 +219,7 @@ async def test_a_thousand_texts_are_embedded_beside_generations(
             tokens += delta.token_ids
 
     embedding = client.encode_all(texts, PoolingParams(task="embed"), on_output=count, request_id="thousand")
-    outputs, *_ = await asyncio.gather(embedding, go_on(), *map(follow, streams, told))
+    outputs, _ = await asyncio.gather(embedding, asyncio.gather(go_on(), *map(follow, streams, told)))
     assert told == alone
     assert num_done == len(texts)
     assert [(output.prompt, output.request_id) for output in outputs] == [

@@ -58,7 +58,7 @@ async def _add(client: Client, arguments: argparse.Namespace) -> None:
         print(f"it was {_short(former)}; requests that were enqueued before end with that one")
     if arguments.no_load:
         return
-    loaded = await client.add_lora(record.request(), model=record.model)
+    loaded = await client.load_registered(record, former)
     if loaded:
         print(f"loaded by {', '.join(sorted(loaded))}")
     else:

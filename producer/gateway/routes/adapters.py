@@ -12,8 +12,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from ....shared.adapter_errors import AdapterFileError, UnsupportedAdapterError
-from ....shared.errors import EngineCallError
+from ....shared.adapter_errors import AdapterFileError, UnknownAdapterError, UnsupportedAdapterError
+from ....shared.errors import EngineCallError, UnknownModelError, ValidationError
 from ....shared.lora.registry import EVERYBODY
 from ....shared.shown import shown
 from ...openai.errors import OpenAIError, bad_field
@@ -58,9 +58,16 @@ async def load(request: Request) -> Response:
         )
     except (AdapterFileError, UnsupportedAdapterError) as error:
         raise bad_field("lora_path", f"lora_path: {error}", code=error.code) from error
+    except UnknownModelError as error:
+        raise OpenAIError(404, str(error), param="base_model_name", code="model_not_found") from error
+    except ValidationError as error:
+        if not str(error).startswith("model "):
+            raise
+        raise bad_field("base_model_name", f"base_model_name{str(error).removeprefix('model')}") from error
     except EngineCallError as error:
         if not known:
-            with suppress(EngineCallError):  # what cannot load it may not unload it either; the name is gone
+            # What cannot load it may not unload it either; and if nobody could, the name is gone already.
+            with suppress(EngineCallError, UnknownAdapterError):
                 await client.remove_lora(body.lora_name, tenant=tenant or None)
         raise OpenAIError(400, str(error), param="lora_path", code="adapter_not_loaded") from error
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
@@ -70,7 +77,10 @@ async def unload(request: Request) -> Response:
     """Answer POST /v1/unload_lora_adapter. Requests that were enqueued before end with the adapter."""
     gateway, tenant = _permitted(request)
     body = await _read(request, UnloadBody)
-    await while_connected(request, gateway.client.remove_lora(body.lora_name, tenant=tenant or None))
+    try:
+        await while_connected(request, gateway.client.remove_lora(body.lora_name, tenant=tenant or None))
+    except UnknownAdapterError as error:
+        raise OpenAIError(404, str(error), param="lora_name", code="adapter_not_found") from error
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 

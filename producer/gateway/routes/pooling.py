@@ -91,10 +91,10 @@ async def _answer_to_data(request: Request, body: PoolBody, given: DataPrompt, p
     """What an I/O processor answers to the data of a body."""
     gateway = gateway_of(request)
     processor = gateway.io_processors.find(given.io_processor)
-    prepared = body.prepared("pool", "-", params)
+    prepared = msgspec.structs.replace(body.prepared("pool", "-", params), fields={"prompt": "data"})
     response_id = new_id(prepared.id_prefix)
     work = gateway.client.encode(given, params, **_options(request, prepared, response_id))
-    with _telling_ends():
+    with prepared.naming_fields(), _telling_ends():
         output = await while_connected(request, work)
     answer = ProcessedResponse(
         request_id=response_id,
@@ -114,7 +114,7 @@ async def score(request: Request) -> Response:
     """Answer POST /score."""
     body = await _body(request, ScoreBody)
     response_id = new_id("score")
-    outputs = await _scored(request, body, *body.pairs(), response_id)
+    outputs = await _scored(request, body, *body.pairs(), response_id, body.names())
     data = [Score(index, output.outputs.score) for index, output in enumerate(outputs)]
     return json_response(Scores(data=data, **_head(response_id, body.model, outputs)))
 
@@ -123,7 +123,8 @@ async def rerank(request: Request) -> Response:
     """Answer POST /rerank."""
     body = await _body(request, RerankBody)
     texts, response_id = body.texts(), new_id("rerank")
-    outputs = await _scored(request, body, body.query, texts, response_id)
+    names = {"texts": "query", "others": "documents"}
+    outputs = await _scored(request, body, body.query, texts, response_id, names)
     order = sorted(range(len(texts)), key=lambda index: -outputs[index].outputs.score)
     results = [
         Ranked(index, outputs[index].outputs.score, None if body.return_documents is False else Document(texts[index]))
@@ -146,12 +147,17 @@ async def _pooled(request: Request, prepared: PreparedPooling, response_id: str)
 
 
 async def _scored(
-    request: Request, body: PoolingBody, texts: str | list[str], others: str | list[str], response_id: str
+    request: Request,
+    body: PoolingBody,
+    texts: str | list[str],
+    others: str | list[str],
+    response_id: str,
+    names: dict[str, str],
 ) -> list[ScoringRequestOutput]:
-    prepared = body.prepared("score", "-", body.pooling_params(None))
+    prepared = msgspec.structs.replace(body.prepared("score", "-", body.pooling_params(None)), fields=names)
     options = _options(request, prepared, response_id)
     work = gateway_of(request).client.score(texts, others, prepared.params, **options)
-    with _telling_ends():
+    with prepared.naming_fields(), _telling_ends():
         return await while_connected(request, work)
 
 

@@ -140,6 +140,27 @@ async def test_an_engine_that_cannot_load_it_says_why(client: Client, two: Two, 
     assert [record.name for record in await client.adapters()] == ["cats"]
 
 
+async def test_a_name_that_no_engine_can_load_means_what_it_meant(
+    client: Client, two: Two, cats: Path, dogs: Path
+) -> None:
+    for engine in two:
+        engine.answer = lambda command: CallError("adapter_file", "it is of another model")
+    with pytest.raises(EngineCallError, match=r"w-0: it is of .*; no engine has loaded it, so lora_name 'pets' "):
+        await client.add_lora("pets", cats)
+    assert await client.adapters() == []
+    former, _ = await client.register_lora("pets", cats)
+    with pytest.raises(EngineCallError, match=f"means adapter {former.digest[:12]} again"):
+        await client.add_lora("pets", dogs)
+    assert await client.adapters() == [former]
+    # What somebody else has pointed elsewhere meanwhile is theirs.
+    record, before = await client.register_lora("pets", dogs)
+    (theirs, _) = await client.register_lora("pets", cats)
+    with pytest.raises(EngineCallError) as caught:
+        await client.load_registered(record, before)
+    assert "no engine has loaded it" not in str(caught.value)
+    assert await client.adapters() == [theirs]
+
+
 async def test_a_request_keeps_what_its_name_meant_when_it_was_enqueued(
     client: Client, broker: Broker, cats: Path, dogs: Path
 ) -> None:

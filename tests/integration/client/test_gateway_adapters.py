@@ -154,12 +154,20 @@ async def test_adapters_are_changed_over_http_only_where_that_is_allowed(
         assert await client.adapters() == []
         unknown = await http.post(unload, json={"lora_name": "pets"})
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "adapter_not_found")
+        assert unknown.json()["error"]["param"] == "lora_name"
+        elsewhere = await http.post(load, json=body | {"base_model_name": "nope"})
+        assert (elsewhere.status_code, elsewhere.json()["error"]["param"]) == (404, "base_model_name")
+        wrong = await http.post(load, json=body | {"base_model_name": "no\nname"})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "base_model_name")
         missing = await http.post(load, json={"lora_name": "pets", "lora_path": "/nowhere"})
         assert (missing.status_code, missing.json()["error"]["param"]) == (400, "lora_path")
         two[1].answer = lambda command: CallError("adapter_file", "it does not fit")
         failed = await http.post(load, json=body)
         assert (failed.status_code, failed.json()["error"]["code"]) == (400, "adapter_not_loaded")
         assert "it does not fit" in failed.json()["error"]["message"]
+        assert await client.adapters() == []
+        two[0].answer = two[1].answer
+        assert (await http.post(load, json=body)).json()["error"]["code"] == "adapter_not_loaded"
         assert await client.adapters() == []
 
 

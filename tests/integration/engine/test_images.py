@@ -369,5 +369,5 @@ def test_an_image_processor_of_a_package_that_is_missing_is_named(tmp_path: Path
     (tmp_path / "config.json").write_text('{"model_type": "lfm2_vl"}')
     if importlib.util.find_spec("torchvision") is not None:
         pytest.skip("torchvision is here")
-    with pytest.raises(ModelLoadError, match="it needs the package torchvision"):
+    with pytest.raises(ModelLoadError, match="it needs the package torchvision; pip install torchvision"):
         ImageProcessor.load(tmp_path, trust_remote_code=False)

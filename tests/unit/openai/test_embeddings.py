@@ -8,9 +8,10 @@ import pytest
 
 from penstock.producer.openai.embeddings import PreparedEmbeddings
 from penstock.producer.openai.endpoints import prepare
-from penstock.producer.openai.errors import OpenAIError
+from penstock.producer.openai.errors import OpenAIError, error_of
 from penstock.producer.results.outputs import CompletionOutput, RequestOutput
 from penstock.producer.results.pooling import PoolingOutput
+from penstock.shared.errors import ValidationError
 from penstock.shared.messages.outcome import FinishReason, Usage
 from penstock.shared.params.pooling import Pooled
 
@@ -45,6 +46,19 @@ def test_input_is_one_text_or_many(given: Any, prompts: list[Any]) -> None:
     assert list(found.prompts) == prompts
     assert (found.params.task, found.params.dimensions, found.params.prompt_name) == ("embed", 8, "query")
     assert found.options.get("band") == "batch"
+
+
+def test_what_an_engine_refuses_has_the_name_that_the_body_has_for_it() -> None:
+    for message, told in (
+        ("prompt[1] has 502 tokens", "input[1] has 502 tokens"),
+        ("prompt_name must be left out", "prompt_name must be left out"),
+        ("lora_request 'emb': no adapters here", "model 'emb': no adapters here"),
+        ("the prompt is odd", "the prompt is odd"),
+    ):
+        with pytest.raises(ValidationError) as caught, prepared(input="a").naming_fields():
+            raise ValidationError(message)
+        assert str(caught.value) == told
+    assert error_of(ValidationError("the prompt is odd")).param is None
 
 
 @pytest.mark.parametrize(("reason", "status"), [(FinishReason.CANCELLED, 499), (FinishReason.EXPIRED, 408)])

@@ -109,8 +109,10 @@ class ImageProcessor:
             make = make or partial(AutoProcessor.from_pretrained, folder, trust_remote_code=trust_remote_code)
             return cls(make(), axes_of, **more)
         except Exception as error:  # OSError, ImportError, whatever its own code raises
-            needed = _missing_package(error)
-            reason = f"it needs {needed}" if needed else f"{type(error).__name__}: {first_line(error)}"
+            package = _missing_package(error)
+            reason = f"it needs the package {package}; pip install {package}"
+            if not package:
+                reason = f"{type(error).__name__}: {first_line(error)}"
             raise ModelLoadError(f"its image processor cannot be loaded: {reason}") from error
 
     def process(self, image: Image.Image) -> ProcessedImage:
@@ -155,15 +157,15 @@ def _missing_package(error: BaseException) -> str:
     """The package that somebody missed on the way to ``error``; empty if that is not what went wrong."""
     missing = _MISSING.search(str(error))
     if missing:
-        return f"the package {missing[1]}"
+        return missing[1]
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ModuleNotFoundError) and cause.name:
-            return f"the package {cause.name.partition('.')[0]}"
+            return cause.name.partition(".")[0]
         if isinstance(cause, ImportError):
             for package in ("torchvision", "num2words"):
                 if package in str(cause).lower():
-                    return f"the package {package}"
+                    return package
         cause = cause.__cause__ or cause.__context__
     # Some look for video processors by a table that is empty without it.
-    return "the package torchvision" if "VIDEO_PROCESSOR_MAPPING" in str(error) else ""
+    return "torchvision" if "VIDEO_PROCESSOR_MAPPING" in str(error) else ""

@@ -76,7 +76,7 @@ class PromptTokens:
         else:
             raise ValidationError("the request has no prompt: one of prompt, prompt_token_ids and messages must be set")
         if not token_ids:
-            raise ValidationError("the prompt has no tokens")
+            raise ValidationError("prompt has no tokens")
         return token_ids
 
     def _cut_of(self, request: EngineCoreRequest) -> Cut | None:

@@ -1,0 +1,31 @@
+"""Texts that are scored against others: who goes with whom, and what each is called in an error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...shared.errors import ValidationError
+from ...shared.shown import shown
+
+
+def pairs_of(texts: str | Sequence[str], others: str | Sequence[str]) -> list[tuple[str, str]]:
+    """Return the pairs. Raises ``ValidationError`` if the numbers do not fit, or one is no text."""
+    each = [texts] if isinstance(texts, str) else list(texts)
+    against = [others] if isinstance(others, str) else list(others)
+    if len(each) == 1:
+        each *= len(against)
+    if len(each) != len(against) or not each:
+        raise ValidationError(f"texts must be one, or as many as the others ({len(against)}), got {len(each)}")
+    for text in (*each, *against):
+        if not isinstance(text, str) or not text:
+            raise ValidationError(f"each text must be a string that is not empty, got {shown(text)}")
+    return list(zip(each, against, strict=True))
+
+
+def names_of_pairs(texts: str | Sequence[str], others: str | Sequence[str], num_pairs: int) -> list[tuple[str, str]]:
+    """Return what the two of each pair are called: by the argument, and the place in it if that is a list."""
+    each, against = (
+        [name] if isinstance(given, str) else [f"{name}[{index}]" for index in range(len(given))]
+        for name, given in (("texts", texts), ("others", others))
+    )
+    return list(zip(each * num_pairs if len(each) == 1 else each, against, strict=True))
