@@ -14,7 +14,6 @@ import pytest
 from penstock.ops.local_server import LocalGateway
 from penstock.shared.errors import ConfigurationError
 
-
 # Those of the other files here are started in the ordinary way.
 pytestmark = pytest.mark.usefixtures("warm_python")
 
