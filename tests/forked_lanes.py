@@ -30,6 +30,8 @@ from _pytest.config import apply_warning_filters
 from _pytest.pathlib import ImportMode, import_path
 from execnet import gateway_io
 from execnet.gateway_base import Popen2IO
+from hypothesis import given, settings
+from hypothesis.strategies import integers
 
 from penstock.worker.forked_child import be_child
 
@@ -96,6 +98,7 @@ def _become_lane(theirs_in: int, theirs_out: int) -> int:
 def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
     """Called before the first lane is started, and before execnet has threads."""
     import_tests(config)
+    _read_constants()
     num_threads = len(os.listdir("/proc/self/task"))
     if num_threads > 1 or not all(spec.popen and not spec.python for spec in specs):
         config.get_terminal_writer().line(f"lanes are started, not forked: {num_threads} threads here, or other specs")
@@ -132,6 +135,12 @@ def import_tests(config: pytest.Config) -> None:
         for path in _test_files(config):
             with suppress(Exception, pytest.skip.Exception):
                 import_path(path, mode=ImportMode.importlib, root=config.rootpath, consider_namespace_packages=False)
+
+
+@settings(max_examples=10, database=None)  # in its first ones it does not
+@given(integers())
+def _read_constants(_: int) -> None:
+    """hypothesis reads the numbers and words in our sources before its first example; lanes find them there."""
 
 
 def _test_files(config: pytest.Config) -> Iterator[Path]:

@@ -14,6 +14,9 @@ import pytest
 from penstock.ops.local_server import LocalGateway
 from penstock.shared.errors import ConfigurationError
 
+# Those of the other files here are started in the ordinary way.
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 
 def start(redis_url: str, tmp_path: Path, *options: str) -> str:
     """The log of a gateway that was started and stopped, or would not start."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,19 @@ def sample(option: DeclaredOption) -> tuple[str, str, Any]:
     return next((SAMPLES[kind] for kind in type(reader).__mro__ if kind in SAMPLES), ("text", '"text"', "text"))
 
 
+@functools.cache
+def _parser_of(program: Program) -> Parser:
+    """It keeps nothing of what it has read, and takes ten times as long to make as to read with."""
+    parser = Parser()
+    program.add_arguments(parser)
+    return parser
+
+
 def read(
     program: Program, *words: str, environment: dict[str, str] | None = None, file: Path | None = None
 ) -> Settings:
-    parser = Parser()
-    program.add_arguments(parser)
     config = ("--config", str(file)) if file else ()
-    return read_settings(program, PROGRAMS, parser.parse_args([*words, *config]), environment or {})
+    return read_settings(program, PROGRAMS, _parser_of(program).parse_args([*words, *config]), environment or {})
 
 
 def value(settings: Settings, name: str) -> Any:

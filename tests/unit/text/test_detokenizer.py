@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -103,48 +104,61 @@ MAKERS = [
 ]
 
 
-def draw_token_ids(tokenizer: Tokenizer, data: st.DataObject, without: frozenset[str] = frozenset()) -> list[int]:
+Maker = Callable[[], Tokenizer]
+
+
+@functools.cache
+def kinds_of(make: Maker) -> TokenKinds:
+    return TokenKinds.of(make())
+
+
+@functools.cache
+def ids_of(make: Maker, without: frozenset[str]) -> st.SearchStrategy[int]:
+    return st.sampled_from([i for token, i in sorted(make().get_vocab().items()) if token not in without])
+
+
+def draw_token_ids(make: Maker, data: st.DataObject, without: frozenset[str] = frozenset()) -> list[int]:
     """Any ids, or some of a few: bytes that never become a character, special tokens next to each other."""
-    ids = st.sampled_from([i for token, i in sorted(tokenizer.get_vocab().items()) if token not in without])
+    ids = ids_of(make, without)
     few = data.draw(st.lists(ids, max_size=4))
     return data.draw(st.lists(st.sampled_from(few) if few else ids, max_size=40))
 
 
+# To draw tokens takes longer than to read them, so those of an example are read in both ways.
 @pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize("skip_special_tokens", [True, False])
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
-def test_deltas_joined_equal_the_decode_of_the_whole(make, skip_special_tokens: bool, data: st.DataObject) -> None:
+def test_deltas_joined_equal_the_decode_of_the_whole(make, data: st.DataObject) -> None:
     tokenizer = make()
-    token_ids = draw_token_ids(tokenizer, data)
+    kinds = kinds_of(make)
+    token_ids = draw_token_ids(make, data)
     num_together = data.draw(st.integers(1, 4))
-    detokenizer = IncrementalDetokenizer(tokenizer, TokenKinds.of(tokenizer), skip_special_tokens=skip_special_tokens)
-    pieces = [detokenizer.add(token_ids[i : i + num_together]) for i in range(0, len(token_ids), num_together)]
-    text = "".join(pieces) + detokenizer.flush()
-    assert text == tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+    for skip in (True, False):
+        detokenizer = IncrementalDetokenizer(tokenizer, kinds, skip_special_tokens=skip)
+        pieces = [detokenizer.add(token_ids[i : i + num_together]) for i in range(0, len(token_ids), num_together)]
+        text = "".join(pieces) + detokenizer.flush()
+        assert text == tokenizer.decode(token_ids, skip_special_tokens=skip)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize("skip_special_tokens", [True, False])
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_without_spaces_special_tokens_that_follow_each_other_are_joined(
-    make, skip_special_tokens: bool, data: st.DataObject
-) -> None:
+def test_without_spaces_special_tokens_that_follow_each_other_are_joined(make, data: st.DataObject) -> None:
     tokenizer = make()
-    kinds = TokenKinds.of(tokenizer)
+    kinds = kinds_of(make)
     # Without tokens that are a space or nothing: they cannot be seen between two marks.
-    token_ids = draw_token_ids(tokenizer, data, without=frozenset({"▁", "▁▁", "Ġ", "ĠĠ", "ĠĠĠ", "<0x20>", "##"}))
-    detokenizer = IncrementalDetokenizer(
-        tokenizer, kinds, skip_special_tokens=skip_special_tokens, spaces_between_special_tokens=False
-    )
-    text = "".join(detokenizer.add([token_id]) for token_id in token_ids) + detokenizer.flush()
-    expected = tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
-    if not skip_special_tokens:
-        marks = "|".join(re.escape(mark) for mark in kinds.added.values()) or "(?!)"
-        expected = re.sub(f"({marks}) (?={marks})", r"\1", expected)
-    assert text == expected
+    token_ids = draw_token_ids(make, data, without=frozenset({"▁", "▁▁", "Ġ", "ĠĠ", "ĠĠĠ", "<0x20>", "##"}))
+    marks = "|".join(re.escape(mark) for mark in kinds.added.values()) or "(?!)"
+    for skip in (True, False):
+        detokenizer = IncrementalDetokenizer(
+            tokenizer, kinds, skip_special_tokens=skip, spaces_between_special_tokens=False
+        )
+        text = "".join(detokenizer.add([token_id]) for token_id in token_ids) + detokenizer.flush()
+        expected = tokenizer.decode(token_ids, skip_special_tokens=skip)
+        if not skip:
+            expected = re.sub(f"({marks}) (?={marks})", r"\1", expected)
+        assert text == expected
 
 
 def test_what_a_space_between_special_tokens_means() -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from operator import attrgetter, itemgetter
 
 from penstock.shared.messages.waves import WavePhase
 from penstock.worker.engine.waves.wave import Action, Flags, Wave
 
 Event = tuple[str, int, int]
+_all_of = attrgetter(*Wave.__slots__)
 
 
 class RankAloneError(AssertionError):
@@ -54,9 +56,12 @@ class Group:
     num_forwards: int = 0
     last_sums: Flags | None = None
 
-    def copy(self) -> Group:
-        return Group(
-            [replace(rank, wave=replace(rank.wave)) for rank in self.ranks],
+    def after(self, event: Event) -> Group:
+        """What comes of it, with the same ranks but the one that it happens to; this group stays as it is."""
+        ranks, number = self.ranks[:], event[1]
+        ranks[number] = replace(ranks[number], wave=replace(ranks[number].wave))
+        following = Group(
+            ranks,
             Counter(self.messages),
             self.losses,
             self.doubles,
@@ -64,13 +69,15 @@ class Group:
             self.num_forwards,
             self.last_sums,
         )
+        following.happen(event)
+        return following
 
     def key(self) -> tuple[object, ...]:
         """Equal for states whose futures are equal."""
         first = min(rank.at for rank in self.ranks)
         ranks = tuple(
             (
-                tuple(getattr(rank.wave, name) for name in Wave.__slots__),
+                _all_of(rank.wave),
                 rank.work,
                 rank.arrivals,
                 rank.orders,
@@ -79,7 +86,8 @@ class Group:
             )
             for rank in self.ranks
         )
-        entered = tuple((number - first, tuple(sorted(of.items(), key=str))) for number, of in self.entered.items())
+        said = {number: tuple(sorted(of.items(), key=itemgetter(0))) for number, of in self.entered.items()}
+        entered = tuple((number - first, pairs) for number, pairs in said.items())
         return ranks, tuple(sorted(self.messages.items())), self.losses, self.doubles, entered, self.last_sums
 
     def events(self) -> list[Event]:
