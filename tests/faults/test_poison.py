@@ -20,7 +20,7 @@ from .conftest import Start
 from .faulty_model import ABORT, HANG, KILL, RAISE
 from .watching import PROMPT, Watched, all_under_way, engines
 
-NUM_TOKENS = 60
+NUM_TOKENS = 12
 PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 

@@ -18,7 +18,7 @@ from penstock.shared.keys import Keys
 from ..gate import Gate
 
 PROMPT = "count from four to nine:"
-LONG = 120
+LONG = 60
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=LONG, ignore_eos=True),
     SamplingParams(temperature=1.0, seed=3, max_tokens=LONG, ignore_eos=True),
