@@ -7,7 +7,7 @@ that sees most; behind its own last tile a token sees nothing, which adds exactl
 it has is multiplied by 1 and gets 0 added.
 
 One thing is left to the device: that of ``T * KVH`` products of equal shape in one call each has the same bits
-wherever it stands. So results agree between batches of the same ``T``, and ``models/invariance.py`` verifies it.
+wherever it stands. So results agree between batches of the same ``T``, and ``models/checks/invariance.py`` verifies it.
 
 Keys are gathered for each token alone, even where its neighbour reads the same: a long prefill pays for that.
 Source: Dao et al. 2022 (arXiv:2205.14135), section 3.1.

@@ -65,6 +65,13 @@ _PARTS = {
     "repair": ("repair",),
 }
 
+# By their names: which folder one is in says who calls it.
+_FILES = {
+    file.name: file
+    for folder in (resources.files(__name__.rpartition(".")[0]) / "scripts").iterdir()
+    for file in folder.iterdir()
+}
+
 
 class Script(msgspec.Struct, frozen=True):
     """A script's text and the SHA-1 by which Redis knows it."""
@@ -75,10 +82,9 @@ class Script(msgspec.Struct, frozen=True):
 
 
 def _load(name: str, parts: tuple[str, ...]) -> Script:
-    folder = resources.files(__name__.rpartition(".")[0]) / "scripts"
     tables = moves_as_lua() + f"local DEFAULT_POLICY = [==[{QueuePolicy().encode().decode()}]==]\n"
     shared = _SHARED[:1] if name in _PLAIN else _SHARED
-    text = tables + "".join((folder / f"{part}.lua").read_text() for part in (*shared, *parts))
+    text = tables + "".join(_FILES[f"{part}.lua"].read_text() for part in (*shared, *parts))
     return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

@@ -63,7 +63,7 @@ def test_the_client_works_beside_folders_of_the_same_names(installed: Path, tmp_
 def test_the_wheel_adds_one_name_only(installed: Path) -> None:
     names = {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")}
     assert names <= {"penstock", "bin"}
-    assert (installed / "penstock" / "shared" / "broker" / "scripts" / "claim.lua").is_file()
+    assert (installed / "penstock" / "shared" / "broker" / "scripts" / "engines" / "claim.lua").is_file()
     assert (installed / "penstock" / "ops" / "demo" / "model" / "model.safetensors").is_file()
     assert (installed / "penstock" / "producer" / "py.typed").is_file()
 

@@ -52,13 +52,13 @@ from .pooling.runner import PoolingRunner
 from .processor import processor
 from .ranks.choose import make_ranks
 from .ranks.interface import Ranks
-from .scheduling.batch_queue import BatchQueue
-from .scheduling.block_pool import BlockPool
-from .scheduling.flights import Flights
-from .scheduling.prefix_cache import NoPrefixCache, PrefixCache
+from .scheduling.batches.batch_queue import BatchQueue
+from .scheduling.batches.flights import Flights
+from .scheduling.batches.staged_batches import StagedBatches
+from .scheduling.blocks.block_pool import BlockPool
+from .scheduling.blocks.prefix_cache import NoPrefixCache, PrefixCache
 from .scheduling.request import Request
 from .scheduling.scheduler import Scheduler
-from .scheduling.staged_batches import StagedBatches
 from .scheduling.timeline import ClockedTimeline
 from .scheduling.whole_prompts import WholePromptScheduler
 from .stages_setup import make_flights

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...shared.messages.from_core import EngineCoreOutput
 from .core import EngineCore
-from .scheduling.batch_queue import BatchQueue
+from .scheduling.batches.batch_queue import BatchQueue
 from .scheduling.scheduler_output import SchedulerOutput
 
 

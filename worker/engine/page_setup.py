@@ -7,18 +7,18 @@ import torch
 
 from ...shared.errors import ConfigurationError
 from ..config.engine_config import EngineConfig
+from ..models.cache.page_layout import PageLayout
+from ..models.cache.pages import PagedByGroups, plan_pages, shapes_differ
 from ..models.loader import LoadedModel
-from ..models.page_layout import PageLayout
-from ..models.pages import PagedByGroups, plan_pages, shapes_differ
 from .execution.cache_shape import groups_of
 from .execution.kv_cache import KVCacheSize
 from .ranks.interface import Ranks
 from .ranks.sharded_forward import ShardedForward
-from .scheduling.block_pool import BlockPool
-from .scheduling.block_tables import BlockTables, OneTable
-from .scheduling.group_prefix_cache import GroupHashCache
-from .scheduling.group_tables import GroupedTables
-from .scheduling.prefix_cache import BlockHashCache
+from .scheduling.blocks.block_pool import BlockPool
+from .scheduling.blocks.block_tables import BlockTables, OneTable
+from .scheduling.blocks.group_prefix_cache import GroupHashCache
+from .scheduling.blocks.group_tables import GroupedTables
+from .scheduling.blocks.prefix_cache import BlockHashCache
 
 log = structlog.get_logger(__name__)
 

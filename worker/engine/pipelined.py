@@ -7,8 +7,8 @@ from typing import Any
 
 from ...shared.messages.from_core import EngineCoreOutput
 from .core import EngineCore
+from .scheduling.batches.staged_batches import StagedBatches
 from .scheduling.scheduler_output import SchedulerOutput
-from .scheduling.staged_batches import StagedBatches
 from .step_watch import StepWatch
 
 

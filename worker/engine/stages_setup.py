@@ -9,8 +9,8 @@ from ..models.loader import LoadedModel
 from .execution.model_runner import ModelRunner
 from .execution.staged import StagedRunner
 from .ranks.sharded_forward import StagedShardedForward
-from .scheduling.flights import Flights, OneFlight
-from .scheduling.staged_batches import StagedBatches
+from .scheduling.batches.flights import Flights, OneFlight
+from .scheduling.batches.staged_batches import StagedBatches
 
 log = structlog.get_logger(__name__)
 

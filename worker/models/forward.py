@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 
 from ...kernels.dispatch import AUTO
 from ...kernels.paged_attention import PagedBatch
-from .attention import AttentionCall
 from .lean.plan import DecoderPlan
 from .parallel.groups import RankGroups
+from .ways.attention import AttentionCall
 
 
 @dataclass(slots=True)

@@ -15,13 +15,12 @@ from transformers.utils import logging as transformers_logging
 
 from ..config.engine_config import EngineConfig
 from .adapters.slots import AdapterSlots
-from .attention_backend import check_attention_backend
-from .candidates import choose_forward
+from .cache.eight_bit import hold_in_eight_bits
+from .cache.page_layout import PageLayout
 from .checkpoint.load import check_finite
 from .checkpoint.model_config import eos_token_ids, max_model_len, read_config
-from .conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE
+from .checks.conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE
 from .device import device_of
-from .eight_bit_cache import hold_in_eight_bits
 from .folder import tokenizer_folder
 from .forward import Forward, ForwardSettings
 from .images.seeing import SeeingModel, is_seeing_type, refusal_of, refusal_of_forward, split_model
@@ -30,7 +29,6 @@ from .lean.captured import make_captured
 from .lean.native import make_native
 from .own_module import read_module
 from .packed_linear import pack_linear_layers
-from .page_layout import PageLayout
 from .parallel.groups import RankGroups
 from .pooling.encoder import EncoderForward, EncoderTruth, encoder_forward, is_bidirectional
 from .pooling.folder import PoolingFolder, pools
@@ -40,6 +38,8 @@ from .quantized_linear import quantize_linear_layers
 from .reading import ReadModel, naming_ranks, read_model
 from .shared_experts.ranks import ExpertRanks
 from .shared_experts.share import share_and_check, share_experts
+from .ways.attention_backend import check_attention_backend
+from .ways.candidates import choose_forward
 
 log = structlog.get_logger(__name__)
 

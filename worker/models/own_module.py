@@ -15,7 +15,7 @@ from .checkpoint.load import load_checkpoint
 from .images.seeing import check_served, is_seeing_type
 from .pooling.folder import pools
 from .pooling.loading import load_pooling_module
-from .weights import return_free_memory
+from .weights.movable import return_free_memory
 
 
 def read_module(

@@ -12,8 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from ...shared.errors import ConfigurationError, ModelLoadError
 from ..config.engine_config import EngineConfig
-from .candidates import MODES, find_truth
-from .conformance import Truth
+from .checks.conformance import Truth
 from .formats.declared import declared_quantization
 from .images.seeing import is_seeing_type
 from .lean.part import plan_of_part
@@ -25,7 +24,8 @@ from .parallel.groups import RankGroups
 from .parallel.layout import ParallelLayout
 from .parallel.planned import chosen_device, planned_options
 from .pooling.folder import pools
-from .weights import return_free_memory
+from .ways.candidates import MODES, find_truth
+from .weights.movable import return_free_memory
 
 # Decoders that differ in nothing but biases, norms of heads, windows, and what the feed-forward part is.
 _CUT_BY_US = frozenset(

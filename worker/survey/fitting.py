@@ -17,15 +17,15 @@ from torch import nn
 
 from ...shared.params.sampling import SamplingParams
 from ..config.batch import DEFAULT_TOKEN_BUDGET
-from ..engine.scheduling.block_groups import BlockGroups
-from ..engine.scheduling.block_pool import BlockPool
-from ..engine.scheduling.block_tables import BlockTables, OneTable
-from ..engine.scheduling.group_tables import GroupedTables
+from ..engine.scheduling.blocks.block_groups import BlockGroups
+from ..engine.scheduling.blocks.block_pool import BlockPool
+from ..engine.scheduling.blocks.block_tables import BlockTables, OneTable
+from ..engine.scheduling.blocks.group_tables import GroupedTables
 from ..engine.scheduling.request import Request
 from ..engine.scheduling.scheduler import Scheduler
 from ..engine.scheduling.scheduler_output import SampledTokens
-from ..models.attention import AttentionCall, CacheFormat
-from ..models.pages import plan_pages
+from ..models.cache.pages import plan_pages
+from ..models.ways.attention import AttentionCall, CacheFormat
 
 _BLOCK_SIZE = 16
 _MAX_MODEL_LEN = 32_768

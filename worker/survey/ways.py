@@ -28,10 +28,10 @@ from ...kernels.paged_attention import PagedBatch
 from ..models.forward import Forward, ForwardSettings, ModelInput
 from ..models.lean.forward import LeanForward
 from ..models.lean.native import make_native
-from ..models.packed import PackedForward
 from ..models.packed_linear import pack_linear_layers
-from ..models.partition import CutRule
-from ..models.split import split_forward
+from ..models.ways.packed import PackedForward
+from ..models.ways.partition import CutRule
+from ..models.ways.split import split_forward
 
 _BLOCK_SIZE = 16
 _CONTEXT = 256

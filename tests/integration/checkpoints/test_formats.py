@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from penstock.shared.control.weights import SaveShardedState
 from penstock.shared.errors import ModelLoadError
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.models.live_state import empty_module
 from penstock.worker.models.loader import load_model
-from penstock.worker.models.sharded_state import save_sharded_state
+from penstock.worker.models.weights.live_state import empty_module
+from penstock.worker.models.weights.sharded_state import save_sharded_state
 
 from .conftest import SHAPE, MakePair, save_model, write_folder
 from .loading import assert_same, load, tokens

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from penstock.kernels.paged_attention import PagedBatch
+from penstock.worker.models.cache.page_layout import PageLayout
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
-from penstock.worker.models.page_layout import PageLayout
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 40

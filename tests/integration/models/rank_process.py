@@ -26,17 +26,17 @@ from transformers.utils import logging as transformers_logging
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.ranks import one
-from penstock.worker.models.candidates import choose_forward, find_truth
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
 from penstock.worker.models.lean.part import plan_of_part
 from penstock.worker.models.lean.reading.decoder import read_decoder
 from penstock.worker.models.lean.staged import StagedForward, lean_forward
 from penstock.worker.models.loader import LoadedModel, load_model, load_weights
-from penstock.worker.models.packed import PackedForward
 from penstock.worker.models.parallel.cut import check_layout, cut_decoder
 from penstock.worker.models.parallel.groups import RankGroups
 from penstock.worker.models.parallel.layout import ParallelLayout
-from penstock.worker.models.weights import ModelWeights
+from penstock.worker.models.ways.candidates import choose_forward, find_truth
+from penstock.worker.models.ways.packed import PackedForward
+from penstock.worker.models.weights.movable import ModelWeights
 from penstock.worker.survey import trial
 
 from .lean_models import BLOCK_SIZE, NUM_BLOCKS, SETTINGS, logits_of, make_model, make_step

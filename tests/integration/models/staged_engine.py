@@ -24,8 +24,8 @@ from penstock.worker.engine.ranks.follower import Follower
 from penstock.worker.engine.ranks.messages import RankAnswer, RankCommand, RunStep, StopRank
 from penstock.worker.engine.ranks.one import OneRank
 from penstock.worker.engine.ranks.sharded_forward import StagedShardedForward
+from penstock.worker.engine.scheduling.batches.staged_batches import StagedBatches
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
-from penstock.worker.engine.scheduling.staged_batches import StagedBatches
 from penstock.worker.models.lean.staged import StagedForward
 from penstock.worker.models.loader import LoadedModel, load_model
 from penstock.worker.models.parallel.groups import RankGroups

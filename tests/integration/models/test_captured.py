@@ -20,14 +20,14 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.adapters.attach import attach_adapters
 from penstock.worker.models.adapters.peft_folder import LayerMatrices
 from penstock.worker.models.adapters.sites import layers_of, sites_of
-from penstock.worker.models.eight_bit_cache import hold_in_eight_bits
+from penstock.worker.models.cache.eight_bit import hold_in_eight_bits
+from penstock.worker.models.cache.pages import plan_pages
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
 from penstock.worker.models.lean import captured
 from penstock.worker.models.lean.captured import CapturedForward, capture_sizes, make_captured
 from penstock.worker.models.lean.cuda_graph import CudaGraphRecorder
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.loader import _prepare
-from penstock.worker.models.pages import plan_pages
 
 from .lean_models import SETTINGS, in_groups, make_model, make_step
 

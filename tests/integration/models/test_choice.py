@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.models.cached import CachedForward
 from penstock.worker.models.loader import LoadedModel, load_model
-from penstock.worker.models.partition import CutRule
+from penstock.worker.models.ways.cached import CachedForward
+from penstock.worker.models.ways.partition import CutRule
 from penstock.worker.survey.trial import MAX_MODEL_LEN
 
 from .conftest import SmallModel

@@ -18,7 +18,7 @@ from penstock.worker.models.lean.feed_forward import OwnMlp, SparseMlp
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.lean.reading.decoder import read_decoder
 from penstock.worker.models.loader import load_model
-from penstock.worker.models.packed import PackedForward
+from penstock.worker.models.ways.packed import PackedForward
 
 from .lean_models import SETTINGS, SMALL, VARIANTS, logits_of, make_model
 

@@ -13,15 +13,15 @@ from penstock.shared.errors import ModelLoadError
 from penstock.worker.models.adapters.attach import attach_adapters
 from penstock.worker.models.adapters.peft_folder import LayerMatrices
 from penstock.worker.models.adapters.sites import layers_of, sites_of
-from penstock.worker.models.conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE, Truth, check_conformance
+from penstock.worker.models.checks.conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE, Truth, check_conformance
 from penstock.worker.models.forward import Forward
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.lean.native import NativeForward, make_native
 from penstock.worker.models.lean.plan import AttentionPlan, MixerPlan
 from penstock.worker.models.lean.reading.decoder import read_decoder
 from penstock.worker.models.packed_linear import pack_linear_layers
-from penstock.worker.models.partition import CutRule
-from penstock.worker.models.split import split_forward
+from penstock.worker.models.ways.partition import CutRule
+from penstock.worker.models.ways.split import split_forward
 
 from .lean_models import (
     BLOCK_SIZE,

@@ -12,19 +12,19 @@ from torch import Tensor, nn
 
 from penstock.kernels import native
 from penstock.shared.errors import ModelLoadError
-from penstock.worker.models import attention as attention_module
 from penstock.worker.models.adapters.attach import attach_adapters
 from penstock.worker.models.adapters.peft_folder import LayerMatrices
 from penstock.worker.models.adapters.sites import layers_of, sites_of
-from penstock.worker.models.conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE, Truth, check_conformance
+from penstock.worker.models.checks.conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE, Truth, check_conformance
+from penstock.worker.models.checks.windows import NarrowTruth
 from penstock.worker.models.forward import Forward, ForwardSettings
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.lean.native import NativeForward, make_native
 from penstock.worker.models.lean.plan import AttentionPlan, LayerPlan
 from penstock.worker.models.lean.reading.decoder import read_decoder
-from penstock.worker.models.packed import PackedForward
 from penstock.worker.models.packed_linear import pack_linear_layers
-from penstock.worker.models.windows import NarrowTruth
+from penstock.worker.models.ways import attention as attention_module
+from penstock.worker.models.ways.packed import PackedForward
 
 from .lean_models import BLOCK_SIZE, NUM_BLOCKS, SETTINGS, SWITCHES, make_model, steps
 

@@ -17,8 +17,8 @@ from penstock.kernels.paged_attention import PagedBatch
 from penstock.worker.models.forward import ModelInput
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.lean.native import NativeForward, make_native
-from penstock.worker.models.packed import PackedForward
 from penstock.worker.models.packed_linear import pack_linear_layers
+from penstock.worker.models.ways.packed import PackedForward
 
 from .lean_models import BLOCK_SIZE, NUM_BLOCKS, SETTINGS, VARIANTS, logits_of, make_model, steps
 

@@ -26,7 +26,7 @@ from penstock.worker.models import reading
 from penstock.worker.models.loader import LoadedModel
 from penstock.worker.models.parallel.layout import ParallelLayout
 from penstock.worker.models.parallel.planned import planned_options
-from penstock.worker.models.weights import ModelWeights
+from penstock.worker.models.weights.movable import ModelWeights
 from penstock.worker.survey import trial
 from penstock.worker.survey.outcome import SAME, WAYS
 from penstock.worker.survey.small_config import small_config

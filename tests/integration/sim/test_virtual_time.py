@@ -68,7 +68,7 @@ def claim(broker: Broker, room: Room | None = None) -> list[Claim]:
 
 
 def test_every_command_that_knows_the_time_is_answered_by_the_clock() -> None:
-    text = "".join(path.read_text() for path in SCRIPTS.glob("*.lua"))
+    text = "".join(path.read_text() for path in SCRIPTS.rglob("*.lua"))
     used = set(re.findall(r"(?:call|attempt)\('([A-Z]+)'", text))
     answered = set(re.findall(r"commands\.(\w+)\(", (resources.files(sim) / "virtual_time.lua").read_text()))
     assert used & TIMED == answered

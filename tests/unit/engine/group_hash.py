@@ -9,11 +9,11 @@ import numpy as np
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.execution.batch import InputBatch
 from penstock.worker.engine.look_ahead import LookAheadCore
-from penstock.worker.engine.scheduling.batch_queue import BatchQueue
-from penstock.worker.engine.scheduling.block_groups import BlockGroups
-from penstock.worker.engine.scheduling.block_pool import BlockPool
-from penstock.worker.engine.scheduling.group_prefix_cache import GroupHashCache
-from penstock.worker.engine.scheduling.group_tables import GroupedTables
+from penstock.worker.engine.scheduling.batches.batch_queue import BatchQueue
+from penstock.worker.engine.scheduling.blocks.block_groups import BlockGroups
+from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
+from penstock.worker.engine.scheduling.blocks.group_prefix_cache import GroupHashCache
+from penstock.worker.engine.scheduling.blocks.group_tables import GroupedTables
 from penstock.worker.engine.scheduling.guessing import Guessing
 from penstock.worker.engine.scheduling.ordering import OrderingPolicy
 from penstock.worker.engine.scheduling.scheduler import Scheduler

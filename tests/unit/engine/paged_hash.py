@@ -19,15 +19,15 @@ from penstock.worker.engine.execution.verification import Verification
 from penstock.worker.engine.executor import AcceleratorError
 from penstock.worker.engine.look_ahead import LookAheadCore
 from penstock.worker.engine.pipelined import PipelinedCore
-from penstock.worker.engine.scheduling.batch_queue import BatchQueue
-from penstock.worker.engine.scheduling.block_pool import BlockPool
+from penstock.worker.engine.scheduling.batches.batch_queue import BatchQueue
+from penstock.worker.engine.scheduling.batches.staged_batches import StagedBatches
+from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
+from penstock.worker.engine.scheduling.blocks.prefix_cache import BlockHashCache
 from penstock.worker.engine.scheduling.guessing import Guessing
 from penstock.worker.engine.scheduling.ordering import OrderingPolicy
-from penstock.worker.engine.scheduling.prefix_cache import BlockHashCache
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput
-from penstock.worker.engine.scheduling.staged_batches import StagedBatches
 from penstock.worker.engine.step_input import IntArray, StepInput
 
 VOCAB_SIZE = 50

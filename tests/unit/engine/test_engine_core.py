@@ -15,7 +15,7 @@ from penstock.shared.params.pooling import PoolingParams
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.executor import AcceleratorError
-from penstock.worker.engine.scheduling.block_pool import BlockPool
+from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput
 

@@ -26,8 +26,8 @@ from penstock.worker.engine.offload.records import Row
 from penstock.worker.engine.offload.scheduler import OffloadingScheduler
 from penstock.worker.engine.offload.tiers import Tiers
 from penstock.worker.engine.offload.write_behind import WriteBehind
-from penstock.worker.engine.scheduling.batch_queue import BatchQueue
-from penstock.worker.engine.scheduling.block_pool import BlockPool
+from penstock.worker.engine.scheduling.batches.batch_queue import BatchQueue
+from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
 from penstock.worker.engine.scheduling.request import RequestStatus
 
 from .paged_hash import BLOCK_SIZE, EOS, MAX_MODEL_LEN, VOCAB_SIZE, Arrival, PagedHash, arrivals, run, verify

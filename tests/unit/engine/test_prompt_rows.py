@@ -16,7 +16,7 @@ from penstock.worker.engine.sampling import logprobs as logprobs_module
 from penstock.worker.engine.sampling.logprobs import prompt_logprobs_of
 from penstock.worker.engine.sampling.prompt_rows import PromptRows
 from penstock.worker.engine.scheduling import prompt_budget
-from penstock.worker.engine.scheduling.block_pool import BlockPool
+from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
 from penstock.worker.engine.scheduling.prompt_budget import PromptRowBudget
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler import Scheduler

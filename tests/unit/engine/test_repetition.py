@@ -12,7 +12,7 @@ from penstock.shared.messages.from_core import EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.params.repetition import RepetitionDetectionParams
 from penstock.shared.params.sampling import SamplingParams
-from penstock.worker.engine.scheduling.block_pool import BlockPool
+from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
 from penstock.worker.engine.scheduling.repetition import ends_in_repetition
 from penstock.worker.engine.scheduling.request import Request, RequestStatus
 from penstock.worker.engine.scheduling.scheduler import Scheduler

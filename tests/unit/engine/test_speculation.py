@@ -13,8 +13,8 @@ from penstock.worker.engine.drafting.drafter import Drafter
 from penstock.worker.engine.drafting.ngram import NgramDrafter
 from penstock.worker.engine.drafting.predicted import PredictionDrafter
 from penstock.worker.engine.drafting.speculation import NoMemory, Speculation
-from penstock.worker.engine.scheduling.block_pool import BlockPool
-from penstock.worker.engine.scheduling.block_tables import OneTable
+from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
+from penstock.worker.engine.scheduling.blocks.block_tables import OneTable
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput

@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.ranks.sharded_forward import StagedShardedForward
-from penstock.worker.engine.scheduling.flights import OneFlight
-from penstock.worker.engine.scheduling.staged_batches import StagedBatches
+from penstock.worker.engine.scheduling.batches.flights import OneFlight
+from penstock.worker.engine.scheduling.batches.staged_batches import StagedBatches
 from penstock.worker.engine.stages_setup import make_flights
 
 

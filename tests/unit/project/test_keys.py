@@ -9,7 +9,7 @@ from pathlib import Path
 from penstock.shared import keys
 
 ROOT = Path(__file__).parents[3]
-SCRIPTS = sorted((ROOT / "shared" / "broker" / "scripts").glob("*.lua"))
+SCRIPTS = sorted((ROOT / "shared" / "broker" / "scripts").rglob("*.lua"))
 
 
 def kinds_in_the_table() -> set[str]:

@@ -12,12 +12,12 @@ from ....shared.control.sleeping import KV_CACHE, WEIGHTS
 from ....shared.control.weights import SaveShardedState, ShardedStateSaved
 from ....shared.errors import EngineStateError
 from ...config.engine_config import EngineConfig
-from ...models.eight_bit_cache import fit_again
+from ...models.cache.eight_bit import fit_again
 from ...models.lean.captured import plain_of
-from ...models.live_state import empty_module
 from ...models.loader import LoadedModel, load_weights
-from ...models.sharded_state import save_sharded_state
-from ...models.weights import return_free_memory
+from ...models.weights.live_state import empty_module
+from ...models.weights.movable import return_free_memory
+from ...models.weights.sharded_state import save_sharded_state
 from ..adapters.library import AdapterLibrary
 from ..core import EngineCore
 from ..execution.model_runner import ModelRunner

@@ -19,11 +19,11 @@ import structlog
 from ....shared.control.weights import ReloadWeights, WeightsReloaded
 from ....shared.errors import EngineCallError, EngineStateError, ModelLoadError
 from ...config.engine_config import EngineConfig
-from ...models.description import ModelDescription
-from ...models.exchange import Exchange
 from ...models.folder import TOKENIZER_FILE, resolve_model_folder
 from ...models.loader import LoadedModel
-from ...models.weights_version import weights_version
+from ...models.weights.description import ModelDescription
+from ...models.weights.exchange import Exchange
+from ...models.weights.version import weights_version
 from ..core import EngineCore
 from .sleep import Sleepable
 

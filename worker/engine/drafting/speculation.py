@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..scheduling.block_tables import BlockTables
+from ..scheduling.blocks.block_tables import BlockTables
 from ..scheduling.request import Request
 from ..scheduling.scheduler_output import SchedulerOutput
 from .drafter import Drafter, MakeDrafters, make_drafters

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from ...config.engine_config import EngineConfig
-from ...models.page_layout import PageLayout
-from ..scheduling.block_groups import BlockGroups
+from ...models.cache.page_layout import PageLayout
+from ..scheduling.blocks.block_groups import BlockGroups
 
 
 class CacheShape(Protocol):

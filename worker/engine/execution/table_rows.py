@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..scheduling.block_groups import GroupTables
+from ..scheduling.blocks.block_groups import GroupTables
 from ..scheduling.request import Request
 from ..step_input import IntArray
 

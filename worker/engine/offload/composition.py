@@ -12,7 +12,7 @@ from ....shared.errors import ConfigurationError
 from ...config.engine_config import EngineConfig
 from ...host import free_host_bytes
 from ...models.loader import LoadedModel
-from ..scheduling.block_pool import BlockPool
+from ..scheduling.blocks.block_pool import BlockPool
 from .device_blocks import make_device_blocks
 from .folder_tier import FolderTier
 from .identity import identity_of

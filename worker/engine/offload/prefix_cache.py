@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..scheduling.block_pool import BlockPool
-from ..scheduling.prefix_cache import BlockHashCache
+from ..scheduling.blocks.block_pool import BlockPool
+from ..scheduling.blocks.prefix_cache import BlockHashCache
 from ..scheduling.request import Request
 from .write_behind import WriteBehind
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import structlog
 
-from ..scheduling.block_pool import BlockPool
+from ..scheduling.blocks.block_pool import BlockPool
 from .device_blocks import DeviceBlocks
 from .tiers import Tiers
 

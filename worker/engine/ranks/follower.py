@@ -19,11 +19,11 @@ from torch import nn
 from ....shared.errors import PenstockError
 from ...config.engine_config import EngineConfig
 from ...core.garbage import freeze_loaded_objects
-from ...models.exchange import WeightsExchange
+from ...models.cache.pages import PagedByGroups
 from ...models.lean.staged import StagedForward
 from ...models.loader import LoadedModel, load_model, load_weights
-from ...models.pages import PagedByGroups
-from ...models.weights import ModelWeights, return_free_memory
+from ...models.weights.exchange import WeightsExchange
+from ...models.weights.movable import ModelWeights, return_free_memory
 from ..control.traces import ProcessTraceRecorder
 from ..host_setup import load_native_kernels, set_num_threads
 from .channel import RankChannel

@@ -9,9 +9,9 @@ from typing import Protocol
 from torch import nn
 
 from ....shared.messages.ranks import RankSetup
-from ...models.exchange import Exchange
+from ...models.cache.page_layout import PageLayout
 from ...models.loader import LoadedModel
-from ...models.page_layout import PageLayout
+from ...models.weights.exchange import Exchange
 from ..control.sleep import Sleepable
 from ..control.traces import TraceRecorder
 from ..execution.kv_cache import KVCacheSize

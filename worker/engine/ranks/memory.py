@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import structlog
 
 from ...config.engine_config import EngineConfig
+from ...models.cache.page_layout import PageLayout
 from ...models.lean.captured import CapturedForward
 from ...models.loader import LoadedModel
-from ...models.page_layout import PageLayout
-from ...models.weights import ModelWeights
+from ...models.weights.movable import ModelWeights
 from ..execution.kv_cache import KVCacheSize, size_kv_cache
 from ..execution.memory import measure_memory
 from .messages import RankMemory

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...models.page_layout import PageLayout
+from ...models.cache.page_layout import PageLayout
 
 
 class RankConfigure(msgspec.Struct, array_like=True, tag="configure"):

@@ -13,11 +13,11 @@ from torch import nn
 
 from ....shared.messages.ranks import RankSetup
 from ...config.engine_config import EngineConfig
-from ...models.exchange import Exchange, WeightsExchange
+from ...models.cache.page_layout import PageLayout
 from ...models.loader import LoadedModel, load_model
-from ...models.page_layout import PageLayout
 from ...models.parallel.groups import RankGroups
-from ...models.weights import ModelWeights
+from ...models.weights.exchange import Exchange, WeightsExchange
+from ...models.weights.movable import ModelWeights
 from ..control.sleep import Sleepable
 from ..control.traces import ProcessTraceRecorder, TraceRecorder
 from ..execution.cache_shape import shape_of

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ...models.attention import AttentionCall
+from ...models.cache.page_layout import PageLayout
+from ...models.cache.pages import PagedByGroups
 from ...models.forward import Forward, ModelInput
 from ...models.lean.captured import CapturedForward
 from ...models.lean.staged import StagedForward
-from ...models.page_layout import PageLayout
-from ...models.pages import PagedByGroups
+from ...models.ways.attention import AttentionCall
 from .messages import Allocate, CommitStep, FinishStep, Profile
 from .step_codec import StepSender
 from .team import RankTeam

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from .block_tables import BlockTables
+from .blocks.block_tables import BlockTables
 from .scheduler_output import SchedulerOutput
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .block_pool import BlockPool, InvariantError
+from .blocks.block_pool import BlockPool, InvariantError
 from .request import Request, RequestStatus
 
 

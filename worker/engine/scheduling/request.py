@@ -12,8 +12,8 @@ from ....shared.params.lora import LoRARequest
 from ....shared.params.pooling import PoolingParams
 from ....shared.params.prompt_embeds import PromptEmbeds
 from ....shared.params.sampling import SamplingParams
-from .block_groups import GroupTables
-from .block_pool import InvariantError
+from .blocks.block_groups import GroupTables
+from .blocks.block_pool import InvariantError
 from .constraint import Constraint
 from .image_spans import ImageSpan
 from .wanted_processor import WantedProcessor

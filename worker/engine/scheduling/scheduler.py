@@ -31,14 +31,14 @@ from ....shared.errors import ConfigurationError
 from ....shared.messages.from_core import EngineCoreEventType, EngineCoreOutput, SchedulerStats
 from ....shared.messages.outcome import FinishReason, RequestError
 from ....shared.params.pooling import Pooled
-from .block_pool import BlockPool
-from .block_tables import BlockTables, OneTable
-from .flights import Flights, OneFlight
+from .batches.flights import Flights, OneFlight
+from .blocks.block_pool import BlockPool
+from .blocks.block_tables import BlockTables, OneTable
+from .blocks.prefix_cache import NoPrefixCache, PrefixCache
 from .guessing import Guessing, NoGuessing
 from .image_spans import whole_chunk
 from .invariants import check_requests, check_tokens
 from .ordering import FirstComeFirstServed, OrderingPolicy, RequestQueue
-from .prefix_cache import NoPrefixCache, PrefixCache
 from .prompt_budget import PromptRowBudget
 from .request import STATUS_OF_REASON, Request, RequestStatus
 from .residency import NoResidency, Residency

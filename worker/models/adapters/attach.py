@@ -14,8 +14,8 @@ from ..forward import Forward
 from ..lean.captured import CapturedForward
 from ..lean.forward import LeanForward
 from ..lean.native import NativeForward
-from ..packed import PackedForward
 from ..token_adapters import TokenAdapters
+from ..ways.packed import PackedForward
 from .layouts import PackedLayout, PlainLayout, StackedLayout
 from .sites import Site, sites_of, sites_of_all_tokens
 from .slots import AdapterSlots, SlotLayout

@@ -11,7 +11,7 @@ import torch
 from ....shared.adapter_errors import AdapterFileError, UnsupportedAdapterError
 from ....shared.lora.adapters import adapter_digest
 from ....shared.shown import shown
-from ..conformance import tolerance_of
+from ..checks.conformance import tolerance_of
 from .peft_folder import LayerMatrices, read_peft_folder
 from .slots import AdapterSlots, Prepared
 

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 
 from ....shared.errors import ModelLoadError
 from ..checkpoint.errors import first_line
-from ..conformance import tolerance_of
+from ..checks.conformance import tolerance_of
+from ..checks.windows import narrowed
 from ..forward import Sight
-from ..windows import narrowed
 from .processor import ImageProcessor, ProcessedImage, runs_of
 from .tower import ImageTower
 

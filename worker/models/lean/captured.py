@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from ....kernels.paged_attention import PagedBatch, is_capturable
+from ..cache.page_layout import PageLayout
 from ..forward import Forward, ModelInput
-from ..page_layout import PageLayout
 from .cuda_graph import CudaGraphRecorder, Recorder
 from .feed_forward import OwnMlp
 from .forward import LeanForward

@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 from ....kernels.mixers import mix
 from ....kernels.rotary import apply_rotary
 from ....shared.errors import ModelLoadError
-from ..attention import AttentionCall, caches_of
+from ..cache.page_layout import PageLayout
+from ..cache.pages import allocate_pages
 from ..forward import ForwardSettings, ModelInput
-from ..packed import PackedForward
-from ..page_layout import PageLayout
-from ..pages import allocate_pages
+from ..ways.attention import AttentionCall, caches_of
+from ..ways.packed import PackedForward
 from .decoder import LeanDecoder
 from .layer import Angles, Attend, LeanLayer
 from .mixing import MixingLayer, mix_nothing

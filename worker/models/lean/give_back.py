@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ....shared.errors import ModelLoadError
-from ..plain import put_linear, put_modules, put_weight
+from ..weights.plain import put_linear, put_modules, put_weight
 from .decoder import LeanDecoder
 from .feed_forward import GatedMlp, OwnMlp, SharedExpertMlp, SparseMlp
 from .layer import AnyLayer, HeadNorm, LeanLayer, RowNorm

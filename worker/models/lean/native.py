@@ -21,11 +21,11 @@ from ....kernels.decoder import (
 )
 from ....kernels.gated_activation import ACTIVATIONS
 from ....kernels.linear import PackedWeight
+from ..cache.page_layout import PageLayout
+from ..cache.paged_tensor import zeros
+from ..cache.pages import use_pages
 from ..forward import Forward, ModelInput
 from ..packed_linear import OwnPackedLinear
-from ..page_layout import PageLayout
-from ..paged_tensor import zeros
-from ..pages import use_pages
 from .decoder import LeanDecoder
 from .feed_forward import GatedMlp
 from .forward import LeanForward

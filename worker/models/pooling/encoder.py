@@ -17,10 +17,10 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from ....kernels.paged_attention import MaskRule
 from ....shared.errors import ModelLoadError
-from ..attention import AttentionCall
-from ..conformance import tolerance_of
+from ..checks.conformance import tolerance_of
 from ..forward import ModelInput
-from ..packed import install_attention
+from ..ways.attention import AttentionCall
+from ..ways.packed import install_attention
 
 _NAME_NUMBERS = itertools.count()
 _SEQUENCE_LENS = (6, 9, 5)

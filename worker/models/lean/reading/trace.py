@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from ...causal_lm import CausalLM
-from ...packed import install_attention
+from ...ways.causal_lm import CausalLM
+from ...ways.packed import install_attention
 from ..plan import NormPlan
 
 _NUMBERS = itertools.count()

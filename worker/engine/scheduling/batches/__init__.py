@@ -1,0 +1,1 @@
+"""Batches that are scheduled while others are still being computed."""

@@ -1,0 +1,118 @@
+"""Cuts a step into forwards in which no two requests share a row: for models in which a row is one sequence.
+
+Decodes go together, ``[B, 1]``; every other request goes alone, ``[1, T]``. A request's first chunk is like any prompt;
+whether a later one can be computed at once depends on the model, and so does whether decodes may be of different
+lengths. ``conformance`` tries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ....kernels.paged_attention import PagedBatch
+
+
+@dataclass(frozen=True)
+class CutRule:
+    """What a model can do.
+
+    Args:
+        continues_chunks: it computes several tokens at once that follow a state. Else they go one by one.
+        batches_decodes: it computes decodes of different lengths together. Else they go one by one.
+        max_padded_tokens: most tokens, present and past, of decodes that go together, all as long as the longest; None
+            if it does not matter.
+    """
+
+    continues_chunks: bool = True
+    batches_decodes: bool = True
+    max_padded_tokens: int | None = None
+
+
+@dataclass
+class Part:
+    """One forward.
+
+    Args:
+        rows: of the step's batch, ``[B]``.
+        tokens: of the step, ``[B * query_len]``, those of a row together.
+        query_len: tokens of each row; 1 if there are several rows.
+        seq_lens: tokens of each row once it is through.
+    """
+
+    rows: Sequence[int]
+    tokens: Sequence[int]
+    query_len: int
+    seq_lens: list[int]
+
+    def batch_of(self, step: PagedBatch) -> PagedBatch:
+        """The part of ``step`` that this forward computes."""
+        if len(self.tokens) == step.num_tokens:
+            return step
+        return PagedBatch(
+            take(step.block_table, self.rows),
+            take(step.slot_mapping, self.tokens),
+            [self.query_len] * len(self.rows),
+            self.seq_lens,
+            step.block_size,
+        )
+
+
+@dataclass
+class Piece:
+    """Forwards that follow each other on the states of the same requests.
+
+    Args:
+        is_fresh: it begins with the first token of its one request, which has no state yet.
+    """
+
+    rows: Sequence[int]
+    parts: list[Part]
+    is_fresh: bool
+
+
+def cut(batch: PagedBatch, rule: CutRule) -> Iterator[Piece]:
+    """The pieces of a step. Decodes, whose rows come first in ``batch``, have as many tokens as rows."""
+    decodes = [row for row in range(batch.num_decodes) if batch.seq_lens[row] > 1]
+    if rule.batches_decodes and decodes:
+        for rows in _groups(decodes, batch.seq_lens, rule.max_padded_tokens):
+            part = Part(rows, rows, 1, [batch.seq_lens[row] for row in rows])
+            yield Piece(rows, [part], is_fresh=False)
+    start = 0
+    for row, (query_len, seq_len) in enumerate(zip(batch.query_lens, batch.seq_lens, strict=True)):
+        is_fresh = query_len == seq_len
+        is_decode = query_len == 1 and not is_fresh
+        if not (is_decode and rule.batches_decodes):
+            chunk_len = query_len if is_fresh or rule.continues_chunks else 1
+            yield Piece([row], list(_chunks(row, start, query_len, seq_len, chunk_len)), is_fresh)
+        start += query_len
+
+
+def take(tensor: Tensor, places: Sequence[int]) -> Tensor:
+    """``tensor`` at ``places``, ascending, of its first dimension; a view if they follow each other."""
+    if places[-1] - places[0] + 1 == len(places):
+        return tensor[places[0] : places[-1] + 1]
+    return tensor[torch.tensor(places, device=tensor.device)]
+
+
+def _groups(decodes: list[int], seq_lens: list[int], max_padded_tokens: int | None) -> Iterator[list[int]]:
+    """``decodes`` in order, in groups of at most ``max_padded_tokens``, or of a single row that has more."""
+    group: list[int] = []
+    longest = 0
+    for row in decodes:
+        longest = max(longest, seq_lens[row])
+        if group and max_padded_tokens is not None and longest * (len(group) + 1) > max_padded_tokens:
+            yield group
+            group, longest = [], seq_lens[row]
+        group.append(row)
+    yield group
+
+
+def _chunks(row: int, start: int, query_len: int, seq_len: int, chunk_len: int) -> Iterator[Part]:
+    """Forwards of ``chunk_len`` tokens each, the ``query_len`` from token ``start`` on."""
+    for offset in range(0, query_len, chunk_len):
+        tokens = range(start + offset, start + offset + chunk_len)
+        yield Part([row], tokens, chunk_len, [seq_len - query_len + offset + chunk_len])
