@@ -13,6 +13,7 @@ from .engines.pooling import PoolingRow
 from .engines.row import EngineRow
 from .engines.sides import (
     ALONE,
+    ALONE_DETERMINISTIC,
     ALONE_INT4,
     ALONE_INT8,
     LLAMA,
@@ -35,6 +36,8 @@ from .sessions import SessionsRow
 MIN_THROUGHPUT_OVER_VLLM = {"tiny": 2.0, "smol135": 1.2, "qwen06": 1.2}
 MIN_INT8_OVER_VLLM = {"smol135": 1.6, "qwen06": 1.6}
 MAX_INT4_SINGLE_OVER_ALONE = {"smol135": 0.35, "qwen06": 0.35}
+MIN_DETERMINISTIC_OVER_ALONE = {"tiny": 0.95, "smol135": 0.95, "qwen06": 0.95}
+MAX_PROMPT_OVER_VLLM = {"smol135": 0.8, "qwen06": 0.8}
 MAX_SINGLE_OVER_VLLM = {"smol135": 0.45, "qwen06": 0.6}
 MAX_SINGLE_OVER_LLAMA = {"smol135": 1.0, "qwen06": 1.0}
 # The same bits a weight on both sides, or about.
@@ -111,6 +114,10 @@ def engine_goals(row: EngineRow) -> Iterator[Goal]:
     yield from at_least("tokens/s, alone with int8 over vLLM offline", of_vllm, MIN_INT8_OVER_VLLM)
     of_alone = row.ratio(ALONE_INT4, ALONE, single)
     yield from at_most("one request, ms/token, alone with int4 over alone", of_alone, MAX_INT4_SINGLE_OVER_ALONE)
+    of_alone = row.ratio(ALONE_DETERMINISTIC, ALONE, everything)
+    yield from at_least("tokens/s, alone and deterministic over alone", of_alone, MIN_DETERMINISTIC_OVER_ALONE)
+    of_vllm = row.ratio(ALONE, VLLM_OFFLINE, "single_ttft_ms")
+    yield from at_most("prompt of 128 tokens, ms, alone over vLLM offline", of_vllm, MAX_PROMPT_OVER_VLLM)
     of_vllm = row.ratio(ALONE, VLLM_OFFLINE, single)
     yield from at_most("one request, ms/token, alone over vLLM offline", of_vllm, MAX_SINGLE_OVER_VLLM)
     of_llama = row.ratio(ALONE, LLAMA, single)

@@ -28,7 +28,7 @@ from .engines.growth import measure_growth
 from .engines.pooling import NUM_TEXTS, measure_pooling
 from .engines.roofline import measure_bandwidth
 from .engines.row import EngineWork, measure_model
-from .engines.sides import adapter_sides, choose_sides
+from .engines.sides import adapter_sides, choose_sides, named_sides
 from .gateway_row import measure_gateway
 from .lora.row import choose_engines, measure_lora
 from .other_load import LoadWatch
@@ -73,6 +73,7 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     engine_options: list[str]
     queue_depth: int
     json_path: Path
+    sides: list[str] = msgspec.field(default_factory=list)
 
     def options_of_engines(self) -> list[str]:
         """Options of ``worker start``, which are those of the engine alone as well."""
@@ -266,7 +267,8 @@ def _measure_bandwidth(report: BenchReport) -> None:
 
 
 def _measure_engines(name: str, options: BenchOptions, report: BenchReport, scratch: Path, console: Console) -> None:
-    sides = choose_sides(options.peers, options.peers_folder, options.options_of_engines())
+    chosen = choose_sides(options.peers, options.peers_folder, options.options_of_engines())
+    sides = named_sides(chosen, options.sides)
     work = _work(name, options)
     report.engines.append(measure_model(name, model_folder(name, scratch), sides, work, scratch, console.print))
 

@@ -26,6 +26,7 @@ from .served import run_served
 
 ALONE, SERVED = "Penstock, engine alone", "Penstock through Redis"
 VLLM_SERVED = "vLLM under Penstock"
+ALONE_DETERMINISTIC = "Penstock, engine alone, deterministic"
 ALONE_INT8, ALONE_INT4 = "Penstock, engine alone, int8", "Penstock, engine alone, int4"
 VLLM_OFFLINE, VLLM_ASYNC, VLLM_HTTP = "vLLM offline", "vLLM in-process async", "vLLM HTTP server"
 STATIC, CONTINUOUS = "transformers static", "transformers continuous"
@@ -64,12 +65,11 @@ class Side(Protocol):
 class EngineAlone:
     """An engine core without Redis; ``options`` are those of ``worker start``."""
 
-    name = ALONE
     precision = ""
     why_missing = ""
 
-    def __init__(self, options: list[str]) -> None:
-        self._options = options
+    def __init__(self, options: list[str], name: str = ALONE) -> None:
+        self._options, self.name = options, name
 
     def run(self, model: Path, phases: list[Phase], dtype: str, scratch: Path) -> SideRun:
         command = [sys.executable, "-m", "penstock.worker.engine.offline", "--model", str(model), "--dtype", dtype]
@@ -80,8 +80,7 @@ class EngineAloneQuantized(EngineAlone):
     """The same with weights in bytes or four bits, which need the compiled kernels."""
 
     def __init__(self, name: str, quantization: str, options: list[str]) -> None:
-        super().__init__([*options, "--quantization", quantization])
-        self.name = name
+        super().__init__([*options, "--quantization", quantization], name)
         self.precision = quantization
 
     @property
@@ -201,6 +200,7 @@ def choose_sides(peers: frozenset[str], peers_folder: Path, engine_options: list
     """
     peers_folder = peers_folder.absolute()
     sides: list[Side] = [EngineAlone(engine_options)]
+    sides.append(EngineAlone([*engine_options, "--deterministic"], ALONE_DETERMINISTIC))
     sides += [
         EngineAloneQuantized(name, quantization, engine_options)
         for name, quantization in ((ALONE_INT8, "int8"), (ALONE_INT4, "int4"))
@@ -219,6 +219,19 @@ def choose_sides(peers: frozenset[str], peers_folder: Path, engine_options: list
             folder = peers_folder / "llama"
             sides.append(PeerScript(name, "llama_batch.py", folder, options=options, precision=precision))
     return sides
+
+
+def named_sides(sides: list[Side], names: list[str]) -> list[Side]:
+    """Those of ``names``; all if there are none.
+
+    Raises:
+        ConfigurationError: a name is of none; says which there are.
+    """
+    known = {side.name: side for side in sides}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ConfigurationError(f"--sides has {unknown[0]!r}, and there are: {'; '.join(known)}")
+    return [known[name] for name in names] or sides
 
 
 def adapter_sides(peers_folder: Path, engine_options: list[str]) -> list[Side]:

@@ -35,6 +35,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help=f"where `make bench-peers` has put them (default {DEFAULT_PEERS_FOLDER})",
     )
+    parser.add_argument(
+        "--sides",
+        default="",
+        metavar="NAMES",
+        help="of the row engine only these, as its tables name them, with semicolons between them (default all)",
+    )
     parser.add_argument("--requests", type=int, default=0, help="requests at once (default 64; qwen06: 16)")
     parser.add_argument("--single", type=int, default=6, help="requests one at a time (default 6)")
     parser.add_argument(
@@ -82,6 +88,7 @@ def _run(arguments: argparse.Namespace) -> int:
         engine_options=shlex.split(arguments.engine_options),
         queue_depth=arguments.queue_depth,
         json_path=arguments.json,
+        sides=[name.strip() for name in arguments.sides.split(";") if name.strip()],
     )
     return run_bench(options)
 

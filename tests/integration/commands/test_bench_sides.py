@@ -9,7 +9,14 @@ from transformers import LlamaConfig
 
 from penstock.ops.bench.engines.growth import measure_growth
 from penstock.ops.bench.engines.judge import Claim, ask_truth, judge, wrong_lengths
-from penstock.ops.bench.engines.sides import EngineAlone, PeerScript, choose_sides
+from penstock.ops.bench.engines.sides import (
+    ALONE,
+    VLLM_OFFLINE,
+    EngineAlone,
+    PeerScript,
+    choose_sides,
+    named_sides,
+)
 from penstock.ops.bench.queue.follow import measure_follow
 from penstock.ops.bench.result import SideRun
 from penstock.ops.bench.rows import PEERS, chosen_peers
@@ -112,6 +119,14 @@ def test_a_rival_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None
         "llama.cpp, Q8_0",
         "llama.cpp, Q4_K_M",
     ]
+
+
+def test_sides_are_chosen_by_name(tmp_path: Path) -> None:
+    sides = choose_sides(frozenset(PEERS), tmp_path, [])
+    assert named_sides(sides, []) == sides
+    assert [side.name for side in named_sides(sides, [VLLM_OFFLINE, ALONE])] == [VLLM_OFFLINE, ALONE]
+    with pytest.raises(ConfigurationError, match="--sides has 'vllm', and there are: Penstock, engine alone; "):
+        named_sides(sides, ["vllm"])
 
 
 def test_rivals_are_chosen_by_name() -> None:

@@ -12,7 +12,7 @@ from penstock.ops.bench.engines.judge import Verdict
 from penstock.ops.bench.engines.report import engine_tables, goals_table
 from penstock.ops.bench.engines.roofline import Bandwidth
 from penstock.ops.bench.engines.row import EngineRow, SideRow
-from penstock.ops.bench.engines.sides import ALONE, ALONE_INT4, ALONE_INT8, SERVED, VLLM_OFFLINE
+from penstock.ops.bench.engines.sides import ALONE, ALONE_DETERMINISTIC, ALONE_INT4, ALONE_INT8, SERVED, VLLM_OFFLINE
 from penstock.ops.bench.goals import Goal, State, engine_goals, enqueue_goals, growth_goals
 from penstock.ops.bench.queue.enqueue import EnqueueRow, Pairing
 from penstock.ops.bench.result import Figures, PhaseResult, SideRun
@@ -75,6 +75,12 @@ def test_goals_are_met_or_not_or_not_measured() -> None:
     assert found["TTFT added by Redis at idle, p50, ms"].value == 2.5
     assert found["TTFT added by Redis at idle, p50, ms"].state is State.NOT_MET
     assert found["one request, ms/token, alone over llama.cpp"].state is State.NOT_MEASURED
+
+
+def test_deterministic_and_prompts_have_goals() -> None:
+    found = goals(row(side(ALONE, 100), side(ALONE_DETERMINISTIC, 94), side(VLLM_OFFLINE, 100)))
+    assert found["tokens/s, alone and deterministic over alone"].state is State.NOT_MET
+    assert found["prompt of 128 tokens, ms, alone over vLLM offline"].value == 1.0
 
 
 def test_weights_in_bytes_have_a_goal_of_their_own_and_no_share_of_the_bandwidth() -> None:
