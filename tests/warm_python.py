@@ -92,15 +92,16 @@ def start_program_server(folder: Path) -> tuple[str, int]:
 
 def _serve(listener: socket.socket, lifeline: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Nobody waits for who watches over a program.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while lifeline not in select.select([listener, lifeline], [], [])[0]:
+        # Here and not by ignoring SIGCHLD: what programs have computed is told of who waits for them (``cost.py``).
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         connection, _ = listener.accept()
         if os.fork() == 0:
             try:
                 listener.close()
                 os.close(lifeline)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 _watch_over(connection)
             finally:
                 os._exit(1)

@@ -37,12 +37,12 @@ from penstock.worker.models.loader import LoadedModel, load_model, load_weights
 from penstock.worker.models.parallel.cut import check_layout, cut_decoder
 from penstock.worker.models.parallel.groups import RankGroups
 from penstock.worker.models.parallel.layout import ParallelLayout
-from penstock.worker.models.part_state import joined_state, part_path, write_part
 from penstock.worker.models.reading import ReadModel, read_model
 from penstock.worker.models.ways.candidates import choose_forward, find_truth
 from penstock.worker.models.ways.packed import PackedForward
 from penstock.worker.models.weights.live_state import empty_module
 from penstock.worker.models.weights.movable import ModelWeights
+from penstock.worker.models.weights.part_state import joined_state, part_path, write_part
 from penstock.worker.survey import trial
 
 from .lean_models import BLOCK_SIZE, NUM_BLOCKS, SETTINGS, logits_of, make_model, make_step

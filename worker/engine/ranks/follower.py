@@ -22,10 +22,10 @@ from ...core.garbage import freeze_loaded_objects
 from ...models.cache.pages import PagedByGroups
 from ...models.lean.staged import StagedForward
 from ...models.loader import LoadedModel, load_model, load_weights
-from ...models.part_state import part_path, write_part
 from ...models.weights.exchange import WeightsExchange
 from ...models.weights.live_state import empty_module
 from ...models.weights.movable import ModelWeights, return_free_memory
+from ...models.weights.part_state import part_path, write_part
 from ..control.traces import ProcessTraceRecorder
 from ..host_setup import load_native_kernels, set_num_threads
 from .channel import RankChannel

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ....shared.errors import EngineStateError
 from ...models.loader import LoadedModel
-from ...models.part_state import joined_state, part_path, write_part
+from ...models.weights.part_state import joined_state, part_path, write_part
 from .errors import RankRefusedError
 from .messages import WritePart
 from .team import FILES_TIMEOUT_S, RankTeam

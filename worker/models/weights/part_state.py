@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ...shared.errors import ModelLoadError
-from .lean.decoder import LeanDecoder
-from .lean.give_back import give_back
-from .loader import LoadedModel
-from .packed_linear import PackedLinear
-from .parallel.cut import cut_decoder
-from .parallel.groups import RankGroups
-from .parallel.pieces import Piece, read_pieces, write_pieces
-from .reading import is_cut_by_us
-from .weights.live_state import checkpoint_state
-from .weights.plain import put_modules
+from ....shared.errors import ModelLoadError
+from ..lean.decoder import LeanDecoder
+from ..lean.give_back import give_back
+from ..loader import LoadedModel
+from ..packed_linear import PackedLinear
+from ..parallel.cut import cut_decoder
+from ..parallel.groups import RankGroups
+from ..parallel.pieces import Piece, read_pieces, write_pieces
+from ..reading import is_cut_by_us
+from .live_state import checkpoint_state
+from .plain import put_modules
 
 _LAYERS = "model.layers."
 # What stages above the first have in the place of what the first has.
