@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
@@ -46,9 +48,10 @@ class BuildError(Exception):
 
 
 def build(cache_folder: Path, *, emulates_tiles: bool = False) -> Path:
-    """Return the library, compiled now unless it is in ``cache_folder`` already. Takes about six seconds.
+    """Return the library, compiled now unless it is in ``cache_folder`` already. Takes about 25 s of a processor.
 
-    A library is found by what it was made from: sources, flags, compiler, and the instructions of this processor.
+    A library is found by what it was made from: sources, flags, compiler, and the instructions of this processor. One
+    process compiles it, and others that want the same wait for that.
 
     Args:
         emulates_tiles: products are computed as on a processor with tile registers, bit by bit, and slowly.
@@ -63,16 +66,24 @@ def build(cache_folder: Path, *, emulates_tiles: bool = False) -> Path:
         return path
     try:
         cache_folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache_folder) as folder:
-            made = Path(folder) / "library.so"
-            with ThreadPoolExecutor() as compilers:
-                objects = list(compilers.map(partial(_compile, compiler, Path(folder)), _SOURCES))
-            _run([*compiler, "-shared", *objects, "-o", str(made)])
-            # Another engine may be at it, too: whoever comes last wins, and both have the same.
-            made.replace(path)
+        with path.with_suffix(".lock").open("w") as lock:
+            # Where files cannot be locked each compiles: whoever comes last wins, and all have the same.
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.is_file():
+                _make(compiler, path)
     except OSError as error:
         raise BuildError(f"{cache_folder} cannot be written: {error}") from error
     return path
+
+
+def _make(compiler: list[str], path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / "library.so"
+        with ThreadPoolExecutor() as compilers:
+            objects = list(compilers.map(partial(_compile, compiler, Path(folder)), _SOURCES))
+        _run([*compiler, "-shared", *objects, "-o", str(made)])
+        made.replace(path)
 
 
 def _compile(compiler: list[str], folder: Path, source: str) -> str:

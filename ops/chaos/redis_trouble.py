@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from random import Random
@@ -26,6 +27,8 @@ from ..sentinel_trio import SentinelTrio
 
 AWAY_S = (0.1, 2.0)
 FULL_S = (0.1, 4.0)
+# Of a move that servers in trouble refuse, on a machine of any speed.
+MOVE_PATIENCE_S = 300.0
 # A move of a small queue takes some hundredths of a second.
 MOVE_S = (0.0, 0.1)
 
@@ -73,9 +76,7 @@ class RedisTrouble:
         if self._failing_over is not None:
             await self._failing_over
         if self._stack.shards:
-            async with self._mover() as mover:
-                for model, target in (await mover.under_way()).items():
-                    await mover.move(model, target)
+            await self._end_moves()
 
     async def _restart(self) -> bool:
         name = self._any()
@@ -148,7 +149,26 @@ class RedisTrouble:
             await asyncio.sleep(pause_s)
         with suppress(PenstockError, RedisError):
             await self._move_to(targets)
+        await self._end_moves()
         return True
+
+    async def _end_moves(self) -> None:
+        """Run a move that was cut short again, and again while servers are in trouble.
+
+        Raises:
+            PenstockError, RedisError: it cannot be ended.
+        """
+        last_try = time.monotonic() + MOVE_PATIENCE_S
+        while True:
+            try:
+                async with self._mover() as mover:
+                    for model, target in (await mover.under_way()).items():
+                        await mover.move(model, target)
+                return
+            except (PenstockError, RedisError):
+                if time.monotonic() > last_try:
+                    raise
+            await asyncio.sleep(AWAY_S[0])
 
     async def _move_to(self, targets: list[str]) -> None:
         """End the move that is under way, or move a model to the first of two servers that it is not at."""

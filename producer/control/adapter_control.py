@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Unpack
 
 from ...shared.control.lora import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
-from ...shared.errors import EngineCallError, EngineDeadError, EngineTimeoutError, ValidationError
+from ...shared.errors import (
+    EngineCallError,
+    EngineDeadError,
+    EngineTimeoutError,
+    UnsupportedCallError,
+    ValidationError,
+)
 from ...shared.lora.registry import AdapterRecord, owner
 from ...shared.names import check_name
 from ...shared.params.lora import LoRARequest
@@ -18,6 +24,9 @@ from ..client_core import ClientCore
 from ..engine_calls import CallOptions
 from ..lora.folder import copy_into, inspect_folder
 from ..lora.resolver import owner_of
+
+# With these an engine has said nothing of an adapter: it may load it yet, or serves none.
+_NO_JUDGEMENT = EngineTimeoutError | EngineDeadError | UnsupportedCallError
 
 
 class AdapterControl(ClientCore):
@@ -42,8 +51,8 @@ class AdapterControl(ClientCore):
         """Register an adapter and load it at the engines; False where it is loaded already.
 
         A name that pointed to another adapter points to this one from now on, at once for everybody. An engine that
-        refuses to load it raises. The name is registered all the same if any engine has loaded it or has not answered;
-        if all refuse, it means again what it meant before.
+        refuses to load it raises. The name is registered all the same if any engine has loaded it, has not answered or
+        serves no adapters; if all refuse, it means again what it meant before.
 
         Args:
             lora: a ``LoRARequest``, whose number counts; or a name, with ``path``. A registered name alone, and a
@@ -76,7 +85,7 @@ class AdapterControl(ClientCore):
         try:
             return await self._change(AddLora(record.request()), options)
         except EngineCallError as error:
-            may_load = any(isinstance(one, EngineTimeoutError | EngineDeadError) for one in error.errors.values())
+            may_load = any(isinstance(one, _NO_JUDGEMENT) for one in error.errors.values())
             if error.answers or may_load or not await self._take_back(record, former):
                 raise
             means = "means nothing" if former is None else f"means adapter {former.digest[:12]} again"

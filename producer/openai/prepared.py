@@ -18,7 +18,6 @@ from ..inputs.prompt import Prompt
 from ..results.outputs import RequestOutput
 from .errors import bad_field
 
-_FIRST_WORD = re.compile(r"\w+")
 # No body has such a field: over HTTP an adapter is named as a model.
 _OF_ALL = {"lora_request": "model"}
 
@@ -76,10 +75,11 @@ class PreparedBody(msgspec.Struct, kw_only=True, frozen=True):
             yield
         except ValidationError as error:
             message = str(error)
-            begun = _FIRST_WORD.match(message)
-            if begun is None or begun[0] not in (names := {**_OF_ALL, **self.fields}):
-                raise
-            raise type(error)(names[begun[0]] + message[begun.end() :]) from error
+            for name, field in {**_OF_ALL, **self.fields}.items():
+                # Whole words: `prompt_name` is no prompt.
+                if re.match(rf"{re.escape(name)}\b", message):
+                    raise type(error)(field + message[len(name) :]) from error
+            raise
 
     def answer(self, *outputs: RequestOutput, response_id: str | None = None) -> msgspec.Struct:
         """Return the body of the response, given one output for each prompt; its id is the first output's unless given.

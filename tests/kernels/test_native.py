@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -158,7 +160,40 @@ def test_what_was_compiled_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     written = path.stat().st_mtime_ns
     assert build(tmp_path) == path
     assert path.stat().st_mtime_ns == written
-    assert list(tmp_path.iterdir()) == [path]
+    assert set(tmp_path.iterdir()) == {path, path.with_suffix(".lock")}
+
+
+# Says when it compiles, ends when it may, and counts what it links.
+_COMPILER = """#!/bin/sh
+case "$*" in
+*--version*) exit ;;
+*-shared*) echo linked >> "$0.linked" ;;
+*) echo begun > "$0.begun"; read nothing < "$0.go" ;;
+esac
+while [ "$1" != -o ]; do shift; done
+echo made > "$2"
+"""
+
+
+def test_who_wants_what_another_compiles_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_module, "_SOURCES", ("parallel.cpp",))
+    compiler, begun, go = (tmp_path / name for name in ("c++", "c++.begun", "c++.go"))
+    compiler.write_text(_COMPILER)
+    compiler.chmod(0o700)
+    os.mkfifo(begun)
+    os.mkfifo(go)
+    monkeypatch.setenv("CXX", str(compiler))
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(build, tmp_path / "kept")
+        with begun.open() as said:
+            assert said.readline() == "begun\n"
+            second = threads.submit(build, tmp_path / "kept")
+            with go.open("w") as gate:
+                # A line for each, if both compile.
+                gate.write("\n\n")
+                gate.flush()
+                assert first.result() == second.result()
+    assert (tmp_path / "c++.linked").read_text() == "linked\n"
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])

@@ -87,25 +87,52 @@ UNCACHED = {"enable_prefix_caching": False}
 CRAMPED = {"num_blocks": 20, "block_size": 4, "max_model_len": 80, "max_num_seqs": 6, "max_num_batched_tokens": 8}
 
 
+@pytest.fixture
+def compiled() -> Iterator[None]:
+    """The library in use; it is there if an earlier engine had it, too."""
+    was_loaded = native.is_loaded()
+    if (reason := native.load()) is not None:
+        pytest.skip(reason)
+    yield
+    if not was_loaded:
+        native.unload()
+
+
+@pytest.fixture
+def uncompiled() -> Iterator[None]:
+    """No library, for what an engine without it does; ``UNCOMPILED`` has engines of the test do without."""
+    was_loaded = native.is_loaded()
+    native.unload()
+    yield
+    if was_loaded:
+        native.load()
+
+
+UNCOMPILED: dict[str, Any] = {"native_kernels": False}
+
+
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize(
-    ("name", "dtype", "every"),
+    ("name", "dtype", "every", "library"),
     [
-        ("llama", "float32", 1),
-        ("llama", "bfloat16", 1),
-        ("qwen3", "bfloat16", 3),
-        ("gemma2", "float32", 1),
-        ("gpt_oss", "float32", 7),  # each of its tokens is computed alone
+        ("llama", "float32", 1, {}),
+        ("llama", "bfloat16", 1, {}),
+        ("qwen3", "bfloat16", 3, {}),
+        ("gemma2", "float32", 1, {}),
+        ("gpt_oss", "float32", 7, {}),
+        ("gpt_oss", "float32", 11, UNCOMPILED),  # each of its tokens is computed alone
     ],
 )
 def test_same_logits_however_disturbed(
     name: str,
     dtype: str,
     every: int,
+    library: dict[str, Any],
     make_core: Callable[..., EngineCore],
     prompts: list[list[int]],
     seen: SampledLogits,
 ) -> None:
-    options = {"dtype": dtype, "deterministic": True, **UNCACHED}
+    options = {"dtype": dtype, "deterministic": True, **UNCACHED, **library}
     roomy = make_core(name, **options)
     cramped = make_core(name, **options, **cramped_options(dtype))
     for expected, actual in disturbed(roomy, cramped, prompts, every):
@@ -150,25 +177,15 @@ def test_same_logits_of_the_demo_model(prompts: list[list[int]], seen: SampledLo
     assert seen.num_different == 0
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_the_ordinary_runner_does_not_promise_that(
     make_core: Callable[..., EngineCore], prompts: list[list[int]], seen: SampledLogits
 ) -> None:
     # A model that runs in one compiled call keeps its bits anyway.
-    name = "gpt_oss"
-    for _ in disturbed(make_core(name, **UNCACHED), make_core(name, **CRAMPED, **UNCACHED), prompts, every=7):
+    options = {**UNCACHED, **UNCOMPILED}
+    for _ in disturbed(make_core("gpt_oss", **options), make_core("gpt_oss", **CRAMPED, **options), prompts, every=7):
         pass
     assert seen.num_different > len(prompts)
-
-
-@pytest.fixture
-def compiled() -> Iterator[None]:
-    """The library in use; it is there if an earlier engine had it, too."""
-    was_loaded = native.is_loaded()
-    if (reason := native.load()) is not None:
-        pytest.skip(reason)
-    yield
-    if not was_loaded:
-        native.unload()
 
 
 @pytest.fixture
@@ -181,6 +198,7 @@ def load(model_folder: Callable[[str], Path]) -> Callable[..., LoadedModel]:
     return load_deterministic
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_tokens_of_a_model_with_experts_go_alone(load: Callable[..., LoadedModel]) -> None:
     assert choose_tile_sizes(load("gpt_oss")) == (1,)
 
@@ -196,7 +214,7 @@ def test_tokens_of_other_models_go_in_tiles(dtype: str, load: Callable[..., Load
 def test_the_compiled_decoder_needs_no_tiles_unless_it_loses_bits(
     dtype: str, load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not keeps_bits(load("gpt_oss", dtype))
+    assert keeps_bits(load("gpt_oss", dtype))
     model = load("llama", dtype)
     assert keeps_bits(model)
     with monkeypatch.context() as patch:

@@ -124,5 +124,4 @@ def test_what_the_lean_way_gains_is_told_by_family() -> None:
     done = subprocess.run([*command, *quick], capture_output=True, text=True, check=True, timeout=500)
     *_, head, _, gemma, gpt = done.stdout.splitlines()
     assert head.count("|") == gemma.count("|") == gpt.count("|") == 11
-    assert all(float(cell) > 0 for cell in gemma.split("|")[2:-1])
-    assert gpt.split("|")[4].strip() == "", "its experts are not compiled"
+    assert all(float(cell) > 0 for cell in [*gemma.split("|")[2:-1], *gpt.split("|")[2:-1]])

@@ -28,7 +28,10 @@ def _ends_are_seen_by_the_loop() -> Iterator[None]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 async def test_a_signal_to_one_that_has_just_ended_leaves_its_status(number: int) -> None:
-    child = await start_child(["sh", "-c", "exit 7"])
+    ends, ended = os.pipe()
+    child = await start_child(["sh", "-c", "read nothing; exit 7"], stdin=ends)
+    os.close(ends)
+    os.close(ended)
     # Blocking: the loop is not to see it before the signal is sent.
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222
     child.send_signal(number)
