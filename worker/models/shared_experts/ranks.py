@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -71,6 +72,11 @@ class ExpertRanks:
         except RuntimeError as error:
             raise _broken(error) from error
         return part
+
+    def await_all(self) -> None:
+        """Return when all have come here, or one is gone: whom a rank leaves before they have met it miss it."""
+        with suppress(GroupBrokenError):
+            self.sum_of(torch.zeros(1, dtype=torch.int64))
 
     def gather_rows(self, rows: Tensor, num_rows: list[int]) -> Tensor:
         """Return the rows of all ranks below each other, ``[sum(num_rows), ...]``; ``rows`` are those of this one.

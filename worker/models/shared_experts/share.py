@@ -96,7 +96,11 @@ def share_and_check(module: nn.Module, ranks: ExpertRanks, architecture: str) ->
     found: dict[str, Any] = {name: part for name, part in module.named_modules() if _is_experts(part)}
     drawn = {name: _draw(part) for name, part in found.items()}
     before = {name: found[name](*inputs) for name, inputs in drawn.items()}
-    total = share_experts(module, ranks, architecture)
+    try:
+        total = share_experts(module, ranks, architecture)
+    except ConfigurationError:
+        ranks.await_all()  # so that each says this, and none that the others have not come
+        raise
     for name, inputs in drawn.items():
         after = module.get_submodule(name)(*inputs)
         error = (after - before[name]).abs().max() / before[name].abs().max().clamp(min=1e-6)
