@@ -11,6 +11,8 @@ from torch import Tensor
 
 from penstock.kernels import native, tolerances
 
+from ..native_library import native_as_before
+
 
 @pytest.fixture
 def assert_close() -> Callable[[Tensor, Tensor], None]:
@@ -23,11 +25,9 @@ def compiled() -> Iterator[None]:
     """The library in use, compiled once for all tests and engines of this machine."""
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         pytest.skip("needs a C++ compiler")
-    was_loaded = native.is_loaded()
-    assert native.load() is None
-    yield
-    if not was_loaded:
-        native.unload()
+    with native_as_before():
+        assert native.load() is None
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -59,8 +59,6 @@ def poisoned_memory() -> Iterator[None]:
 @pytest.fixture
 def references() -> Iterator[None]:
     """No compiled kernels, though an engine of this process may have loaded them."""
-    was_loaded = native.is_loaded()
-    native.unload()
-    yield
-    if was_loaded:
-        native.load()
+    with native_as_before():
+        native.unload()
+        yield

@@ -21,6 +21,8 @@ from penstock.kernels.bench.roofline import Roofline
 from penstock.kernels.bench.row import Row, measure_case
 from penstock.kernels.rms_norm import cases as rms_norm_cases
 
+from ..native_library import native_as_before
+
 CPU = torch.device("cpu")
 BUDGET_S = 1e-4
 ROOFLINE = Roofline(copy_gb_per_s=100.0, matmul_tflop_per_s=1.0)
@@ -29,10 +31,8 @@ ROOFLINE = Roofline(copy_gb_per_s=100.0, matmul_tflop_per_s=1.0)
 @pytest.fixture(autouse=True)
 def _native_as_before() -> Iterator[None]:
     """The command loads the compiled kernels for good, as a program may."""
-    was_loaded = native.is_loaded()
-    yield
-    if not was_loaded:
-        native.unload()
+    with native_as_before():
+        yield
 
 
 def doubled(inputs: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ from penstock.kernels import native
 from penstock.kernels.errors import KernelInputError
 from penstock.kernels.sampling import Draws, argmax, reference, sample
 
+from ..native_library import native_as_before
+
 DTYPES = [torch.float32, torch.bfloat16]
 # Around the sizes of blocks, chunks and the number of tokens that are looked at first.
 SHAPES = [(1, 1), (7, 41), (63, 64), (5, 257), (50, 1000), (12, 8193)]
@@ -36,11 +38,9 @@ FILTERS = [
 def compiled() -> Iterator[None]:
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         pytest.skip("needs a C++ compiler")
-    was_loaded = native.is_loaded()
-    assert native.load() is None
-    yield
-    if not was_loaded:
-        native.unload()
+    with native_as_before():
+        assert native.load() is None
+        yield
 
 
 def draws_of(num_rows: int, **params: float) -> Draws:

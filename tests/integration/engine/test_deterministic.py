@@ -26,6 +26,7 @@ from penstock.worker.models.forward import ModelInput
 from penstock.worker.models.loader import LoadedModel, load_model
 
 from ...conftest import DEMO_MODEL
+from ...native_library import native_as_before
 from .harness import generate, request
 
 NUM_TOKENS = 12
@@ -90,22 +91,18 @@ CRAMPED = {"num_blocks": 20, "block_size": 4, "max_model_len": 80, "max_num_seqs
 @pytest.fixture
 def compiled() -> Iterator[None]:
     """The library in use; it is there if an earlier engine had it, too."""
-    was_loaded = native.is_loaded()
-    if (reason := native.load()) is not None:
-        pytest.skip(reason)
-    yield
-    if not was_loaded:
-        native.unload()
+    with native_as_before():
+        if (reason := native.load()) is not None:
+            pytest.skip(reason)
+        yield
 
 
 @pytest.fixture
 def uncompiled() -> Iterator[None]:
     """No library, for what an engine without it does; ``UNCOMPILED`` has engines of the test do without."""
-    was_loaded = native.is_loaded()
-    native.unload()
-    yield
-    if was_loaded:
-        native.load()
+    with native_as_before():
+        native.unload()
+        yield
 
 
 UNCOMPILED: dict[str, Any] = {"native_kernels": False}

@@ -17,6 +17,8 @@ from penstock.worker.models.loader import LoadedModel
 from penstock.worker.survey import trial
 from penstock.worker.survey.small_config import small_config
 
+from ...native_library import native_as_before
+
 # Enough for decodes beside each kind of chunk, and for keys in the next block: ``make models`` takes twice as many.
 NUM_NEW_TOKENS = 8
 
@@ -46,11 +48,9 @@ def one_thread() -> None:
 @pytest.fixture
 def compiled() -> Iterator[None]:
     """The compiled library is in use, and afterwards only if it was before."""
-    was_loaded = native.is_loaded()
-    assert native.load() is None
-    yield
-    if not was_loaded:
-        native.unload()
+    with native_as_before():
+        assert native.load() is None
+        yield
 
 
 @pytest.fixture(scope="module")

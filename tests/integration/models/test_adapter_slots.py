@@ -15,6 +15,7 @@ from penstock.worker.models.adapters.sites import layers_of, sites_of
 from penstock.worker.models.forward import ForwardSettings
 from penstock.worker.models.lean.forward import LeanForward
 
+from ...native_library import native_as_before
 from .lean_models import make_model, make_step
 
 BLOCK_SIZE = 4
@@ -22,11 +23,9 @@ BLOCK_SIZE = 4
 
 @pytest.fixture
 def native_kernels() -> Iterator[None]:
-    was_loaded = native.is_loaded()
-    assert native.load() is None
-    yield
-    if not was_loaded:
-        native.unload()
+    with native_as_before():
+        assert native.load() is None
+        yield
 
 
 @torch.inference_mode()

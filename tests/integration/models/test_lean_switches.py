@@ -26,6 +26,7 @@ from penstock.worker.models.packed_linear import pack_linear_layers
 from penstock.worker.models.ways import attention as attention_module
 from penstock.worker.models.ways.packed import PackedForward
 
+from ...native_library import native_as_before
 from .lean_models import (
     ALL_EXPERTS,
     BLOCK_SIZE,
@@ -41,11 +42,9 @@ from .lean_models import (
 
 @pytest.fixture(autouse=True)
 def compiled() -> Iterator[None]:
-    was_loaded = native.is_loaded()
-    native.load()
-    yield
-    if not was_loaded:
-        native.unload()
+    with native_as_before():
+        native.load()
+        yield
 
 
 def layer_of(variant: str, index: int = 0) -> LayerPlan:

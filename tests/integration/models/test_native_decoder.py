@@ -22,6 +22,7 @@ from penstock.worker.models.lean.native import NativeForward, make_native
 from penstock.worker.models.packed_linear import pack_linear_layers
 from penstock.worker.models.ways.packed import PackedForward
 
+from ...native_library import native_as_before
 from .lean_models import (
     ALL_EXPERTS,
     BLOCK_SIZE,
@@ -43,13 +44,11 @@ pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
 @pytest.fixture(autouse=True)
 def compiled() -> Iterator[None]:
     """The library in use on two threads, compiled once for all tests and engines of this machine."""
-    was_loaded = native.is_loaded()
-    assert native.load() is None
-    native.set_num_threads(2)
-    yield
-    native.set_num_threads(1)
-    if not was_loaded:
-        native.unload()
+    with native_as_before():
+        assert native.load() is None
+        native.set_num_threads(2)
+        yield
+        native.set_num_threads(1)
 
 
 def native_forward(variant: str, dtype: torch.dtype, quantization: str | None = None, **changed: Any) -> NativeForward:

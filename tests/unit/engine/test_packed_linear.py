@@ -13,22 +13,21 @@ from penstock.kernels import native
 from penstock.kernels.linear import can_pack
 from penstock.worker.models.packed_linear import OneDnnLinear, OwnPackedLinear, pack_linear_layers
 
+from ...native_library import native_as_before
+
 BFLOAT16_WEIGHT = torch.zeros(2, 2, dtype=torch.bfloat16)
 
 
 @pytest.fixture(params=["compiled", "plain"])
 def has_own_kernel(request: pytest.FixtureRequest) -> Iterator[bool]:
     """Whether layers go through our kernel."""
-    was_loaded = native.is_loaded()
-    native.unload()
-    if request.param == "compiled":
-        native.load()
-    if request.param == "compiled" and not can_pack(BFLOAT16_WEIGHT):
-        pytest.skip("needs a C++ compiler")
-    yield request.param == "compiled"
-    native.unload()
-    if was_loaded:
-        native.load()
+    with native_as_before():
+        native.unload()
+        if request.param == "compiled":
+            native.load()
+        if request.param == "compiled" and not can_pack(BFLOAT16_WEIGHT):
+            pytest.skip("needs a C++ compiler")
+        yield request.param == "compiled"
 
 
 @pytest.mark.parametrize("has_bias", [False, True])

@@ -18,6 +18,8 @@ from penstock.worker.engine.sampling.sampler import sample
 from penstock.worker.engine.sampling.sampling_table import SamplingRows, SamplingTable
 from penstock.worker.engine.scheduling.request import Request
 
+from ...native_library import native_as_before
+
 NUM_DRAWS = 1500
 MIN_DRAWS_PER_BIN = 8
 # Chi-square at the 1e-6 level is near dof + 7 * sqrt(dof) here; the seeds are fixed, so the outcome is too.
@@ -27,15 +29,11 @@ CHI_SQUARE_SIGMAS = 7.0
 @pytest.fixture(autouse=True, params=["reference", "compiled"])
 def implementation(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every test runs on both."""
-    was_loaded = native.is_loaded()
-    native.unload()
-    if request.param == "compiled" and (reason := native.load()) is not None:
-        pytest.skip(reason)
-    yield
-    if was_loaded:
-        native.load()
-    else:
+    with native_as_before():
         native.unload()
+        if request.param == "compiled" and (reason := native.load()) is not None:
+            pytest.skip(reason)
+        yield
 
 
 def rows_of(num_rows: int, seed: int = 7, **params: Any) -> SamplingRows:

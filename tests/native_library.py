@@ -1,0 +1,21 @@
+"""Tests that load or unload the compiled kernels, which are one for a process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.kernels import native
+
+
+@contextmanager
+def native_as_before() -> Iterator[None]:
+    """Whatever is loaded or unloaded within, the next test finds what was in use before."""
+    was_loaded = native.is_loaded()
+    try:
+        yield
+    finally:
+        if not was_loaded:
+            native.unload()
+        elif not native.is_loaded():
+            native.load()
