@@ -123,12 +123,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def _keep_fork_server(config: pytest.Config) -> None:
-    """One for all engines that the tests start, in all processes of the run: torch is imported once."""
+    """Those of all engines that the tests start, in all processes of the run: torch is imported once."""
     config.stash[_FORK_SERVER] = stack = ExitStack()
     python = os.environ.get(WARM_PYTHON_VARIABLE, sys.executable)
-    command = (python, str(Path(__file__).parent / "fork_server.py"))
+    program = (python, str(Path(__file__).parent / "fork_server.py"))
     options = ("--model", str(DEMO_MODEL), "--log-level", "warning")
-    os.environ[FORK_SERVER_VARIABLE] = stack.enter_context(running_fork_server(options, command))
+    running = running_fork_server(options, (*program, "cores"), (*program, "workers"))
+    os.environ[FORK_SERVER_VARIABLE] = stack.enter_context(running)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

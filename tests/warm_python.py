@@ -27,6 +27,7 @@ import sys
 import threading
 import traceback
 import types
+import warnings
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -162,6 +163,10 @@ def _begin_anew(executable: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     structlog.reset_defaults()
     logging.getLogger().handlers.clear()
+    # Those that Python begins with; in tests warnings are errors.
+    warnings.resetwarnings()
+    for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+        warnings.simplefilter("ignore", category)
     forget_exit_handlers()
     gc.enable()
 

@@ -77,18 +77,21 @@ class StartedWorker:
 
     def note_processes(self) -> None:
         """Remember the processes there are now, to look for them at the end."""
-        # Cores are children of the fork server, which may be shared by many; one that has gone is not looked for.
-        core_pids = [int(str(event["core_pid"])) for event in self.events if event["event"] == "core_started"]
+        # They are children of fork servers, which may be shared by many; one that has gone is not looked for.
+        pids = {"core_started": "core_pid", "worker_started": "worker_pid"}
+        forked = [int(str(event[pids[name]])) for event in self.events if (name := str(event["event"])) in pids]
         with contextlib.suppress(psutil.NoSuchProcess):
             family = psutil.Process(self.process.pid).children(recursive=True)
             self._seen.update({process.pid: process for process in family})
-        for pid in core_pids:
+        for pid in forked:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._seen.setdefault(pid, psutil.Process(pid))
 
     def worker_processes(self) -> list[psutil.Process]:
-        children = psutil.Process(self.process.pid).children()
-        return sorted((p for p in children if "penstock.worker.serving" in p.cmdline()), key=lambda p: p.pid)
+        """The last of each engine, those that have ended left out, in the order of their engines."""
+        started = [event for event in self.events if event["event"] == "worker_started"]
+        last = {str(event["engine_id"]): int(str(event["worker_pid"])) for event in started}
+        return [psutil.Process(pid) for _, pid in sorted(last.items()) if psutil.pid_exists(pid)]
 
     def newest_core(self) -> psutil.Process:
         """The engine core that was started last."""
