@@ -21,6 +21,7 @@ import redis
 import structlog
 from blockbuster import BlockBuster
 
+from penstock.ops import local_worker
 from penstock.ops.cluster_trio import ClusterTrio
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.embedded import find_redis_server
@@ -31,7 +32,7 @@ from .fast import NEED_TORCH, SLOW, be_quick, do_without_torch, is_among
 from .gate import Gate
 from .lanes import arrange
 from .redis_server import RedisServer
-from .warm_python import WARM_PYTHON_VARIABLE
+from .warm_python import WARM_PYTHON_VARIABLE, WarmProgram
 
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
@@ -271,6 +272,13 @@ def warm_python(monkeypatch: pytest.MonkeyPatch) -> str:
     """What the test starts as ``sys.executable`` has torch and transformers imported, in a run with lanes."""
     monkeypatch.setattr(sys, "executable", os.environ.get(WARM_PYTHON_VARIABLE, sys.executable))
     return sys.executable
+
+
+@pytest.fixture
+def warm_supervisors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each `worker start` of the test's own deployments is forked from a process that has its imports."""
+    if WARM_PYTHON_VARIABLE in os.environ:
+        monkeypatch.setattr(local_worker, "start_program", WarmProgram)
 
 
 @pytest.fixture(scope="session")

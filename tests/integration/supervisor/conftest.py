@@ -16,6 +16,7 @@ import pytest
 
 from ...conftest import DEMO_MODEL
 from ...gate import Gate
+from ...warm_python import WARM_PYTHON_VARIABLE, WarmProgram
 
 DEADLINE_S = 240.0
 
@@ -42,7 +43,8 @@ class StartedWorker:
         self._out, self._err = folder / "out", folder / "err"
         with self._out.open("w") as out, self._err.open("w") as err:
             command = [sys.executable, "-m", "penstock.worker.cli", "start", *arguments]
-            self.process = subprocess.Popen(command, stdout=out, stderr=err)
+            start = WarmProgram if WARM_PYTHON_VARIABLE in os.environ else subprocess.Popen
+            self.process = start(command, stdout=out, stderr=err)
         self._seen: dict[int, psutil.Process] = {}
 
     @property
