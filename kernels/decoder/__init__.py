@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import KernelInputError
-from ..linear import LinearStruct
+from ..linear import LinearStruct, PackedWeight
 from ..lora.packed import ProductStruct
 from ..mixers import MixerState, MixingBatch
 from ..native import library
@@ -121,9 +121,9 @@ class Decoder:
         self._struct = DecoderStruct(
             *(self._layers, len(self._layers), weights.embeddings.shape[1]),
             *(weights.num_heads, weights.num_kv_heads, weights.head_dim),
-            *(max((layer.down.num_inputs for layer in weights.layers if layer.down), default=0), 1),
+            *(max((layer.down.num_inputs for layer in weights.layers if layer.down), default=0), 1, weights.norms_stream),
             *(weights.token_scale, weights.stream_scale, weights.logit_scale, weights.logit_softcap or 0.0),
-            *(weights.embeddings.data_ptr(), _norm_struct(weights.final_norm), weights.lm_head.struct()),
+            *(weights.embeddings.data_ptr(), _norm_struct(weights.final_norm), _linear_struct(weights.lm_head)),
         )
         self._caches: list[Tensor] = []
         self._states: list[MixerState] = []
@@ -176,6 +176,8 @@ class Decoder:
     def run(self, batch: DecoderBatch) -> Tensor:
         """Store the step's keys and values and return logits ``[R, V]``, float32, rounded to the model's dtype.
 
+        Without a head what is returned are hidden states ``[R, hidden size]``, normalised.
+
         Raises:
             KernelInputError: a tensor is not int64 or contiguous, or the library was unloaded.
 
@@ -200,7 +202,7 @@ class Decoder:
         angles = (AnglesStruct * len(batch.angles))(
             *(AnglesStruct(cos.data_ptr(), sin.data_ptr(), cos.shape[1]) for cos, sin in batch.angles)
         )
-        logits = torch.empty(len(batch.logit_rows), self._struct.lm_head.num_outputs)
+        logits = torch.empty(len(batch.logit_rows), self._struct.lm_head.num_outputs or self._struct.hidden_size)
         step = StepStruct(
             *(len(batch.token_ids), len(batch.query_lens), len(batch.logit_rows)),
             *(batch.token_ids.data_ptr(), batch.positions.data_ptr(), batch.slot_mapping.data_ptr()),
@@ -254,17 +256,19 @@ def _layer_structs(layers: tuple[LayerWeights, ...]) -> ctypes.Array[LayerStruct
         norms = (layer.input_norm, layer.attention_norm, layer.mlp_norm, layer.mlp_out_norm)
         structs[index] = LayerStruct(
             *map(_norm_struct, (*norms, layer.query_norm, layer.key_norm)),
-            *(
-                LinearStruct() if linear is None else linear.struct()
-                for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
-            ),
+            *map(_linear_struct, (layer.qkv, layer.output, layer.gate_up, layer.down)),
             *(None, None, address(layer.sinks)),
             *(layer.scale, layer.softcap or 0.0, layer.residual_scale),
-            *(layer.window or 0, -1 if layer.angles is None else layer.angles, layer.is_interleaved),
+            *(layer.window or 0, -1 if layer.ahead is None else layer.ahead),
+            *(-1 if layer.angles is None else layer.angles, layer.is_interleaved),
             *(layer.norms_rows, layer.norms_follow, layer.is_parallel, layer.activation, layer.is_gated),
             *(layer.gate, None, 0, None),
         )
     return structs
+
+
+def _linear_struct(weight: PackedWeight | None) -> LinearStruct:
+    return LinearStruct() if weight is None else weight.struct()
 
 
 def _norm_struct(norm: NormWeights | None) -> NormStruct:

@@ -60,10 +60,7 @@ class Run {
       layer.is_parallel ? feed_beside(i) : feed_behind(i);
     }
     add_and_norm(added_, d_.final_norm);
-    multiply<T, float>(normed_, d_.hidden_size, d_.lm_head, s_.logits, d_.lm_head.num_outputs, num_rows_);
-    for_ranges(num_rows_ * d_.lm_head.num_outputs, LOGITS_PER_PIECE, [&](int64_t start, int64_t end) {
-      change_logits<T>(s_.logits + start, end - start, d_.logit_scale, d_.logit_softcap);
-    });
+    d_.lm_head.num_inputs > 0 ? make_logits() : tell_rows();
   }
 
  private:
@@ -85,6 +82,20 @@ class Run {
     if (!slots_) return;
     const AdaptedProduct* products = s_.adapted + (layer * PRODUCTS_PER_LAYER + product) * s_.num_adapter_slots;
     add_adapters(inputs, input_size, products, slots_, out, out_size, num_rows_);
+  }
+
+  void make_logits() {
+    multiply<T, float>(normed_, d_.hidden_size, d_.lm_head, s_.logits, d_.lm_head.num_outputs, num_rows_);
+    for_ranges(num_rows_ * d_.lm_head.num_outputs, LOGITS_PER_PIECE, [&](int64_t start, int64_t end) {
+      change_logits<T>(s_.logits + start, end - start, d_.logit_scale, d_.logit_softcap);
+    });
+  }
+
+  void tell_rows() {
+    for_rows([&](int64_t t) {
+      const T* row = normed_ + t * d_.hidden_size;
+      for (int64_t i = 0; i < d_.hidden_size; ++i) s_.logits[t * d_.hidden_size + i] = to_float(row[i]);
+    });
   }
 
   void embed() {
@@ -183,6 +194,7 @@ class Run {
       T* stream = residual_ + t * size;
       if (added) add_row(added + t * size, stream, size);
       apply_norm(norm, stream, normed_ + t * size, size);
+      if (d_.norms_stream) std::memcpy(stream, normed_ + t * size, size * sizeof(T));
     });
   }
 
@@ -250,6 +262,7 @@ class Run {
                                group,
                                span.first_position,
                                layer.window,
+                               layer.ahead,
                                layer.scale,
                                layer.softcap,
                                layer.sinks ? layer.sinks + kv_head * group : nullptr,

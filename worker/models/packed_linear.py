@@ -8,7 +8,7 @@ plain for one token, 18 and 33 for eight, 70 and 86 for 64; float32 gains as muc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -16,16 +16,21 @@ from torch import Tensor, nn
 
 from ...kernels.huge_pages import Arena
 from ...kernels.linear import (
+    PANEL,
     PackedWeight,
     can_pack,
     can_quantize,
     can_quantize_to_nibbles,
+    join_weights,
     linear,
     pack_weight,
     quantize_weight,
     quantize_weight_to_nibbles,
+    split_weight,
     unpack_weight,
 )
+
+Packing = Callable[[Tensor, Tensor | None, Arena], PackedWeight]
 
 # Smaller layers are gates and routers: they take no time, and a rounded one sends tokens to other experts.
 MIN_QUANTIZED_OUTPUTS = 64
@@ -60,12 +65,10 @@ class OwnPackedLinear(PackedLinear):
         self,
         plain: nn.Linear,
         arena: Arena,
-        pack: Callable[[Tensor, Tensor | None, Arena], PackedWeight] = pack_weight,
+        pack: Packing = pack_weight,
     ) -> None:
         super().__init__()
-        made = pack(plain.weight, plain.bias, arena)
-        self._packed, self._packed_bias = made.packed, made.bias
-        self._scales, self._offsets = made.scales, made.offsets
+        self.hold(pack(plain.weight, plain.bias, arena))
         self._bias = None if plain.bias is None else plain.bias.detach()
         self._dtype = plain.weight.dtype
         self.in_features, self.out_features = plain.in_features, plain.out_features
@@ -80,6 +83,11 @@ class OwnPackedLinear(PackedLinear):
         return PackedWeight(
             *(self._packed, self._packed_bias, self.in_features, self.out_features, self._scales, self._offsets)
         )
+
+    def hold(self, made: PackedWeight) -> None:
+        """Have the tensors of ``made``, the same weight and bias, for one's own."""
+        self._packed, self._packed_bias = made.packed, made.bias
+        self._scales, self._offsets = made.scales, made.offsets
 
     def forward(self, inputs: Tensor) -> Tensor:
         return linear(inputs, self.packed_weight)
@@ -126,14 +134,38 @@ def replace_linear_layers(model: nn.Module, make: Callable[[nn.Linear], nn.Modul
     return num_replaced
 
 
+def pack_in_a_row(plain: Sequence[nn.Linear], quantization: str | None, arena: Arena) -> list[OwnPackedLinear] | None:
+    """Pack layers of one input so that ``side_by_side`` is one weight without a copy; None if that cannot be."""
+    pack, *others = {_packing_of(one, quantization) for one in plain}
+    if pack is None or others or any(one.out_features % PANEL for one in plain[:-1]):
+        return None
+    whole = pack(torch.cat([one.weight.detach() for one in plain]), None, arena)
+    pieces = split_weight(whole, [one.out_features for one in plain])
+    return [OwnPackedLinear(one, arena, lambda *_, piece=piece: piece) for one, piece in zip(plain, pieces, strict=True)]
+
+
+def side_by_side(linears: Sequence[OwnPackedLinear]) -> PackedWeight:
+    """What computes the outputs of all, of one input; their weights are parts of it from now on."""
+    joined = join_weights([one.packed_weight for one in linears])
+    for one, piece in zip(linears, split_weight(joined, [one.out_features for one in linears]), strict=True):
+        one.hold(piece)
+    return joined
+
+
 def _pack(plain: nn.Linear, quantization: str | None, arena: Arena) -> PackedLinear | None:
-    if quantization == "int4" and plain.out_features >= MIN_QUANTIZED_OUTPUTS and can_quantize_to_nibbles(plain.weight):
-        return OwnPackedLinear(plain, arena, quantize_weight_to_nibbles)
-    if quantization is not None and can_quantize(plain.weight):
-        return OwnPackedLinear(plain, arena, quantize_weight)
-    if can_pack(plain.weight):
-        return OwnPackedLinear(plain, arena)
+    pack = _packing_of(plain, quantization)
+    if pack is not None:
+        return OwnPackedLinear(plain, arena, pack)
     return OneDnnLinear(plain) if _suits_onednn(plain.weight) else None
+
+
+def _packing_of(plain: nn.Linear, quantization: str | None) -> Packing | None:
+    """What lays out its weight for our kernel; None if that cannot take it."""
+    if quantization == "int4" and plain.out_features >= MIN_QUANTIZED_OUTPUTS and can_quantize_to_nibbles(plain.weight):
+        return quantize_weight_to_nibbles
+    if quantization is not None and can_quantize(plain.weight):
+        return quantize_weight
+    return pack_weight if can_pack(plain.weight) else None
 
 
 def _suits_onednn(weight: Tensor) -> bool:

@@ -28,8 +28,13 @@ class AnglesSource:
     sin: Tensor
 
 
-def read_attention(trace: Trace, call: ModuleCall, sources: list[AnglesSource]) -> AttentionPlan:
+def read_attention(
+    trace: Trace, call: ModuleCall, sources: list[AnglesSource], output: ModuleCall | None = None
+) -> AttentionPlan:
     """The plan of the attention module that ``call`` is.
+
+    Args:
+        output: the projection behind it, of a module that does not have its own.
 
     Raises:
         ModelLoadError: it does something that no field of a plan says.
@@ -39,7 +44,7 @@ def read_attention(trace: Trace, call: ModuleCall, sources: list[AnglesSource]) 
     assert call.given is not None
     projections = _linears_of(inner, call.given)
     names, (query, key), (gate, opens) = _projected(projections, attention)
-    output = _output_of(inner, attention, call, opens)
+    output = output or _output_of(inner, attention, call, opens)
     norms = _HeadNorms.of(inner, attention)
     made = _find_rotation(attention, query, key, norms, sources)
     if made is None:
