@@ -121,7 +121,11 @@ class Decoder:
         self._struct = DecoderStruct(
             *(self._layers, len(self._layers), weights.embeddings.shape[1]),
             *(weights.num_heads, weights.num_kv_heads, weights.head_dim),
-            *(max((layer.down.num_inputs for layer in weights.layers if layer.down), default=0), 1, weights.norms_stream),
+            *(
+                max((layer.down.num_inputs for layer in weights.layers if layer.down), default=0),
+                1,
+                weights.norms_stream,
+            ),
             *(weights.token_scale, weights.stream_scale, weights.logit_scale, weights.logit_softcap or 0.0),
             *(weights.embeddings.data_ptr(), _norm_struct(weights.final_norm), _linear_struct(weights.lm_head)),
         )

@@ -96,7 +96,7 @@ def pack_weight(weight: Tensor, bias: Tensor | None = None, arena: Arena | None 
     source = weight.detach().contiguous()
     packed = _empty_panels(num_outputs, num_inputs, weight.dtype, arena)
     function(source.data_ptr(), packed.data_ptr(), num_outputs, num_inputs)
-    return PackedWeight(packed, _pack_bias(bias), num_inputs, num_outputs)
+    return PackedWeight(packed, pack_bias(bias), num_inputs, num_outputs)
 
 
 def quantize_weight(weight: Tensor, bias: Tensor | None = None, arena: Arena | None = None) -> PackedWeight:
@@ -143,7 +143,7 @@ def _quantize(name: str, weight: Tensor, packed: Tensor, bias: Tensor | None) ->
     scales, offsets = torch.zeros(_padded(num_outputs)), torch.zeros(_padded(num_outputs), dtype=torch.int32)
     pointers = (tensor.data_ptr() for tensor in (source, packed, scales, offsets))
     function(*pointers, num_outputs, num_inputs)
-    return PackedWeight(packed, _pack_bias(bias), num_inputs, num_outputs, scales, offsets)
+    return PackedWeight(packed, pack_bias(bias), num_inputs, num_outputs, scales, offsets)
 
 
 def unpack_weight(weight: PackedWeight) -> Tensor:
@@ -266,7 +266,8 @@ def _empty_panels(num_outputs: int, num_inputs: int, dtype: torch.dtype, arena: 
     return torch.empty(shape, dtype=dtype) if arena is None else arena.empty(shape, dtype)
 
 
-def _pack_bias(bias: Tensor | None) -> Tensor | None:
+def pack_bias(bias: Tensor | None) -> Tensor | None:
+    """A bias ``[N]`` as ``PackedWeight`` has it."""
     if bias is None:
         return None
     packed = torch.zeros(_padded(len(bias)))

@@ -9,6 +9,7 @@ plain for one token, 18 and 33 for eight, 70 and 86 for 64; float32 gains as muc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -23,6 +24,7 @@ from ...kernels.linear import (
     can_quantize_to_nibbles,
     join_weights,
     linear,
+    pack_bias,
     pack_weight,
     quantize_weight,
     quantize_weight_to_nibbles,
@@ -61,14 +63,10 @@ class PackedLinear(nn.Module):
 class OwnPackedLinear(PackedLinear):
     """By our kernel. Its tensors lie in the module itself, where those look for them who put weights to sleep."""
 
-    def __init__(
-        self,
-        plain: nn.Linear,
-        arena: Arena,
-        pack: Packing = pack_weight,
-    ) -> None:
+    def __init__(self, plain: nn.Linear, made: PackedWeight) -> None:
         super().__init__()
-        self.hold(pack(plain.weight, plain.bias, arena))
+        self._packed, self._packed_bias = made.packed, made.bias
+        self._scales, self._offsets = made.scales, made.offsets
         self._bias = None if plain.bias is None else plain.bias.detach()
         self._dtype = plain.weight.dtype
         self.in_features, self.out_features = plain.in_features, plain.out_features
@@ -84,10 +82,9 @@ class OwnPackedLinear(PackedLinear):
             *(self._packed, self._packed_bias, self.in_features, self.out_features, self._scales, self._offsets)
         )
 
-    def hold(self, made: PackedWeight) -> None:
-        """Have the tensors of ``made``, the same weight and bias, for one's own."""
-        self._packed, self._packed_bias = made.packed, made.bias
-        self._scales, self._offsets = made.scales, made.offsets
+    def move(self, packed: Tensor) -> None:
+        """Have ``packed``, which holds the same, in the place of what is packed so far."""
+        self._packed = packed
 
     def forward(self, inputs: Tensor) -> Tensor:
         return linear(inputs, self.packed_weight)
@@ -141,21 +138,22 @@ def pack_in_a_row(plain: Sequence[nn.Linear], quantization: str | None, arena: A
         return None
     whole = pack(torch.cat([one.weight.detach() for one in plain]), None, arena)
     pieces = split_weight(whole, [one.out_features for one in plain])
-    return [OwnPackedLinear(one, arena, lambda *_, piece=piece: piece) for one, piece in zip(plain, pieces, strict=True)]
+    with_bias = [replace(piece, bias=pack_bias(one.bias)) for one, piece in zip(plain, pieces, strict=True)]
+    return [OwnPackedLinear(*both) for both in zip(plain, with_bias, strict=True)]
 
 
 def side_by_side(linears: Sequence[OwnPackedLinear]) -> PackedWeight:
     """What computes the outputs of all, of one input; their weights are parts of it from now on."""
     joined = join_weights([one.packed_weight for one in linears])
     for one, piece in zip(linears, split_weight(joined, [one.out_features for one in linears]), strict=True):
-        one.hold(piece)
+        one.move(piece.packed)
     return joined
 
 
 def _pack(plain: nn.Linear, quantization: str | None, arena: Arena) -> PackedLinear | None:
     pack = _packing_of(plain, quantization)
     if pack is not None:
-        return OwnPackedLinear(plain, arena, pack)
+        return OwnPackedLinear(plain, pack(plain.weight, plain.bias, arena))
     return OneDnnLinear(plain) if _suits_onednn(plain.weight) else None
 
 

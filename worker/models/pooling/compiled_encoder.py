@@ -109,15 +109,17 @@ class CompiledEncoder(EncoderForward):
 
     def _take_weights(self) -> None:
         """At the start, and after the model has slept: then its weights lie elsewhere."""
-        base, plan = self.network.base_model, self._plan
+        base: Any = self.network.base_model
+        plan = self._plan
         self._embedding: Any = base.get_input_embeddings()
         parts: dict[str, nn.Module] = {plan.layers_name: nn.ModuleList()}
         if plan.norm is not None:
             parts[plan.norm.name] = nn.Identity()
         self._stem = _with_parts(base, parts)
-        # The compiled library knows where they lie, and does not keep them alive.
-        self._weights = _weights_of(base, plan)
-        self._decoder = Decoder(self._weights)
+        weights = _weights_of(base, plan)
+        self._decoder = Decoder(weights)
+        # It knows where they lie, and does not keep them alive. The modules hold what is packed, and may let go of it.
+        self._held = list(_beside_packed(weights))
         self._angles: list[tuple[Tensor, Tensor]] = []
         self._num_angles = 0
         if self._num_blocks:
@@ -153,10 +155,10 @@ def plan_of(forward: EncoderForward, architecture: str, quantization: str | None
     Linear layers whose outputs it takes side by side are packed so, each in its place in the model; the others have to
     be packed afterwards.
     """
-    base = forward.network.base_model
+    base: Any = forward.network.base_model
     try:
         plan = read_encoder(base, forward.max_text_len, forward.first_position)
-        _check_shape(plan, forward.network.get_input_embeddings().weight.dtype)
+        _check_shape(plan, base.dtype)
         _pack_in_rows(base, plan, quantization)
     except Exception as error:  # whatever the architecture's own code raises when it is run on a few tokens
         log.info("encoder_not_compiled", architecture=architecture, why=str(error))
@@ -191,7 +193,7 @@ def _check_shape(plan: EncoderPlan, dtype: torch.dtype) -> None:
         raise ModelLoadError(f"there is no compiled loop for heads of {head_dim} in {dtype} here")
 
 
-def _pack_in_rows(base: nn.Module, plan: EncoderPlan, quantization: str | None) -> None:
+def _pack_in_rows(base: Any, plan: EncoderPlan, quantization: str | None) -> None:
     arena = Arena()
     for names in names_of_linears(plan):
         made = pack_in_a_row([base.get_submodule(name) for name in names], quantization, arena)
@@ -254,6 +256,20 @@ def _layer_weights(base: nn.Module, plan: EncoderLayerPlan, norms: tuple[NormWei
         activation=ACTIVATIONS.index(mlp.activation),
         is_gated=mlp.kind == "gated",
     )
+
+
+def _beside_packed(weights: DecoderWeights) -> Iterator[Tensor | None]:
+    """What was made beside the packed weights themselves."""
+    yield weights.embeddings
+    norms = [weights.final_norm]
+    for layer in weights.layers:
+        norms += [layer.input_norm, layer.mlp_norm]
+        for packed in (layer.qkv, layer.output, layer.gate_up, layer.down):
+            if packed is not None:
+                yield from (packed.bias, packed.scales, packed.offsets)
+    for norm in norms:
+        if norm is not None:
+            yield from (norm.weight, norm.bias)
 
 
 def _side_by_side(base: nn.Module, names: tuple[str, ...]) -> PackedWeight:

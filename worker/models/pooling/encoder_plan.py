@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -211,5 +210,7 @@ def _window_of(rule: MaskRule | None, num_positions: int, device: torch.device) 
 
 def names_of_linears(plan: EncoderPlan) -> list[tuple[str, ...]]:
     """Linear layers of one input each, whose outputs are wanted side by side."""
-    each = ((layer.attention.qkv, (layer.attention.output,), layer.mlp.inner, (layer.mlp.down,)) for layer in plan.layers)
-    return list(itertools.chain.from_iterable(each))
+    named = []
+    for layer in plan.layers:
+        named += [layer.attention.qkv, (layer.attention.output,), layer.mlp.inner, (layer.mlp.down,)]
+    return named
