@@ -95,6 +95,11 @@ class LoadedModel:
         return self.forward.network
 
     @property
+    def enough_tokens(self) -> int | None:
+        """Of a step of an encoder: more are computed no sooner for it. None where a step may have as many as fit."""
+        return self.forward.enough_tokens if isinstance(self.forward, EncoderForward) else None
+
+    @property
     def weights(self) -> nn.Module:
         """All modules that hold weights: ``network``, and the tower of a model that sees."""
         return self.network if self.seeing is None else nn.ModuleList([self.network, self.seeing.tower.module])

@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 _BLOCK_SIZE = 16
 # Of whole texts: what is between two products of so many lies in the second cache.
-_TOKENS_PER_CALL = 256
+_TOKENS_PER_CALL = 512
 _FIRST_NUM_ANGLES = 512
 
 
@@ -43,6 +43,7 @@ class CompiledEncoder(EncoderForward):
     """See ``EncoderForward``: the same on the same weights, whose linear layers have to be packed."""
 
     attention_backend = "native"
+    enough_tokens = _TOKENS_PER_CALL
 
     def __init__(self, of: EncoderForward, plan: EncoderPlan) -> None:
         super().__init__(of.network, of.attention, of.first_position)

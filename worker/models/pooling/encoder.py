@@ -48,6 +48,8 @@ class EncoderForward:
 
     mode = "encoder"
     attention_backend = "torch"
+    # See ``LoadedModel``.
+    enough_tokens: int | None = None
     keeps_state = False
     takes_embeds = False
     bytes_per_token = 0
