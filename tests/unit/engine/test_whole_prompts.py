@@ -29,5 +29,7 @@ def test_a_step_ends_with_what_is_enough(enough: int | None, lens: list[int], ex
         enough, BlockPool(64, 4), max_num_seqs=8, max_num_batched_tokens=BUDGET, max_model_len=BUDGET
     )
     for number, length in enumerate(lens):
-        scheduler.add_request(Request(str(number), [1] * length, SamplingParams(max_tokens=1), max_model_len=BUDGET + 1))
+        scheduler.add_request(
+            Request(str(number), [1] * length, SamplingParams(max_tokens=1), max_model_len=BUDGET + 1)
+        )
     assert scheduler.schedule().num_new_tokens == expected

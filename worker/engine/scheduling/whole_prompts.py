@@ -29,6 +29,6 @@ class WholePromptScheduler(Scheduler):
     def _admit(self, request: Request, budget: int, output: SchedulerOutput) -> bool:
         """Not unless the budget holds all of it; the one that is first then waits for a step of its own."""
         num_taken = self.max_num_batched_tokens - budget
-        if self._enough_tokens is not None and 0 < num_taken and num_taken + request.num_tokens > self._enough_tokens:
+        if self._enough_tokens is not None and num_taken > 0 and num_taken + request.num_tokens > self._enough_tokens:
             return False
         return request.num_tokens <= budget and super()._admit(request, budget, output)
