@@ -27,17 +27,19 @@ _CUT_BY_US = frozenset(
         "Qwen3MoeForCausalLM",
     }
 )
-# The same as what speaks in models that read images, and Qwen's, which turn by three positions.
+# What speaks in models that read images: the same; Qwen's, which turn by three positions; and Gemma's, whose images see
+# themselves.
 _SPEAKERS_CUT_BY_US = frozenset(
     {
+        "gemma3_text",
         "llama",
         "mistral",
         "qwen2",
-        "qwen3",
-        "qwen2_vl_text",
         "qwen2_5_vl_text",
-        "qwen3_vl_text",
+        "qwen2_vl_text",
+        "qwen3",
         "qwen3_vl_moe_text",
+        "qwen3_vl_text",
     }
 )
 

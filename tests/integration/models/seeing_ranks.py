@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
+from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine import composition
 from penstock.worker.models.images.processor import ImageProcessor
 from penstock.worker.models.parallel.groups import RankGroups
@@ -14,26 +18,29 @@ from penstock.worker.survey.images.trial import compare
 
 from .two_rank_engine import TwoRanks, follow
 
-# That ``compare`` builds, one after the other.
-_NUM_ENGINES = 5
 # Half of what a token has in the cache of one rank: of its heads, or of its layers.
 _BYTES_PER_TOKEN = 512
 
 
 def serve_images(name: str, folder: str, groups: RankGroups, meeting: str) -> dict[str, Any]:
     """Run the survey's comparison of the model ``name`` of ``SEEING`` through engines of both ranks."""
-    paths = iter(f"{meeting}-{number}" for number in range(_NUM_ENGINES))
     if groups.rank:
-        for path in paths:
-            follow(folder, groups, path)
+        while number := _told():
+            follow(folder, groups, f"{meeting}-{number}")
         return {}
     _, processor = SEEING[name]()
-    load, make_ranks = ImageProcessor.load, composition.make_ranks
-    composition.make_ranks = lambda config, path: TwoRanks(config, path, groups, next(paths))
+    load, make_ranks, num_engines = ImageProcessor.load, composition.make_ranks, 0
+
+    def make(config: EngineConfig, path: Path) -> TwoRanks:
+        nonlocal num_engines
+        num_engines += 1
+        return TwoRanks(config, path, groups, f"{meeting}-{_told(num_engines)}")
+
+    composition.make_ranks = make
     if isinstance(processor, StandIn) and not isinstance(processor, PartsAlone):
         ImageProcessor.load = classmethod(lambda cls, *_, **__: cls(processor))  # type: ignore[method-assign]
+    layout = groups.layout
     try:
-        layout = groups.layout
         return compare(
             name,
             Path(folder),
@@ -44,3 +51,11 @@ def serve_images(name: str, folder: str, groups: RankGroups, meeting: str) -> di
         )
     finally:
         ImageProcessor.load, composition.make_ranks = load, make_ranks
+        _told(0)
+
+
+def _told(number: int = 0) -> int:
+    """The number of the engine that comes next, which rank 0 tells; 0 for none."""
+    told = torch.tensor(number)
+    dist.broadcast(told, 0)
+    return int(told.item())
