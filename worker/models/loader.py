@@ -23,8 +23,7 @@ from .checks.conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE
 from .device import device_of
 from .folder import tokenizer_folder
 from .forward import Forward, ForwardSettings
-from .images.seeing import SeeingModel, is_seeing_type, refusal_of, refusal_of_forward, split_model
-from .images.tower import take_tower, text_module
+from .images.seeing import SeeingModel, refusal_of_forward
 from .lean.captured import make_captured
 from .lean.native import make_native
 from .own_module import read_module
@@ -36,7 +35,8 @@ from .pooling.folder import PoolingFolder, pools
 from .pooling.loading import as_decoder, make_pooling
 from .pooling.pooler import PoolingModel
 from .quantized_linear import quantize_linear_layers
-from .reading import ReadModel, naming_ranks, read_model
+from .rank_checks import naming_ranks
+from .reading import ReadModel, read_model
 from .shared_experts.ranks import ExpertRanks
 from .shared_experts.share import share_and_check, share_experts
 from .ways.attention_backend import check_attention_backend, check_backend
@@ -149,21 +149,13 @@ def load_model(
         "vocab_size": vocab_size,
         "num_parameters": read.num_parameters,
         "quantization": config.quantization,
-        "weight_conversions": getattr(module, "_weight_conversions", None),
+        "weight_conversions": read.weight_conversions,
         "expert_ranks": expert_ranks,
         "num_experts": 0 if expert_ranks is None else share_and_check(module, expert_ranks, architecture),
     }
     if pools(folder, model_config, config.runner):
         return _load_pooling(module, folder, config, longest, common)
-    seeing, refusal = None, refusal_of(model_config)
-    if is_seeing_type(model_config):
-        module, seeing, refusal = split_model(
-            module,
-            folder,
-            vocab_size,
-            wants_images=config.max_images > 0,
-            trust_remote_code=config.trust_remote_code,
-        )
+    seeing, refusal = read.seeing, read.image_refusal
     ending = eos_token_ids(module, vocab_size)
     with naming_ranks(groups):
         forward = _choose_forward(module, architecture, vocab_size, longest, config, read, groups)
@@ -276,17 +268,17 @@ def load_weights(config: EngineConfig, folder: Path, model: LoadedModel) -> nn.M
     """
     model_config = read_config(folder, config)
     architecture = (model_config.architectures or [model_config.model_type])[0]
-    module = read_model(folder, model_config, architecture, config, device_of(config), model.groups).module
-    check_finite(module, type(module).__name__)
+    read = read_model(folder, model_config, architecture, config, device_of(config), model.groups)
+    module = read.module
+    for part in (module, *((read.tower.module,) if read.tower else ())):
+        check_finite(part, model.architecture)
     if model.expert_ranks is not None:
         share_experts(module, model.expert_ranks, model.architecture)
-    is_pooled = pools(folder, module.config, config.runner)
-    text = text_module(module) if is_seeing_type(module.config) and not is_pooled else module
-    if is_pooled and not isinstance(model.forward, EncoderForward):
-        text = as_decoder(module, type(module).__name__)
-    network = model.forward.network_of(text)
+    if pools(folder, model_config, config.runner) and not isinstance(model.forward, EncoderForward):
+        module = as_decoder(module, type(module).__name__)
+    network = model.forward.network_of(module)
     _pack(network, config, device_of(config))
-    return network if model.seeing is None else nn.ModuleList([network, take_tower(module).module])
+    return network if model.seeing is None or read.tower is None else nn.ModuleList([network, read.tower.module])
 
 
 def _prepare(

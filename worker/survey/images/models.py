@@ -206,6 +206,16 @@ def qwen3_vl() -> tuple[transformers.PretrainedConfig, Any]:
     return config, QwenLike(4)
 
 
+def qwen3_vl_moe() -> tuple[transformers.PretrainedConfig, Any]:
+    """As ``qwen3_vl``, with experts."""
+    config, processor = qwen3_vl()
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    described = {key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")}
+    described["text_config"] = {**_turning([3, 3, 2], mrope_interleaved=True), "head_dim": 16, **experts}
+    described["vision_config"].pop("model_type")
+    return ALL.Qwen3VLMoeConfig(**described), processor
+
+
 def gemma3() -> tuple[transformers.PretrainedConfig, Any]:
     """16 tokens an image, which see each other; in every other layer within a window of fewer."""
     text = ALL.Gemma3TextConfig(
@@ -235,6 +245,7 @@ SEEING: dict[str, Callable[[], tuple[transformers.PretrainedConfig, Any]]] = {
     "qwen2_vl": qwen2_vl,
     "qwen2_5_vl": qwen2_5_vl,
     "qwen3_vl": qwen3_vl,
+    "qwen3_vl_moe": qwen3_vl_moe,
     "gemma3": gemma3,
 }
 
@@ -256,7 +267,6 @@ NOT_TRIED: dict[str, str] = {
     "glm4v": "its images are not served: positions in three axes of a kind of its own",
     "lfm2_vl": "transformers has its image processor for torchvision alone; without it images are refused by name",
     "paligemma": "its images are not served: all tokens of a prompt see each other, text as well",
-    "qwen3_vl_moe": "as qwen3_vl, of which it differs by experts, which the table above has",
 }
 
 
