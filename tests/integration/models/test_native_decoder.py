@@ -101,7 +101,7 @@ def poison(forward: NativeForward) -> None:
         cache.fill_(float("nan"))
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral, with a window"])
+@pytest.mark.parametrize("variant", ["llama", "mistral, with a window", "gemma4"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [4, 6, 16, 48])
 @torch.inference_mode()
@@ -137,6 +137,7 @@ def alone(step: ModelInput, request: int, start: int, end: int) -> ModelInput:
     [
         *(("llama", None), ("llama", "int4"), ("mistral, with a window", None), ("gemma2", None), ("cohere", None)),
         *(("starcoder2", None), ("olmo2", "int4"), ("qwen2 moe", None), ("gpt oss", "int8")),
+        *(("gemma4", None), ("gemma4, whose keys are values", None)),
     ],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -156,6 +157,8 @@ def test_a_token_has_the_same_bits_in_any_company(
             cuts = sorted({0, num_tokens // 3, num_tokens})
             parts += [forward.run(alone(step, request, a, b)) for a, b in pairwise(cuts)]
         assert torch.equal(torch.cat(parts), logits)
+        # Behind the last layer that stores keys and values nobody else is computed.
+        assert torch.equal(forward.run(step), logits[step.logit_rows])
 
 
 def with_ends(step: ModelInput) -> ModelInput:
@@ -168,7 +171,7 @@ def with_ends(step: ModelInput) -> ModelInput:
     return step
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral, with a window", "gemma2"])
+@pytest.mark.parametrize("variant", ["llama", "mistral, with a window", "gemma2", "gemma4"])
 @torch.inference_mode()
 def test_tokens_that_see_each_other_do_so_as_in_the_general_way(variant: str) -> None:
     found: list[list[Tensor]] = []
@@ -197,3 +200,28 @@ def test_embeddings_can_come_from_outside() -> None:
             step, token_ids=torch.zeros_like(step.token_ids), inputs_embeds=forward.network.embed_tokens(step.token_ids)
         )
         assert torch.equal(forward.run(given), before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_heads_may_be_as_wide_as_gemmas(dtype: torch.dtype) -> None:
+    heads = {"head_dim": 256, "global_head_dim": 512}
+    packed = PackedForward(make_model("gemma4", dtype, **heads), SETTINGS)
+    compiled = native_forward("gemma4", dtype, **heads)
+    for ours, theirs in zip(logits_of(compiled), logits_of(packed), strict=True):
+        error = (ours - theirs.float()).norm(dim=-1) / theirs.float().norm(dim=-1)
+        assert error.max() < (1e-4 if dtype is torch.float32 else 0.1)
+
+
+@torch.inference_mode()
+def test_layers_that_store_nothing_take_no_room() -> None:
+    lean = LeanForward(make_model("gemma4", torch.float32), SETTINGS)
+    packed = PackedForward(make_model("gemma4", torch.float32), SETTINGS)
+    assert not lean.takes_embeds  # its layers look at token ids again
+    assert [call.source is None for call in lean.attention_calls] == [True] * 4 + [False] * 2
+    # Two of its six layers: one of heads of 16, one of 32.
+    assert packed.bytes_per_token - lean.bytes_per_token == 2 * 2 * (16 + 32) * 4
+    forward = native_forward("gemma4", torch.float32)
+    for one in (lean, forward):
+        one.allocate(NUM_BLOCKS, BLOCK_SIZE, 3, torch.device("cpu"))
+        assert len(one.caches) == 2 * 4

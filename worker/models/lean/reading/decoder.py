@@ -14,6 +14,7 @@ from .....shared.errors import ModelLoadError
 from ..plan import AnglesPlan, DecoderPlan
 from ..rotation import angles_of, as_halves
 from .attention import AnglesSource
+from .embeddings import read_layer_embeddings
 from .layer import read_layer
 from .matching import close, rows_of, same
 from .norms import norm_after
@@ -64,6 +65,7 @@ def read_decoder(
         stream_scale=must(factor_between(embedded, stream, numbers), "what its first layer is given"),
         logit_scale=change[0],
         logit_softcap=change[1],
+        layer_embeddings=read_layer_embeddings(trace, layers, stream, numbers),
     )
 
 
