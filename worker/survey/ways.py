@@ -62,6 +62,17 @@ _STATES: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 128,
         "linear_value_head_dim": 128,
     },
+    "qwen3_next": {
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 192,
+        "shared_expert_intermediate_size": 192,
+    },
     "granitemoehybrid": {
         "layer_types": ["linear_attention"] * 4 + ["full_attention"],
         "num_local_experts": 0,

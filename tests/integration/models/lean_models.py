@@ -188,6 +188,20 @@ STATES: dict[str, tuple[str, dict[str, Any]]] = {
             "linear_value_head_dim": 32,
         },
     ),
+    "qwen3 next": (
+        "Qwen3NextForCausalLM",
+        {
+            **_DIM,
+            **EXPERTS,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_experts": 4,
+            "shared_expert_intermediate_size": 32,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 24,
+            "linear_value_head_dim": 32,
+        },
+    ),
     "bamba": ("BambaForCausalLM", {**_MAMBA, "attn_layer_indices": [1], "mamba_expand": 2}),
     "granite hybrid": (
         "GraniteMoeHybridForCausalLM",

@@ -115,6 +115,8 @@ class MixerPlan:
         convolution: name of the module that has its weights.
         decay, step_bias, skip: names of parameters.
         norm: name of the normalisation behind a recurrence.
+        by_groups: ``inner`` are two, of which the first makes queries, keys, values and gates of one group after the
+            other, and the second their strengths and steps. Places count as if the parts lay apart, in this order.
     """
 
     kind: str
@@ -137,6 +139,7 @@ class MixerPlan:
     gates_first: bool = False
     eps: float = 0.0
     smallest_step: float = 0.0
+    by_groups: bool = False
 
 
 @dataclass(frozen=True)
