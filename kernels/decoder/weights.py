@@ -33,6 +33,49 @@ class NormWeights:
 
 
 @dataclass(frozen=True)
+class HeadsShape:
+    """Of a layer's heads; ``num_kv_heads`` are those of its cache, whoever stores there."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class EmbeddingPart:
+    """A last part of a layer, which lets the layer's own embedding of a token in.
+
+    Args:
+        gate: from the stream to as many numbers as the embedding has; their ``activation`` opens for it.
+        output: from what comes of that to the stream, to which it is added once it is normalised.
+    """
+
+    gate: PackedWeight
+    output: PackedWeight
+    norm: NormWeights | None
+    activation: int
+
+
+@dataclass(frozen=True)
+class LayerEmbeddings:
+    """What embedding parts of layers are given: what a token has in a table, and what its embedding is projected to.
+
+    Args:
+        table: ``[V, layers * size]``.
+        projection: of an embedding ``[hidden size]`` to as many numbers, which are normalised layer by layer.
+        table_scale, projection_scale, sum_scale: factors on both, and on their sum.
+    """
+
+    table: Tensor
+    projection: PackedWeight
+    norm: NormWeights | None
+    size: int
+    table_scale: float
+    projection_scale: float
+    sum_scale: float
+
+
+@dataclass(frozen=True)
 class LayerWeights:
     """One layer.
 
@@ -56,6 +99,12 @@ class LayerWeights:
         gate: where ``qkv`` has what opens for what heads find, see kernels/native/gates.h; 0 without.
         mixer: in the place of attention; ``qkv`` then makes its rows, and the rest of attention counts for nothing.
         experts: beside ``gate_up`` and ``down``, whose result is added, or alone.
+        heads: None where they are as the decoder says.
+        stores: keys and values; else ``qkv`` makes queries alone, and the cache is that of a layer before.
+        values_are_keys: ``qkv`` makes queries and keys, and values are what keys are made of, too.
+        value_norm: ``[KVH, D]``; None where values are not normalised.
+        embedding_part: behind the feed-forward part; None without.
+        out_scale: ``[1]`` float32, of the stream behind the layer; None without.
     """
 
     input_norm: NormWeights | None
@@ -84,6 +133,12 @@ class LayerWeights:
     mixer: MixerWeights | None = None
     experts: ExpertsWeights | None = None
     ahead: int | None = None
+    heads: HeadsShape | None = None
+    stores: bool = True
+    values_are_keys: bool = False
+    value_norm: NormWeights | None = None
+    embedding_part: EmbeddingPart | None = None
+    out_scale: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +154,8 @@ class DecoderWeights:
         logit_scale, logit_softcap: of what the head makes.
         norms_stream: what ``input_norm``, ``mlp_norm`` and ``final_norm`` make is the stream from there on, as it is in
             encoders that normalise behind each addition: their norms are those of the part that follows.
+        num_heads, num_kv_heads, head_dim: of layers that do not say them.
+        layer_embeddings: what ``embedding_part`` of layers is given; None without.
     """
 
     embeddings: Tensor
@@ -112,7 +169,12 @@ class DecoderWeights:
     stream_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    layer_embeddings: LayerEmbeddings | None = None
     norms_stream: bool = False
+
+    def heads_of(self, layer: LayerWeights) -> HeadsShape:
+        """Those of ``layer``, which is one of ``layers``."""
+        return layer.heads or HeadsShape(self.num_heads, self.num_kv_heads, self.head_dim)
 
 
 def address(tensor: Tensor | None) -> int | None:

@@ -6,7 +6,7 @@
 #include "paged_cache.h"
 #include "softmax.h"
 
-constexpr int64_t MAX_HEAD_DIM = 256;
+constexpr int64_t MAX_HEAD_DIM = 512;
 
 // The queries of one key/value head that one thread works on: those of some successive tokens of a request, all heads
 // of the group. Rows are tokens by heads.

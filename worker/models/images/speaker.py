@@ -30,11 +30,6 @@ class SpeakingModel(PreTrainedModel):
         self.model = decoder
         self.lm_head = head
 
-    @classmethod
-    def _can_set_experts_implementation(cls) -> bool:
-        """That of the decoder, which was made before, is set in its configuration; transformers looks for it here."""
-        return True
-
     def get_input_embeddings(self) -> Any:
         return self.model.get_input_embeddings()
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from .....shared.errors import ModelLoadError
 from ..plan import DecoderPlan
 from .angles import sources_of
+from .embeddings import read_layer_embeddings
 from .layer import read_layer
 from .matching import rows_of, same
 from .norms import norm_after
@@ -62,6 +63,7 @@ def read_decoder(
         stream_scale=must(factor_between(embedded, stream, numbers), "what its first layer is given"),
         logit_scale=change[0],
         logit_softcap=change[1],
+        layer_embeddings=read_layer_embeddings(trace, layers, stream, numbers),
     )
 
 

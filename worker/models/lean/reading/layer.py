@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -10,8 +12,9 @@ from torch import Tensor, nn
 from .....shared.errors import ModelLoadError
 from ..plan import AttentionPlan, FeedForwardPlan, LayerPlan, MixerPlan, NormPlan
 from .attention import AnglesSource, read_attention
+from .embeddings import find_embedding_part
 from .feed_forward import read_both, read_feed_forward
-from .matching import rows_of, same
+from .matching import close, rows_of, same
 from .mixers import read_mixer
 from .norms import norm_after, norm_before, read_norm
 from .numbers import must, scale_of_addition
@@ -48,9 +51,14 @@ def read_layer(
     if between is not None and scale_of_addition(stream, found, between, numbers) is not None:
         # Of both additions at once: numbers that lie near to each other may round one of them alike.
         streams, added = torch.cat([stream, between]), torch.cat([found, made])
-        scale = scale_of_addition(streams, added, torch.cat([between, parts.result]), numbers)
         mlp_norm = parts.norm_between(between, given)
-        return LayerPlan(**plans, mlp_norm=mlp_norm, residual_scale=must(scale, f"the result of {name}"))
+        for out_scale, result in parts.ends():
+            scale = scale_of_addition(streams, added, torch.cat([between, result]), numbers)
+            if scale is not None:
+                part = None if parts.embedding is None else parts.embedding.plan
+                more = {"embedding_part": part, "out_scale": out_scale}
+                return LayerPlan(**plans, mlp_norm=mlp_norm, residual_scale=scale, **more)
+        must(None, f"the result of {name}")
     is_shared = same(given, rows_of(some(attended.given)))
     mlp_norm = None if is_shared else parts.norm_between(stream, given)
     scale = must(scale_of_addition(stream, found + made, parts.result, numbers), f"the result of {name}")
@@ -85,11 +93,14 @@ class _Parts:
         self.result = rows_of(some(whole.made))
         children = [call for call in trace.inside(name) if call.name.count(".") == name.count(".") + 1]
         self._norms = [call for call in children if read_norm(call) is not None]
+        self.embedding = find_embedding_part(trace, name)
+        known = [*self._norms, *(self.embedding.calls if self.embedding else ())]
         others = [
             call
             for call in children
-            if all(call is not norm for norm in self._norms) and not isinstance(call.module, nn.Dropout | nn.Identity)
+            if all(call is not one for one in known) and not isinstance(call.module, nn.Dropout | nn.Identity)
         ]
+        self._own = whole.module
         mixes = [call for call in others if (call.name == attention if attention else _convolves(call))]
         self.attention = mixes[0] if mixes else None
         others = [call for call in others if call is not self.attention]
@@ -101,6 +112,23 @@ class _Parts:
             told = ", ".join(call.name.rsplit(".", 1)[-1] for call in others) or "nothing"
             raise ModelLoadError(f"{name} has beside attention and normalisations not one part, but {told}")
         self.mlp = others[0] if others else None
+
+    def ends(self) -> Iterator[tuple[str, Tensor]]:
+        """What the stream may be behind the feed-forward part, and the name of what it is multiplied by in the end.
+
+        A number that is 1 cannot be told from none, and is taken all the same: the model loaded again may have another.
+        """
+        tensors = itertools.chain(
+            self._own.named_parameters(recurse=False), self._own.named_buffers(recurse=False), [("", torch.ones(1))]
+        )
+        for name, tensor in tensors:
+            if tensor.numel() != 1 or not tensor.is_floating_point():
+                continue
+            last, number = f"{self.name}.{name}" if name else "", tensor.detach().to(self.result)
+            if self.embedding is None:
+                yield last, self.result / number
+            elif close((self.embedding.stream + self.embedding.added) * number, self.result):
+                yield last, self.embedding.stream
 
     def read_mlp(self, trace: Trace, call: ModuleCall) -> FeedForwardPlan:
         """The plan of the feed-forward part, which ``call`` is."""
