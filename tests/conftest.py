@@ -274,11 +274,13 @@ def warm_python(monkeypatch: pytest.MonkeyPatch) -> str:
     return sys.executable
 
 
-@pytest.fixture
-def warm_supervisors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each `worker start` of the test's own deployments is forked from a process that has its imports."""
-    if WARM_PYTHON_VARIABLE in os.environ:
-        monkeypatch.setattr(local_worker, "start_program", WarmProgram)
+@pytest.fixture(scope="session", autouse=True)
+def _warm_supervisors() -> Iterator[None]:
+    """Each `worker start` of a test's deployment is forked from a process that has its imports, in a run with lanes."""
+    with pytest.MonkeyPatch.context() as patch:
+        if WARM_PYTHON_VARIABLE in os.environ:
+            patch.setattr(local_worker, "start_program", WarmProgram)
+        yield
 
 
 @pytest.fixture(scope="session")

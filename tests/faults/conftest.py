@@ -20,7 +20,7 @@ Start = Callable[..., Awaitable[LocalStack]]
 
 
 @pytest.fixture
-def start(gate: Gate, warm_supervisors: None) -> Iterator[Start]:
+def start(gate: Gate) -> Iterator[Start]:
     """Starts a Redis and workers of the test's own: ``start(num_workers, *options)``; they heed the test's gate."""
     with ExitStack() as stack:
 

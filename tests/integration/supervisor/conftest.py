@@ -143,5 +143,6 @@ def start_worker(
 
 def run_worker(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run another ``worker`` command to its end."""
-    command = [sys.executable, "-m", "penstock.worker.cli", *arguments]
+    python = os.environ.get(WARM_PYTHON_VARIABLE, sys.executable)
+    command = [python, "-m", "penstock.worker.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=os.environ)
