@@ -81,7 +81,7 @@ class WarmProgram:
         stderr: a file; by default that of this process.
     """
 
-    def __init__(self, command: Sequence[str], *, stdout: Any, stderr: Any = 2, **_: object) -> None:
+    def __init__(self, command: Sequence[str], *, stdout: Any, stderr: Any = 2, **others: object) -> None:
         self._server = socket.socket(socket.AF_UNIX)
         self._server.connect(str(Path(os.environ[WARM_PYTHON_VARIABLE]).with_name("socket")))
         ours, theirs = os.pipe() if stdout is subprocess.PIPE else (-1, os.dup(stdout.fileno()))
