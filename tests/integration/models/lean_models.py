@@ -70,6 +70,8 @@ MIXTURES = (
     *("mixtral", "qwen2 moe", "qwen3 moe, with a dense layer", "glm4 moe", "granite moe, shared", "gpt oss"),
     "gemma4, with experts",
 )
+# Of which lean layers in Python have no other experts than the compiled library's.
+COMPILED_ALONE = ("gemma4, with experts",)
 # So that nothing that is rounded in another way sends a token to another expert.
 ALL_EXPERTS = {"num_experts_per_tok": 4, "top_k_experts": 4}
 
