@@ -57,7 +57,7 @@ def find_experts_beside(trace: Trace, layer: str) -> ExpertsBeside | None:
     plan = replace(
         plan, shared=read_dense(trace, dense), input_norm=read_norm(before), out_norm=out_norm, shared_norm=shared_norm
     )
-    whole = FeedForwardPlan(dense.name, "routed", beside=found.call.name, experts=plan)
+    whole = FeedForwardPlan(found.call.name, "routed", beside=dense.name, experts=plan)
     return ExpertsBeside(whole, dense, one + other, [dense, found.call, *of_router])
 
 
