@@ -115,6 +115,7 @@ def test_layers_that_store_nothing_are_where_they_read() -> None:
     first, second = calls(8, None)
     readers = [dataclasses.replace(first, source=first), dataclasses.replace(second, source=second)]
     layout = plan_pages([first, second, *readers], 4096, 16)
+    assert layout is not None
     assert layout == PageLayout((None, 8), 1, (1, 0, 1, 0), (0, 0, 0, 0))
     assert layout.page_bytes(2 * 100, 16) == 100 * 16
 
