@@ -14,7 +14,7 @@ from ..lora.packed import ProductStruct
 from ..mixers import MixerState, MixingBatch
 from ..native import library
 from .experts import ExpertsHolder, ExpertsWeights, can_mix_experts
-from .layer_structs import embedding_part_struct, layer_embeddings_struct, layer_structs
+from .layer_structs import embedding_part_struct, layer_embeddings_struct, layer_structs, linear_struct
 from .norms import NormWeights, address, norm_struct
 from .structs import AnglesStruct, DecoderStruct, StepStruct
 from .weights import (
@@ -135,9 +135,13 @@ class Decoder:
             self._layers[index].embedding_part = ctypes.addressof(part)
         self._struct = DecoderStruct(
             *(self._layers, len(self._layers), weights.embeddings.shape[1]),
-            *(max((layer.down.num_inputs for layer in weights.layers if layer.down), default=0), 1),
+            *(
+                max((layer.down.num_inputs for layer in weights.layers if layer.down), default=0),
+                1,
+                weights.norms_stream,
+            ),
             *(weights.token_scale, weights.stream_scale, weights.logit_scale, weights.logit_softcap or 0.0),
-            *(weights.embeddings.data_ptr(), norm_struct(weights.final_norm), weights.lm_head.struct()),
+            *(weights.embeddings.data_ptr(), norm_struct(weights.final_norm), linear_struct(weights.lm_head)),
         )
         if weights.layer_embeddings is not None:
             self._layer_embeddings = layer_embeddings_struct(weights.layer_embeddings)
@@ -193,6 +197,8 @@ class Decoder:
     def run(self, batch: DecoderBatch) -> Tensor:
         """Store the step's keys and values and return logits ``[R, V]``, float32, rounded to the model's dtype.
 
+        Without a head what is returned are hidden states ``[R, hidden size]``, normalised.
+
         Raises:
             KernelInputError: a tensor is not int64 or contiguous, or the library was unloaded.
 
@@ -217,7 +223,7 @@ class Decoder:
         angles = (AnglesStruct * len(batch.angles))(
             *(AnglesStruct(cos.data_ptr(), sin.data_ptr(), cos.shape[1]) for cos, sin in batch.angles)
         )
-        logits = torch.empty(len(batch.logit_rows), self._struct.lm_head.num_outputs)
+        logits = torch.empty(len(batch.logit_rows), self._struct.lm_head.num_outputs or self._struct.hidden_size)
         step = StepStruct(
             *(len(batch.token_ids), len(batch.query_lens), len(batch.logit_rows)),
             *(batch.token_ids.data_ptr(), batch.positions.data_ptr(), batch.slot_mapping.data_ptr()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from ..linear import LinearStruct
+from ..linear import LinearStruct, PackedWeight
 from .norms import address, norm_struct
 from .structs import EmbeddingPartStruct, LayerEmbeddingsStruct, LayerStruct
 from .weights import DecoderWeights, EmbeddingPart, LayerEmbeddings
@@ -18,13 +18,11 @@ def layer_structs(weights: DecoderWeights) -> ctypes.Array[LayerStruct]:
         heads = weights.heads_of(layer)
         structs[index] = LayerStruct(
             *map(norm_struct, (*norms, layer.query_norm, layer.key_norm, layer.value_norm)),
-            *(
-                LinearStruct() if linear is None else linear.struct()
-                for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
-            ),
+            *map(linear_struct, (layer.qkv, layer.output, layer.gate_up, layer.down)),
             *(None, None, address(layer.sinks)),
             *(layer.scale, layer.softcap or 0.0, layer.residual_scale),
-            *(layer.window or 0, -1 if layer.angles is None else layer.angles, layer.is_interleaved),
+            *(layer.window or 0, -1 if layer.ahead is None else layer.ahead),
+            *(-1 if layer.angles is None else layer.angles, layer.is_interleaved),
             *(layer.norms_rows, layer.norms_follow, layer.is_parallel, layer.activation, layer.is_gated),
             *(layer.gate, None, 0, None),
             *(heads.num_heads, heads.num_kv_heads, heads.head_dim, layer.stores, layer.values_are_keys),
@@ -42,3 +40,7 @@ def layer_embeddings_struct(of: LayerEmbeddings) -> LayerEmbeddingsStruct:
         *(of.table.data_ptr(), of.projection.struct(), norm_struct(of.norm), of.size),
         *(of.table_scale, of.projection_scale, of.sum_scale),
     )
+
+
+def linear_struct(weight: PackedWeight | None) -> LinearStruct:
+    return LinearStruct() if weight is None else weight.struct()

@@ -41,7 +41,7 @@ class LayerStruct(ctypes.Structure):
         *((name, LinearStruct) for name in ("qkv", "output", "gate_up", "down")),
         *((name, _POINTER) for name in ("keys", "values", "sinks")),
         *((name, _FLOAT) for name in ("scale", "softcap", "residual_scale")),
-        *((name, _INT) for name in ("window", "angles", "is_interleaved", "norms_rows", "norms_follow")),
+        *((name, _INT) for name in ("window", "ahead", "angles", "is_interleaved", "norms_rows", "norms_follow")),
         *((name, _INT) for name in ("is_parallel", "activation", "is_gated", "gate")),
         ("mixer", _POINTER),
         ("group", _INT),
@@ -70,7 +70,7 @@ class EmbeddingPartStruct(ctypes.Structure):
 class DecoderStruct(ctypes.Structure):
     _fields_ = (
         ("layers", ctypes.POINTER(LayerStruct)),
-        *((name, _INT) for name in ("num_layers", "hidden_size", "mlp_size", "block_size")),
+        *((name, _INT) for name in ("num_layers", "hidden_size", "mlp_size", "block_size", "norms_stream")),
         *((name, _FLOAT) for name in ("token_scale", "stream_scale", "logit_scale", "logit_softcap")),
         ("embeddings", _POINTER),
         ("final_norm", NormStruct),

@@ -66,7 +66,8 @@ class LayerWeights:
             activation is of where there is no gate. The former two are None of a layer that has a feed-forward part
             alone, the latter of one that has none.
         scale: factor on the scores.
-        window: positions a token sees; None sees all before it.
+        window: positions a token sees, itself the last; None sees all before it.
+        ahead: and so many behind it, of those that a batch's ``visible_ends`` let it see; None sees all of those.
         attention_norm, mlp_out_norm: of what both parts make, before it is added.
         norms_rows: the norms of queries and keys span all heads; ``norms_follow``: they come behind the rotation.
         angles: which of a batch's angles heads are rotated by; None for none.
@@ -111,6 +112,7 @@ class LayerWeights:
     gate: int = 0
     mixer: MixerWeights | None = None
     experts: ExpertsWeights | None = None
+    ahead: int | None = None
     heads: HeadsShape | None = None
     stores: bool = True
     values_are_keys: bool = False
@@ -124,18 +126,22 @@ class DecoderWeights:
     """All of it.
 
     Args:
-        embeddings: ``[V, hidden size]``.
+        embeddings: ``[V, hidden size]``; without rows if every batch brings its own.
         token_scale: factor on rows of ``embeddings``.
         stream_scale: factor on what the first layer gets, wherever it is from.
+        final_norm: None of a model whose last layer ends with one.
+        lm_head: None where normalised rows are wanted in the place of logits.
         logit_scale, logit_softcap: of what the head makes.
+        norms_stream: what ``input_norm``, ``mlp_norm`` and ``final_norm`` make is the stream from there on, as it is in
+            encoders that normalise behind each addition: their norms are those of the part that follows.
         num_heads, num_kv_heads, head_dim: of layers that do not say them.
         layer_embeddings: what ``embedding_part`` of layers is given; None without.
     """
 
     embeddings: Tensor
     layers: tuple[LayerWeights, ...]
-    final_norm: NormWeights
-    lm_head: PackedWeight
+    final_norm: NormWeights | None
+    lm_head: PackedWeight | None
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -144,6 +150,7 @@ class DecoderWeights:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     layer_embeddings: LayerEmbeddings | None = None
+    norms_stream: bool = False
 
     def heads_of(self, layer: LayerWeights) -> HeadsShape:
         """Those of ``layer``, which is one of ``layers``."""

@@ -52,10 +52,7 @@ class Run {
       scale = layer.out_scale;
     }
     add_and_norm(added_, d_.final_norm, scale);
-    multiply<T, float>(normed_, d_.hidden_size, d_.lm_head, s_.logits, d_.lm_head.num_outputs, live_.num);
-    for_ranges(live_.num * d_.lm_head.num_outputs, LOGITS_PER_PIECE, [&](int64_t start, int64_t end) {
-      change_logits<T>(s_.logits + start, end - start, d_.logit_scale, d_.logit_softcap);
-    });
+    d_.lm_head.num_inputs > 0 ? make_logits() : tell_rows();
   }
 
  private:
@@ -94,6 +91,20 @@ class Run {
     if (!live_.adapter_slots) return;
     const AdaptedProduct* products = s_.adapted + (layer * PRODUCTS_PER_LAYER + product) * s_.num_adapter_slots;
     add_adapters(inputs, input_size, products, live_.adapter_slots, out, out_size, live_.num);
+  }
+
+  void make_logits() {
+    multiply<T, float>(normed_, d_.hidden_size, d_.lm_head, s_.logits, d_.lm_head.num_outputs, live_.num);
+    for_ranges(live_.num * d_.lm_head.num_outputs, LOGITS_PER_PIECE, [&](int64_t start, int64_t end) {
+      change_logits<T>(s_.logits + start, end - start, d_.logit_scale, d_.logit_softcap);
+    });
+  }
+
+  void tell_rows() {
+    for_rows([&](int64_t t) {
+      const T* row = normed_ + t * d_.hidden_size;
+      for (int64_t i = 0; i < d_.hidden_size; ++i) s_.logits[t * d_.hidden_size + i] = to_float(row[i]);
+    });
   }
 
   void embed() {
@@ -212,6 +223,7 @@ class Run {
       if (added) add_row(added + t * size, stream, size);
       if (scale) scale_row(stream, *scale, size);
       apply_norm(norm, stream, normed_ + t * size, size);
+      if (d_.norms_stream) std::memcpy(stream, normed_ + t * size, size * sizeof(T));
     });
   }
 

@@ -23,7 +23,8 @@ struct DecoderLayer {
   float scale;
   float softcap;         // 0: none
   float residual_scale;  // of what is added to the stream
-  int64_t window;        // positions a token sees; 0: all before it
+  int64_t window;        // positions a token sees, itself the last; 0: all before it
+  int64_t ahead;         // and behind it, of those that visible_ends lets it see; below 0: all of them
   int64_t angles;        // which of the step's; below 0 heads are not rotated
   int64_t is_interleaved, norms_rows, norms_follow, is_parallel, activation, is_gated;
   int64_t gate;  // where the projection has what opens for the result, a Gate of gates.h
@@ -46,11 +47,12 @@ struct DecoderLayer {
 struct Decoder {
   const DecoderLayer* layers;
   int64_t num_layers, hidden_size, mlp_size, block_size;
+  int64_t norms_stream;  // what the norms before a layer's parts, and the final one, make is the stream from there on
   float token_scale, stream_scale, logit_scale;
   float logit_softcap;  // 0: none
   const void* embeddings;
   Norm final_norm;
-  Linear lm_head;
+  Linear lm_head;  // without inputs: normalised rows are told in the place of logits
   const LayerEmbeddings* layer_embeddings;  // what embedding parts of layers are given; null without
 };
 
@@ -68,7 +70,7 @@ struct DecoderStep {
   int64_t table_stride;
   const int64_t *query_lens, *seq_lens;  // [B]
   const int64_t* logit_rows;             // [R] ascending
-  float* logits;                         // [R, V], rounded to the dtype
+  float* logits;                         // [R, V], rounded to the dtype; [R, hidden size] without a head
   const int64_t* adapter_slots;          // [T], below 0 for none; null where no token has an adapter
   const AdaptedProduct* adapted;         // [layers, PRODUCTS_PER_LAYER, num_adapter_slots]
   int64_t num_adapter_slots;

@@ -75,6 +75,7 @@ class LayerHeads {
                                group,
                                span.first_position,
                                layer_.window,
+                               layer_.ahead,
                                layer_.scale,
                                layer_.softcap,
                                layer_.sinks ? layer_.sinks + kv_head * group : nullptr,

@@ -20,6 +20,11 @@ class SpeakingModel(PreTrainedModel):
 
     base_model_prefix = "model"
 
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        """transformers looks into a class's own module for experts; those of a decoder are the decoder's business."""
+        return True
+
     def __init__(self, decoder: PreTrainedModel, head: nn.Module) -> None:
         super().__init__(decoder.config)
         self.model = decoder

@@ -28,8 +28,13 @@ class AnglesSource:
     sin: Tensor
 
 
-def read_attention(trace: Trace, call: ModuleCall, sources: list[AnglesSource]) -> AttentionPlan:
+def read_attention(
+    trace: Trace, call: ModuleCall, sources: list[AnglesSource], output: ModuleCall | None = None
+) -> AttentionPlan:
     """The plan of the attention module that ``call`` is.
+
+    Args:
+        output: the projection behind it, of a module that does not have its own.
 
     Raises:
         ModelLoadError: it does something that no field of a plan says.
@@ -38,7 +43,7 @@ def read_attention(trace: Trace, call: ModuleCall, sources: list[AnglesSource]) 
     inner = trace.inside(call.name)
     assert call.given is not None
     made_by = _projected(trace, _linears_of(inner, call.given), attention)
-    output = _output_of(inner, attention, call, made_by.opens)
+    output = output or _output_of(inner, attention, call, made_by.opens)
     value_norm, of_value = _value_norm_of(inner, attention, made_by)
     norms = _HeadNorms.of([one for one in inner if one is not of_value], attention, has_keys=made_by.key is not None)
     made = _find_rotation(attention, made_by.query, made_by.key, norms, sources)

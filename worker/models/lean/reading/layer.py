@@ -19,7 +19,7 @@ from .matching import close, rows_of, same
 from .mixers import read_mixer
 from .norms import norm_after, norm_before, read_norm
 from .numbers import must, scale_of_addition
-from .trace import ModuleCall, Trace
+from .trace import ModuleCall, Trace, some
 
 
 def read_layer(
@@ -40,7 +40,7 @@ def read_layer(
     input_norm = parts.norm_between(stream, attended.given)
     attention_norm, found = parts.norm_behind(attended.made)
     mlp_out_norm, made = parts.norm_behind(fed.made)
-    given = rows_of(_tensor(fed.given))
+    given = rows_of(some(fed.given))
     plans = {
         "attention": _read_mixing(trace, attended, sources),
         "mlp": parts.read_mlp(trace, fed),
@@ -60,7 +60,7 @@ def read_layer(
                 more = {"embedding_part": part, "out_scale": out_scale}
                 return LayerPlan(**plans, mlp_norm=mlp_norm, residual_scale=scale, **more)
         must(None, f"the result of {name}")
-    is_shared = same(given, rows_of(_tensor(attended.given)))
+    is_shared = same(given, rows_of(some(attended.given)))
     mlp_norm = None if is_shared else parts.norm_between(stream, given)
     scale = must(scale_of_addition(stream, found + made, parts.result, numbers), f"the result of {name}")
     return LayerPlan(**plans, mlp_norm=mlp_norm, residual_scale=scale, is_parallel=True)
@@ -90,8 +90,8 @@ class _Parts:
     def __init__(self, trace: Trace, name: str, attention: str | None) -> None:
         (whole,) = trace.of(name)
         self.name = name
-        self.stream = rows_of(_tensor(whole.given))
-        self.result = rows_of(_tensor(whole.made))
+        self.stream = rows_of(some(whole.given))
+        self.result = rows_of(some(whole.made))
         children = [call for call in trace.inside(name) if call.name.count(".") == name.count(".") + 1]
         self._norms = [call for call in children if read_norm(call) is not None]
         self.embedding = find_embedding_part(trace, name)
@@ -108,7 +108,7 @@ class _Parts:
         self.both: tuple[ModuleCall, ModuleCall] | None = None
         if len(others) == 2 and same(others[0].given, others[1].given):
             first, second = self.both = (others[0], others[1])
-            others = [replace(first, made=_tensor(first.made) + _tensor(second.made))]
+            others = [replace(first, made=some(first.made) + some(second.made))]
         self._beside = find_experts_beside(trace, name) if len(others) > 2 else None
         if self._beside is not None:
             others = [call for call in others if all(call is not one for one in self._beside.calls)]
@@ -143,7 +143,7 @@ class _Parts:
 
     def norm_between(self, stream: Tensor, given: Tensor | None) -> NormPlan | None:
         """The normalisation by which ``stream`` becomes ``given``; None if that is ``stream`` itself."""
-        wanted = rows_of(_tensor(given))
+        wanted = rows_of(some(given))
         if same(wanted, stream):
             return None
         found = norm_before(self._norms, wanted, stream)
@@ -153,22 +153,16 @@ class _Parts:
 
     def norm_behind(self, made: Tensor | None) -> tuple[NormPlan | None, Tensor]:
         """The normalisation of ``made``, if there is one, and what is added in the end."""
-        rows = rows_of(_tensor(made))
+        rows = rows_of(some(made))
         found = norm_after(self._norms, rows)
         return (None, rows) if found is None else found
 
     def stream_before_mlp(self, given: Tensor) -> Tensor | None:
         """The stream of which the feed-forward part's input ``given`` was made; None if that is the layer's own."""
-        of_norm = next((call for call in self._norms if same(rows_of(_tensor(call.made)), given)), None)
-        before = given if of_norm is None else rows_of(_tensor(of_norm.given))
+        of_norm = next((call for call in self._norms if same(rows_of(some(call.made)), given)), None)
+        before = given if of_norm is None else rows_of(some(of_norm.given))
         return None if same(before, self.stream) else before
 
 
 def _convolves(call: ModuleCall) -> bool:
     return any(isinstance(child, nn.Conv1d) for child in call.module.children())
-
-
-def _tensor(tensor: Tensor | None) -> Tensor:
-    if tensor is None:
-        raise ModelLoadError("one of its modules takes or makes no tensor")
-    return tensor
