@@ -8,9 +8,13 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from penstock.producer import Client, SamplingParams
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
+from penstock.worker.models.images.processor import ImageProcessor
 from penstock.worker.survey.images.models import write_seeing_model
 from penstock.worker.survey.images.truth import picture
 
@@ -28,6 +32,12 @@ def shown(*seeds: int) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is this?"}]}]
 
 
+def last_pid_of(beat: EngineHeartbeat) -> int:
+    """Of the engine core, or of its last rank."""
+    assert beat.setup is not None
+    return beat.core_pid if beat.setup.ranks is None else beat.setup.ranks.pids[-1]
+
+
 async def images_left(url: str) -> list[bytes]:
     commands = CommandConnection(url)
     try:
@@ -36,9 +46,21 @@ async def images_left(url: str) -> list[bytes]:
         await commands.close()
 
 
-async def test_a_generation_over_images_goes_on_elsewhere(start: Start, gate: Gate, tmp_path: Path) -> None:
-    await asyncio.to_thread(write_seeing_model, "llava", tmp_path)
-    stack = await start(2, "--deterministic", model=tmp_path)
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("llava", ["--deterministic"]),
+        ("llava", ["--deterministic", "--tensor-parallel-size", "2"]),
+        ("qwen3_vl", ["--tensor-parallel-size", "2"]),
+    ],
+    ids=["one rank", "two ranks", "two ranks and positions in three axes"],
+)
+async def test_a_generation_over_images_goes_on_elsewhere(
+    model: str, options: list[str], start: Start, gate: Gate, tmp_path: Path
+) -> None:
+    processor = await asyncio.to_thread(write_seeing_model, model, tmp_path)
+    num_image_tokens = sum(len(ImageProcessor(processor).process(picture(seed)).tokens.token_ids) for seed in (1, 2))
+    stack = await start(2, *options, model=tmp_path)
     async with Client.connect(stack.url) as client:
         whole = (await client.generate(shown(1, 2), PARAMS)).outputs[0]
         others = [(await client.generate(shown(*seeds), PARAMS)).outputs[0] for seeds in ((1, 3), (2, 1))]
@@ -48,12 +70,12 @@ async def test_a_generation_over_images_goes_on_elsewhere(start: Start, gate: Ga
         watched = Watched(client.stream(shown(1, 2), PARAMS))
         await until(lambda: watched.num_tokens == 5, what="the stream does not start")
         assert len(await images_left(stack.url)) == 2
-        os.kill((await busiest(stack.url)).core_pid, signal.SIGKILL)
+        os.kill(last_pid_of(await busiest(stack.url)), signal.SIGKILL)
         await finish([watched], [whole], gate)
         usage = watched.deltas[-1].usage
         assert usage is not None
         # The template's words are one token a character.
-        assert usage.num_prompt_tokens == 2 * 16 + len("user: What is this? assistant: ")
+        assert usage.num_prompt_tokens == num_image_tokens + len("user: What is this? assistant: ")
         async with asyncio.timeout(150):
             while await images_left(stack.url):
                 await asyncio.sleep(0.05)

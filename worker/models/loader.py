@@ -23,22 +23,23 @@ from .checks.conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE
 from .device import device_of
 from .folder import tokenizer_folder
 from .forward import Forward, ForwardSettings
-from .images.seeing import SeeingModel, is_seeing_type, refusal_of, refusal_of_forward, split_model
-from .images.tower import take_tower, text_module
+from .images.seeing import SeeingModel, refusal_of_forward
 from .lean.captured import make_captured
 from .lean.native import make_native
 from .own_module import read_module
 from .packed_linear import pack_linear_layers
 from .parallel.groups import RankGroups
+from .pooling.compiled_encoder import compile_encoder, plan_of
 from .pooling.encoder import EncoderForward, EncoderTruth, encoder_forward, is_bidirectional
 from .pooling.folder import PoolingFolder, pools
 from .pooling.loading import as_decoder, make_pooling
 from .pooling.pooler import PoolingModel
 from .quantized_linear import quantize_linear_layers
-from .reading import ReadModel, naming_ranks, read_model
+from .rank_checks import naming_ranks
+from .reading import ReadModel, read_model
 from .shared_experts.ranks import ExpertRanks
 from .shared_experts.share import share_and_check, share_experts
-from .ways.attention_backend import check_attention_backend
+from .ways.attention_backend import check_attention_backend, check_backend
 from .ways.candidates import choose_forward
 
 log = structlog.get_logger(__name__)
@@ -94,6 +95,11 @@ class LoadedModel:
         return self.forward.network
 
     @property
+    def enough_tokens(self) -> int | None:
+        """Of a step of an encoder: more are computed no sooner for it. None where a step may have as many as fit."""
+        return self.forward.enough_tokens if isinstance(self.forward, EncoderForward) else None
+
+    @property
     def weights(self) -> nn.Module:
         """All modules that hold weights: ``network``, and the tower of a model that sees."""
         return self.network if self.seeing is None else nn.ModuleList([self.network, self.seeing.tower.module])
@@ -143,21 +149,13 @@ def load_model(
         "vocab_size": vocab_size,
         "num_parameters": read.num_parameters,
         "quantization": config.quantization,
-        "weight_conversions": getattr(module, "_weight_conversions", None),
+        "weight_conversions": read.weight_conversions,
         "expert_ranks": expert_ranks,
         "num_experts": 0 if expert_ranks is None else share_and_check(module, expert_ranks, architecture),
     }
     if pools(folder, model_config, config.runner):
         return _load_pooling(module, folder, config, longest, common)
-    seeing, refusal = None, refusal_of(model_config)
-    if is_seeing_type(model_config):
-        module, seeing, refusal = split_model(
-            module,
-            folder,
-            vocab_size,
-            wants_images=config.max_images > 0,
-            trust_remote_code=config.trust_remote_code,
-        )
+    seeing, refusal = read.seeing, read.image_refusal
     ending = eos_token_ids(module, vocab_size)
     with naming_ranks(groups):
         forward = _choose_forward(module, architecture, vocab_size, longest, config, read, groups)
@@ -191,7 +189,9 @@ def _load_pooling(
         if is_encoder:
             forward = _encoder_forward(module, architecture, vocab_size, config)
             longest = min(longest, forward.max_text_len or longest)
-            backend = "torch"
+            # transformers' own attention is the reference of an encoder.
+            wanted = "auto" if config.attention_backend == "reference" else config.attention_backend
+            backend = check_backend(forward.attention_backend, wanted, architecture)
         else:
             causal = as_decoder(module, architecture)
             forward = _choose_forward(causal, architecture, vocab_size, longest, config)
@@ -210,9 +210,13 @@ def _load_pooling(
 def _encoder_forward(
     module: PreTrainedModel, architecture: str, vocab_size: int, config: EngineConfig
 ) -> EncoderForward:
-    truth = EncoderTruth(module, vocab_size)
-    forward = encoder_forward(module, architecture, truth)
-    _pack(module, config, device_of(config))
+    truth, device = EncoderTruth(module, vocab_size), device_of(config)
+    forward, plan = encoder_forward(module, architecture, truth), None
+    if device.type == "cpu" and config.attention_backend in ("auto", "native"):
+        plan = plan_of(forward, architecture, config.quantization)
+    _pack(module, config, device)
+    if plan is not None:
+        forward = compile_encoder(forward, plan, truth, _tolerance(config), architecture)
     truth.check(forward, _tolerance(config), f"{architecture} with {_described(config)}")
     return forward
 
@@ -264,17 +268,17 @@ def load_weights(config: EngineConfig, folder: Path, model: LoadedModel) -> nn.M
     """
     model_config = read_config(folder, config)
     architecture = (model_config.architectures or [model_config.model_type])[0]
-    module = read_model(folder, model_config, architecture, config, device_of(config), model.groups).module
-    check_finite(module, type(module).__name__)
+    read = read_model(folder, model_config, architecture, config, device_of(config), model.groups)
+    module = read.module
+    for part in (module, *((read.tower.module,) if read.tower else ())):
+        check_finite(part, model.architecture)
     if model.expert_ranks is not None:
         share_experts(module, model.expert_ranks, model.architecture)
-    is_pooled = pools(folder, module.config, config.runner)
-    text = text_module(module) if is_seeing_type(module.config) and not is_pooled else module
-    if is_pooled and not isinstance(model.forward, EncoderForward):
-        text = as_decoder(module, type(module).__name__)
-    network = model.forward.network_of(text)
+    if pools(folder, model_config, config.runner) and not isinstance(model.forward, EncoderForward):
+        module = as_decoder(module, type(module).__name__)
+    network = model.forward.network_of(module)
     _pack(network, config, device_of(config))
-    return network if model.seeing is None else nn.ModuleList([network, take_tower(module).module])
+    return network if model.seeing is None or read.tower is None else nn.ModuleList([network, read.tower.module])
 
 
 def _prepare(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -14,31 +14,27 @@ from ...shared.errors import ConfigurationError, ModelLoadError
 from ..config.engine_config import EngineConfig
 from .checks.conformance import Truth
 from .formats.declared import declared_quantization
-from .images.seeing import is_seeing_type
+from .images.seeing import (
+    SeeingModel,
+    SplitModel,
+    is_seeing_type,
+    needs_sight,
+    refusal_of,
+    speaking_part,
+    split_model,
+)
+from .images.tower import ImageTower, take_tower, text_module
 from .lean.part import plan_of_part
 from .lean.plan import DecoderPlan
 from .lean.reading.decoder import read_decoder
 from .own_module import read_module
 from .parallel.cut import check_layout, cut_decoder
 from .parallel.groups import RankGroups
-from .parallel.layout import ParallelLayout
 from .parallel.planned import chosen_device, planned_options
 from .pooling.folder import pools
+from .rank_checks import check_kind, is_cut_by_us, told_layout
 from .ways.candidates import MODES, find_truth
 from .weights.movable import return_free_memory
-
-# Decoders that differ in nothing but biases, norms of heads, windows, and what the feed-forward part is.
-_CUT_BY_US = frozenset(
-    {
-        "LlamaForCausalLM",
-        "MistralForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen3ForCausalLM",
-        "MixtralForCausalLM",
-        "Qwen2MoeForCausalLM",
-        "Qwen3MoeForCausalLM",
-    }
-)
 
 
 @dataclass
@@ -46,18 +42,27 @@ class ReadModel:
     """What is to be computed here.
 
     Args:
-        module: on its device; with what one rank holds, and logits that are whole at rank 0, where there are ranks.
+        module: what speaks, on its device; with what one rank holds, and logits that are whole at rank 0, where there
+            are ranks.
         truth: what the model does on its own; None where ``module`` can still be asked.
         modes: in which it may be computed.
         num_parameters: of the whole model.
+        weight_conversions: how transformers named and fused what the files have, for the way back.
         plan: how the lean path computes the rank's part; None where ``module`` shows it.
+        seeing: what sees, and was tried; of several ranks the first has it. None of a model that takes no images.
+        image_refusal: why it takes none.
+        tower: what sees, tried or not.
     """
 
     module: PreTrainedModel
     truth: Truth | None
     modes: Collection[str]
     num_parameters: int
+    weight_conversions: Any = None
     plan: DecoderPlan | None = None
+    seeing: SeeingModel | None = None
+    image_refusal: str = ""
+    tower: ImageTower | None = None
 
 
 def read_model(
@@ -80,18 +85,62 @@ def read_model(
     """
     if groups is None:
         module = read_module(folder, model_config, architecture, config, device)
-        return ReadModel(module, None, MODES, _num_parameters(module))
-    _check_kind(folder, model_config, architecture, config, groups.layout)
-    read = _cut_part if is_cut_by_us(architecture, groups.layout) else _planned_part
+        return _whole(module, folder, model_config, config, groups, is_tried=max_model_len is not None)
+    check_kind(folder, model_config, architecture, config, groups.layout)
+    read = _cut_part if is_cut_by_us(model_config, architecture, groups.layout) else _planned_part
     part = read(folder, model_config, architecture, config, device, groups, max_model_len)
     # All that was read and is another's.
     return_free_memory()
     return part
 
 
-def is_cut_by_us(architecture: str, layout: ParallelLayout) -> bool:
-    """Whether a rank reads all of the model and leaves its part of it; else transformers' plan says which it reads."""
-    return architecture in _CUT_BY_US and not layout.is_expert_parallel
+def _whole(
+    module: PreTrainedModel,
+    folder: Path,
+    model_config: PretrainedConfig,
+    config: EngineConfig,
+    groups: RankGroups | None,
+    *,
+    is_tried: bool,
+) -> ReadModel:
+    """``module``, which is whole, to be computed so: what speaks, apart from what sees. Raises as ``split_model``."""
+    num_parameters = _num_parameters(module)
+    split = _split(module, folder, model_config, config, groups, is_tried=is_tried)
+    return ReadModel(
+        split.text,
+        None,
+        MODES,
+        num_parameters,
+        getattr(module, "_weight_conversions", None),
+        seeing=split.seeing,
+        image_refusal=split.refusal,
+        tower=split.tower,
+    )
+
+
+def _split(
+    module: PreTrainedModel,
+    folder: Path,
+    model_config: PretrainedConfig,
+    config: EngineConfig,
+    groups: RankGroups | None,
+    *,
+    is_tried: bool,
+) -> SplitModel:
+    if not is_seeing_type(model_config) or pools(folder, model_config, config.runner):
+        return SplitModel(module, None, refusal_of(model_config), None)
+    if not is_tried:
+        return SplitModel(text_module(module), None, "", take_tower(module))
+    vocab_size = model_config.get_text_config().vocab_size
+    if groups is not None and groups.rank > 0:
+        return SplitModel(speaking_part(module, vocab_size), None, "", None)
+    return split_model(
+        module,
+        folder,
+        vocab_size,
+        wants_images=config.max_images > 0,
+        trust_remote_code=config.trust_remote_code,
+    )
 
 
 def _cut_part(
@@ -103,26 +152,32 @@ def _cut_part(
     groups: RankGroups,
     max_model_len: int | None,
 ) -> ReadModel:
-    check_layout(model_config, groups.layout, architecture)
+    text_config = model_config.get_text_config()
+    check_layout(text_config, groups.layout, architecture)
     # A device need not have room for the whole of it. Random weights are drawn where they are quick to draw, by all
     # ranks alike.
     torch.manual_seed(config.seed)
     where = torch.device("cpu") if config.needs_weights else device
     module = read_module(folder, model_config, architecture, config, where)
-    num_parameters = _num_parameters(module)
-    truth = plan = None
+    read = _whole(module, folder, model_config, config, groups, is_tried=max_model_len is not None)
+    text = read.module
+    if groups.layout.pipeline > 1:
+        read.modes = ("lean",)
+    else:
+        read.modes = ("packed",) if needs_sight(model_config) else ("lean", "packed")
     if max_model_len is not None:
         ask: Callable[[], Truth] = (
-            (lambda: find_truth(module, architecture, model_config.vocab_size))
+            (lambda: find_truth(text, architecture, text_config.vocab_size))
             if groups.rank == 0
-            else (lambda: Truth.elsewhere(module, model_config.vocab_size))
+            else (lambda: Truth.elsewhere(text, text_config.vocab_size))
         )
-        truth = ask().to(device, groups.of_rank_zero)
-        plan = plan_of_part(read_decoder(module, max_model_len, device), groups.layout, groups.rank)
-    cut_decoder(module, groups)
-    torch.nn.Module.to(module, device)
-    modes = ("lean",) if groups.layout.pipeline > 1 else ("lean", "packed")
-    return ReadModel(module, truth, modes, num_parameters, plan)
+        read.truth = ask().to(device, groups.of_rank_zero)
+        if "lean" in read.modes:
+            read.plan = plan_of_part(read_decoder(text, max_model_len, device), groups.layout, groups.rank)
+    cut_decoder(text, groups)
+    for part in (text, *((read.tower.module,) if read.tower else ())):
+        torch.nn.Module.to(part, device)
+    return read
 
 
 def _planned_part(
@@ -136,7 +191,7 @@ def _planned_part(
 ) -> ReadModel:
     layout = groups.layout
     options = planned_options(model_config.get_text_config(), layout, architecture, device)
-    told = f"{_option(layout)}, but {architecture} is shared by transformers' own plan, which"
+    told = f"{told_layout(layout)}, but {architecture} is shared by transformers' own plan, which"
     if declared_quantization(folder) is not None:
         raise ConfigurationError(f"{told} reads no quantised files; use files in 16 bits, or one rank")
     if config.quantization is not None:
@@ -150,54 +205,22 @@ def _planned_part(
         raise ConfigurationError(f"{told} shares the embeddings, too; leave enable_prompt_embeds out, or use one rank")
     with chosen_device(device):
         module = read_module(folder, model_config, architecture, config, device, **options)
-    num_parameters = _num_parameters(module)
     truth = None
     if max_model_len is not None:
         # By all ranks together, each with its part: none has the model whole.
         try:
             truth = find_truth(module, architecture, model_config.get_text_config().vocab_size)
         except ModelLoadError as error:
-            raise ModelLoadError(f"{_option(layout)}, and by transformers' plan {error}; use one rank") from error
+            raise ModelLoadError(f"{told_layout(layout)}, and by transformers' plan {error}; use one rank") from error
         truth = truth.to(device, groups.of_rank_zero)
-    return ReadModel(module, truth, ("packed",), num_parameters)
-
-
-def _check_kind(
-    folder: Path, model_config: PretrainedConfig, architecture: str, config: EngineConfig, layout: ParallelLayout
-) -> None:
-    """Raises ``ConfigurationError`` for what no several ranks compute."""
-    told = ""
-    if pools(folder, model_config, config.runner):
-        told = "a model that pools is computed by one rank"
-    elif is_seeing_type(model_config):
-        told = "a model that reads images is computed by one rank"
-    elif config.enable_lora:
-        told = "adapters are computed by one rank; leave enable_lora out"
-    if told:
-        raise ConfigurationError(
-            f"{_option(layout)}, but {told} ({architecture}): use tensor_parallel_size 1 and pipeline_parallel_size 1, "
-            f"and more engines"
-        )
-
-
-@contextmanager
-def naming_ranks(groups: RankGroups | None) -> Iterator[None]:
-    """Say of what cannot be computed that it is by several ranks, where it is."""
-    try:
-        yield
-    except ModelLoadError as error:
-        if groups is None:
-            raise
-        raise ModelLoadError(
-            f"{_option(groups.layout)}, and ranks compute models in the modes lean and packed alone: {error}; use "
-            f"tensor_parallel_size 1 and pipeline_parallel_size 1, which has other modes"
-        ) from error
-
-
-def _option(layout: ParallelLayout) -> str:
-    if layout.tensor == 1:
-        return f"pipeline_parallel_size is {layout.pipeline}"
-    return f"tensor_parallel_size is {layout.tensor}"
+    return ReadModel(
+        module,
+        truth,
+        ("packed",),
+        _num_parameters(module),
+        getattr(module, "_weight_conversions", None),
+        image_refusal=refusal_of(model_config),
+    )
 
 
 def _num_parameters(module: PreTrainedModel) -> int:

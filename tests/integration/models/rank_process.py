@@ -46,7 +46,8 @@ from penstock.worker.models.weights.part_state import joined_state, part_path, w
 from penstock.worker.survey import trial
 
 from .lean_models import BLOCK_SIZE, NUM_BLOCKS, SETTINGS, logits_of, make_model, make_step
-from .staged_engine import serve_stages, two_in_flight
+from .seeing_ranks import serve_images
+from .two_rank_engine import serve_stages, two_in_flight
 
 Layout = list[Any]
 
@@ -210,8 +211,13 @@ def flying(folder: str, meeting: str, prompts: list[list[int]]) -> dict[str, Any
     return two_in_flight(folder, groups_of(1, 2, False), meeting, prompts)
 
 
+def see(name: str, folder: str, layout: Layout, meeting: str) -> dict[str, Any]:
+    return serve_images(name, folder, groups_of(*layout), meeting)
+
+
 JOBS: dict[str, Callable[..., dict[str, Any]]] = {
-    job.__name__: job for job in (serve, only_load, lean_logits, in_flight, sleep, saved, choose, pipelined, flying)
+    job.__name__: job
+    for job in (serve, only_load, lean_logits, in_flight, sleep, saved, choose, pipelined, flying, see)
 }
 
 

@@ -28,7 +28,8 @@ from penstock.worker.models.parallel.layout import ParallelLayout
 from penstock.worker.models.parallel.planned import planned_options
 from penstock.worker.models.weights.movable import ModelWeights
 from penstock.worker.survey import trial
-from penstock.worker.survey.outcome import SAME, WAYS
+from penstock.worker.survey.images.models import write_seeing_model
+from penstock.worker.survey.outcome import SAME, WAYS, WAYS_WITH_IMAGES
 from penstock.worker.survey.small_config import small_config
 
 from ...warm_python import WARM_PYTHON_VARIABLE
@@ -207,6 +208,31 @@ def test_one_stage_computes_a_batch_while_the_next_stands_in_another(
     assert first == {"outputs": [[], []], "flying": [["0", "1"], ["2"]], "landed": ["0", "1"]}
 
 
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("llava", TENSOR),
+        ("llava", STAGES),
+        ("internvl", TENSOR),
+        ("qwen2_5_vl", TENSOR),
+        ("qwen3_vl", TENSOR),
+        ("qwen3_vl_moe", TENSOR),
+        ("gemma3", TENSOR),
+        ("gemma3", STAGES),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"tp{value[0]}pp{value[1]}",
+)
+def test_models_that_read_images_give_the_tokens_of_transformers(
+    name: str, layout: list[Any], pair: Pair, tmp_path: Path
+) -> None:
+    """One image and two, mixed, with chunks that end inside of images, preempted, and resumed."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_seeing_model(name, folder)
+    first, _ = pair.do("see", name=name, folder=str(folder), layout=layout, meeting=str(tmp_path / "engine"))
+    assert first == dict.fromkeys(WAYS_WITH_IMAGES, SAME)
+
+
 def test_all_ranks_decide_as_rank_0_does(pair: Pair) -> None:
     """Rank 1 has no logits to judge by, and must not try the next way while rank 0 goes on."""
     assert pair.do("choose", variant="qwen2 moe", is_miscut=False) == [{"mode": "lean"}] * 2
@@ -267,6 +293,17 @@ def test_what_ranks_write_of_their_parts_is_the_whole_again(
     assert (told.get("names"), told.get("different")) == ([], []), told
     # Each writes what it has.
     assert max(told["shares"]) < 0.8 * sum(told["shares"])
+
+
+@pytest.mark.parametrize(("name", "mode"), [("llava", "lean"), ("qwen3_vl", "packed")])
+def test_what_ranks_write_of_a_model_that_reads_images_is_the_whole_again(
+    name: str, mode: str, pair: Pair, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_seeing_model(name, folder)
+    told, _ = pair.do("saved", folder=str(folder), layout=TENSOR, into=str(tmp_path), mode=mode)
+    assert (told.get("names"), told.get("different")) == ([], []), told
 
 
 REFUSALS: dict[str, tuple[str, dict[str, Any], list[Any], dict[str, Any], str]] = {
@@ -375,6 +412,42 @@ def test_what_ranks_cannot_share_is_refused_by_name(name: str, pair: Pair, tmp_p
     config.update(fields)
     trial.write_model(config, tmp_path)
     assert pair.do("only_load", folder=str(tmp_path), layout=layout, **options) == [{"refusal": sentence}] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "sentence"),
+    [
+        (
+            "qwen3_vl",
+            STAGES,
+            "pipeline_parallel_size is 2, but Qwen3VLForConditionalGeneration has positions in three axes, which are "
+            "computed in one stage; use tensor_parallel_size 2 instead",
+        ),
+        (
+            "llava",
+            EXPERTS,
+            "enable_expert_parallel is set, but LlavaForConditionalGeneration reads images, and ranks share a part of "
+            "each expert of such models; leave it out",
+        ),
+    ],
+    ids=["three axes in stages", "experts"],
+)
+def test_what_ranks_cannot_share_of_models_that_read_images_is_refused_by_name(
+    name: str, layout: list[Any], sentence: str, pair: Pair, tmp_path: Path
+) -> None:
+    write_seeing_model(name, tmp_path)
+    assert pair.do("only_load", folder=str(tmp_path), layout=layout) == [{"refusal": sentence}] * 2
+
+
+def test_a_speaker_of_another_kind_is_refused_by_name(pair: Pair, tmp_path: Path) -> None:
+    lfm2_vl: Any = transformers.AutoConfig.for_model("lfm2_vl")
+    lfm2_vl.architectures = ["Lfm2VlForConditionalGeneration"]
+    lfm2_vl.save_pretrained(tmp_path)
+    sentence = (
+        "tensor_parallel_size is 2, but Lfm2VlForConditionalGeneration reads images, and ranks do not share what "
+        "speaks in it (lfm2): use tensor_parallel_size 1 and pipeline_parallel_size 1, and more engines"
+    )
+    assert pair.do("only_load", folder=str(tmp_path), layout=TENSOR) == [{"refusal": sentence}] * 2
 
 
 def test_states_are_refused_on_all_ranks(pair: Pair, tmp_path: Path) -> None:

@@ -34,6 +34,15 @@ class RankConfigure(msgspec.Struct, array_like=True, tag="configure"):
     timeout_s: float
 
 
+class SightBytes(msgspec.Struct, array_like=True):
+    """A ``forward.Sight``; ``dtype`` is that of the rows of ``deeper``."""
+
+    axes: bytes | None = None
+    places: bytes | None = None
+    deeper: tuple[bytes, ...] = ()
+    dtype: str = ""
+
+
 class RunStep(msgspec.Struct, array_like=True, tag="run"):
     """A ``ModelInput``. Of its block table only what has changed: ``changed_blocks`` at rows and columns.
 
@@ -61,6 +70,7 @@ class RunStep(msgspec.Struct, array_like=True, tag="run"):
     visible_ends: bytes | None = None
     is_started: bool = False
     num_groups: int = 0
+    sight: SightBytes | None = None
 
 
 class FinishStep(msgspec.Struct, array_like=True, tag="finish"):

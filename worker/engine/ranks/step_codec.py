@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ....kernels.paged_attention import PagedBatch
-from ...models.forward import ModelInput
+from ...models.forward import ModelInput, Sight
 from ...models.to_device import host_array, to_device
-from .messages import RunStep
+from .messages import RunStep, SightBytes
 
 IntArray = NDArray[np.int64]
 _SMALLEST_TABLE = (16, 16)
@@ -67,9 +67,10 @@ class StepSender:
             token_lora=None if step.token_lora is None else _bytes_of(step.token_lora),
             token_types=None if step.token_types is None else _bytes_of(step.token_types),
             embeds=None if step.inputs_embeds is None else _raw_bytes(step.inputs_embeds),
-            embeds_dtype="" if step.inputs_embeds is None else str(step.inputs_embeds.dtype).removeprefix("torch."),
+            embeds_dtype="" if step.inputs_embeds is None else _name_of(step.inputs_embeds.dtype),
             visible_ends=None if batch.visible_ends is None else _bytes_of(batch.visible_ends),
             num_groups=0 if batch.group_tables is None else len(batch.group_tables),
+            sight=None if step.sight is None else _bytes_of_sight(step.sight),
         )
 
 
@@ -100,6 +101,7 @@ class StepReceiver:
             inputs_embeds=self._embeds(message, len(token_ids)),
             token_lora=None if message.token_lora is None else self._there(_ints(message.token_lora)),
             token_types=None if message.token_types is None else self._there(_ints(message.token_types)),
+            sight=None if message.sight is None else self._sight(message.sight),
         )
 
     def _batch_of(self, message: RunStep, slots: IntArray) -> PagedBatch:
@@ -119,10 +121,28 @@ class StepReceiver:
         return to_device(array, self._device)
 
     def _embeds(self, message: RunStep, num_tokens: int) -> Tensor | None:
-        if message.embeds is None:
-            return None
-        flat = torch.frombuffer(bytearray(message.embeds), dtype=getattr(torch, message.embeds_dtype))
-        return flat.view(num_tokens, -1).to(self._device)
+        return None if message.embeds is None else self._rows(message.embeds, message.embeds_dtype, num_tokens)
+
+    def _sight(self, sent: SightBytes) -> Sight:
+        axes = None if sent.axes is None else self._there(_ints(sent.axes).reshape(3, -1))
+        if sent.places is None:
+            return Sight(axes)
+        places = _ints(sent.places)
+        deeper = tuple(self._rows(level, sent.dtype, len(places)) for level in sent.deeper)
+        return Sight(axes, self._there(places), deeper)
+
+    def _rows(self, data: bytes, dtype: str, num_rows: int) -> Tensor:
+        flat = torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype))
+        return flat.view(num_rows, -1).to(self._device)
+
+
+def _bytes_of_sight(sight: Sight) -> SightBytes:
+    return SightBytes(
+        None if sight.axes is None else _bytes_of(sight.axes),
+        None if sight.places is None else _bytes_of(sight.places),
+        tuple(_raw_bytes(level) for level in sight.deeper),
+        _name_of(sight.deeper[0].dtype) if sight.deeper else "",
+    )
 
 
 def _rows_of_tables(slots: IntArray, batch: PagedBatch) -> tuple[IntArray, IntArray]:
@@ -145,6 +165,10 @@ def _ints(data: bytes) -> IntArray:
 
 def _bytes_of(tensor: Tensor) -> bytes:
     return host_array(tensor).astype(np.int64, copy=False).tobytes()
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _raw_bytes(tensor: Tensor) -> bytes:

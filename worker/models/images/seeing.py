@@ -97,16 +97,23 @@ class SplitModel(NamedTuple):
         text: what speaks.
         seeing: what sees; None if it is not to, or cannot.
         refusal: why no images are taken.
+        tower: that of ``seeing``, or of a model of which nothing was tried.
     """
 
     text: PreTrainedModel
     seeing: SeeingModel | None
     refusal: str
+    tower: ImageTower | None
 
 
 def is_seeing_type(model_config: PretrainedConfig) -> bool:
     """Whether a model of this configuration is loaded with its tower."""
     return model_config.model_type in FAMILIES
+
+
+def needs_sight(model_config: PretrainedConfig) -> bool:
+    """Whether images are more than embeddings to a model of this configuration (``forward.Sight``)."""
+    return model_config.model_type in ON_A_GRID
 
 
 def check_served(model_config: PretrainedConfig, architecture: str) -> None:
@@ -143,18 +150,31 @@ def split_model(
     verify_text(module, text, vocab_size)
     if not wants_images:
         take_tower(module)
-        return SplitModel(text, None, "this engine was started without images (max_images 0)")
+        return SplitModel(text, None, "this engine was started without images (max_images 0)", None)
     try:
         processor = _load_processor(module.config, folder, trust_remote_code=trust_remote_code)
         verify_images(module, text, processor, vocab_size)
     except ModelLoadError as error:
         log.warning("images_refused", architecture=type(module).__name__, reason=str(error))
         take_tower(module)
-        return SplitModel(text, None, f"this engine reads no images: {error}")
+        return SplitModel(text, None, f"this engine reads no images: {error}", None)
     most_images = MAX_IMAGES if processes_each_alone(processor) else 1
-    needs_sight = module.config.model_type in ON_A_GRID
-    seeing = SeeingModel(take_tower(module), processor, most_images, needs_sight, longest_whole(processor))
-    return SplitModel(text, seeing, "")
+    tower = take_tower(module)
+    seeing = SeeingModel(tower, processor, most_images, needs_sight(module.config), longest_whole(processor))
+    return SplitModel(text, seeing, "", tower)
+
+
+@torch.inference_mode()
+def speaking_part(module: PreTrainedModel, vocab_size: int) -> PreTrainedModel:
+    """Return what speaks in a model of ``FAMILIES``, for who does not see: of several ranks one does.
+
+    Raises:
+        ModelLoadError: as ``split_model``.
+    """
+    text = text_module(module)
+    verify_text(module, text, vocab_size)
+    take_tower(module)
+    return text
 
 
 def refusal_of_forward(seeing: SeeingModel, forward: Forward, config: EngineConfig) -> str:

@@ -40,13 +40,12 @@ def live_state(model: LoadedModel, make_module: Callable[[], PreTrainedModel]) -
         ModelLoadError: the module is of another form than the model, or the engine lacks weights that it needs.
     """
     module = make_module()
-    text = _text_of(model, module)
+    text = text_of(model, module)
     if isinstance(model.network, LeanDecoder):
         give_back(model.network, text)
     else:
         put_modules(model.network, text)
-    if model.seeing is not None:
-        put_modules(model.seeing.tower.module, cast(Any, module).model)
+    put_tower(model, module)
     return checkpoint_state(model, module)
 
 
@@ -98,11 +97,17 @@ def plain_state(module: PreTrainedModel) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu() for name, tensor in revert_weight_conversion(module, state).items()}
 
 
-def _text_of(model: LoadedModel, module: PreTrainedModel) -> PreTrainedModel:
-    """The part of ``module`` that the network of ``model`` was made of."""
+def text_of(model: LoadedModel, module: PreTrainedModel) -> PreTrainedModel:
+    """The part of ``module``, which is transformers' own, that the network of ``model`` was made of."""
     if model.pooling is not None:
         return module if isinstance(model.forward, EncoderForward) else as_decoder(module, model.architecture)
     return text_module(module) if is_seeing_type(module.config) else module
+
+
+def put_tower(model: LoadedModel, module: PreTrainedModel) -> None:
+    """Let ``module`` have the weights of the tower of ``model``, if it has one."""
+    if model.seeing is not None:
+        put_modules(model.seeing.tower.module, cast(Any, module).model)
 
 
 def _is_same(tensor: Tensor, other: Tensor) -> bool:

@@ -22,8 +22,8 @@ from ..packed_linear import PackedLinear
 from ..parallel.cut import cut_decoder
 from ..parallel.groups import RankGroups
 from ..parallel.pieces import Piece, read_pieces, write_pieces
-from ..reading import is_cut_by_us
-from .live_state import checkpoint_state
+from ..rank_checks import is_cut_by_us
+from .live_state import checkpoint_state, put_tower, text_of
 from .plain import put_modules
 
 _LAYERS = "model.layers."
@@ -51,8 +51,9 @@ def write_part(model: LoadedModel, make_module: Callable[[], PreTrainedModel], p
     """
     groups = model.groups
     assert groups is not None, "there is one rank"
-    if is_cut_by_us(model.architecture, groups.layout):
-        pieces = _cut_pieces(model, make_module(), groups)
+    module = make_module()
+    if is_cut_by_us(module.config, model.architecture, groups.layout):
+        pieces = _cut_pieces(model, text_of(model, module), groups)
     else:
         pieces = {name: _planned_piece(name, tensor) for name, tensor in _named(model.network)}
     write_pieces(path, pieces)
@@ -69,14 +70,16 @@ def joined_state(
     """
     assert model.groups is not None, "there is one rank"
     module = make_module()
-    shapes = {name: tensor.shape for name, tensor in _named(module)}
+    text = text_of(model, module)
+    shapes = {name: tensor.shape for name, tensor in _named(text)}
     for name, tensor in read_pieces(paths, model.groups.layout, shapes).items():
         holder, _, key = name.rpartition(".")
-        part = module.get_submodule(holder)
+        part = text.get_submodule(holder)
         if key in part._parameters:
             part._parameters[key] = nn.Parameter(tensor, requires_grad=False)
         else:
             part._buffers[key] = tensor
+    put_tower(model, module)
     return checkpoint_state(model, module)
 
 

@@ -209,19 +209,12 @@ def qwen3_vl() -> tuple[transformers.PretrainedConfig, Any]:
 
 def qwen3_vl_moe() -> tuple[transformers.PretrainedConfig, Any]:
     """As ``qwen3_vl``, with experts."""
-    vision = {
-        "depth": 3, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 64, "num_heads": 4, "patch_size": 4,
-        "spatial_merge_size": 2, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1],
-    }  # fmt: skip
-    text = {
-        **_turning([3, 3, 2], mrope_interleaved=True), "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32, "decoder_sparse_step": 1, "mlp_only_layers": [],
-    }  # fmt: skip
-    config = ALL.Qwen3VLMoeConfig(
-        text_config=text, vision_config=vision, image_token_id=PLACEHOLDER, video_token_id=300,
-        vision_start_token_id=301, vision_end_token_id=302, tie_word_embeddings=False,
-    )  # fmt: skip
-    return config, QwenLike(4)
+    config, processor = qwen3_vl()
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    described = {key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")}
+    described["text_config"] = {**_turning([3, 3, 2], mrope_interleaved=True), "head_dim": 16, **experts}
+    described["vision_config"].pop("model_type")
+    return ALL.Qwen3VLMoeConfig(**described), processor
 
 
 def _glm_vision(**more: Any) -> dict[str, Any]:

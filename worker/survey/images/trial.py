@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ _TWO = [*_WORDS, PLACEHOLDER, 70, 71, PLACEHOLDER, *range(80, 87)]
 _DELIVERED = 5
 # 4 layers x 2 KV heads x 16 dims x key and value x 4 bytes, as ``models.TEXT`` has them.
 _BYTES_PER_TOKEN = 1024
+# In a cache for so many nobody waits for room.
+_ROOMY_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -50,52 +53,82 @@ def try_seeing_type(name: str, folder: Path) -> Outcome:
         if isinstance(processor, StandIn) and not isinstance(processor, PartsAlone):
             ImageProcessor.load = classmethod(lambda cls, *_, **__: cls(processor))  # type: ignore[method-assign]
             outcome.reason = "its processor needs torchvision; tried with the part of it that does not"
-        engine = _build(folder)
-        if not engine.ready.max_images:
-            raise PenstockError(engine.ready.image_refusal)
+        model = load_model(EngineConfig(model=str(folder), num_threads=1), folder)
+        if model.seeing is None:
+            raise PenstockError(model.image_refusal)
+        outcome.mode = model.forward.mode
         stage = "failed"
-        outcome.mode = load_model(EngineConfig(model=str(folder), num_threads=1), folder).forward.mode
-        outcome.told = _compare(folder, processor, engine, small_budget(name))
+        outcome.told = compare(name, folder, processor)
     except Exception as error:  # whatever an architecture's own code raises
         line = next(iter(str(error).strip().splitlines()), "")
         outcome.reason = f"{stage}: {line if isinstance(error, PenstockError) else f'{type(error).__name__}: {line}'}"
     return outcome
 
 
-def _compare(folder: Path, processor: Any, roomy: Engine, num_tokens_of_a_step: int) -> dict[str, str]:
+def compare(
+    name: str, folder: Path, processor: Any, bytes_per_token: int = _BYTES_PER_TOKEN, **options: Any
+) -> dict[str, str]:
+    """What becomes of the model ``name`` of ``models.SEEING`` in each way: ``outcome.SAME``, or how it differs.
+
+    Args:
+        bytes_per_token: of the KV cache of a rank.
+        options: of ``EngineConfig``, for all engines.
+
+    Raises:
+        PenstockError: it reads no images, or a request failed.
+    """
     two = [picture(2, 20, 50), picture(3, 64, 33)]
     asked = {"one": _Asked(_ONE, [picture(1)]), "two": _Asked(_TWO, two), "other": _Asked(_ONE, two[:1])}
-    if roomy.ready.max_images == 1:
-        asked["two"] = _Asked(_ONE, [picture(4, 90, 30)])
-    theirs = load_by_transformers(folder)
-    wanted = {
-        name: by_transformers(theirs, processor, one.prompt, one.images, NUM_TOKENS) for name, one in asked.items()
-    }
-    if len({tuple(tokens) for tokens in wanted.values()}) < len(wanted):
-        raise PenstockError("random models of it do not look at their images")
-    alone = {name: _generate(roomy, {name: one}) for name, one in asked.items()}
+    options = {"kv_cache_memory": _ROOMY_TOKENS * bytes_per_token, **options}
+    with closing(_build(folder, **options)) as roomy:
+        if not roomy.ready.max_images:
+            raise PenstockError(roomy.ready.image_refusal)
+        has_one = roomy.ready.max_images == 1
+        if has_one:
+            asked["two"] = _Asked(_ONE, [picture(4, 90, 30)])
+        theirs = load_by_transformers(folder)
+        wanted = {
+            name: by_transformers(theirs, processor, one.prompt, one.images, NUM_TOKENS) for name, one in asked.items()
+        }
+        if len({tuple(tokens) for tokens in wanted.values()}) < len(wanted):
+            raise PenstockError("random models of it do not look at their images")
+        alone = {name: _generate(roomy, {name: one}) for name, one in asked.items()}
     told = {name: _judge(alone[name], {name: wanted[name]}) for name in ("one", "two")}
-    if roomy.ready.max_images == 1:
+    if has_one:
         both = {name: wanted[name] for name in told}
         told = {"one": _judge({**alone["one"], **alone["two"]}, both), "two": ONE_A_REQUEST}
-    lens = {name: _num_tokens(processor, one) for name, one in asked.items()}
-    told["mixed"] = _judge(_generate(_build(folder), asked), wanted)
-    small: dict[str, Any] = {"max_num_batched_tokens": num_tokens_of_a_step, "enable_prefix_caching": False}
-    told["chunked"] = _judge(_generate(_build(folder, **small), asked), wanted)
-    cramped = _build(
-        folder,
-        max_model_len=max(lens.values()) + NUM_TOKENS,
-        block_size=2,
-        kv_cache_memory=(lens["one"] + lens["two"] + 4) * _BYTES_PER_TOKEN,
-        **small,
-    )
-    _generate(cramped, asked)  # the second time no image is waited for, so they come in their order
-    told["preempted"] = _judge(_generate(cramped, asked), wanted)
-    if not cramped.core.scheduler.stats().num_preemptions:
-        told["preempted"] = "was not preempted"
-    rest = _generate(_build(folder), asked, {name: tokens[:_DELIVERED] for name, tokens in wanted.items()})
+    with closing(_build(folder, **options)) as engine:
+        told["mixed"] = _judge(_generate(engine, asked), wanted)
+    small = {**options, "max_num_batched_tokens": small_budget(name), "enable_prefix_caching": False}
+    with closing(_build(folder, **small)) as engine:
+        told["chunked"] = _judge(_generate(engine, asked), wanted)
+    told["preempted"] = _preempt(folder, processor, asked, wanted, bytes_per_token, **small)
+    with closing(_build(folder, **options)) as engine:
+        rest = _generate(engine, asked, {name: tokens[:_DELIVERED] for name, tokens in wanted.items()})
     told["resumed"] = _judge(rest, {name: tokens[_DELIVERED:] for name, tokens in wanted.items()})
     return told
+
+
+def _preempt(
+    folder: Path,
+    processor: Any,
+    asked: dict[str, _Asked],
+    wanted: dict[str, list[int]],
+    bytes_per_token: int,
+    **options: Any,
+) -> str:
+    """Room for the prompts of the first two, and not for what they generate; or less, where layers with windows give
+    blocks back."""
+    lens = {name: _num_tokens(processor, one) for name, one in asked.items()}
+    options |= {"max_model_len": max(lens.values()) + NUM_TOKENS, "block_size": 2}
+    for num_tokens in range(lens["one"] + lens["two"] + 4, max(lens.values()) + NUM_TOKENS, -2):
+        options["kv_cache_memory"] = num_tokens * bytes_per_token
+        with closing(_build(folder, **options)) as cramped:
+            _generate(cramped, asked)  # the second time no image is waited for, so they come in their order
+            told = _judge(_generate(cramped, asked), wanted)
+            if told != SAME or cramped.core.scheduler.stats().num_preemptions:
+                return told
+    return "was not preempted"
 
 
 def _num_tokens(processor: Any, one: _Asked) -> int:
@@ -105,7 +138,7 @@ def _num_tokens(processor: Any, one: _Asked) -> int:
 
 
 def _build(folder: Path, **options: Any) -> Engine:
-    given = {"max_num_seqs": 6, "block_size": 8, "kv_cache_memory": 8 << 20, "num_threads": 1, **options}
+    given = {"max_num_seqs": 6, "block_size": 8, "num_threads": 1, **options}
     return build_engine(EngineConfig(model=str(folder), **given), folder)
 
 

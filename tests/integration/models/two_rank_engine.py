@@ -1,4 +1,4 @@
-"""An engine of two stages over the two processes of a test: rank 0 has the core, rank 1 follows it.
+"""An engine of two ranks over the two processes of a test: rank 0 has the core, rank 1 follows it.
 
 All of it is the engine's own but the start and the end of the processes, which are there already.
 """
@@ -23,10 +23,9 @@ from penstock.worker.engine.ranks.channel import RankChannel
 from penstock.worker.engine.ranks.follower import Follower
 from penstock.worker.engine.ranks.messages import RankAnswer, RankCommand, RunStep, StopRank
 from penstock.worker.engine.ranks.one import OneRank
-from penstock.worker.engine.ranks.sharded_forward import StagedShardedForward
+from penstock.worker.engine.ranks.sharded_forward import sharded_forward
 from penstock.worker.engine.scheduling.batches.staged_batches import StagedBatches
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
-from penstock.worker.models.lean.staged import StagedForward
 from penstock.worker.models.loader import LoadedModel, load_model
 from penstock.worker.models.parallel.groups import RankGroups
 from penstock.worker.survey import trial
@@ -68,7 +67,7 @@ class Team:
         return error
 
 
-class Stages(OneRank):
+class TwoRanks(OneRank):
     """The ``Ranks`` of an engine whose other rank is at ``path``: there is one for each engine."""
 
     def __init__(self, config: EngineConfig, folder: Path, groups: RankGroups, path: str) -> None:
@@ -78,8 +77,8 @@ class Stages(OneRank):
 
     def load(self) -> LoadedModel:
         model = load_model(self._config, self._folder, self._groups)
-        assert isinstance(model.forward, StagedForward)
-        model.forward = StagedShardedForward(model.forward, Team(self._channel))  # pyright: ignore[reportArgumentType]
+        team: Any = Team(self._channel)
+        model.forward = sharded_forward(model.forward, team)
         self._model = model
         return model
 
@@ -98,7 +97,7 @@ def serve_stages(
             follow(folder, groups, path)
         return {}
     expectation = trial.Expectation(prompts, tokens)
-    composition.make_ranks = lambda config, path: Stages(config, path, groups, next(paths))
+    composition.make_ranks = lambda config, path: TwoRanks(config, path, groups, next(paths))
     launch, most = StagedBatches.launch, [0]
 
     def watched(self: StagedBatches, launched: SchedulerOutput) -> None:
@@ -128,7 +127,7 @@ def two_in_flight(folder: str, groups: RankGroups, meeting: str, prompts: list[l
     if groups.rank:
         follow(folder, groups, meeting, lambda: dist.recv(flag, 0))
         return {}
-    composition.make_ranks = lambda config, path: Stages(config, path, groups, meeting)
+    composition.make_ranks = lambda config, path: TwoRanks(config, path, groups, meeting)
     with closing(trial.build_whole(Path(folder), pipeline_parallel_size=2)) as engine:
         core = engine.core
         assert isinstance(core, PipelinedCore)
