@@ -14,7 +14,8 @@ from ..lora.packed import ProductStruct
 from ..mixers import MixerState, MixingBatch
 from ..native import library
 from .experts import ExpertsHolder, ExpertsWeights, can_mix_experts
-from .layer_structs import embedding_part_struct, layer_embeddings_struct, layer_structs, linear_struct, norm_struct
+from .layer_structs import embedding_part_struct, layer_embeddings_struct, layer_structs, linear_struct
+from .norms import NormWeights, address, norm_struct
 from .structs import AnglesStruct, DecoderStruct, StepStruct
 from .weights import (
     DecoderWeights,
@@ -22,8 +23,6 @@ from .weights import (
     HeadsShape,
     LayerEmbeddings,
     LayerWeights,
-    NormWeights,
-    address,
 )
 
 __all__ = [

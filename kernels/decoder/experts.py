@@ -12,6 +12,7 @@ from torch import Tensor
 from ..errors import KernelInputError
 from ..linear import LinearStruct, PackedWeight, pack_weight
 from ..native import library
+from .norms import NormWeights, address, norm_struct
 from .structs import ExpertsStruct
 
 MAX_EXPERTS = 1024
@@ -39,6 +40,12 @@ class ExpertsWeights:
         clamp: the factor in the sigmoid and the limit of clamped gates, which lie in pairs with what they open for, in
             the place of ``activation``; None without.
         shared_gate: one number, whose sigmoid opens for what the layer's ``gate_up`` and ``down`` make; None opens it.
+        input_norm: of what experts are given, which then is the stream, as it is for the router; None where both are
+            given what ``gate_up`` is.
+        router_norm, input_scale, input_factor: of what the router is given: a normalisation, then ``[E]`` float32 and a
+            number by which it is multiplied.
+        expert_scale: ``[X]`` float32, of what experts count in the end; None without.
+        out_norm, shared_norm: of what experts make, and the layer's ``gate_up`` and ``down``, before they are added.
     """
 
     router: Tensor
@@ -56,6 +63,13 @@ class ExpertsWeights:
     is_gated: bool
     clamp: tuple[float, float] | None = None
     shared_gate: PackedWeight | None = None
+    input_norm: NormWeights | None = None
+    router_norm: NormWeights | None = None
+    input_scale: Tensor | None = None
+    input_factor: float = 1.0
+    expert_scale: Tensor | None = None
+    out_norm: NormWeights | None = None
+    shared_norm: NormWeights | None = None
 
 
 class ExpertsHolder:
@@ -86,6 +100,8 @@ class ExpertsHolder:
             *(num, weights.num_chosen, weights.has_sigmoids, weights.renormalizes),
             *(weights.rounds_logits, weights.rounds_weights, weights.activation, weights.is_gated),
             *(weights.scale, alpha, limit),
+            *map(norm_struct, (weights.router_norm, weights.input_norm, weights.out_norm, weights.shared_norm)),
+            *(address(weights.input_scale), address(weights.expert_scale), weights.input_factor),
         )
 
     @property

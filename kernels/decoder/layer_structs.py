@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 
 from ..linear import LinearStruct, PackedWeight
-from .structs import EmbeddingPartStruct, LayerEmbeddingsStruct, LayerStruct, NormStruct
-from .weights import DecoderWeights, EmbeddingPart, LayerEmbeddings, NormWeights, address
+from .norms import address, norm_struct
+from .structs import EmbeddingPartStruct, LayerEmbeddingsStruct, LayerStruct
+from .weights import DecoderWeights, EmbeddingPart, LayerEmbeddings
 
 
 def layer_structs(weights: DecoderWeights) -> ctypes.Array[LayerStruct]:
@@ -43,10 +44,3 @@ def layer_embeddings_struct(of: LayerEmbeddings) -> LayerEmbeddingsStruct:
 
 def linear_struct(weight: PackedWeight | None) -> LinearStruct:
     return LinearStruct() if weight is None else weight.struct()
-
-
-def norm_struct(norm: NormWeights | None) -> NormStruct:
-    if norm is None:
-        return NormStruct(None, None, 0, 0.0)
-    kind = 3 if norm.is_centred else 2 if norm.is_wide else 1
-    return NormStruct(norm.weight.data_ptr(), address(norm.bias), kind, norm.eps)

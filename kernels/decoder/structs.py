@@ -28,6 +28,9 @@ class ExpertsStruct(ctypes.Structure):
         *((name, _INT) for name in ("num_experts", "num_chosen", "has_sigmoids", "renormalizes")),
         *((name, _INT) for name in ("rounds_logits", "rounds_weights", "activation", "is_gated")),
         *((name, _FLOAT) for name in ("scale", "alpha", "limit")),
+        *((name, NormStruct) for name in ("router_norm", "input_norm", "out_norm", "shared_norm")),
+        *((name, _POINTER) for name in ("input_scale", "expert_scale")),
+        ("input_factor", _FLOAT),
     )
 
 

@@ -4,32 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..linear import PackedWeight
 from ..mixers import MixerWeights
 from .experts import ExpertsWeights
-
-
-@dataclass(frozen=True)
-class NormWeights:
-    """A normalisation.
-
-    Args:
-        weight: ``[E]``, or ``[H, D]`` for heads; in float32 where the result is rounded once.
-        is_centred: the mean is taken off first; the weight is in float32 then.
-        bias: as ``weight``, of a centred one.
-    """
-
-    weight: Tensor
-    eps: float
-    is_centred: bool = False
-    bias: Tensor | None = None
-
-    @property
-    def is_wide(self) -> bool:
-        return self.weight.dtype is torch.float32
+from .norms import NormWeights
 
 
 @dataclass(frozen=True)
@@ -175,7 +155,3 @@ class DecoderWeights:
     def heads_of(self, layer: LayerWeights) -> HeadsShape:
         """Those of ``layer``, which is one of ``layers``."""
         return layer.heads or HeadsShape(self.num_heads, self.num_kv_heads, self.head_dim)
-
-
-def address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()

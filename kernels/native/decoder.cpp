@@ -178,7 +178,7 @@ class Run {
     const DecoderLayer& layer = d_.layers[i];
     const bool is_dense = layer.down.num_inputs > 0;
     if (is_dense) feed_all(i, out);
-    if (layer.experts) mix_experts(*layer.experts, normed_, d_.hidden_size, out, is_dense, live_.num);
+    if (layer.experts) mix_experts(*layer.experts, normed_, residual_, d_.hidden_size, out, is_dense, live_.num);
   }
 
   // What the feed-forward part added goes to the stream, and the layer's own embedding is let in from there.

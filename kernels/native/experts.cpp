@@ -15,7 +15,7 @@ constexpr float SMALLEST_SUM = 1e-20f;  // of sigmoids, which may all be next to
 // Kept from step to step, by the calling thread; all pieces of work are given a part of it.
 template <typename T>
 struct Buffers {
-  std::vector<T> gathered, inner, gated, made, gates;
+  std::vector<T> gathered, inner, gated, made, gates, normed;
   std::vector<float> widened, logits, sums, counts, sorted_counts;
   std::vector<int64_t> ids, tokens;
 
@@ -48,8 +48,14 @@ void clamped_gate_row(const T* pairs, T* out, int64_t size, float alpha, float l
 template <typename T>
 class Mixture {
  public:
-  Mixture(const Experts& experts, const T* inputs, int64_t size, int64_t num_rows)
-      : e_(experts), inputs_(inputs), size_(size), num_rows_(num_rows), buffers_(Buffers<T>::of_thread()) {
+  Mixture(const Experts& experts, const T* inputs, const T* stream, int64_t size, int64_t num_rows)
+      : e_(experts),
+        dense_inputs_(inputs),
+        routed_(experts.input_norm.kind == NO_NORM ? inputs : stream),
+        inputs_(routed_),
+        size_(size),
+        num_rows_(num_rows),
+        buffers_(Buffers<T>::of_thread()) {
     sums_ = room(buffers_.sums, num_rows * size);
     ids_ = room(buffers_.ids, num_rows * e_.num_chosen);
     counts_ = room(buffers_.counts, num_rows * e_.num_chosen);
@@ -62,6 +68,7 @@ class Mixture {
 
   void all(T* out, bool adds) {
     route();
+    if (e_.input_norm.kind != NO_NORM) normalise_inputs();
     sort();
     for (int64_t expert = 0; expert < e_.num_experts; ++expert) {
       if (firsts_[expert] < firsts_[expert + 1]) ask(expert);
@@ -80,14 +87,32 @@ class Mixture {
   void route() {
     float* widened = room(buffers_.widened, num_rows_ * size_);
     float* logits = room(buffers_.logits, num_rows_ * e_.num_experts);
+    T* normed = room(buffers_.normed, num_rows_ * size_);
     for_rows(num_rows_, [&](int64_t row) {
-      for (int64_t i = 0; i < size_; ++i) widened[row * size_ + i] = to_float(inputs_[row * size_ + i]);
+      T* own = normed + row * size_;
+      apply_norm(e_.router_norm, routed_ + row * size_, own, size_);
+      for (int64_t i = 0; i < size_; ++i) widened[row * size_ + i] = scaled(own[i], i);
       std::fill_n(sums_ + row * size_, size_, 0.0f);
     });
     multiply<float, float>(widened, size_, e_.router, logits, e_.num_experts, num_rows_);
     for_rows(num_rows_, [&](int64_t row) {
       choose(logits + row * e_.num_experts, ids_ + row * e_.num_chosen, counts_ + row * e_.num_chosen);
     });
+  }
+
+  float scaled(T value, int64_t i) const {
+    if (!e_.input_scale) return to_float(value);
+    const T once = from_float<T>(to_float(value) * e_.input_scale[i]);
+    return to_float(from_float<T>(to_float(once) * e_.input_factor));
+  }
+
+  // Of the experts, once the router has had its own.
+  void normalise_inputs() {
+    T* normed = room(buffers_.normed, num_rows_ * size_);
+    for_rows(num_rows_, [&](int64_t row) {
+      apply_norm(e_.input_norm, routed_ + row * size_, normed + row * size_, size_);
+    });
+    inputs_ = normed;
   }
 
   // From logits, which become scores, to experts and what each counts.
@@ -106,7 +131,8 @@ class Mixture {
       sum += counts[j];
     }
     for (int64_t j = 0; j < e_.num_chosen; ++j) {
-      const float count = (e_.renormalizes ? counts[j] / sum : counts[j]) * e_.scale;
+      const float own = e_.expert_scale ? e_.expert_scale[ids[j]] : 1.0f;
+      const float count = (e_.renormalizes ? counts[j] / sum : counts[j]) * e_.scale * own;
       counts[j] = e_.rounds_weights ? to_float(from_float<T>(count)) : count;
     }
   }
@@ -181,22 +207,25 @@ class Mixture {
     T* gates = nullptr;
     if (adds && e_.shared_gate.num_inputs > 0) {
       gates = room(buffers_.gates, num_rows_);
-      multiply<T, T>(inputs_, size_, e_.shared_gate, gates, 1, num_rows_);
+      multiply<T, T>(dense_inputs_, size_, e_.shared_gate, gates, 1, num_rows_);
     }
     for_rows(num_rows_, [&](int64_t row) {
       const float* sums = sums_ + row * size_;
-      T* to = out + row * size_;
+      T *to = out + row * size_, *own = made_ + row * size_;
+      for (int64_t c = 0; c < size_; ++c) own[c] = from_float<T>(sums[c]);
+      apply_norm(e_.out_norm, own, own, size_);
+      if (adds) apply_norm(e_.shared_norm, to, to, size_);
       if (gates) scale_row(to, to_float(from_float<T>(sigmoid(to_float(gates[row])))), size_);
 #pragma omp simd
       for (int64_t c = 0; c < size_; ++c) {
-        const T own = from_float<T>(sums[c]);
-        to[c] = adds ? from_float<T>(to_float(own) + to_float(to[c])) : own;
+        to[c] = adds ? from_float<T>(to_float(own[c]) + to_float(to[c])) : own[c];
       }
     });
   }
 
   const Experts& e_;
-  const T* inputs_;
+  const T *dense_inputs_, *routed_;  // what is given to what is beside the experts, and to the router
+  const T* inputs_;                  // of the experts
   const int64_t size_, num_rows_;
   Buffers<T>& buffers_;
   float *sums_, *counts_, *sorted_counts_ = nullptr;
@@ -208,9 +237,10 @@ class Mixture {
 }  // namespace
 
 template <typename T>
-void mix_experts(const Experts& experts, const T* inputs, int64_t size, T* out, bool adds, int64_t num_rows) {
-  if (num_rows > 0) Mixture<T>(experts, inputs, size, num_rows).all(out, adds);
+void mix_experts(const Experts& experts, const T* inputs, const T* stream, int64_t size, T* out, bool adds,
+                 int64_t num_rows) {
+  if (num_rows > 0) Mixture<T>(experts, inputs, stream, size, num_rows).all(out, adds);
 }
 
-template void mix_experts(const Experts&, const float*, int64_t, float*, bool, int64_t);
-template void mix_experts(const Experts&, const bfloat16*, int64_t, bfloat16*, bool, int64_t);
+template void mix_experts(const Experts&, const float*, const float*, int64_t, float*, bool, int64_t);
+template void mix_experts(const Experts&, const bfloat16*, const bfloat16*, int64_t, bfloat16*, bool, int64_t);

@@ -18,9 +18,15 @@ struct Experts {
   int64_t activation, is_gated;
   float scale;         // of what experts count
   float alpha, limit;  // of an activation of pairs; a limit of 0: gate and up are halves, as elsewhere
+  // Of what the router is given, and experts; of what experts make, and what is beside them. Without an input_norm experts
+  // and router are given the inputs, else the stream.
+  Norm router_norm, input_norm, out_norm, shared_norm;
+  const float *input_scale, *expert_scale;  // [size], of what the router is given, and [num_experts], of counts; or null
+  float input_factor;                       // of the former
 };
 
-// out [num_rows, size] = what the experts make of inputs, of the same shape, added to what out has if adds. In
-// experts.cpp for float and bfloat16.
+// out [num_rows, size] = what the experts make of inputs, or of the stream, of the same shape, added to what out has if
+// adds. In experts.cpp for float and bfloat16.
 template <typename T>
-void mix_experts(const Experts& experts, const T* inputs, int64_t size, T* out, bool adds, int64_t num_rows);
+void mix_experts(const Experts& experts, const T* inputs, const T* stream, int64_t size, T* out, bool adds,
+                 int64_t num_rows);

@@ -20,6 +20,7 @@ from ...shared.errors import (
 from ...shared.messages.outcome import FinishReason
 from ..client import Client
 from ..inputs.prompt import Prompt
+from ..inputs.prompt_names import naming, numbered
 from ..openai.answers.response_ids import new_id
 from ..openai.endpoints import prepare
 from ..openai.errors import OpenAIError, error_of
@@ -137,11 +138,13 @@ class Rows:
     async def _outputs(self, number: int, prepared: PreparedBody) -> list[RequestOutput]:
         """Return the output of each prompt of a row."""
         ids = self._request_ids(number, len(prepared.prompts))
+        names = numbered("prompt", prepared.prompts)
         return await all_or_none(
-            [self._output(one, prompt, prepared) for one, prompt in zip(ids, prepared.prompts, strict=True)]
+            [self._output(*each, prepared) for each in zip(names, ids, prepared.prompts, strict=True)]
         )
 
-    async def _output(self, request_id: str, prompt: Prompt, prepared: PreparedBody) -> RequestOutput:
+    async def _output(self, name: str, request_id: str, prompt: Prompt, prepared: PreparedBody) -> RequestOutput:
+        """The output of one prompt, which errors call by ``name``."""
         options = prepared.options | {
             "request_id": request_id,
             "tenant": self._spec.tenant,
@@ -152,8 +155,9 @@ class Rows:
         attempt = 0
         while True:
             try:
-                handle = await self._client.submit(prompt, prepared.params, **options)
-                return await handle.result()
+                with naming(name):
+                    handle = await self._client.submit(prompt, prepared.params, **options)
+                    return await handle.result()
             except RefusedForNowError as error:
                 await asyncio.sleep(min(error.retry_after_s, MAX_REFUSED_PAUSE_S))
             except RequestNotFoundError:

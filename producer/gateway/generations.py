@@ -10,8 +10,11 @@ import msgspec
 
 from .. import Client, Delta
 from ..inputs.options import READ_TTL_S, RequestOptions
+from ..inputs.prompt import Prompt
+from ..inputs.prompt_names import naming, numbered
 from ..openai.prepared import Prepared, PreparedBody
 from ..requests.merging import merged
+from ..results.outputs import RequestOutput
 from .access.auth import Identity
 from .settings import GatewaySettings
 
@@ -35,11 +38,16 @@ def options_of(prepared: PreparedBody, identity: Identity, settings: GatewaySett
 
 async def answer(client: Client, prepared: Prepared, options: RequestOptions, response_id: str) -> msgspec.Struct:
     """Run all prompts and return the body of the response. Cancelling it, or the failure of one, cancels the others."""
+
+    async def one(name: str, position: int, prompt: Prompt) -> RequestOutput:
+        own: RequestOptions = {**options, "request_id": request_id_of(response_id, position)}
+        with naming(name):
+            return await client.generate(prompt, prepared.params, **own)
+
+    names = numbered("prompt", prepared.prompts)
     works = [
-        asyncio.ensure_future(
-            client.generate(prompt, prepared.params, **{**options, "request_id": request_id_of(response_id, position)})
-        )
-        for position, prompt in enumerate(prepared.prompts)
+        asyncio.ensure_future(one(name, position, prompt))
+        for position, (name, prompt) in enumerate(zip(names, prepared.prompts, strict=True))
     ]
     try:
         with prepared.naming_fields():
@@ -55,11 +63,19 @@ def stream(
     client: Client, prepared: Prepared, options: RequestOptions, response_id: str, *, linger_s: float
 ) -> AsyncGenerator[PromptDelta]:
     """Run all prompts and iterate over their deltas; what is left early lingers for ``linger_s``."""
-    options = {**options, "linger_s": linger_s}
+
+    async def one(name: str, position: int, prompt: Prompt) -> AsyncGenerator[Delta]:
+        own: RequestOptions = {**options, "linger_s": linger_s, "request_id": request_id_of(response_id, position)}
+        with naming(name):
+            async with aclosing(client.stream(prompt, prepared.params, **own)) as deltas:
+                async for delta in deltas:
+                    yield delta
+
+    names = numbered("prompt", prepared.prompts)
     return merged(
         [
-            client.stream(prompt, prepared.params, **{**options, "request_id": request_id_of(response_id, position)})
-            for position, prompt in enumerate(prepared.prompts)
+            one(name, position, prompt)
+            for position, (name, prompt) in enumerate(zip(names, prepared.prompts, strict=True))
         ]
     )
 

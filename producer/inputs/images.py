@@ -63,6 +63,10 @@ def image_bytes(field: str, value: Any) -> bytes:
     if not hasattr(value, "save") or not hasattr(value, "size"):
         kind = shown(type(value).__name__)
         raise ValidationError(f"{field} must be bytes of an image file, a PIL image or an array of uint8, got {kind}")
+    if getattr(value, "mode", None) in ("I", "F"):
+        raise ValidationError(
+            f"{field} has mode {value.mode}, of which nobody knows what is white; convert it to L or RGB"
+        )
     written = io.BytesIO()
     try:
         picture = value if value.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else value.convert("RGB")

@@ -199,8 +199,11 @@ def prepare_completion(body: CompletionBody) -> PreparedCompletion:
     prompt_logprobs = None
     if has_echo and (body.logprobs is not None or not all(isinstance(prompt, str) for prompt in prompts)):
         prompt_logprobs = body.logprobs or 0  # with them comes the text of each token
+    # The client calls a single prompt by no number; the body may hold it in a list.
+    is_only_item = len(prompts) == 1 and prompts[0] != body.prompt
     return PreparedCompletion(
         prompts=prompts,
+        fields={"prompt": "prompt[0]"} if is_only_item else {},
         params=body.sampling_params(
             max_tokens=1 if is_prompt_alone else DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
             logprobs=body.logprobs,

@@ -22,7 +22,7 @@ from ...shared.shown import MAX_SHOWN_CHARS, cut
 CLIENT_CLOSED_REQUEST = 499
 
 # The first words of our messages name the field; a path of msgspec stands at the end of its messages.
-_LEADING_FIELD = re.compile(r"^([a-z_][a-z0-9_]*(?:\[[^\]]*\])?(?:\.[a-z_][a-z0-9_]*(?:\[[^\]]*\])?)*)(?=[ :=])")
+_LEADING_FIELD = re.compile(r"^([a-z_][a-z0-9_]*(?:\[[^\]]*\])*(?:\.[a-z_][a-z0-9_]*(?:\[[^\]]*\])*)*)(?=[ :=])")
 _NO_FIELDS = frozenset({"a", "an", "the", "there", "this"})
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]+)`(?: - at `\$\.?([^`]*)`)?")
 _MISSING_FIELD = re.compile(r"missing required field `([^`]+)`(?: - at `\$\.?([^`]*)`)?")

@@ -22,6 +22,7 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.adapters.library import AdapterLibrary
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.core import EngineCore
+from penstock.worker.models.adapters import load
 
 from .harness import LONG_PROMPT, CoreProcess, ask, generate, refusal, request
 from .peft_folders import R4, R8, R16, greedy, load_base, lora_request, merge, write_adapter
@@ -89,6 +90,25 @@ def end_of(core: EngineCore, asked: EngineCoreRequest) -> EngineCoreOutput:
         outputs += core.step_fn()
     core.check_invariants()
     return outputs[-1]
+
+
+def test_files_that_are_replaced_while_they_are_read_are_no_adapter(
+    make: Callable[..., Engine], said: list[LoRARequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their digest was that of the request, and then what is read is another adapter's."""
+    place = Path(shutil.copytree(said[0].lora_path, tmp_path / "moving"))
+
+    def replace_and_read(*parts: Any) -> Any:
+        shutil.rmtree(place)
+        shutil.copytree(said[1].lora_path, place)
+        return read(*parts)
+
+    read = load.read_peft_folder
+    monkeypatch.setattr(load, "read_peft_folder", replace_and_read)
+    ended = end_of(make().core, asking("r", msgspec.structs.replace(said[0], lora_path=str(place))))
+    assert ended.error is not None
+    assert (ended.error.code, ended.error.retryable) == ("adapter_file", True)
+    assert "changed while it was read" in ended.error.message
 
 
 def test_a_load_holds_up_nobody_else(make: Callable[..., Engine], said: list[LoRARequest]) -> None:

@@ -120,6 +120,17 @@ def test_the_second_text_of_a_pair_has_tokens_of_its_own_kind(tmp_path: Path, ma
     assert not np.allclose(array_of(ended["pair"]), array_of(ended["alone"]), atol=1e-3)
 
 
+def test_a_model_of_one_type_of_tokens_takes_pairs_as_they_are(tmp_path: Path, make: Make) -> None:
+    """Rerankers of XLM-RoBERTa's kind; whatever the tokenizer in the folder says of the second text."""
+    module = make_model(tmp_path, "xlm-roberta, one class")
+    pair = request("pair", PROMPTS[2])
+    pair.second_text_at = 7
+    ended = pool(make().core, [pair, request("alone", PROMPTS[4])])
+    with torch.no_grad():
+        theirs = module(input_ids=torch.tensor([PROMPTS[2]])).logits[0].sigmoid()
+    np.testing.assert_allclose(array_of(ended["pair"]), theirs.numpy(), atol=1e-5)
+
+
 def test_what_a_model_that_pools_does_not_do_is_refused(tmp_path: Path, make: Make) -> None:
     make_model(tmp_path, "roberta")
     engine = make()

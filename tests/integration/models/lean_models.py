@@ -66,9 +66,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 # Of these a layer has experts, four of them.
-MIXTURES = ("mixtral", "qwen2 moe", "qwen3 moe, with a dense layer", "glm4 moe", "granite moe, shared", "gpt oss")
+MIXTURES = (
+    *("mixtral", "qwen2 moe", "qwen3 moe, with a dense layer", "glm4 moe", "granite moe, shared", "gpt oss"),
+    "gemma4, with experts",
+)
+# Of which lean layers in Python have no other experts than the compiled library's.
+COMPILED_ALONE = ("gemma4, with experts",)
 # So that nothing that is rounded in another way sends a token to another expert.
-ALL_EXPERTS = {"num_experts_per_tok": 4}
+ALL_EXPERTS = {"num_experts_per_tok": 4, "top_k_experts": 4}
 
 
 # Whatever tells families from each other, at least once each. Windows are shorter than the prompts of ``steps``.
@@ -115,6 +120,19 @@ SWITCHES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_global_key_value_heads": 3,
             "attention_k_eq_v": True,
             "hidden_size_per_layer_input": 0,
+        },
+    ),
+    "gemma4, with experts": (
+        "Gemma4ForCausalLM",
+        {
+            **_DIM,
+            **_WINDOW_AND_FULL,
+            "global_head_dim": 32,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
         },
     ),
     "phi3": ("Phi3ForCausalLM", {"sliding_window": 5, "partial_rotary_factor": 0.5, "pad_token_id": 0}),

@@ -25,7 +25,10 @@ DOZEN: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "grouped-query": ("llama", lambda c: 1 < c.num_key_value_heads < c.num_attention_heads),
     "multi-query": ("gpt_bigcode", lambda c: c.multi_query),
     "sliding window": ("mistral", lambda c: c.sliding_window < max(map(len, trial.make_prompts()))),
-    "alternating windows": ("gemma3_text", lambda c: len(set(c.layer_types)) == 2),
+    "alternating windows, and keys of other layers": (
+        "gemma4_text",
+        lambda c: len(set(c.layer_types)) == 2 and c.num_kv_shared_layers > 0,
+    ),
     "soft cap": ("gemma2", lambda c: c.attn_logit_softcapping is not None),
     "attention sinks": ("gpt_oss", lambda c: True),
     "experts": ("qwen3_moe", lambda c: c.num_experts_per_tok < c.num_experts),
@@ -51,7 +54,8 @@ def test_same_tokens_as_transformers(feature: str, small_model: Callable[[str], 
         ("lfm2", "lean"),  # convolutions beside attention
         ("qwen3_5_text", "lean"),  # linear attention, and attention with gates
         ("nemotron_h", "lean"),  # Mamba 2, attention and experts, a layer each
-        ("qwen3_next", "split"),  # linear attention in an order of its own
+        ("qwen3_next", "lean"),  # linear attention in an order of its own, and experts
+        ("falcon_h1", "split"),  # Mamba 2 and attention in one layer
         ("falcon", "gather"),  # attends by itself
         ("bloom", "gather"),  # adds positions to its scores
         ("deepseek_v32", "gather"),  # keeps keys for choosing keys

@@ -112,8 +112,22 @@ def test_experts_are_read_with_their_router() -> None:
     assert (qwen.router.renormalizes, routed["mixtral"].router.renormalizes) == (False, True)
     assert qwen.shared_gate.endswith("shared_expert_gate")
     assert [mixture for mixture, plan in routed.items() if plan.shared is not None] == [
-        *("qwen2 moe", "glm4 moe", "granite moe, shared")
+        *("qwen2 moe", "glm4 moe", "granite moe, shared", "gemma4, with experts")
     ]
+
+
+def test_experts_that_normalise_the_stream_for_themselves_are_read() -> None:
+    mlp = layer_of("gemma4, with experts").mlp
+    assert mlp is not None
+    assert mlp.experts is not None
+    experts, router = mlp.experts, mlp.experts.router
+    norms = (experts.input_norm, experts.out_norm, experts.shared_norm, router.norm)
+    assert [norm.name.partition("layers.0.")[2] for norm in norms if norm is not None] == [
+        *("pre_feedforward_layernorm_2", "post_feedforward_layernorm_2", "post_feedforward_layernorm_1", "router.norm")
+    ]
+    assert (router.input_scale, router.input_factor) == ("model.layers.0.router.scale", 96**-0.5)
+    assert (router.expert_scale, router.renormalizes) == ("model.layers.0.router.per_expert_scale", True)
+    assert experts.shared is not None
 
 
 def test_layers_that_read_what_others_store_are_found() -> None:

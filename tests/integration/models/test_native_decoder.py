@@ -15,6 +15,7 @@ from torch import Tensor
 from penstock.kernels import native
 from penstock.kernels.errors import KernelInputError
 from penstock.kernels.paged_attention import PagedBatch
+from penstock.shared.errors import ModelLoadError
 from penstock.worker.models.forward import ModelInput
 from penstock.worker.models.lean.feed_forward import OwnMlp
 from penstock.worker.models.lean.forward import LeanForward
@@ -26,6 +27,7 @@ from ...native_library import native_as_before
 from .lean_models import (
     ALL_EXPERTS,
     BLOCK_SIZE,
+    COMPILED_ALONE,
     MIXTURES,
     NUM_BLOCKS,
     SETTINGS,
@@ -88,6 +90,13 @@ def test_experts_without_the_library_are_the_models_own() -> None:
     native.unload()
     lean = LeanForward(make_model("mixtral", torch.float32), SETTINGS)
     assert any(isinstance(part, OwnMlp) for part in lean.network.modules())
+
+
+@pytest.mark.parametrize("variant", COMPILED_ALONE)
+def test_experts_that_the_library_alone_has_leave_a_model_packed_without_it(variant: str) -> None:
+    native.unload()
+    with pytest.raises(ModelLoadError, match="not one part, but mlp, router, experts"):
+        LeanForward(make_model(variant, torch.float32), SETTINGS)
 
 
 def test_without_the_library_the_layers_in_python_stay() -> None:

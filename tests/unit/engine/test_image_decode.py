@@ -50,6 +50,14 @@ def test_all_pixels_become_rgb(mode: str) -> None:
     assert decode_image(file(Image.new(mode, (5, 5)))).mode == "RGB"
 
 
+def test_grey_of_sixteen_bits_is_that_of_eight() -> None:
+    """Pillow's own conversion makes all that is lighter than 255 of 65,535 white."""
+    steps = np.arange(256, dtype=np.uint16)
+    picture = decode_image(file(Image.fromarray(np.tile(steps * 257, (9, 1)))))
+    assert picture.mode == "RGB"
+    assert np.array_equal(np.asarray(picture), np.tile(steps[None, :, None], (9, 1, 3)))
+
+
 def test_an_image_is_turned_as_its_camera_says() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6

@@ -92,6 +92,7 @@ def test_prompts_with_images_are_told_from_messages() -> None:
         ({"prompt": "a", "multi_modal_data": {"image": "cat.png"}}, r"multi_modal_data\['image'\]\[0\] must be bytes"),
         ({"prompt": "a", "multi_modal_data": {"image": b"cat"}}, "no image of a kind that is read"),
         ({"prompt": "a", "multi_modal_data": {"image": PIXELS / 255}}, "must be an array of uint8"),
+        ({"prompt": "a", "multi_modal_data": {"image": Image.new("F", (5, 5))}}, "has mode F, .* convert it"),
         ({"prompt": "a", "multi_modal_data": {"image": PIXELS[None, None]}}, "no array of a picture"),
         ({"prompt": "a", "multi_modal_data": {"image": [file()] * 65}}, "^images: a request has at most 64, got 65"),
         ([{"role": "user", "content": [{"type": "image"}]}], r"messages\[0\].content\[0\].image must be an image"),

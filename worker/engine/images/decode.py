@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import warnings
 
+import numpy as np
 from PIL import Image, ImageOps
 
 from ....shared.errors import ValidationError
@@ -43,9 +44,16 @@ def decode_image(data: bytes) -> Image.Image:
         try:
             image.load()
             upright = ImageOps.exif_transpose(image)
-            return upright.convert("RGB")
+            return _in_bytes(upright).convert("RGB")
         except Exception as error:  # OSError, SyntaxError, struct.error, MemoryError …: each decoder has its own
             raise ValidationError(f"it is truncated or damaged: its {kind} data cannot be decoded") from error
+
+
+def _in_bytes(image: Image.Image) -> Image.Image:
+    """Grey of 16 bits as that of 8, which Pillow would cut off at 255: nearly all of it would be white."""
+    if not image.mode.startswith("I"):
+        return image
+    return Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
 
 
 def _check_size(width: int, height: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from ....shared.adapter_errors import AdapterFileError, UnsupportedAdapterError
-from ....shared.lora.adapters import adapter_digest
+from ....shared.lora.adapters import ADAPTER_FILES, adapter_digest
 from ....shared.shown import shown
 from ..checks.conformance import tolerance_of
 from .peft_folder import LayerMatrices, read_peft_folder
@@ -40,6 +40,7 @@ def load_adapter(folder: Path, digest: str, slots: AdapterSlots) -> LoadedAdapte
         AdapterFileError: a file is missing or broken, or holds another adapter.
         UnsupportedAdapterError: it is of a kind that is not computed here, or does not fit the model.
     """
+    files = _files_of(folder)
     found = adapter_digest(folder)
     if digest and found != digest:
         raise AdapterFileError(
@@ -47,9 +48,25 @@ def load_adapter(folder: Path, digest: str, slots: AdapterSlots) -> LoadedAdapte
             f"have been replaced; put those back, or send the request with the adapter's present name"
         )
     matrices = read_peft_folder(folder, slots.layers, slots.dtype, slots.max_rank)
+    if _files_of(folder) != files:
+        raise AdapterFileError(
+            f"the adapter in {shown(str(folder))} changed while it was read; wait until it is written, and try again"
+        )
     prepared = slots.prepare(matrices)
     _check(slots, prepared, matrices)
     return LoadedAdapter(found, max(len(pair.a) for pair in matrices.values()), prepared)
+
+
+def _files_of(folder: Path) -> list[tuple[int, int, int] | None]:
+    """By what a replaced or rewritten file is seen; None for one that is missing, of which others tell."""
+    found: list[tuple[int, int, int] | None] = []
+    for name in ADAPTER_FILES:
+        try:
+            stat = (folder / name).stat()
+            found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+        except OSError:
+            found.append(None)
+    return found
 
 
 def _check(slots: AdapterSlots, prepared: Prepared, matrices: Mapping[str, LayerMatrices]) -> None:

@@ -158,6 +158,11 @@ def _give_routed(mlp: RoutedMlp, own: PreTrainedModel) -> None:
     plan, held = mlp.plan, own.get_submodule(mlp.plan.name)
     router = plan.router
     named = {router.weight: mlp.router.weight, router.bias: mlp.router.bias, router.choice_bias: mlp.router.choice_bias}
+    named |= {router.input_scale: mlp.router.input_scale, router.expert_scale: mlp.router.expert_scale}
+    _give_norm(mlp.router.norm, router.norm, own)
+    _give_norm(mlp.input_norm, plan.input_norm, own)
+    _give_norm(mlp.out_norm, plan.out_norm, own)
+    _give_norm(mlp.shared_norm, plan.shared_norm, own)
     for name, tensor in named.items():
         if name and tensor is not None:
             _put_tensor(own, name, tensor)

@@ -15,7 +15,7 @@ from .fuse import fuse_linear
 from .norms import AnyNorm, CentredNorm, Norm, make_norm
 from .plan import AttentionPlan, EmbeddingPartPlan, LayerPlan, NormPlan
 from .rotation import rotate
-from .routed import tensor_of
+from .routed import RoutedMlp, tensor_of
 
 Angles = tuple[Tensor, Tensor]
 
@@ -112,9 +112,13 @@ class AnyLayer(nn.Module):
         if self.plan.is_parallel:
             residual, normed = kept
             given = normed if self.plan.mlp_norm is None else self.mlp_norm(residual)
-            return self._scaled(added + self.mlp_out_norm(self.mlp(given))), residual
+            return self._scaled(added + self.mlp_out_norm(self._feed(given, residual))), residual
         normed, residual = self.mlp_norm.add(self._scaled(added), kept[0])
-        return self._scaled(self.mlp_out_norm(self.mlp(normed))), residual
+        return self._scaled(self.mlp_out_norm(self._feed(normed, residual))), residual
+
+    def _feed(self, normed: Tensor, stream: Tensor) -> Tensor:
+        assert self.mlp is not None
+        return self.mlp(normed, stream) if isinstance(self.mlp, RoutedMlp) else self.mlp(normed)
 
     def finish(self, added: Tensor, residual: Tensor, embedding: Tensor | None) -> tuple[Tensor, Tensor]:
         """From what ``transform`` made to the same of the layer whole.
@@ -166,8 +170,7 @@ class FeedingLayer(AnyLayer):
         return normed, (residual,)
 
     def transform(self, found: Tensor, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        assert self.mlp is not None
-        return self._scaled(self.mlp_out_norm(self.mlp(found))), kept[0]
+        return self._scaled(self.mlp_out_norm(self._feed(found, kept[0]))), kept[0]
 
 
 class LeanLayer(AnyLayer):

@@ -121,6 +121,13 @@ def _experts_weights(mlp: RoutedMlp) -> ExpertsWeights:
         is_gated=plan.is_gated,
         clamp=plan.clamp,
         shared_gate=None if mlp.shared_gate is None else _packed_weight(mlp.shared_gate),
+        input_norm=_norm_weights(mlp.input_norm),
+        router_norm=_norm_weights(router.norm),
+        input_scale=router.input_scale,
+        input_factor=plan.router.input_factor,
+        expert_scale=router.expert_scale,
+        out_norm=_norm_weights(mlp.out_norm),
+        shared_norm=_norm_weights(mlp.shared_norm),
     )
 
 

@@ -151,6 +151,8 @@ class RouterPlan:
             are chosen. Names of parameters or buffers, empty without.
         is_wide: logits are computed in float32, and not rounded.
         rounds_weights: what experts count is rounded to the model's dtype.
+        norm: of what it is given; ``input_scale``: name of ``[E]`` by which that is multiplied, times ``input_factor``.
+        expert_scale: name of ``[X]`` by which what experts count is multiplied in the end; empty without.
     """
 
     weight: str
@@ -162,6 +164,10 @@ class RouterPlan:
     choice_bias: str = ""
     is_wide: bool = False
     rounds_weights: bool = True
+    norm: NormPlan | None = None
+    input_scale: str = ""
+    input_factor: float = 1.0
+    expert_scale: str = ""
 
 
 @dataclass(frozen=True)
@@ -176,6 +182,9 @@ class ExpertsPlan:
         clamp: factor in the sigmoid and limit of a clamped gate, which lies in pairs with what it opens for.
         shared: a dense part beside them, whose result is added; None without.
         shared_gate: name of a layer with one output, whose sigmoid opens for that; empty without.
+        input_norm: where experts and router start from the stream, and not from what the dense part is given: of what
+            experts are given.
+        out_norm, shared_norm: of what experts and dense part make, before both are added.
     """
 
     name: str
@@ -188,6 +197,9 @@ class ExpertsPlan:
     clamp: tuple[float, float] | None = None
     shared: FeedForwardPlan | None = None
     shared_gate: str = ""
+    input_norm: NormPlan | None = None
+    out_norm: NormPlan | None = None
+    shared_norm: NormPlan | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from ....kernels import moe
 from ....kernels.gated_activation import activate, activate_and_mul
 from .gated_mlp import GatedMlp
-from .plan import ExpertsPlan, RouterPlan
+from .norms import AnyNorm, make_norm
+from .plan import ExpertsPlan, NormPlan, RouterPlan
 
 
 class Router(nn.Module):
@@ -23,10 +24,16 @@ class Router(nn.Module):
         self.weight = _in_float(tensor_of(own, plan.weight))
         self.bias = _in_float(tensor_of(own, plan.bias)) if plan.bias else None
         self.choice_bias = _in_float(tensor_of(own, plan.choice_bias)) if plan.choice_bias else None
+        self.norm = _norm_of(own, plan.norm, self.weight.device)
+        self.input_scale = _in_float(tensor_of(own, plan.input_scale)) if plan.input_scale else None
+        self.expert_scale = _in_float(tensor_of(own, plan.expert_scale)) if plan.expert_scale else None
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """What experts count for ``hidden [T, E]``, and which they are, ``[T, J]`` each."""
         plan = self.plan
+        hidden = self.norm(hidden)
+        if self.input_scale is not None:
+            hidden = hidden * self.input_scale.to(hidden.dtype) * plan.input_factor
         logits = F.linear(hidden.float(), self.weight, self.bias)
         weights, ids = moe.route(
             logits if plan.is_wide else logits.to(hidden.dtype),
@@ -36,6 +43,8 @@ class Router(nn.Module):
             bias=self.choice_bias,
             scale=plan.scale,
         )
+        if self.expert_scale is not None:
+            weights = weights * self.expert_scale[ids]
         return weights.to(hidden.dtype) if plan.rounds_weights else weights, ids
 
 
@@ -56,19 +65,25 @@ class RoutedMlp(nn.Module):
         self.down = _linears_of(held, plan.down, is_transposed=plan.is_transposed)
         self.shared = shared
         self.shared_gate = own.get_submodule(plan.shared_gate) if plan.shared_gate else None
+        self.input_norm, self.out_norm, self.shared_norm = (
+            _norm_of(own, norm, self.router.weight.device)
+            for norm in (plan.input_norm, plan.out_norm, plan.shared_norm)
+        )
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        weights, ids = self.router(hidden)
+    def forward(self, hidden: Tensor, stream: Tensor) -> Tensor:
+        """Of rows ``[T, E]`` that the dense part is given, and the stream that they were made of."""
+        given, hidden = hidden, hidden if self.plan.input_norm is None else self.input_norm(stream)
+        weights, ids = self.router(given if self.plan.input_norm is None else stream)
         made = hidden.new_zeros(hidden.shape, dtype=torch.float32)
         for expert in ids.unique().tolist():
             rows, places = torch.where(ids == expert)
             inner = activate_experts(self.plan, self.gate_up[expert](hidden[rows]))
             made[rows] += weights[rows, places, None].float() * self.down[expert](inner).float()
-        made = made.to(hidden.dtype)
+        made = self.out_norm(made.to(hidden.dtype))
         if self.shared is None:
             return made
-        beside = self.shared(hidden)
-        return made + (beside if self.shared_gate is None else self.shared_gate(hidden).sigmoid() * beside)
+        beside = self.shared_norm(self.shared(given))
+        return made + (beside if self.shared_gate is None else self.shared_gate(given).sigmoid() * beside)
 
 
 def activate_experts(plan: ExpertsPlan, rows: Tensor) -> Tensor:
@@ -78,6 +93,10 @@ def activate_experts(plan: ExpertsPlan, rows: Tensor) -> Tensor:
         gate, up = rows[:, ::2].clamp(max=limit), rows[:, 1::2].clamp(-limit, limit)
         return (up + 1) * (gate * torch.sigmoid(gate * alpha))
     return activate_and_mul(rows, plan.activation) if plan.is_gated else activate(rows, plan.activation)
+
+
+def _norm_of(own: nn.Module, plan: NormPlan | None, device: torch.device) -> AnyNorm:
+    return make_norm(None if plan is None else own.get_submodule(plan.name), plan, device)
 
 
 def tensor_of(own: nn.Module, name: str) -> Tensor:

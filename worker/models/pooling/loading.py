@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +122,16 @@ def make_pooling(module: PreTrainedModel, found: PoolingFolder, architecture: st
         ModelLoadError: its head does something that we cannot do from the hidden states of its tokens.
     """
     if architecture.endswith("ForTokenClassification"):
-        return _token_classifier(module, found, architecture, is_encoder=is_encoder)
-    if architecture.endswith("ForSequenceClassification"):
-        return _classifier(module, found, architecture, is_encoder=is_encoder)
+        made = _token_classifier(module, found, architecture, is_encoder=is_encoder)
+    elif architecture.endswith("ForSequenceClassification"):
+        made = _classifier(module, found, architecture, is_encoder=is_encoder)
+    else:
+        made = _embedder(module, found, is_encoder=is_encoder)
+    # As RoBERTa's kin have it, whose tokenizers know one type as well; files of a tokenizer may say otherwise.
+    return replace(made, tells_texts_apart=getattr(module.config, "type_vocab_size", 2) != 1)
+
+
+def _embedder(module: PreTrainedModel, found: PoolingFolder, *, is_encoder: bool) -> PoolingModel:
     mode = found.mode or (CLS if is_encoder else LAST)
     for dense in found.dense:
         dense.to(module.device)

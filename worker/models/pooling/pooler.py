@@ -83,11 +83,13 @@ class PoolingModel:
 
     Args:
         is_encoder: each token sees all of its text, which is therefore computed in one step.
+        tells_texts_apart: tokens of the second text of a pair are of another type than those of the first.
     """
 
     poolers: dict[str, Pooler]
     setup: PoolingSetup
     is_encoder: bool
+    tells_texts_apart: bool = True
 
     @property
     def tasks(self) -> tuple[str, ...]:

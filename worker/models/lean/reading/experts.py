@@ -28,7 +28,7 @@ _TOKENS_TRIED = 2
 
 
 @dataclass(frozen=True)
-class _Experts:
+class CalledExperts:
     """A call of the module that holds experts: its tokens, where they went, and what came of it."""
 
     call: ModuleCall
@@ -49,40 +49,52 @@ def read_experts(trace: Trace, call: ModuleCall, beside: ModuleCall | None = Non
     Args:
         beside: a second part of the same input, whose result the layer adds.
     """
-    found = next(filter(None, (_experts_of(trace, each, call) for each in trace.inside(call.name))), None)
+    found = next(filter(None, (_experts_of(each, call) for each in trace.inside(call.name))), None)
     if found is None or not can_mix_experts(trace.serving_device, found.hidden.dtype, found.num):
         return None
     router = _read_router(trace, call, found)
-    plan = None if router is None else _read_expert(found, router)
+    plan = None if router is None else read_expert(found, router)
     if plan is None:
         return None
     with_shared = _with_shared(trace, call, found, plan, beside)
     return None if with_shared is None else FeedForwardPlan(call.name, "routed", experts=with_shared)
 
 
-def _experts_of(trace: Trace, call: ModuleCall, block: ModuleCall) -> _Experts | None:
-    """What ``call`` is told, if its module holds experts and is a part of ``block``."""
-    if call.name.rpartition(".")[0] != block.name or call.made is None or block.given is None:
+def _experts_of(call: ModuleCall, block: ModuleCall) -> CalledExperts | None:
+    """What ``call`` is told, if its module holds experts and is a part of ``block``, whose input it is given."""
+    if call.name.rpartition(".")[0] != block.name or block.given is None:
+        return None
+    return tell_experts(call, rows_of(block.given))
+
+
+def tell_experts(call: ModuleCall, hidden: Tensor | None = None) -> CalledExperts | None:
+    """What ``call`` is told, if its module holds experts.
+
+    Args:
+        hidden: ``[T, E]``, what they are to be given; None for anything.
+    """
+    if call.made is None:
         return None
     inner = next((name for name in _INNER if _is_of_experts(getattr(call.module, name, None))), None)
     if inner is None or not _is_of_experts(getattr(call.module, _DOWN, None)):
         return None
     given = [rows_of(value) for value in (*call.arguments, *call.options.values()) if isinstance(value, Tensor)]
-    hidden = next((value for value in given if same(value, rows_of(block.given))), None)
+    rows = (value for value in given if value.is_floating_point() and value.shape == rows_of(call.made).shape)
+    found = next((value for value in rows if hidden is None or same(value, hidden)), None)
     ids = next((value for value in given if not value.is_floating_point() and value.ndim == 2), None)
-    if hidden is None or ids is None:
+    if found is None or ids is None:
         return None
     weights = next((value for value in given if value.is_floating_point() and value.shape == ids.shape), None)
     if weights is None:
         return None
-    return _Experts(call, inner, hidden, ids, weights, rows_of(call.made))
+    return CalledExperts(call, inner, found, ids, weights, rows_of(call.made))
 
 
 def _is_of_experts(tensor: Any) -> bool:
     return isinstance(tensor, nn.Parameter) and tensor.ndim == 3
 
 
-def _read_router(trace: Trace, block: ModuleCall, found: _Experts) -> RouterPlan | None:
+def _read_router(trace: Trace, block: ModuleCall, found: CalledExperts) -> RouterPlan | None:
     """The rule by which the ids and weights of ``found`` come from its tokens: whatever makes the nearest."""
     numbers = known_numbers(block.module, trace.module.config.get_text_config(), found.hidden.dtype)
     chosen, least = None, tolerance_for(found.hidden)
@@ -98,7 +110,7 @@ def _read_router(trace: Trace, block: ModuleCall, found: _Experts) -> RouterPlan
     return chosen
 
 
-def _routers(block: ModuleCall, found: _Experts) -> Iterator[RouterPlan]:
+def _routers(block: ModuleCall, found: CalledExperts) -> Iterator[RouterPlan]:
     """What might be, first that whose tensors all count: those that are zero cannot be told from none."""
     tensors = itertools.chain(block.module.named_parameters(), block.module.named_buffers())
     tensors = [(name, tensor) for name, tensor in tensors if not found.call.name.endswith(f".{name.split('.')[0]}")]
@@ -121,7 +133,7 @@ def _routers(block: ModuleCall, found: _Experts) -> Iterator[RouterPlan]:
         )
 
 
-def _counts_by(own: nn.Module, plan: RouterPlan, found: _Experts) -> tuple[Tensor, float]:
+def _counts_by(own: nn.Module, plan: RouterPlan, found: CalledExperts) -> tuple[Tensor, float]:
     """What the experts of ``found`` would count, but for ``scale``, ``[T, J]``; and how far they are from the best.
 
     Of equal ones the model may take others than ``kernels.moe`` would.
@@ -143,7 +155,7 @@ def _counts_by(own: nn.Module, plan: RouterPlan, found: _Experts) -> tuple[Tenso
     return counts, error_of(taken, wanted.topk(plan.num_chosen).values)
 
 
-def _read_expert(found: _Experts, router: RouterPlan) -> ExpertsPlan | None:
+def read_expert(found: CalledExperts, router: RouterPlan) -> ExpertsPlan | None:
     """How the weights of experts lie, and what is between them."""
     own: Any = found.call.module
     inner, down = getattr(own, found.inner), getattr(own, _DOWN)
@@ -163,7 +175,7 @@ def _read_expert(found: _Experts, router: RouterPlan) -> ExpertsPlan | None:
     return best(guesses, lambda guess: _made_by(guess, found), found.made[:_TOKENS_TRIED])
 
 
-def _made_by(plan: ExpertsPlan, found: _Experts) -> Tensor:
+def _made_by(plan: ExpertsPlan, found: CalledExperts) -> Tensor:
     made = torch.zeros_like(found.hidden[:_TOKENS_TRIED], dtype=torch.float32)
     for token, experts in enumerate(found.ids[:_TOKENS_TRIED].tolist()):
         for place, expert in enumerate(experts):
@@ -173,14 +185,14 @@ def _made_by(plan: ExpertsPlan, found: _Experts) -> Tensor:
     return made.to(found.made.dtype)
 
 
-def _multiply(plan: ExpertsPlan, found: _Experts, name: str, expert: int, rows: Tensor) -> Tensor:
+def _multiply(plan: ExpertsPlan, found: CalledExperts, name: str, expert: int, rows: Tensor) -> Tensor:
     own: Any = found.call.module
     weight, bias = getattr(own, name)[expert], getattr(own, f"{name}_bias", None)
     return F.linear(rows, weight.T if plan.is_transposed else weight, None if bias is None else bias[expert])
 
 
 def _with_shared(
-    trace: Trace, block: ModuleCall, found: _Experts, plan: ExpertsPlan, beside: ModuleCall | None
+    trace: Trace, block: ModuleCall, found: CalledExperts, plan: ExpertsPlan, beside: ModuleCall | None
 ) -> ExpertsPlan | None:
     """With the dense part beside the experts, if there is one; None if there is something else."""
     if block.made is None:

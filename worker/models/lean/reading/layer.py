@@ -13,6 +13,7 @@ from .....shared.errors import ModelLoadError
 from ..plan import AttentionPlan, FeedForwardPlan, LayerPlan, MixerPlan, NormPlan
 from .attention import AnglesSource, read_attention
 from .embeddings import find_embedding_part
+from .experts_beside import find_experts_beside
 from .feed_forward import read_both, read_feed_forward
 from .matching import close, rows_of, same
 from .mixers import read_mixer
@@ -108,6 +109,10 @@ class _Parts:
         if len(others) == 2 and same(others[0].given, others[1].given):
             first, second = self.both = (others[0], others[1])
             others = [replace(first, made=some(first.made) + some(second.made))]
+        self._beside = find_experts_beside(trace, name) if len(others) > 2 else None
+        if self._beside is not None:
+            others = [call for call in others if all(call is not one for one in self._beside.calls)]
+            others.append(replace(self._beside.dense, made=self._beside.made))
         if len(others) > 1 or not (others or self.attention):
             told = ", ".join(call.name.rsplit(".", 1)[-1] for call in others) or "nothing"
             raise ModelLoadError(f"{name} has beside attention and normalisations not one part, but {told}")
@@ -132,6 +137,8 @@ class _Parts:
 
     def read_mlp(self, trace: Trace, call: ModuleCall) -> FeedForwardPlan:
         """The plan of the feed-forward part, which ``call`` is."""
+        if self._beside is not None:
+            return self._beside.plan
         return read_both(trace, *self.both) if self.both else read_feed_forward(trace, call)
 
     def norm_between(self, stream: Tensor, given: Tensor | None) -> NormPlan | None:
