@@ -17,6 +17,8 @@ import psutil
 
 from ..shared.errors import ConfigurationError
 
+# Of the supervisor; tests have it forked from a process that has its imports.
+start_program = subprocess.Popen
 READY_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
 
@@ -53,7 +55,7 @@ class LocalWorker:
         """Start it without waiting until it serves."""
         with self._log_path.open("a") as log:
             # A session of its own: Ctrl-C comes to us alone, and we stop the worker in order.
-            self._process = subprocess.Popen(
+            self._process = start_program(
                 self._command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
             )
         self._spawned_at = time.monotonic()

@@ -21,6 +21,7 @@ import redis
 import structlog
 from blockbuster import BlockBuster
 
+from penstock.ops import local_worker
 from penstock.ops.cluster_trio import ClusterTrio
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.embedded import find_redis_server
@@ -31,7 +32,7 @@ from .fast import NEED_TORCH, SLOW, be_quick, do_without_torch, is_among
 from .gate import Gate
 from .lanes import arrange
 from .redis_server import RedisServer
-from .warm_python import WARM_PYTHON_VARIABLE
+from .warm_python import WARM_PYTHON_VARIABLE, WarmProgram
 
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
@@ -123,12 +124,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def _keep_fork_server(config: pytest.Config) -> None:
-    """One for all engines that the tests start, in all processes of the run: torch is imported once."""
+    """Those of all engines that the tests start, in all processes of the run: torch is imported once."""
     config.stash[_FORK_SERVER] = stack = ExitStack()
     python = os.environ.get(WARM_PYTHON_VARIABLE, sys.executable)
-    command = (python, str(Path(__file__).parent / "fork_server.py"))
+    program = (python, str(Path(__file__).parent / "fork_server.py"))
     options = ("--model", str(DEMO_MODEL), "--log-level", "warning")
-    os.environ[FORK_SERVER_VARIABLE] = stack.enter_context(running_fork_server(options, command))
+    running = running_fork_server(options, (*program, "cores"), (*program, "workers"))
+    os.environ[FORK_SERVER_VARIABLE] = stack.enter_context(running)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -270,6 +272,15 @@ def warm_python(monkeypatch: pytest.MonkeyPatch) -> str:
     """What the test starts as ``sys.executable`` has torch and transformers imported, in a run with lanes."""
     monkeypatch.setattr(sys, "executable", os.environ.get(WARM_PYTHON_VARIABLE, sys.executable))
     return sys.executable
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm_supervisors() -> Iterator[None]:
+    """Each `worker start` of a test's deployment is forked from a process that has its imports, in a run with lanes."""
+    with pytest.MonkeyPatch.context() as patch:
+        if WARM_PYTHON_VARIABLE in os.environ:
+            patch.setattr(local_worker, "start_program", WarmProgram)
+        yield
 
 
 @pytest.fixture(scope="session")

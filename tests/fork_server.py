@@ -1,4 +1,4 @@
-"""The fork server of a run of tests: it imports torch when the first engine is started, and its cores heed a gate.
+"""The fork servers of a run of tests: they import when the first engine is started, and its cores heed a gate.
 
 A test that acts in the middle of something says how far requests may come meanwhile (``faults/gate.py``): then the
 middle lasts for as long as the test needs, however fast the machine is. Nothing of it is in the engine: its methods
@@ -124,8 +124,12 @@ def install_gate() -> None:
 
 
 def main() -> None:
-    listener = int(sys.argv[sys.argv.index("--listen-fd") + 1])
+    kind, listener = sys.argv.pop(1), int(sys.argv[sys.argv.index("--listen-fd") + 1])
     if listener in select.select([listener, sys.stdin], [], [])[0]:
+        if kind == "workers":
+            from penstock.worker.serving import fork_server as workers
+
+            workers.main()
         from penstock.worker.engine import fork_server
 
         install_gate()

@@ -23,14 +23,17 @@ import runpy
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import traceback
 import types
+import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from penstock.worker.forked_child import be_child
 
@@ -60,13 +63,68 @@ for number in (signal.SIGINT, signal.SIGTERM):
 request = json.dumps([__file__, sys.argv[1:], os.getcwd(), dict(os.environ), given]).encode()
 socket.send_fds(server, [len(request).to_bytes(4, "big")], given)
 server.sendall(request)
-answer = server.recv(16)
-status = int(answer) if answer else -signal.SIGKILL
+answer = server.makefile("rb").read().split()
+status = int(answer[1]) if len(answer) > 1 else -signal.SIGKILL
 if status < 0:
     signal.signal(-status, signal.SIG_DFL) if status != -signal.SIGKILL else None
     os.kill(os.getpid(), -status)
 os._exit(status)
 """
+
+
+class WarmProgram:
+    """A program that is forked as those of the script are, with no script between: as ``subprocess.Popen``, of what
+    starts with ``sys.executable``. Its process id is its own, so it can be stopped, killed and looked at.
+
+    Args:
+        stdout: a file, or ``PIPE`` for ``stdout`` of text.
+        stderr: a file; by default that of this process.
+    """
+
+    def __init__(self, command: Sequence[str], *, stdout: Any, stderr: Any = 2, **others: object) -> None:
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.connect(str(Path(os.environ[WARM_PYTHON_VARIABLE]).with_name("socket")))
+        ours, theirs = os.pipe() if stdout is subprocess.PIPE else (-1, os.dup(stdout.fileno()))
+        self.stdout = open(ours) if ours >= 0 else None  # noqa: SIM115  # whose process it is closes it
+        request = json.dumps([*command[:1], command[1:], os.getcwd(), dict(os.environ), [0, 1, 2]]).encode()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        streams = [nothing, theirs, stderr if isinstance(stderr, int) else stderr.fileno()]
+        socket.send_fds(self._server, [len(request).to_bytes(4, "big")], streams)
+        self._server.sendall(request)
+        for descriptor in (nothing, theirs):
+            os.close(descriptor)
+        told, (self._pidfd,), _, _ = socket.recv_fds(self._server, 16, 1)
+        self.pid = int(told.split()[0])
+        self._told, self._ending = told, threading.Lock()
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        with self._ending:
+            if self.returncode is None and select.select([self._pidfd], [], [], 0)[0]:
+                words = (self._told + self._server.makefile("rb").read()).split()
+                self.returncode = int(words[1])
+                self._server.close()
+            return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            select.select([self._pidfd], [], [], timeout)
+        if (status := self.poll()) is None:
+            raise subprocess.TimeoutExpired("a warm program", timeout or 0.0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __del__(self) -> None:
+        os.close(self._pidfd)
 
 
 def start_program_server(folder: Path) -> tuple[str, int]:
@@ -122,6 +180,8 @@ def _watch_over(connection: socket.socket) -> None:
         there = dict(zip(numbers, descriptors, strict=True))
         be_child(partial(_become_program, executable, words, folder, environment, there))
     pidfd = os.pidfd_open(pid)
+    with suppress(OSError):
+        socket.send_fds(connection, [f"{pid} ".encode()], [pidfd])
     while pidfd not in select.select([connection, pidfd], [], [])[0]:
         number = connection.recv(1)
         if number:
@@ -162,6 +222,10 @@ def _begin_anew(executable: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     structlog.reset_defaults()
     logging.getLogger().handlers.clear()
+    # Those that Python begins with; in tests warnings are errors.
+    warnings.resetwarnings()
+    for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+        warnings.simplefilter("ignore", category)
     forget_exit_handlers()
     gc.enable()
 

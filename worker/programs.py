@@ -61,8 +61,9 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
     fork_server: Annotated[
         bool | str | None,
         Option(
-            "start engine cores by forking a process that has imported torch: a dead one is replaced seconds sooner, "
-            "and several share memory; SOCKET: that of one which somebody else keeps",
+            "start engine cores by forking a process that has imported torch, and worker processes by forking another: "
+            "a dead engine is replaced seconds sooner, and several share memory; SOCKET: that of cores, which somebody "
+            "else keeps with the other",
             SwitchOrText("SOCKET"),
             default="yes on the CPU, no on GPUs",
             group=PROCESS,

@@ -175,8 +175,11 @@ class Disturber:
         if victim is None:
             return False
         try:
-            supervisor = psutil.Process(victim.supervisor_pid)
-            processes = [supervisor, *supervisor.children(recursive=True)]
+            # Fork servers that several hosts share are the parents of what is below others.
+            roles = ("supervisor_pid", "worker_pid", "core_pid")
+            heads = [psutil.Process(self._pid_of(victim, role)) for role in roles]
+            below = [process for head in heads for process in head.children(recursive=True)]
+            processes = list({process.pid: process for process in (*heads, *below)}.values())
         except psutil.NoSuchProcess:
             return False
         self._spawn(_stop_for(processes, self._random.uniform(*STOP_S)))

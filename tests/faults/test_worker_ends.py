@@ -13,6 +13,7 @@ import pytest
 from penstock.ops.demo.run import MODEL
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, Delta, SamplingParams
+from penstock.shared.deployment.records import EngineHeartbeat
 
 from ..gate import Gate
 from .conftest import Start
@@ -122,7 +123,7 @@ async def test_streams_stay_whole_while_a_deployment_shrinks(start: Start, gate:
             while len(await engines(stack.url)) != 2:
                 await asyncio.sleep(0.05)
         await more_streams(35)
-        kill_host(stack.workers[1].pid)
+        kill_host([beat for beat in await engines(stack.url) if beat.supervisor_pid == stack.workers[1].pid])
         await asyncio.to_thread(stack.workers[1].await_end)
         await more_streams(45)
         await finish(watched, whole * 3, gate)
@@ -134,8 +135,9 @@ async def test_streams_stay_whole_while_a_deployment_shrinks(start: Start, gate:
     assert left.supervisor_pid == stack.workers[2].pid
 
 
-def kill_host(pid: int) -> None:
+def kill_host(beats: list[EngineHeartbeat]) -> None:
     """kill -9 of a supervisor and all that it has started, at once, as a host dies."""
-    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    for process in family:
+    pids = {pid for beat in beats for pid in (beat.supervisor_pid, beat.worker_pid, beat.core_pid)}
+    assert len(pids) == 1 + 2 * len(beats)
+    for process in [psutil.Process(pid) for pid in pids]:
         process.kill()

@@ -37,7 +37,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         shards: the servers that hold the models, as ``parse_shards`` reads them; empty where ``redis_url`` does.
         visible_devices: value of CUDA_VISIBLE_DEVICES for the core; None leaves the environment alone.
         num_restarts: how often this engine was started again.
-        fork_server: socket of the process that forks engine cores; without one each is started by itself.
+        fork_server: socket of the process that forks engine cores, beside that of who forks worker processes
+            (``workers_address``); without one each is started by itself.
     """
 
     worker_id: str

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import IO
@@ -19,8 +16,8 @@ from ...shared.messages.worker_status import EngineState, WorkerStatus
 from ..config.worker_config import WorkerConfig
 from ..process_tree import group_lives, is_stopped, kill_process_tree
 from .restart import Death
+from .worker_process import WorkerProcess, start_worker
 
-COMMAND = (sys.executable, "-m", "penstock.worker.serving")
 # A status may carry a long traceback.
 MAX_STATUS_LINE_BYTES = 1 << 22
 # Its last words are in the pipe already; the end of the pipe comes when its engine core has gone, too.
@@ -40,7 +37,7 @@ class EngineProcess:
         state: what it last reported.
         failure: its last report of a failure, if it made one.
         ended: set with ``exit_code``.
-        heard_at: when its last line came, by the loop's clock; before the first, when it was spawned.
+        heard_at: when its last line came, by the loop's clock; before the first, when it was started.
         has_spoken: whether a line came at all.
         heartbeat: the last ``EngineHeartbeat`` that it told, as JSON; empty before the first.
         weights: folder and version of weights that were put in the place of the configured ones; empty before.
@@ -62,31 +59,28 @@ class EngineProcess:
         self._num_tokens = 0
         self._silence: Death | None = None
         self._is_killed = False
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: WorkerProcess | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def alive(self) -> bool:
         return self._process is not None and self.exit_code is None
 
-    def spawn(self) -> None:
-        """Start the process, in a session of its own: Ctrl-C reaches the supervisor only, which decides.
+    async def start(self) -> None:
+        """Start the process and tell it its configuration.
 
         Raises:
             OSError: the host has no room for another process.
         """
-        process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        process = await start_worker(self._config)
         self._process = process
         self.heard_at = asyncio.get_running_loop().time()
-        assert process.stdin is not None
-        assert process.stdout is not None
         # The configuration fits into the pipe; if the process is dead already, its exit is reported below.
         with suppress(BrokenPipeError):
             process.stdin.write(msgspec.json.encode(self._config) + b"\n")
             process.stdin.flush()
         reading = asyncio.create_task(self._read_statuses(process.stdout))
-        self._tasks = [reading]
-        self._watch_exit(process, reading)
+        self._tasks = [reading, asyncio.create_task(self._see_end(process, reading))]
 
     def drain(self) -> None:
         """Ask it to finish what runs, for as long as its configuration allows, and leave."""
@@ -147,26 +141,14 @@ class EngineProcess:
         # Status 0 is a drain that somebody asked the worker process for.
         return Death(f"the worker process ended with status {self.exit_code}", is_external=self.exit_code == 0)
 
-    def _watch_exit(self, process: subprocess.Popen[bytes], reading: asyncio.Task[None]) -> None:
-        """Wait in a thread of its own: the default executor has too few for a host of many engines."""
-        loop = asyncio.get_running_loop()
-
-        def begin_end() -> None:
-            self._tasks.append(asyncio.create_task(self._end(process, reading)))
-
-        def wait() -> None:
-            process.wait()
-            loop.call_soon_threadsafe(begin_end)
-
-        threading.Thread(target=wait, name=f"wait-{self.engine_id}", daemon=True).start()
-
-    async def _end(self, process: subprocess.Popen[bytes], reading: asyncio.Task[None]) -> None:
+    async def _see_end(self, process: WorkerProcess, reading: asyncio.Task[None]) -> None:
+        status = await process.wait()
         # A worker that crashed leaves its engine core behind, which would keep the GPU and our pipe open.
         kill_process_tree(process.pid)
         self._close_life_line()
         await asyncio.wait([reading], timeout=LAST_WORDS_TIMEOUT_S)
         reading.cancel()
-        self.exit_code = process.returncode
+        self.exit_code = status
         self.ended.set()
         self._on_change(self)
 
@@ -202,6 +184,6 @@ class EngineProcess:
         self._on_change(self)
 
     def _close_life_line(self) -> None:
-        if self._process is not None and self._process.stdin is not None:
+        if self._process is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()

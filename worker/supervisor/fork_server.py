@@ -1,4 +1,4 @@
-"""The fork server of a host: started before its engines, started again if it dies, ended after them."""
+"""The fork servers of a host: started before its engines, started again if they die, ended after them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import structlog
 
+from ..forking import workers_address
+
 COMMAND = (sys.executable, "-m", "penstock.worker.engine.fork_server")
+WORKER_COMMAND = (sys.executable, "-m", "penstock.worker.serving.fork_server")
 # Of the option --fork-server: the address of one that somebody else keeps, for all who see the variable.
 FORK_SERVER_VARIABLE = "PENSTOCK_FORK_SERVER"
-# One that dies at once would do so again: worker processes start their cores by themselves meanwhile.
+# One that dies at once would do so again: cores and worker processes are started by themselves meanwhile.
 RESTART_DELAY_S = 2.0
 # It ends with its last core, which its engine has ended before.
 END_TIMEOUT_S = 5.0
@@ -28,26 +31,28 @@ log = structlog.get_logger()
 
 
 @contextmanager
-def running_fork_server(options: Sequence[str] = (), command: Sequence[str] = COMMAND) -> Iterator[str]:
-    """Run a fork server and give its socket; every worker process of this host may ask there for its core.
+def running_fork_server(
+    options: Sequence[str] = (), command: Sequence[str] = COMMAND, worker_command: Sequence[str] = WORKER_COMMAND
+) -> Iterator[str]:
+    """Run the fork servers and give the socket of that of cores; everybody on this host may ask there.
 
     Args:
-        options: of its command line.
+        options: of the command line of that of cores.
         command: its program.
+        worker_command: that of the other, which forks worker processes; its socket is ``workers_address``.
     """
-    with tempfile.TemporaryDirectory(prefix="penstock-fork-") as folder:
+    with tempfile.TemporaryDirectory(prefix="penstock-fork-") as folder, ExitStack() as keeping:
         address = str(Path(folder) / "socket")
         try:
-            keeper = _Keeper(address, [*command, *options])
+            for at, words in ((workers_address(address), worker_command), (address, [*command, *options])):
+                keeper = _Keeper(at, words)
+                keeping.callback(keeper.end)
+                keeper.start()
         except OSError as error:
-            log.warning("fork_server_not_started", error=str(error), remedy="engine cores are started by themselves")
-            yield ""
-            return
-        keeper.start()
-        try:
-            yield address
-        finally:
-            keeper.end()
+            remedy = "cores and worker processes are started by themselves"
+            log.warning("fork_server_not_started", error=str(error), remedy=remedy)
+            address = ""
+        yield address
 
 
 class _Keeper:

@@ -140,11 +140,13 @@ class Engine:
         config = msgspec.structs.replace(self._config, num_restarts=self.policy.num_restarts)
         self.life = EngineProcess(config, self._on_life_change)
         try:
-            self.life.spawn()
+            await self.life.start()
         except OSError as error:
             # The host's trouble, out of processes or memory: it may pass.
             self.death = Death(f"the worker process could not be started: {error}", is_external=True)
         else:
+            if self._leaving.is_set():
+                self.life.drain()  # who told the others to leave could not tell this one yet
             await self.life.ended.wait()
             self.death = self.life.death()
         self._died_at = asyncio.get_running_loop().time()

@@ -26,7 +26,7 @@ from penstock.shared.messages.to_core import Configure, UtilityCall
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.composition import Engine
 from penstock.worker.engine.core import EngineCore
-from penstock.worker.forking import CoreExited, ForkAnswer, Forked
+from penstock.worker.forking import ChildExited, ForkAnswer, Forked
 from penstock.worker.ipc import FrameSplitter, frame, socket_pair
 from penstock.worker.progress import ProgressReader
 from penstock.worker.serving.core.process import Launch
@@ -115,7 +115,7 @@ class ForkedProcess:
         self._splitter = FrameSplitter()
         self._answers: list[ForkAnswer] = []
         self._progress = ProgressReader()
-        payload = Launch(
+        request = Launch(
             engine_id=f"test-{uuid.uuid4().hex}",
             visible_devices=None,
             log_options=(),
@@ -124,6 +124,7 @@ class ForkedProcess:
             trace=errors,
             module="penstock.worker.engine",
         ).request()
+        payload = frame(msgspec.msgpack.encode(request))
         descriptors = [channel, self._progress.fd, errors, errors, errors]
         self._server.sendall(payload[socket.send_fds(self._server, [payload], descriptors) :])
         self._pidfd = -1
@@ -146,7 +147,7 @@ class ForkedProcess:
         if self.returncode is None:
             self._server.settimeout(timeout)
             ended = self._answer()
-            assert isinstance(ended, CoreExited), ended
+            assert isinstance(ended, ChildExited), ended
             self.returncode = ended.returncode
             self._server.close()
             self._progress.close()

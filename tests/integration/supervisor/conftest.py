@@ -16,6 +16,7 @@ import pytest
 
 from ...conftest import DEMO_MODEL
 from ...gate import Gate
+from ...warm_python import WARM_PYTHON_VARIABLE, WarmProgram
 
 DEADLINE_S = 240.0
 
@@ -42,7 +43,8 @@ class StartedWorker:
         self._out, self._err = folder / "out", folder / "err"
         with self._out.open("w") as out, self._err.open("w") as err:
             command = [sys.executable, "-m", "penstock.worker.cli", "start", *arguments]
-            self.process = subprocess.Popen(command, stdout=out, stderr=err)
+            start = WarmProgram if WARM_PYTHON_VARIABLE in os.environ else subprocess.Popen
+            self.process = start(command, stdout=out, stderr=err)
         self._seen: dict[int, psutil.Process] = {}
 
     @property
@@ -77,18 +79,21 @@ class StartedWorker:
 
     def note_processes(self) -> None:
         """Remember the processes there are now, to look for them at the end."""
-        # Cores are children of the fork server, which may be shared by many; one that has gone is not looked for.
-        core_pids = [int(str(event["core_pid"])) for event in self.events if event["event"] == "core_started"]
+        # They are children of fork servers, which may be shared by many; one that has gone is not looked for.
+        pids = {"core_started": "core_pid", "worker_started": "worker_pid"}
+        forked = [int(str(event[pids[name]])) for event in self.events if (name := str(event["event"])) in pids]
         with contextlib.suppress(psutil.NoSuchProcess):
             family = psutil.Process(self.process.pid).children(recursive=True)
             self._seen.update({process.pid: process for process in family})
-        for pid in core_pids:
+        for pid in forked:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._seen.setdefault(pid, psutil.Process(pid))
 
     def worker_processes(self) -> list[psutil.Process]:
-        children = psutil.Process(self.process.pid).children()
-        return sorted((p for p in children if "penstock.worker.serving" in p.cmdline()), key=lambda p: p.pid)
+        """The last of each engine, those that have ended left out, in the order of their engines."""
+        started = [event for event in self.events if event["event"] == "worker_started"]
+        last = {str(event["engine_id"]): int(str(event["worker_pid"])) for event in started}
+        return [psutil.Process(pid) for _, pid in sorted(last.items()) if psutil.pid_exists(pid)]
 
     def newest_core(self) -> psutil.Process:
         """The engine core that was started last."""
@@ -138,5 +143,6 @@ def start_worker(
 
 def run_worker(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run another ``worker`` command to its end."""
-    command = [sys.executable, "-m", "penstock.worker.cli", *arguments]
+    python = os.environ.get(WARM_PYTHON_VARIABLE, sys.executable)
+    command = [python, "-m", "penstock.worker.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=os.environ)

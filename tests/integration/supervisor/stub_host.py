@@ -20,7 +20,7 @@ from penstock.shared.messages.commands import DrainCommand, ScaleCommand, Worker
 from penstock.shared.messages.worker_status import EngineState
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
-from penstock.worker.supervisor import Supervisor, death_notices, engine_process, supervised_engine
+from penstock.worker.supervisor import Supervisor, death_notices, supervised_engine, worker_process
 from penstock.worker.supervisor.host_metrics import MetricsServer
 from penstock.worker.supervisor.restart import Phase
 
@@ -156,6 +156,6 @@ def wait_for_redis(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 def use_stub_workers(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Make supervisors of this process start stubs, and wait at their end for a Redis that is only slow."""
-    monkeypatch.setattr(engine_process, "COMMAND", STUB_COMMAND)
+    monkeypatch.setattr(worker_process, "COMMAND", STUB_COMMAND)
     wait_for_redis(monkeypatch, 30.0)
     monkeypatch.setenv("STUB_FOLDER", str(folder))

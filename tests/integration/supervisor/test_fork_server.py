@@ -15,7 +15,18 @@ import psutil
 import pytest
 
 from penstock.producer import Client, SamplingParams
-from penstock.worker.forking import FORK_VERSION, NUM_DESCRIPTORS, CoreExited, ForkAnswer, ForkCore, Forked, NotForked
+from penstock.worker.forked_process import fork_process
+from penstock.worker.forking import (
+    FORK_VERSION,
+    NUM_DESCRIPTORS,
+    ChildExited,
+    ForkAnswer,
+    ForkCore,
+    Forked,
+    ForkWorker,
+    NotForked,
+    workers_address,
+)
 from penstock.worker.ipc import FrameSplitter, frame, socket_pair
 from penstock.worker.progress import ProgressReader
 from penstock.worker.supervisor import fork_server
@@ -24,6 +35,7 @@ from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE, running
 from .conftest import StartedWorker, StartWorker, is_gone, wait_until
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0)
+CORES, WORKERS = "penstock.worker.engine.fork_server", "penstock.worker.serving.fork_server"
 
 
 @pytest.fixture
@@ -32,12 +44,16 @@ def own_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FORK_SERVER_VARIABLE)
 
 
-def fork_servers_of(worker: StartedWorker) -> list[psutil.Process]:
+def num_events(worker: StartedWorker, event: str) -> int:
+    return sum(told["event"] == event for told in worker.events)
+
+
+def fork_servers_of(worker: StartedWorker, module: str = CORES) -> list[psutil.Process]:
     """One, or none between two."""
     found: list[psutil.Process] = []
     for process in psutil.Process(worker.process.pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-            if "penstock.worker.engine.fork_server" in process.cmdline():
+            if module in process.cmdline():
                 found.append(process)
     return found
 
@@ -59,22 +75,26 @@ async def test_a_fork_server_that_dies_takes_no_engine_along_and_a_supervisor_al
     worker = start_worker("--device", "cpu", "--engines", "2")
     await asyncio.to_thread(worker.await_ready)
     (server,), core = fork_servers_of(worker), worker.newest_core()
+    (workers_server,), served = fork_servers_of(worker, WORKERS), worker.worker_processes()
     assert core.ppid() == server.pid
+    assert [process.ppid() for process in served] == [workers_server.pid] * 2
     expected = await answer(redis_url, namespace)
     server.kill()
-    await asyncio.to_thread(worker.await_event, "fork_server_ended")
+    workers_server.kill()
+    await asyncio.to_thread(wait_until, lambda: num_events(worker, "fork_server_ended") == 2, "their ends are not told")
     assert await answer(redis_url, namespace) == expected
-    assert not is_gone(core)
+    assert not any(map(is_gone, [core, *served]))
     # An orphan's end is seen as well, and the engine comes back, however its core is started then.
     core.kill()
     await asyncio.to_thread(worker.await_event, "engine_restarted")
     assert await answer(redis_url, namespace) == expected
     # A supervisor that is killed takes them all along.
-    await asyncio.to_thread(wait_until, lambda: fork_servers_of(worker), "no other fork server")
+    for kind in (CORES, WORKERS):
+        await asyncio.to_thread(wait_until, lambda kind=kind: fork_servers_of(worker, kind), "no other fork server")
     cores = [event["core_pid"] for event in worker.events if event["event"] == "core_started"]
     alive = [psutil.Process(int(str(pid))) for pid in cores if pid != core.pid]
-    family = [*fork_servers_of(worker), *alive, *worker.worker_processes()]
-    assert len(family) == 5
+    family = [*fork_servers_of(worker), *fork_servers_of(worker, WORKERS), *alive, *worker.worker_processes()]
+    assert len(family) == 6
     worker.process.kill()
     await asyncio.to_thread(wait_until, lambda: all(map(is_gone, family)), f"left behind: {family}")
 
@@ -89,6 +109,24 @@ def test_a_core_that_hangs_does_not_outlive_its_worker_process(start_worker: Sta
     worker.await_event("engine_restarted")
     worker.process.terminate()
     assert worker.await_end() == 0
+
+
+def test_a_worker_process_that_is_told_to_stop_before_it_heeds_that_ends_by_it() -> None:
+    """Its fork server ignores what stops a whole group; a drain that comes at once is not to be lost by that."""
+    listener = (sys.executable, "-c", STOPS_ITSELF)
+    with running_fork_server((), listener, listener) as address:
+
+        async def fork() -> int:
+            request = ForkWorker(
+                version=FORK_VERSION,
+                engine_id="e",
+                environment=dict(os.environb),
+                folder=os.getcwdb(),
+                module_paths=sys.path,
+            )
+            return await (await fork_process(workers_address(address), request, [0, 1, 2], 30.0)).wait()
+
+        assert asyncio.run(fork()) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
@@ -109,7 +147,9 @@ async def test_without_one_cores_are_started_by_themselves(
     worker = start_worker("--device", "cpu", "--no-fork-server")
     await asyncio.to_thread(worker.await_ready)
     assert started(worker) == [False]
-    assert worker.newest_core().ppid() == worker.worker_processes()[0].pid
+    (process,) = worker.worker_processes()
+    assert worker.newest_core().ppid() == process.pid
+    assert process.ppid() == worker.process.pid
     assert await answer(redis_url, namespace)
     worker.process.terminate()
     assert await asyncio.to_thread(worker.await_end) == 0
@@ -118,6 +158,8 @@ async def test_without_one_cores_are_started_by_themselves(
 def test_one_that_is_away_costs_no_start(start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FORK_SERVER_VARIABLE, "/nowhere/socket")
     worker = start_worker("--device", "cpu")
+    assert "No such file" in str(worker.await_event("worker_not_forked")["reason"])
+    assert worker.await_event("worker_started")["is_forked"] is False
     assert "No such file" in str(worker.await_event("core_not_forked")["reason"])
     # From here on all is as without one: that such a core becomes ready is for the test above.
     worker.await_event("core_started")
@@ -132,10 +174,21 @@ def test_a_folder_whose_name_is_too_long_for_a_socket_costs_no_start(tmp_path: P
         assert address == ""
 
 
+# A child of it is told to stop as soon as it is there: the first thing that it does is to change its group.
+STOPS_ITSELF = """
+import os, signal, socket, sys
+from penstock.worker.fork_server import be_fork_server, ignore_stops
+from penstock.worker.serving.fork_server import WORKERS
+ignore_stops()
+set_group = os.setsid
+os.setsid = lambda: (set_group(), os.kill(os.getpid(), signal.SIGTERM))
+be_fork_server(int(sys.argv[sys.argv.index("--listen-fd") + 1]), WORKERS)
+"""
 REFUSES = """
 import os, socket, sys
-from penstock.worker.engine.fork_server import ForkServer
-ForkServer(socket.socket(fileno=int(sys.argv[sys.argv.index("--listen-fd") + 1])), 0, sys.argv[1]).run()
+from penstock.worker.engine.fork_server import CORES
+from penstock.worker.fork_server import ForkServer
+ForkServer(socket.socket(fileno=int(sys.argv[sys.argv.index("--listen-fd") + 1])), 0, CORES, sys.argv[1]).run()
 """
 
 
@@ -172,7 +225,7 @@ class Asker:
         finally:
             os.close(nothing)
 
-    def answer(self) -> Forked | NotForked | CoreExited:
+    def answer(self) -> Forked | NotForked | ChildExited:
         payloads: list[bytes] = []
         while not payloads:
             data, descriptors, _, _ = socket.recv_fds(self.socket, 1, 1)
@@ -218,6 +271,6 @@ def test_the_next_core_of_an_engine_begins_when_its_last_has_ended() -> None:
         second.ask()
         assert isinstance(second.answer(), Forked)
         assert is_gone(core)
-        assert first.answer() == CoreExited(-signal.SIGKILL)
+        assert first.answer() == ChildExited(-signal.SIGKILL)
         first.close()
         second.close()

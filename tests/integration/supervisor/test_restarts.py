@@ -16,7 +16,7 @@ from penstock.shared import restart_delay
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import EngineDeadError
 from penstock.worker import cli as worker_cli
-from penstock.worker.supervisor import EngineStartError, engine_process
+from penstock.worker.supervisor import EngineStartError, worker_process
 from penstock.worker.supervisor.restart import CRASH_LOOP_LIMIT, Death, Phase
 from penstock.worker.supervisor.supervisor import Urgency
 
@@ -212,11 +212,11 @@ async def test_a_supervisor_that_did_not_run_blames_nobody(start_host: StartHost
 
 async def test_a_host_without_room_for_a_process(start_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> None:
     host = await start_host()
-    command = engine_process.COMMAND
-    monkeypatch.setattr(engine_process, "COMMAND", ("/nonexistent",))
+    command = worker_process.COMMAND
+    monkeypatch.setattr(worker_process, "COMMAND", ("/nonexistent",))
     host.process(0).kill()
     await eventually(lambda: host.engines[0].death and "could not be started" in host.engines[0].death.reason)
-    monkeypatch.setattr(engine_process, "COMMAND", command)
+    monkeypatch.setattr(worker_process, "COMMAND", command)
     await eventually(lambda: host.engines[0].policy.phase is Phase.SERVING)
 
 

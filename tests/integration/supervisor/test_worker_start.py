@@ -245,7 +245,7 @@ def test_signal_while_starting(start_worker: StartWorker, number: int, tmp_path:
     model = GatedModel(tmp_path / "model")
     model.shut()
     worker = start_worker("--device", "cpu", model=model.folder)
-    wait_until(lambda: psutil.Process(worker.process.pid).children(), "no worker process")
+    worker.await_event("worker_started")
     worker.process.send_signal(number)
     assert worker.await_end() == 0
     assert worker.out == ""
@@ -263,7 +263,7 @@ def test_model_that_cannot_be_loaded(start_worker: StartWorker, tmp_path: Path) 
     assert "empty-model" in line
     assert len(before) == len(worker.events)
     # A machine that is very busy is told of as well.
-    told = {"core_started", "redis_risk", "supervisor_paused", "worker_process_paused"}
+    told = {"core_started", "worker_started", "redis_risk", "supervisor_paused", "worker_process_paused"}
     assert {event["event"] for event in worker.events} <= told
     assert worker.out == ""
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from ...forked_lanes import FORKED_VARIABLE
+from ...warm_python import WARM_PYTHON_VARIABLE, WarmProgram
 
 PYTHON = sys.executable
 # Asks for all that a program is given, and ends in the way that it is told.
@@ -92,6 +93,32 @@ def test_who_kills_it_kills_the_program(tmp_path: Path, warm_python: str) -> Non
         while program.is_running() and program.status() != psutil.STATUS_ZOMBIE:
             assert time.monotonic() < give_up_at, "the program lives on"
             time.sleep(0.01)
+
+
+def test_a_warm_program_is_the_process_that_its_test_sees(tmp_path: Path) -> None:
+    if WARM_PYTHON_VARIABLE not in os.environ:
+        pytest.skip("programs are started in a run without lanes")
+    path = tmp_path / "program.py"
+    path.write_text(WAITS)
+    heeds = WarmProgram([PYTHON, str(path), "heeds"], stdout=subprocess.PIPE)
+    assert heeds.stdout is not None
+    assert int(heeds.stdout.readline()) == heeds.pid
+    assert heeds.poll() is None
+    heeds.send_signal(signal.SIGSTOP)
+    program, give_up_at = psutil.Process(heeds.pid), time.monotonic() + 60
+    while program.status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < give_up_at, "it does not stop"
+    heeds.terminate()
+    with pytest.raises(subprocess.TimeoutExpired):
+        heeds.wait(0)
+    heeds.send_signal(signal.SIGCONT)
+    assert heeds.wait(60) == 7
+    heeds.terminate()  # nobody's any more
+    with (tmp_path / "out").open("w") as out:
+        dies = WarmProgram([PYTHON, str(path), "dies"], stdout=out)
+    dies.kill()
+    assert dies.wait() == dies.poll() == -signal.SIGKILL
+    heeds.stdout.close()
 
 
 def start_waiting(folder: Path, python: str, how: str) -> tuple[subprocess.Popen[str], psutil.Process]:

@@ -1,0 +1,44 @@
+"""``python -m penstock.worker.serving.fork_server``: imports what worker processes are made of, and forks them.
+
+A worker process outlives it, and its supervisor: when that is gone it hands back what it has, and leaves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+from ...shared import plain_structlog  # noqa: F401  # before structlog
+from ..fork_server import Kind, be_fork_server, ignore_stops, name_process, take_streams
+from ..forking import NUM_WORKER_DESCRIPTORS, ForkWorker
+from . import process
+
+
+def _become_worker(request: ForkWorker, streams: Sequence[int]) -> int:
+    take_streams(streams)
+    # Those of the server were made of whatever it was given.
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    name_process(f"worker {request.engine_id.rpartition('-')[2]}")
+    return process.main()
+
+
+WORKERS = Kind("worker process", ForkWorker, NUM_WORKER_DESCRIPTORS, _become_worker, outlives_asker=True)
+
+
+def main() -> None:
+    """Serve on the inherited socket."""
+    parser = argparse.ArgumentParser(prog="penstock.worker.serving.fork_server", description=__doc__)
+    parser.add_argument("--listen-fd", type=int, required=True, help="file descriptor of the listening Unix socket")
+    options = parser.parse_args()
+    ignore_stops()
+    with suppress(ImportError):
+        import uvloop  # noqa: F401  # what worker processes run with where it is installed
+    name_process("worker forks")
+    be_fork_server(options.listen_fd, WORKERS)
+
+
+if __name__ == "__main__":
+    main()
