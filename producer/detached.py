@@ -15,8 +15,10 @@ from ..shared.shown import shown
 from .client_core import ClientCore
 from .handle import RequestHandle
 from .inputs.options import RequestOptions, SharedOptions
-from .inputs.prompt import Prompt, params_of_each
+from .inputs.prompt import Prompt, as_prompts, params_of_each
+from .inputs.prompt_names import naming, numbered
 from .requests.fan_out import child_ids, merge, possible_child_ids
+from .requests.queue_entry import Outgoing
 from .requests.single_requests import FollowOptions
 
 Params = SamplingParams | PoolingParams | None
@@ -60,14 +62,18 @@ class DetachedRequests(ClientCore):
         """
         if options.get("request_id") is not None:
             raise ValidationError("submit_many takes no request_id: each request needs its own")
-        each = params_of_each(params, len(prompts))
+        wanted = as_prompts(prompts)
+        each = params_of_each(params, len(wanted))
         card = await self._builder.checked_card(options)
-        built = [self._builder.detached(p, chosen, options, card) for p, chosen in zip(prompts, each, strict=True)]
+        built: list[list[Outgoing]] = []
+        for prompt, name, chosen in zip(wanted, numbered("prompt", wanted), each, strict=True):
+            with naming(name):
+                built.append(self._builder.detached(prompt, chosen, options, card))
         if built:
             await self._requests.submit([one for outgoing in built for one in outgoing])
         return [
             RequestHandle(self, outgoing[0].request.model, outgoing[0].request.request_id, prompt, n=len(outgoing))
-            for prompt, outgoing in zip(prompts, built, strict=True)
+            for prompt, outgoing in zip(wanted, built, strict=True)
         ]
 
     async def handle(self, request_id: str, *, model: str | None = None, n: int = 1) -> RequestHandle:

@@ -100,7 +100,8 @@ class Poolings(ClientCore):
 
         Raises: as ``encode``.
         """
-        return await self._pooled(prompts, numbered("prompt", prompts), params, options, on_output)
+        each = as_prompts(prompts)
+        return await self._pooled(each, numbered("prompt", each), params, options, on_output)
 
     async def _pooled(
         self,

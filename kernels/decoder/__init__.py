@@ -10,13 +10,21 @@ import torch
 from torch import Tensor
 
 from ..errors import KernelInputError
-from ..linear import LinearStruct
 from ..lora.packed import ProductStruct
 from ..mixers import MixerState, MixingBatch
 from ..native import library
 from .experts import ExpertsHolder, ExpertsWeights, can_mix_experts
-from .structs import AnglesStruct, DecoderStruct, LayerStruct, NormStruct, StepStruct
-from .weights import DecoderWeights, LayerWeights, NormWeights, address
+from .layer_structs import embedding_part_struct, layer_embeddings_struct, layer_structs, linear_struct, norm_struct
+from .structs import AnglesStruct, DecoderStruct, StepStruct
+from .weights import (
+    DecoderWeights,
+    EmbeddingPart,
+    HeadsShape,
+    LayerEmbeddings,
+    LayerWeights,
+    NormWeights,
+    address,
+)
 
 __all__ = [
     "GATE_UP",
@@ -25,8 +33,11 @@ __all__ = [
     "Decoder",
     "DecoderBatch",
     "DecoderWeights",
+    "EmbeddingPart",
     "ExpertsWeights",
+    "HeadsShape",
     "LayerAdapters",
+    "LayerEmbeddings",
     "LayerWeights",
     "NormWeights",
     "can_cache",
@@ -39,7 +50,7 @@ PRODUCTS_PER_LAYER = 4
 QKV, GATE_UP = 0, 2
 
 LANES = 16
-_MAX_HEAD_DIM = 256
+_MAX_HEAD_DIM = 512
 
 
 @dataclass
@@ -108,9 +119,10 @@ class Decoder:
 
     def __init__(self, weights: DecoderWeights) -> None:
         self._dtype = weights.embeddings.dtype
-        if not can_decode(self._dtype, weights.head_dim):
-            raise KernelInputError(f"a decoder of {self._dtype} with heads of {weights.head_dim} cannot be run here")
-        self._layers = _layer_structs(weights.layers)
+        for dim in (weights.heads_of(layer).head_dim for layer in weights.layers):
+            if not can_decode(self._dtype, dim):
+                raise KernelInputError(f"a decoder of {self._dtype} with heads of {dim} cannot be run here")
+        self._layers = layer_structs(weights)
         # The structs of layers point to them.
         self._mixers = {i: layer.mixer.struct() for i, layer in enumerate(weights.layers) if layer.mixer is not None}
         for index, mixer in self._mixers.items():
@@ -118,22 +130,32 @@ class Decoder:
         self._experts = {i: ExpertsHolder(of.experts) for i, of in enumerate(weights.layers) if of.experts is not None}
         for index, experts in self._experts.items():
             self._layers[index].experts = experts.address
+        parts = {i: of.embedding_part for i, of in enumerate(weights.layers)}
+        self._embedding_parts = {i: embedding_part_struct(part) for i, part in parts.items() if part is not None}
+        for index, part in self._embedding_parts.items():
+            self._layers[index].embedding_part = ctypes.addressof(part)
         self._struct = DecoderStruct(
             *(self._layers, len(self._layers), weights.embeddings.shape[1]),
-            *(weights.num_heads, weights.num_kv_heads, weights.head_dim),
-            *(max((layer.down.num_inputs for layer in weights.layers if layer.down), default=0), 1),
+            *(
+                max((layer.down.num_inputs for layer in weights.layers if layer.down), default=0),
+                1,
+                weights.norms_stream,
+            ),
             *(weights.token_scale, weights.stream_scale, weights.logit_scale, weights.logit_softcap or 0.0),
-            *(weights.embeddings.data_ptr(), _norm_struct(weights.final_norm), weights.lm_head.struct()),
+            *(weights.embeddings.data_ptr(), norm_struct(weights.final_norm), linear_struct(weights.lm_head)),
         )
+        if weights.layer_embeddings is not None:
+            self._layer_embeddings = layer_embeddings_struct(weights.layer_embeddings)
+            self._struct.layer_embeddings = ctypes.addressof(self._layer_embeddings)
         self._caches: list[Tensor] = []
         self._states: list[MixerState] = []
         self._num_groups = 1
         self._adapters: LayerAdapters | None = None
 
-    def cache_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int]:
+    def cache_shape(self, num_blocks: int, block_size: int, layer: int = 0) -> tuple[int, int, int]:
         """Of a layer's keys, and of its values. Blocks whose size is no multiple of 16 are filled up."""
         padded = -(-block_size // LANES) * LANES
-        return num_blocks, self._struct.num_kv_heads, padded * self._struct.head_dim
+        return num_blocks, self._layers[layer].num_kv_heads, padded * self._layers[layer].head_dim
 
     def use_cache(
         self, keys: list[Tensor], values: list[Tensor], block_size: int, groups: Sequence[int] | None = None
@@ -142,7 +164,7 @@ class Decoder:
 
         Args:
             groups: whose slots and table each layer goes by; None for one table of all. Layers of different groups may
-                share a tensor.
+                share a tensor; one that does not store has that of the layer whose keys and values it reads.
 
         Raises:
             KernelInputError: ``block_size`` is odd.
@@ -176,6 +198,8 @@ class Decoder:
     def run(self, batch: DecoderBatch) -> Tensor:
         """Store the step's keys and values and return logits ``[R, V]``, float32, rounded to the model's dtype.
 
+        Without a head what is returned are hidden states ``[R, hidden size]``, normalised.
+
         Raises:
             KernelInputError: a tensor is not int64 or contiguous, or the library was unloaded.
 
@@ -200,7 +224,7 @@ class Decoder:
         angles = (AnglesStruct * len(batch.angles))(
             *(AnglesStruct(cos.data_ptr(), sin.data_ptr(), cos.shape[1]) for cos, sin in batch.angles)
         )
-        logits = torch.empty(len(batch.logit_rows), self._struct.lm_head.num_outputs)
+        logits = torch.empty(len(batch.logit_rows), self._struct.lm_head.num_outputs or self._struct.hidden_size)
         step = StepStruct(
             *(len(batch.token_ids), len(batch.query_lens), len(batch.logit_rows)),
             *(batch.token_ids.data_ptr(), batch.positions.data_ptr(), batch.slot_mapping.data_ptr()),
@@ -246,29 +270,3 @@ def _checked_ends(batch: DecoderBatch) -> Tensor | None:
     if ends.dtype != torch.int64 or not ends.is_contiguous() or len(ends) != len(batch.token_ids):
         raise KernelInputError(f"visible_ends must be int64 [{len(batch.token_ids)}], got {ends.dtype} {ends.shape}")
     return ends
-
-
-def _layer_structs(layers: tuple[LayerWeights, ...]) -> ctypes.Array[LayerStruct]:
-    structs = (LayerStruct * len(layers))()
-    for index, layer in enumerate(layers):
-        norms = (layer.input_norm, layer.attention_norm, layer.mlp_norm, layer.mlp_out_norm)
-        structs[index] = LayerStruct(
-            *map(_norm_struct, (*norms, layer.query_norm, layer.key_norm)),
-            *(
-                LinearStruct() if linear is None else linear.struct()
-                for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
-            ),
-            *(None, None, address(layer.sinks)),
-            *(layer.scale, layer.softcap or 0.0, layer.residual_scale),
-            *(layer.window or 0, -1 if layer.angles is None else layer.angles, layer.is_interleaved),
-            *(layer.norms_rows, layer.norms_follow, layer.is_parallel, layer.activation, layer.is_gated),
-            *(layer.gate, None, 0, None),
-        )
-    return structs
-
-
-def _norm_struct(norm: NormWeights | None) -> NormStruct:
-    if norm is None:
-        return NormStruct(None, None, 0, 0.0)
-    kind = 3 if norm.is_centred else 2 if norm.is_wide else 1
-    return NormStruct(norm.weight.data_ptr(), address(norm.bias), kind, norm.eps)

@@ -34,27 +34,45 @@ class ExpertsStruct(ctypes.Structure):
 class LayerStruct(ctypes.Structure):
     _fields_ = (
         *((name, NormStruct) for name in ("input_norm", "attention_norm", "mlp_norm", "mlp_out_norm")),
-        *((name, NormStruct) for name in ("query_norm", "key_norm")),
+        *((name, NormStruct) for name in ("query_norm", "key_norm", "value_norm")),
         *((name, LinearStruct) for name in ("qkv", "output", "gate_up", "down")),
         *((name, _POINTER) for name in ("keys", "values", "sinks")),
         *((name, _FLOAT) for name in ("scale", "softcap", "residual_scale")),
-        *((name, _INT) for name in ("window", "angles", "is_interleaved", "norms_rows", "norms_follow")),
+        *((name, _INT) for name in ("window", "ahead", "angles", "is_interleaved", "norms_rows", "norms_follow")),
         *((name, _INT) for name in ("is_parallel", "activation", "is_gated", "gate")),
         ("mixer", _POINTER),
         ("group", _INT),
         ("experts", _POINTER),
+        *((name, _INT) for name in ("num_heads", "num_kv_heads", "head_dim", "stores", "values_are_keys")),
+        *((name, _POINTER) for name in ("embedding_part", "out_scale")),
     )
+
+
+class LayerEmbeddingsStruct(ctypes.Structure):
+    """What ``kernels/native/layer_embeddings.h`` declares, as the next one."""
+
+    _fields_ = (
+        ("table", _POINTER),
+        ("projection", LinearStruct),
+        ("norm", NormStruct),
+        ("size", _INT),
+        *((name, _FLOAT) for name in ("table_scale", "projection_scale", "sum_scale")),
+    )
+
+
+class EmbeddingPartStruct(ctypes.Structure):
+    _fields_ = (("gate", LinearStruct), ("output", LinearStruct), ("norm", NormStruct), ("activation", _INT))
 
 
 class DecoderStruct(ctypes.Structure):
     _fields_ = (
         ("layers", ctypes.POINTER(LayerStruct)),
-        *((name, _INT) for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim")),
-        *((name, _INT) for name in ("mlp_size", "block_size")),
+        *((name, _INT) for name in ("num_layers", "hidden_size", "mlp_size", "block_size", "norms_stream")),
         *((name, _FLOAT) for name in ("token_scale", "stream_scale", "logit_scale", "logit_softcap")),
         ("embeddings", _POINTER),
         ("final_norm", NormStruct),
         ("lm_head", LinearStruct),
+        ("layer_embeddings", _POINTER),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,13 +13,13 @@ from ..errors import KernelInputError
 from ..huge_pages import Arena
 from ..native import library
 
-_PANEL = 64
+PANEL = 64
 _GROUP_BYTES = 4
 # Of nibbles, see ``kernels/native/nibbles.h``: inputs are filled up to whole steps of a tile; those of a block have one
 # step, and their steps lie before their nibbles.
 _NIBBLE_INPUTS_MULTIPLE = 64
 _BLOCK_INPUTS = 32
-_BLOCK_BYTES = _PANEL + _BLOCK_INPUTS // 2 * _PANEL
+_BLOCK_BYTES = PANEL + _BLOCK_INPUTS // 2 * PANEL
 
 
 class LinearStruct(ctypes.Structure):
@@ -95,7 +96,7 @@ def pack_weight(weight: Tensor, bias: Tensor | None = None, arena: Arena | None 
     source = weight.detach().contiguous()
     packed = _empty_panels(num_outputs, num_inputs, weight.dtype, arena)
     function(source.data_ptr(), packed.data_ptr(), num_outputs, num_inputs)
-    return PackedWeight(packed, _pack_bias(bias), num_inputs, num_outputs)
+    return PackedWeight(packed, pack_bias(bias), num_inputs, num_outputs)
 
 
 def quantize_weight(weight: Tensor, bias: Tensor | None = None, arena: Arena | None = None) -> PackedWeight:
@@ -129,7 +130,7 @@ def quantize_weight_to_nibbles(weight: Tensor, bias: Tensor | None = None, arena
     if not can_quantize_to_nibbles(weight):
         raise KernelInputError(f"a weight {weight.dtype} {tuple(weight.shape)} cannot be packed in four bits here")
     num_inputs = -(-weight.shape[1] // _NIBBLE_INPUTS_MULTIPLE) * _NIBBLE_INPUTS_MULTIPLE
-    shape = (_padded(len(weight)) // _PANEL, num_inputs // _BLOCK_INPUTS, _BLOCK_BYTES)
+    shape = (_padded(len(weight)) // PANEL, num_inputs // _BLOCK_INPUTS, _BLOCK_BYTES)
     packed = torch.empty(shape, dtype=torch.uint8) if arena is None else arena.empty(shape, torch.uint8)
     return _quantize("quantize_linear_to_nibbles", weight, packed, bias)
 
@@ -142,7 +143,7 @@ def _quantize(name: str, weight: Tensor, packed: Tensor, bias: Tensor | None) ->
     scales, offsets = torch.zeros(_padded(num_outputs)), torch.zeros(_padded(num_outputs), dtype=torch.int32)
     pointers = (tensor.data_ptr() for tensor in (source, packed, scales, offsets))
     function(*pointers, num_outputs, num_inputs)
-    return PackedWeight(packed, _pack_bias(bias), num_inputs, num_outputs, scales, offsets)
+    return PackedWeight(packed, pack_bias(bias), num_inputs, num_outputs, scales, offsets)
 
 
 def unpack_weight(weight: PackedWeight) -> Tensor:
@@ -152,10 +153,69 @@ def unpack_weight(weight: PackedWeight) -> Tensor:
     return plain if weight.scales is None else plain * weight.scales[: weight.num_outputs, None]
 
 
+def split_weight(weight: PackedWeight, num_outputs: Sequence[int]) -> list[PackedWeight]:
+    """The parts of ``weight`` that have so many outputs each, as views of it.
+
+    Raises:
+        KernelInputError: a part that is not the last has no whole panels, or there are more or fewer outputs.
+    """
+    if any(num % PANEL for num in num_outputs[:-1]) or sum(num_outputs) != weight.num_outputs:
+        raise KernelInputError(
+            f"num_outputs must be multiples of {PANEL}, but for the last, and {weight.num_outputs} in all, got "
+            f"{list(num_outputs)}"
+        )
+    sizes = [_padded(num) for num in num_outputs]
+    panels = weight.packed.split([size // PANEL for size in sizes])
+    beside = [_split(part, sizes) for part in (weight.bias, weight.scales, weight.offsets)]
+    return [
+        PackedWeight(packed, bias, weight.num_inputs, num, scales, offsets)
+        for packed, num, bias, scales, offsets in zip(panels, num_outputs, *beside, strict=True)
+    ]
+
+
+def join_weights(parts: Sequence[PackedWeight]) -> PackedWeight:
+    """One weight with the outputs of all parts side by side; what ``split_weight`` made of one is not copied.
+
+    Raises:
+        KernelInputError: a part that is not the last has no whole panels, or they are not of one kind.
+    """
+    first = parts[0]
+    if any(part.num_outputs % PANEL for part in parts[:-1]) or any(
+        (part.packed.dtype, part.num_inputs) != (first.packed.dtype, first.num_inputs) for part in parts
+    ):
+        raise KernelInputError("weights that are joined must have the same inputs and dtype, and whole panels")
+    sizes = [_padded(part.num_outputs) for part in parts]
+    has_bias = any(part.bias is not None for part in parts)
+    biases = [torch.zeros(size) if part.bias is None else part.bias for part, size in zip(parts, sizes, strict=True)]
+    return PackedWeight(
+        _join([part.packed for part in parts]),
+        _join(biases) if has_bias else None,
+        first.num_inputs,
+        sum(part.num_outputs for part in parts),
+        None if first.scales is None else _join([part.scales for part in parts if part.scales is not None]),
+        None if first.offsets is None else _join([part.offsets for part in parts if part.offsets is not None]),
+    )
+
+
+def _split(tensor: Tensor | None, sizes: list[int]) -> Sequence[Tensor | None]:
+    return [None] * len(sizes) if tensor is None else tensor.split(sizes)
+
+
+def _join(tensors: list[Tensor]) -> Tensor:
+    """Rows of all; one behind the other in memory they are taken as they are."""
+    first, end = tensors[0], tensors[0].storage_offset()
+    for tensor in tensors:
+        is_next = tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not is_next or tensor.storage_offset() != end or not tensor.is_contiguous():
+            return torch.cat(tensors)
+        end += tensor.numel()
+    return first.as_strided((sum(map(len, tensors)), *first.shape[1:]), first.stride())
+
+
 def _bytes_of(nibbles: Tensor) -> Tensor:
     """Panels of bytes ``[P, K / 4, 64, 4]``."""
-    heads = nibbles[..., :_PANEL].unflatten(2, (16, 4)).transpose(2, 3).flatten(2).to(torch.int16)
-    pairs = nibbles[..., _PANEL:].unflatten(2, (-1, 1, _PANEL, 4))
+    heads = nibbles[..., :PANEL].unflatten(2, (16, 4)).transpose(2, 3).flatten(2).to(torch.int16)
+    pairs = nibbles[..., PANEL:].unflatten(2, (-1, 1, PANEL, 4))
     both = torch.cat([pairs & 15, pairs >> 4], 3).to(torch.int16)
     steps, zeros = ((part[:, :, None, None, :, None]) for part in (heads & 15, heads >> 4))
     return (steps * (both - zeros)).flatten(1, 3)
@@ -197,16 +257,17 @@ def _is_known(weight: Tensor) -> bool:
 
 
 def _padded(num_outputs: int) -> int:
-    return -(-num_outputs // _PANEL) * _PANEL
+    return -(-num_outputs // PANEL) * PANEL
 
 
 def _empty_panels(num_outputs: int, num_inputs: int, dtype: torch.dtype, arena: Arena | None) -> Tensor:
     group = _GROUP_BYTES // dtype.itemsize
-    shape = (_padded(num_outputs) // _PANEL, num_inputs // group, _PANEL, group)
+    shape = (_padded(num_outputs) // PANEL, num_inputs // group, PANEL, group)
     return torch.empty(shape, dtype=dtype) if arena is None else arena.empty(shape, dtype)
 
 
-def _pack_bias(bias: Tensor | None) -> Tensor | None:
+def pack_bias(bias: Tensor | None) -> Tensor | None:
+    """A bias ``[N]`` as ``PackedWeight`` has it."""
     if bias is None:
         return None
     packed = torch.zeros(_padded(len(bias)))

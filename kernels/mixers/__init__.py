@@ -52,6 +52,8 @@ def mix(rows: Tensor, weights: MixerWeights, state: MixerState, batch: MixingBat
     num_slots = len(state.recent)
     if rows.ndim != 2 or not rows.is_contiguous() or int(batch.query_lens.sum()) != len(rows):
         raise KernelInputError(f"rows must be contiguous [{int(batch.query_lens.sum())}, P], got {tuple(rows.shape)}")
+    if weights.order is not None and len(weights.order) != rows.shape[1]:
+        raise KernelInputError(f"order must have the {rows.shape[1]} columns of rows, got {len(weights.order)}")
     if len(batch.reads) and (int(batch.writes.min()) < 0 or int(batch.writes.max()) >= num_slots):
         raise KernelInputError(f"writes must be slots from 0 to {num_slots - 1}, got {batch.writes.tolist()}")
     return select(_IMPLEMENTATIONS, rows.device, rows.dtype)(rows, weights, state, batch)

@@ -14,6 +14,7 @@ _SMALLEST_LENGTH = 1e-6
 def mix(rows: Tensor, weights: MixerWeights, state: MixerState, batch: MixingBatch) -> Tensor:
     """See ``mixers.mix``."""
     found = []
+    rows = rows if weights.order is None else rows[:, weights.order]
     requests = rows.split(batch.query_lens.tolist())
     for own, read, write in zip(requests, batch.reads.tolist(), batch.writes.tolist(), strict=True):
         mixed = _convolve(own, weights, state, read, write)

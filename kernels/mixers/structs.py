@@ -14,7 +14,7 @@ class MixerStruct(ctypes.Structure):
         *((name, _INT) for name in ("values_at", "gate_at", "strength_at", "step_at")),
         *((name, _INT) for name in ("norm_size", "norm_weights", "gates_first")),
         *((name, _FLOAT) for name in ("eps", "smallest_step")),
-        *((name, _POINTER) for name in ("taps", "taps_bias", "decay", "step_bias", "skip", "norm")),
+        *((name, _POINTER) for name in ("taps", "taps_bias", "decay", "step_bias", "skip", "norm", "order")),
         *((name, _POINTER) for name in ("recent", "states")),
     )
 

@@ -17,7 +17,7 @@ LANES = 16
 
 @dataclass(frozen=True)
 class MixerWeights:
-    """One layer's. All tensors are float32.
+    """One layer's. All tensors are float32, but for ``order``.
 
     Args:
         kind: "convolution": the product of two parts of a row is convolved, and multiplied by a third. "delta rule":
@@ -36,6 +36,7 @@ class MixerWeights:
         norm: ``[head_dim]`` or ``[num_heads * head_dim]``; ``norm_size`` columns are normalised together.
         gates_first: before the normalisation.
         smallest_step: of a scan's tokens, but for one that follows a state alone: so transformers has it.
+        order: ``[P]`` int64, columns of the projection in the order in which places count; None as they come.
     """
 
     kind: str
@@ -57,6 +58,7 @@ class MixerWeights:
     gates_first: bool = False
     eps: float = 0.0
     smallest_step: float = 0.0
+    order: Tensor | None = None
 
     @property
     def num_outputs(self) -> int:
@@ -64,7 +66,7 @@ class MixerWeights:
 
     def struct(self) -> MixerStruct:
         """As the compiled library takes it, without a state."""
-        pointers = (self.taps, self.taps_bias, self.decay, self.step_bias, self.skip, self.norm)
+        pointers = (self.taps, self.taps_bias, self.decay, self.step_bias, self.skip, self.norm, self.order)
         return MixerStruct(
             *(1 + KINDS.index(self.kind), *self.taps.shape),
             *(self.num_heads, self.num_groups, self.head_dim, self.key_dim),

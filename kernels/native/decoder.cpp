@@ -1,21 +1,12 @@
 // A whole decoder in one call. Between two operations all threads meet; within one they take pieces (parallel.h).
 #include "decoder.h"
 
-#include <vector>
-
-#include "gates.h"
-#include "layer_switches.h"
-#include "spans.h"
-#include "tile_attention.h"
-#include "vector_attention.h"
+#include "layer_heads.h"
 #include "workspace.h"
 
 namespace {
 
-constexpr int64_t TOKENS_PER_PIECE = 8, LOGITS_PER_PIECE = 16384;
-// Rows (tokens by heads of a group) of a prompt that one thread attends for: several tiles, so that what was read of the
-// cache is read from near again.
-constexpr int64_t ROWS_PER_PIECE = 48;
+constexpr int64_t LOGITS_PER_PIECE = 16384;
 
 // One step of a model of dtype T.
 template <typename T>
@@ -24,54 +15,53 @@ class Run {
   Run(const Decoder& decoder, const DecoderStep& step)
       : d_(decoder),
         s_(step),
-        qkv_size_((decoder.num_heads + 2 * decoder.num_kv_heads) * decoder.head_dim),
-        found_size_(decoder.num_heads * decoder.head_dim),
+        live_(step),
+        embedded_size_(decoder.layer_embeddings ? decoder.num_layers * decoder.layer_embeddings->size : 0),
+        first_reader_(first_reader(decoder)),
         space_(workspace_bytes()) {
     const int64_t tokens = step.num_tokens;
-    residual_ = space_.template take<T>(tokens * d_.hidden_size);
-    normed_ = space_.template take<T>(tokens * d_.hidden_size);
-    added_ = space_.template take<T>(tokens * d_.hidden_size);
-    made_ = space_.template take<T>(tokens * d_.hidden_size);
-    qkv_ = space_.template take<T>(tokens * qkv_size_);
+    for (T** rows : {&residual_, &normed_, &added_, &made_}) *rows = space_.template take<T>(tokens * d_.hidden_size);
+    heads_ = space_.template take<T>(tokens * most_heads());
     rows_ = space_.template take<T>(tokens * widest(&DecoderLayer::qkv, &Linear::num_outputs));
     found_ = space_.template take<T>(tokens * widest(&DecoderLayer::output, &Linear::num_inputs));
-    gates_ = space_.template take<T>(tokens * found_size_);
+    gates_ = space_.template take<T>(tokens * widest(&DecoderLayer::output, &Linear::num_inputs));
     gate_up_ = space_.template take<T>(tokens * 2 * d_.mlp_size);
     gated_ = space_.template take<T>(tokens * d_.mlp_size);
-    spans_ = cut_spans(step, std::max<int64_t>(1, ROWS_PER_PIECE / (d_.num_heads / d_.num_kv_heads)));
+    embedded_ = space_.template take<T>(tokens * embedded_size_);
+    opened_ = space_.template take<T>(tokens * embedded_size_ / d_.num_layers);
   }
 
   void all() {
-    num_rows_ = s_.num_tokens;
-    slots_ = s_.adapter_slots;
     embed();
+    const float* scale = nullptr;
     for (int64_t i = 0; i < d_.num_layers; ++i) {
       const DecoderLayer& layer = d_.layers[i];
-      add_and_norm(i == 0 ? nullptr : added_, layer.output.num_inputs > 0 ? layer.input_norm : layer.mlp_norm);
       const int64_t found_size = layer.output.num_inputs;
+      add_and_norm(i == 0 ? nullptr : added_, found_size > 0 ? layer.input_norm : layer.mlp_norm, scale);
+      if (i == first_reader_) keep_logit_rows(0);
       if (found_size > 0) find(i, found_size);
-      if (i == d_.num_layers - 1) keep_logit_rows(found_size);
+      if (i == d_.num_layers - 1 && i < first_reader_) keep_logit_rows(found_size);
       if (found_size == 0) {
         feed_alone(i);
-        continue;
+      } else {
+        multiply<T, T>(found_, found_size, layer.output, added_, d_.hidden_size, live_.num);
+        adapt(i, OUTPUT, found_, found_size, added_, d_.hidden_size);
+        layer.is_parallel ? feed_beside(i) : feed_behind(i);
       }
-      multiply<T, T>(found_, found_size, layer.output, added_, d_.hidden_size, num_rows_);
-      adapt(i, OUTPUT, found_, found_size, added_, d_.hidden_size);
-      layer.is_parallel ? feed_beside(i) : feed_behind(i);
+      if (layer.embedding_part) add_embedding(i);
+      scale = layer.out_scale;
     }
-    add_and_norm(added_, d_.final_norm);
-    multiply<T, float>(normed_, d_.hidden_size, d_.lm_head, s_.logits, d_.lm_head.num_outputs, num_rows_);
-    for_ranges(num_rows_ * d_.lm_head.num_outputs, LOGITS_PER_PIECE, [&](int64_t start, int64_t end) {
-      change_logits<T>(s_.logits + start, end - start, d_.logit_scale, d_.logit_softcap);
-    });
+    add_and_norm(added_, d_.final_norm, scale);
+    d_.lm_head.num_inputs > 0 ? make_logits() : tell_rows();
   }
 
  private:
   size_t workspace_bytes() const {
     const int64_t rows = widest(&DecoderLayer::qkv, &Linear::num_outputs),
                   found = widest(&DecoderLayer::output, &Linear::num_inputs);
-    const int64_t per_token = 4 * d_.hidden_size + qkv_size_ + rows + found + found_size_ + 3 * d_.mlp_size;
-    return s_.num_tokens * per_token * sizeof(T) + 11 * VECTOR_BYTES;
+    const int64_t per_token = 4 * d_.hidden_size + most_heads() + rows + 2 * found + 3 * d_.mlp_size +
+                              embedded_size_ + embedded_size_ / d_.num_layers;
+    return s_.num_tokens * per_token * sizeof(T) + 12 * VECTOR_BYTES;
   }
 
   int64_t widest(Linear DecoderLayer::*linear, int64_t Linear::*side) const {
@@ -80,11 +70,41 @@ class Run {
     return most;
   }
 
+  int64_t most_heads() const {
+    int64_t most = 0;
+    for (int64_t i = 0; i < d_.num_layers; ++i) most = std::max(most, d_.layers[i].heads_size());
+    return most;
+  }
+
+  // The layer from which on all only read keys and values of layers before: there tokens matter for their logits alone.
+  static int64_t first_reader(const Decoder& decoder) {
+    int64_t first = decoder.num_layers;
+    while (first > 0 && decoder.layers[first - 1].output.num_inputs > 0 && !decoder.layers[first - 1].mixer &&
+           !decoder.layers[first - 1].stores) {
+      --first;
+    }
+    return first;
+  }
+
   // Adds to the outputs of a layer's product what the adapters of the tokens make of its inputs.
   void adapt(int64_t layer, Product product, const T* inputs, int64_t input_size, T* out, int64_t out_size) {
-    if (!slots_) return;
+    if (!live_.adapter_slots) return;
     const AdaptedProduct* products = s_.adapted + (layer * PRODUCTS_PER_LAYER + product) * s_.num_adapter_slots;
-    add_adapters(inputs, input_size, products, slots_, out, out_size, num_rows_);
+    add_adapters(inputs, input_size, products, live_.adapter_slots, out, out_size, live_.num);
+  }
+
+  void make_logits() {
+    multiply<T, float>(normed_, d_.hidden_size, d_.lm_head, s_.logits, d_.lm_head.num_outputs, live_.num);
+    for_ranges(live_.num * d_.lm_head.num_outputs, LOGITS_PER_PIECE, [&](int64_t start, int64_t end) {
+      change_logits<T>(s_.logits + start, end - start, d_.logit_scale, d_.logit_softcap);
+    });
+  }
+
+  void tell_rows() {
+    for_rows([&](int64_t t) {
+      const T* row = normed_ + t * d_.hidden_size;
+      for (int64_t i = 0; i < d_.hidden_size; ++i) s_.logits[t * d_.hidden_size + i] = to_float(row[i]);
+    });
   }
 
   void embed() {
@@ -98,29 +118,34 @@ class Run {
         if (scale != 1.0f) scale_row(to, scale, d_.hidden_size);
       }
     }
+    if (d_.layer_embeddings) embed_layers(*d_.layer_embeddings);
+  }
+
+  void embed_layers(const LayerEmbeddings& of) {
+    const T* table = static_cast<const T*>(of.table);
+    multiply<T, T>(residual_, d_.hidden_size, of.projection, embedded_, embedded_size_, live_.num);
+    for_rows([&](int64_t t) {
+      join_layer_embeddings(of, table + s_.token_ids[t] * embedded_size_, embedded_ + t * embedded_size_, d_.num_layers);
+    });
   }
 
   // From normed_ to found_, by attention or what is in its place.
   void find(int64_t i, int64_t found_size) {
     const DecoderLayer& layer = d_.layers[i];
-    const int64_t width = layer.qkv.num_outputs, rest = 2 * d_.num_kv_heads * d_.head_dim;
-    T* rows = layer.mixer || layer.gate ? rows_ : qkv_;
-    multiply<T, T>(normed_, d_.hidden_size, layer.qkv, rows, width, num_rows_);
+    const int64_t width = layer.qkv.num_outputs;
+    T* rows = layer.mixer || LayerHeads<T>::are_split(layer) ? rows_ : heads_;
+    multiply<T, T>(normed_, d_.hidden_size, layer.qkv, rows, width, live_.num);
     adapt(i, QKV, normed_, d_.hidden_size, rows, width);
     if (layer.mixer) {
       const MixerStep step{s_.num_tokens, s_.num_requests, s_.query_lens, s_.state_reads, s_.state_writes};
       return mix(*layer.mixer, step, rows, width, found_, found_size);
     }
-    if (layer.gate) {
-      for_rows([&](int64_t t) {
-        split_gates(static_cast<Gate>(layer.gate), rows + t * width, qkv_ + t * qkv_size_, gates_ + t * found_size_,
-                    d_.num_heads, d_.head_dim, rest);
-      });
-    }
-    place(layer);
-    attend(layer);
+    const LayerHeads<T> heads(layer, s_, live_, d_.block_size, heads_);
+    if (rows == rows_) heads.split(rows_, gates_);
+    heads.place();
+    heads.attend(found_);
     if (!layer.gate) return;
-    for_rows([&](int64_t t) { open_gates(gates_ + t * found_size_, found_ + t * found_size_, found_size_); });
+    for_rows([&](int64_t t) { open_gates(gates_ + t * found_size, found_ + t * found_size, found_size); });
   }
 
   // What attention added goes to the stream, and the feed-forward part starts from there.
@@ -153,36 +178,52 @@ class Run {
     const DecoderLayer& layer = d_.layers[i];
     const bool is_dense = layer.down.num_inputs > 0;
     if (is_dense) feed_all(i, out);
-    if (layer.experts) mix_experts(*layer.experts, normed_, d_.hidden_size, out, is_dense, num_rows_);
+    if (layer.experts) mix_experts(*layer.experts, normed_, d_.hidden_size, out, is_dense, live_.num);
+  }
+
+  // What the feed-forward part added goes to the stream, and the layer's own embedding is let in from there.
+  void add_embedding(int64_t i) {
+    const EmbeddingPart& part = *d_.layers[i].embedding_part;
+    const int64_t size = part.gate.num_outputs, hidden = d_.hidden_size;
+    for_rows([&](int64_t t) { add_row(added_ + t * hidden, residual_ + t * hidden, hidden); });
+    multiply<T, T>(residual_, hidden, part.gate, opened_, size, live_.num);
+    for_rows([&](int64_t t) {
+      open_layer_embedding(part, embedded_ + t * embedded_size_ + i * size, opened_ + t * size, size);
+    });
+    multiply<T, T>(opened_, size, part.output, added_, hidden, live_.num);
+    finish(added_, part.norm, 1.0f);
   }
 
   // By weights that all tokens go through.
   void feed_all(int64_t i, T* out) {
     const DecoderLayer& layer = d_.layers[i];
     const int64_t size = layer.down.num_inputs, width = layer.gate_up.num_outputs;
-    multiply<T, T>(normed_, d_.hidden_size, layer.gate_up, gate_up_, width, num_rows_);
+    multiply<T, T>(normed_, d_.hidden_size, layer.gate_up, gate_up_, width, live_.num);
     adapt(i, GATE_UP, normed_, d_.hidden_size, gate_up_, width);
     for_rows([&](int64_t t) {
       activate_row(layer.activation, layer.is_gated, gate_up_ + t * width, gated_ + t * size, size);
     });
-    multiply<T, T>(gated_, size, layer.down, out, d_.hidden_size, num_rows_);
+    multiply<T, T>(gated_, size, layer.down, out, d_.hidden_size, live_.num);
     adapt(i, DOWN, gated_, size, out, d_.hidden_size);
   }
 
   // Runs body(row) for each row that matters.
   template <typename Body>
   void for_rows(const Body& body) {
-    for_ranges(num_rows_, TOKENS_PER_PIECE, [&](int64_t start, int64_t end) {
+    for_ranges(live_.num, TOKENS_PER_PIECE, [&](int64_t start, int64_t end) {
       for (int64_t t = start; t < end; ++t) body(t);
     });
   }
 
-  void add_and_norm(const T* added, const Norm& norm) {
+  // scale: of the sum, and null for none.
+  void add_and_norm(const T* added, const Norm& norm, const float* scale = nullptr) {
     const int64_t size = d_.hidden_size;
     for_rows([&](int64_t t) {
       T* stream = residual_ + t * size;
       if (added) add_row(added + t * size, stream, size);
+      if (scale) scale_row(stream, *scale, size);
       apply_norm(norm, stream, normed_ + t * size, size);
+      if (d_.norms_stream) std::memcpy(stream, normed_ + t * size, size * sizeof(T));
     });
   }
 
@@ -196,113 +237,27 @@ class Run {
     });
   }
 
-  // Normalises and rotates queries and keys where they lie, and stores keys and values.
-  void place(const DecoderLayer& layer) {
-    const LayerCache<T> cache = cache_of(layer);
-    const int64_t dim = d_.head_dim, first_key = d_.num_heads, first_value = d_.num_heads + d_.num_kv_heads;
-    const int64_t* slots = s_.slots + layer.group * s_.num_tokens;
-    for_ranges(s_.num_tokens, TOKENS_PER_PIECE, [&](int64_t start, int64_t end) {
-      for (int64_t t = start; t < end; ++t) {
-        T* heads = qkv_ + t * qkv_size_;
-        if (!layer.norms_follow) norm_heads(layer, heads);
-        if (layer.angles >= 0) rotate(s_.angles[layer.angles], layer.is_interleaved, s_.positions[t], heads);
-        if (layer.norms_follow) norm_heads(layer, heads);
-        const int64_t slot = slots[t];
-        if (slot < 0) continue;
-        const bool is_last = t + 1 == s_.num_tokens || slots[t + 1] != slot + 1;
-        cache.put(slot, heads + first_key * dim, heads + first_value * dim, is_last);
-      }
-    });
-  }
-
-  void norm_heads(const DecoderLayer& layer, T* heads) const {
-    if (layer.query_norm.kind == NO_NORM) return;
-    const int64_t dim = d_.head_dim;
-    for (const bool is_key : {false, true}) {
-      const Norm& norm = is_key ? layer.key_norm : layer.query_norm;
-      const int64_t num = is_key ? d_.num_kv_heads : d_.num_heads;
-      T* first = heads + (is_key ? d_.num_heads * dim : 0);
-      if (layer.norms_rows) {
-        apply_norm(norm, first, first, num * dim);
-      } else {
-        for (int64_t head = 0; head < num; ++head) apply_norm(norm, first + head * dim, first + head * dim, dim, head * dim);
-      }
-    }
-  }
-
-  void rotate(const Angles& angles, bool is_interleaved, int64_t position, T* heads) const {
-    const float *cos = angles.cos + position * angles.dim, *sin = angles.sin + position * angles.dim;
-    for (int64_t head = 0; head < d_.num_heads + d_.num_kv_heads; ++head) {
-      T* at = heads + head * d_.head_dim;
-      is_interleaved ? rotate_neighbours(at, cos, sin, angles.dim) : rotate_row(at, cos, sin, at, angles.dim);
-    }
-  }
-
-  void attend(const DecoderLayer& layer) {
-    const LayerCache<T> cache = cache_of(layer);
-    const int64_t group = d_.num_heads / d_.num_kv_heads;
-    const int64_t* table = s_.block_table + layer.group * s_.num_requests * s_.table_stride;
-    for_each(spans_.size() * d_.num_kv_heads, [&](int64_t item) {
-      const Span& span = spans_[item / d_.num_kv_heads];
-      const int64_t kv_head = item % d_.num_kv_heads, offset = kv_head * group * d_.head_dim;
-      const Queries<T> queries{qkv_ + span.first_token * qkv_size_ + offset,
-                               qkv_size_,
-                               group,
-                               span.first_position,
-                               layer.window,
-                               layer.scale,
-                               layer.softcap,
-                               layer.sinks ? layer.sinks + kv_head * group : nullptr,
-                               table + span.request * s_.table_stride,
-                               kv_head,
-                               &cache,
-                               found_ + span.first_token * found_size_ + offset,
-                               found_size_,
-                               s_.visible_ends ? s_.visible_ends + span.first_token : nullptr};
-      attend_rows(queries, span.num_tokens * group);
-    });
-  }
-
-  static void attend_rows(const Queries<T>& queries, int64_t num_rows) {
-    if constexpr (tiles::EXIST && sizeof(T) == sizeof(bfloat16)) {
-      if (suits_tiles(queries.cache->shape)) {
-        TileAttention attention(queries);
-        for (int64_t row = 0; row < num_rows; row += tiles::ROWS) {
-          attention.run(row, std::min<int64_t>(tiles::ROWS, num_rows - row));
-        }
-        return;
-      }
-    }
-    for_row_tiles<TILE_ROWS>(num_rows, VectorAttention<T>{queries});
-  }
-
   // From here on only tokens whose logits are wanted matter; they come earlier, never later, than they were.
   void keep_logit_rows(int64_t found_size) {
+    const auto move = [](T* rows, int64_t to, int64_t from, int64_t size) {
+      std::memmove(rows + to * size, rows + from * size, size * sizeof(T));
+    };
     for (int64_t i = 0; i < s_.num_logit_rows; ++i) {
       const int64_t row = s_.logit_rows[i];
-      std::memmove(residual_ + i * d_.hidden_size, residual_ + row * d_.hidden_size, d_.hidden_size * sizeof(T));
-      std::memmove(normed_ + i * d_.hidden_size, normed_ + row * d_.hidden_size, d_.hidden_size * sizeof(T));
-      std::memmove(found_ + i * found_size, found_ + row * found_size, found_size * sizeof(T));
+      move(residual_, i, row, d_.hidden_size);
+      move(normed_, i, row, d_.hidden_size);
+      move(found_, i, row, found_size);
+      move(embedded_, i, row, embedded_size_);
     }
-    num_rows_ = s_.num_logit_rows;
-    if (!slots_) return;
-    for (int64_t i = 0; i < num_rows_; ++i) kept_slots_.push_back(slots_[s_.logit_rows[i]]);
-    slots_ = kept_slots_.data();
-  }
-
-  LayerCache<T> cache_of(const DecoderLayer& layer) const {
-    return {static_cast<T*>(layer.keys), static_cast<T*>(layer.values), {d_.num_kv_heads, d_.head_dim, d_.block_size}};
+    live_.keep_logit_rows();
   }
 
   const Decoder& d_;
   const DecoderStep& s_;
-  const int64_t qkv_size_, found_size_;
+  LiveTokens live_;
+  const int64_t embedded_size_, first_reader_;
   Workspace space_;
-  T *residual_, *normed_, *added_, *made_, *qkv_, *rows_, *found_, *gates_, *gate_up_, *gated_;
-  std::vector<Span> spans_;
-  int64_t num_rows_ = 0;
-  const int64_t* slots_ = nullptr;  // of adapters, of the rows that matter
-  std::vector<int64_t> kept_slots_;
+  T *residual_, *normed_, *added_, *made_, *heads_, *rows_, *found_, *gates_, *gate_up_, *gated_, *embedded_, *opened_;
 };
 
 }  // namespace

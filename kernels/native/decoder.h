@@ -2,6 +2,7 @@
 #pragma once
 #include "adapters.h"
 #include "experts.h"
+#include "layer_embeddings.h"
 #include "layer_switches.h"
 #include "linear.h"
 #include "mixers.h"
@@ -15,30 +16,44 @@ struct Angles {
 // Pointers are to elements of the model's dtype, unless said.
 struct DecoderLayer {
   Norm input_norm, attention_norm, mlp_norm, mlp_out_norm;  // the second and the last of what is added to the stream
-  Norm query_norm, key_norm;                                // weights [H, D] and [KVH, D]
+  Norm query_norm, key_norm, value_norm;                    // weights [H, D], [KVH, D] and [KVH, D]
   Linear qkv, output, gate_up, down;  // without inputs the former two, or the latter, in a layer of one part
   void *keys, *values;  // the layer's cache, see paged_cache.h
   const float* sinks;   // [H] logits that carry no value; null without
   float scale;
   float softcap;         // 0: none
   float residual_scale;  // of what is added to the stream
-  int64_t window;        // positions a token sees; 0: all before it
+  int64_t window;        // positions a token sees, itself the last; 0: all before it
+  int64_t ahead;         // and behind it, of those that visible_ends lets it see; below 0: all of them
   int64_t angles;        // which of the step's; below 0 heads are not rotated
   int64_t is_interleaved, norms_rows, norms_follow, is_parallel, activation, is_gated;
   int64_t gate;  // where the projection has what opens for the result, a Gate of gates.h
   const Mixer* mixer;  // in the place of attention; null for that
   int64_t group;  // whose slots and block table of a step
   const Experts* experts;  // beside gate_up and down, or alone; null without
+  int64_t num_heads, num_kv_heads, head_dim;
+  // How much the projection makes: queries alone, where the cache is that of a layer before, which stores; queries and
+  // keys, of which values are made, too; or all three.
+  int64_t stores, values_are_keys;
+  const EmbeddingPart* embedding_part;  // behind the feed-forward part; null without
+  const float* out_scale;               // of the stream behind the layer; null without
+
+  int64_t group_size() const { return num_heads / num_kv_heads; }
+  // Of a token's heads, [queries, keys, values].
+  int64_t heads_size() const { return (num_heads + (stores ? 2 * num_kv_heads : 0)) * head_dim; }
+  int64_t found_size() const { return num_heads * head_dim; }
 };
 
 struct Decoder {
   const DecoderLayer* layers;
-  int64_t num_layers, hidden_size, num_heads, num_kv_heads, head_dim, mlp_size, block_size;
+  int64_t num_layers, hidden_size, mlp_size, block_size;
+  int64_t norms_stream;  // what the norms before a layer's parts, and the final one, make is the stream from there on
   float token_scale, stream_scale, logit_scale;
   float logit_softcap;  // 0: none
   const void* embeddings;
   Norm final_norm;
-  Linear lm_head;
+  Linear lm_head;  // without inputs: normalised rows are told in the place of logits
+  const LayerEmbeddings* layer_embeddings;  // what embedding parts of layers are given; null without
 };
 
 // In the order of a layer: see DecoderLayer.
@@ -55,7 +70,7 @@ struct DecoderStep {
   int64_t table_stride;
   const int64_t *query_lens, *seq_lens;  // [B]
   const int64_t* logit_rows;             // [R] ascending
-  float* logits;                         // [R, V], rounded to the dtype
+  float* logits;                         // [R, V], rounded to the dtype; [R, hidden size] without a head
   const int64_t* adapter_slots;          // [T], below 0 for none; null where no token has an adapter
   const AdaptedProduct* adapted;         // [layers, PRODUCTS_PER_LAYER, num_adapter_slots]
   int64_t num_adapter_slots;

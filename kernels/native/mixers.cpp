@@ -21,8 +21,8 @@ float rounded(float value) {
   return to_float(from_float<T>(value));
 }
 
-// Kept from step to step; of the calling thread, which all pieces of work are given a part of.
-template <typename T>
+// Kept from step to step; of the calling thread, which all pieces of work are given a part of. Which: one of several.
+template <typename T, int Which = 0>
 T* scratch(int64_t num) {
   static thread_local std::vector<T> kept;
   if (static_cast<int64_t>(kept.size()) < num) kept.resize(num);
@@ -44,6 +44,7 @@ class Mix {
   }
 
   void all() {
+    if (m_.order) order_columns();
     if (m_.kind == CONVOLUTION) {
       multiply_inputs();
       convolve([this](int64_t token, int64_t channel, const float* sums, int64_t num) {
@@ -66,6 +67,17 @@ class Mix {
   }
 
  private:
+  void order_columns() {
+    T* ordered = scratch<T, 1>(s_.num_tokens * stride_);
+    for_ranges(s_.num_tokens, TOKENS_PER_PIECE, [this, ordered](int64_t start, int64_t end) {
+      for (int64_t token = start; token < end; ++token) {
+        const T* from = rows_ + token * stride_;
+        for (int64_t c = 0; c < stride_; ++c) ordered[token * stride_ + c] = from[m_.order[c]];
+      }
+    });
+    rows_ = ordered;
+  }
+
   void multiply_inputs() {
     for_ranges(s_.num_tokens, TOKENS_PER_PIECE, [this](int64_t start, int64_t end) {
       for (int64_t token = start; token < end; ++token) {

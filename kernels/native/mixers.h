@@ -21,6 +21,7 @@ struct Mixer {
   const float *taps, *taps_bias;          // [num_taps, num_channels]; [num_channels] or null
   const float *decay, *step_bias, *skip;  // [num_heads], the first as a logarithm; the last of a SCAN
   const float* norm;                      // [norm_weights]
+  const int64_t* order;  // columns of the projection, in the order in which places above count; null as they come
   void* recent;   // [slots, num_taps - 1, num_channels] of the model's dtype: what the convolution was given last
   float* states;  // [slots, num_heads, key_dim, head_dim]
 };

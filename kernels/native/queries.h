@@ -6,7 +6,7 @@
 #include "paged_cache.h"
 #include "softmax.h"
 
-constexpr int64_t MAX_HEAD_DIM = 256;
+constexpr int64_t MAX_HEAD_DIM = 512;
 
 // The queries of one key/value head that one thread works on: those of some successive tokens of a request, all heads
 // of the group. Rows are tokens by heads.
@@ -15,7 +15,7 @@ struct Queries {
   const T* queries;  // of the first token's first head of the group
   int64_t token_stride, group;
   int64_t first_position;  // of the first token
-  int64_t window;          // positions a token sees; 0: all before it
+  int64_t window, ahead;   // see DecoderLayer
   float scale, softcap;  // the latter 0 without
   const float* sinks;    // of the group's heads, or null
   const int64_t* blocks;
@@ -27,7 +27,10 @@ struct Queries {
 
   int64_t position_of(int64_t row) const { return first_position + row / group; }
   int64_t first_seen(int64_t position) const { return window > 0 ? std::max<int64_t>(0, position - window + 1) : 0; }
-  int64_t end_of(int64_t row) const { return ends ? ends[row / group] : position_of(row) + 1; }
+  int64_t end_of(int64_t row) const {
+    const int64_t next = position_of(row) + 1, end = ends ? ends[row / group] : next;
+    return ahead < 0 ? end : std::min(end, next + ahead);
+  }
   T* out_of(int64_t row) const { return out + row / group * out_stride + row % group * cache->shape.head_dim; }
 
   // Makes weights of a row's scores, which begin at position start of its request; see softmax.h.

@@ -19,6 +19,7 @@ from ...shared.params.sampling import SamplingParams
 from ..client import Client
 from ..inputs.options import RequestOptions, options_of_each
 from ..inputs.prompt import Prompt, as_prompts, params_of_each
+from ..inputs.prompt_names import naming, numbered
 from ..inputs.streaming_input import GrowingPrompt
 from ..results.outputs import RequestOutput
 from ..results.pooling import DataPrompt, PoolingRequestOutput, ProcessedRequestOutput, TextPair
@@ -227,13 +228,14 @@ class LLM(LLMByHand):
         most_answers = max((chosen.n for chosen in params if isinstance(chosen, SamplingParams)), default=1)
         in_flight = asyncio.Semaphore(MAX_IN_FLIGHT // most_answers)
 
-        async def one(prompt: Prompt, chosen: SamplingParams | None, own: RequestOptions) -> RequestOutput:
-            async with in_flight:
-                output = await self._client.generate(prompt, chosen, **own)
+        async def one(name: str, prompt: Prompt, chosen: SamplingParams | None, own: RequestOptions) -> RequestOutput:
+            with naming(name):
+                async with in_flight:
+                    output = await self._client.generate(prompt, chosen, **own)
             bar.advance(sum(len(answer.token_ids) for answer in output.outputs))
             return output
 
-        wanted = zip(prompts, params, options, strict=True)
+        wanted = zip(numbered("prompt", prompts), prompts, params, options, strict=True)
         results = await asyncio.gather(*(one(*each) for each in wanted), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):

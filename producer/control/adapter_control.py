@@ -50,7 +50,8 @@ class AdapterControl(ClientCore):
     ) -> dict[str, bool]:
         """Register an adapter and load it at the engines; False where it is loaded already.
 
-        A name that pointed to another adapter points to this one from now on, at once for everybody. An engine that
+        A name that pointed to another adapter points to this one from now on, at once for everybody; if it is pinned,
+        engines keep this one, and the other no longer. An engine that
         refuses to load it raises. The name is registered all the same if any engine has loaded it, has not answered or
         serves no adapters; if all refuse, it means again what it meant before.
 
@@ -83,7 +84,7 @@ class AdapterControl(ClientCore):
         """Load what ``register_lora`` has named, given what that returned; the second half of ``add_lora``."""
         options["model"] = record.model
         try:
-            return await self._change(AddLora(record.request()), options)
+            loaded = await self._change(AddLora(record.request()), options)
         except EngineCallError as error:
             may_load = any(isinstance(one, _NO_JUDGEMENT) for one in error.errors.values())
             if error.answers or may_load or not await self._take_back(record, former):
@@ -91,6 +92,11 @@ class AdapterControl(ClientCore):
             means = "means nothing" if former is None else f"means adapter {former.digest[:12]} again"
             told = f"{error}; no engine has loaded it, so lora_name {shown(record.name)} {means}"
             raise EngineCallError(told, answers=error.answers, errors=error.errors) from error
+        if former is not None and former.pinned and former.number != record.number:
+            await self._unpin_unnamed(former.number, options)
+        if record.pinned:
+            await self._change(PinLora(record.number), options)
+        return loaded
 
     async def register_lora(
         self,
@@ -161,6 +167,7 @@ class AdapterControl(ClientCore):
             for record in await self._numbered(number):
                 await self._remove(record.name, record.tenant)
         if await self._numbered(number):
+            await self._unpin_unnamed(number, options)
             return {}
         return await self._change(RemoveLora(number), options)
 
@@ -204,6 +211,11 @@ class AdapterControl(ClientCore):
 
     async def _numbered(self, number: int) -> list[AdapterRecord]:
         return [record for record in await self._adapters.registry.read() if record.number == number]
+
+    async def _unpin_unnamed(self, number: int, options: CallOptions) -> None:
+        """Have engines keep an adapter no longer than others, unless a pinned name points to it."""
+        if not any(record.pinned for record in await self._numbered(number)):
+            await self._change(PinLora(number, pinned=False), options)
 
     async def _remove(self, name: str, whose: str) -> AdapterRecord:
         async with self._operations.audit.audited("adapter.remove", name, owner=owner(whose)) as told:

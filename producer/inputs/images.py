@@ -79,14 +79,14 @@ def data_url_bytes(field: str, url: str) -> bytes:
         ValidationError: it is none.
     """
     head, comma, encoded = url.partition(",")
-    if not comma or not head.endswith(";base64"):
+    if not comma or not head.lower().endswith(";base64"):
         raise ValidationError(f"{field} must be a data URL such as data:image/png;base64,..., got {shown(url)}")
     try:
         return check_image_bytes(field, base64.b64decode(encoded, validate=True))
     except (binascii.Error, ValueError) as error:
         if isinstance(error, ValidationError):
             raise
-        raise ValidationError(f"{field} is no base64: {error}") from error
+        raise ValidationError(f"{field} is no base64 ({error}); encode the file's bytes without line breaks") from error
 
 
 def is_image_part(part: object) -> bool:
@@ -94,8 +94,13 @@ def is_image_part(part: object) -> bool:
     return isinstance(part, Mapping) and part.get("type") in _IMAGE_TYPES
 
 
-def image_url_of(field: str, part: Mapping[str, Any]) -> str:
-    """Return the URL of an ``image_url`` or ``input_image`` part.
+def is_data_url(url: str) -> bool:
+    """Whether ``url`` is the image itself, and not where it is."""
+    return url[:5].lower() == "data:"
+
+
+def image_url_of(field: str, part: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the name of the URL of an ``image_url`` or ``input_image`` part, and the URL.
 
     Raises:
         ValidationError: it has none.
@@ -111,7 +116,7 @@ def image_url_of(field: str, part: Mapping[str, Any]) -> str:
         field += ".image_url"
     if not isinstance(url, str) or not url:
         raise ValidationError(f"{field} must be the URL of an image, got {shown(url)}")
-    return url
+    return field, url
 
 
 def _split(prompt: Any) -> tuple[Any, list[ImageInput]]:
@@ -143,10 +148,10 @@ def _of_part(field: str, part: Mapping[str, Any]) -> bytes:
         if part.get(name) is None:
             raise ValidationError(f"{field}.{kind} must be an image: bytes, a PIL image or an array")
         return image_bytes(f"{field}.{name}", part[name])
-    url = image_url_of(field, part)
-    if not url.startswith("data:"):
+    field, url = image_url_of(field, part)
+    if not is_data_url(url):
         raise UnsupportedParameterError(
-            f"{field} has the address of an image, {shown(url)}, and only the gateway fetches those, if it is told to; "
+            f"{field} is the address of an image, {shown(url)}, and only the gateway fetches those, if it is told to; "
             "send the image itself"
         )
     return data_url_bytes(field, url)
@@ -186,12 +191,12 @@ def check_number(images: Sequence[ImageInput], card: ModelCard) -> None:
 
 def _checked(images: list[ImageInput]) -> list[ImageInput]:
     if len(images) > MAX_IMAGES:
-        raise ValidationError(f"a request has at most {MAX_IMAGES} images, got {len(images)}")
+        raise ValidationError(f"images: a request has at most {MAX_IMAGES}, got {len(images)}; send fewer")
     num_bytes = sum(len(image.data) for image in dict.fromkeys(images))
     if num_bytes > MAX_TOTAL_BYTES:
         raise ValidationError(
-            f"the images of the request have {num_bytes} bytes together, and at most {MAX_TOTAL_BYTES} may be sent; "
-            "make them smaller"
+            f"images: they have {num_bytes} bytes together, and a request has at most {MAX_TOTAL_BYTES}; make them "
+            "smaller"
         )
     return images
 

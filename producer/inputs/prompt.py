@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import AsyncIterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -196,13 +196,19 @@ def build_chunk(chunk: object, card: ModelCard) -> InputChunk:
 
 
 def as_prompts(prompts: Any) -> list[Any]:
-    """One prompt of any form, or several, as a list."""
+    """One prompt of any form, or several, as a list.
+
+    Raises:
+        ValidationError: it is neither.
+    """
     if isinstance(prompts, str | TextPair | EmbedsArray | Mapping):
         return [prompts]
     if isinstance(prompts, Sequence) and prompts and is_prompt_with_data(prompts[0]):
         return list(prompts)
     if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int | dict):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise ValidationError(f"prompts must be a prompt or a list of prompts, got {shown(prompts)}")
     return list(prompts)
 
 

@@ -52,12 +52,15 @@ class PoolingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def prepared(self, id_prefix: str, given: Input, params: PoolingParams) -> PreparedPooling:
         """Return what is asked of the client for ``given``, the body's ``input``. Raises: as ``inputs_of``."""
+        prompts = inputs_of(given)
+        # The client calls a single prompt by no number; the body may hold it in a list.
+        is_only_item = prompts is given and len(prompts) == 1
         return PreparedPooling(
             id_prefix=id_prefix,
-            prompts=inputs_of(given),
+            prompts=prompts,
             params=params,
             options=self.request_options(),
-            fields={"prompt": "input"},
+            fields={"prompt": "input[0]" if is_only_item else "input"},
         )
 
     def request_options(self) -> RequestOptions:
@@ -253,8 +256,10 @@ def _side(body: ScoreBody, *names: str) -> str | list[str]:
     if len(given) != 1:
         raise bad_field(names[0], f"exactly one of {' and '.join(names)} must be given")
     name, texts = given[0]
-    if not texts or (isinstance(texts, list) and not all(texts)):
-        raise bad_field(name, f"{name} must hold no empty text")
-    if isinstance(texts, list) and len(texts) > MAX_INPUTS:
-        raise bad_field(name, f"{name} must hold at most {MAX_INPUTS} texts, got {len(texts)}")
+    if isinstance(texts, list) and not 1 <= len(texts) <= MAX_INPUTS:
+        raise bad_field(name, f"{name} must hold 1 to {MAX_INPUTS} texts, got {len(texts)}")
+    for index, text in enumerate(texts if isinstance(texts, list) else [texts]):
+        if not text:
+            named = f"{name}[{index}]" if isinstance(texts, list) else name
+            raise bad_field(named, f"{named} must not be empty")
     return texts

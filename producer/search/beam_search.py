@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import Sequence
 from typing import Unpack
 
-from ...shared.errors import PromptTooLongError, UnsupportedParameterError, ValidationError
+from ...shared.errors import PromptTooLongError, RequestFailedError, UnsupportedParameterError, ValidationError
 from ...shared.messages.outcome import TokenLogprobs
 from ...shared.shown import shown
 from ..control.text_calls import TextControl
 from ..generations import Generations
 from ..inputs.embeds import EmbedsArray
-from ..inputs.options import SharedOptions
+from ..inputs.images import split_prompt
+from ..inputs.options import RequestOptions, SharedOptions, wanted_until
 from ..inputs.prompt import Prompt, as_prompts
+from ..results.outputs import RequestOutput
 from ..together import together
 from .beams import BeamSearchOutput, BeamSearchParams, search_beams
 
@@ -43,6 +45,7 @@ class BeamSearches(Generations, TextControl):
         Raises:
             ValidationError: ``params`` are none, or a prompt is wrong.
             UnsupportedParameterError: a prompt is embeddings.
+            RequestFailedError: a step was cancelled, or the time was up; the code is "cancelled" or "expired".
             and as ``stream``, ``tokenize`` and ``detokenize``.
         """
         if not isinstance(params, BeamSearchParams):
@@ -58,29 +61,44 @@ class BeamSearches(Generations, TextControl):
         return await together(one(prompt) for prompt in as_prompts(prompts))
 
     async def _search(self, prompt: Prompt, params: BeamSearchParams, options: SharedOptions) -> BeamSearchOutput:
-        card = await self._builder.checked_card({**options})
-        token_ids = await self._tokens_of(prompt, options)
+        # Found once: all steps have what the name of an adapter means now, and the time that is left of the search's.
+        found: RequestOptions = {**options}
+        card = await self._builder.checked_card(found)
+        asked: SharedOptions = {
+            "read_ttl_s": 0.0,  # nobody asks for a step again
+            **found,
+            "deadline": wanted_until(found),
+            "timeout_s": None,
+            "chat_template_kwargs": None,
+            "tokenization_kwargs": None,
+        }
+        bare, images = split_prompt(prompt)
+        token_ids = await self._tokens_of(bare, found)
         if card.max_model_len and len(token_ids) >= card.max_model_len:
             raise PromptTooLongError(
                 f"prompt has {len(token_ids)} tokens, but max_model_len of {shown(card.model)} is "
                 f"{card.max_model_len}, and at least one output token must fit"
             )
-        of_one_step = params.of_one_step
-        # Nobody asks for a step again.
-        asked: SharedOptions = {"read_ttl_s": 0.0, **options, "chat_template_kwargs": None, "tokenization_kwargs": None}
+        with_images = {"image": [image.data for image in images]}
 
-        async def next_of(beam: list[int]) -> TokenLogprobs:
-            output = await self.generate(beam, of_one_step, **asked)
-            logprobs = output.outputs[0].logprobs
-            if not logprobs:
-                raise ValidationError(f"a step of the search ended without a token: {output.outputs[0].finish_reason}")
-            return logprobs[0]
+        async def step_of(beam: list[int]) -> RequestOutput:
+            step: Prompt = {"prompt_token_ids": beam, "multi_modal_data": with_images} if images else beam
+            return await self.generate(step, params.of_one_step, **asked)
+
+        # How many tokens stand for the images is told with the first step.
+        firsts = [await step_of(token_ids)]
+        num_tokens = len(token_ids) if firsts[0].usage is None else firsts[0].usage.num_prompt_tokens
 
         async def ask(beams: list[list[int]]) -> list[TokenLogprobs]:
-            return await together(map(next_of, beams))
+            outputs = [firsts.pop()] if firsts else await together(map(step_of, beams))
+            return [_next_token(output) for output in outputs]
 
         sequences = await search_beams(
-            token_ids, params, ask, eos_token_ids=frozenset(card.eos_token_ids), max_model_len=card.max_model_len
+            token_ids,
+            params,
+            ask,
+            eos_token_ids=frozenset(card.eos_token_ids),
+            max_model_len=card.max_model_len and card.max_model_len - (num_tokens - len(token_ids)),
         )
         for sequence in sequences:
             if sequence.output_token_ids:
@@ -95,9 +113,20 @@ class BeamSearches(Generations, TextControl):
             return list(prompt)  # type: ignore[arg-type]  # narrowed by all()
         if options.get("tokenization_kwargs"):
             raise UnsupportedParameterError("tokenization_kwargs: beam_search of text has none; pass token ids")
+        if prompt == "":
+            raise ValidationError("prompt must not be empty, got ''")
         told = await self.tokenize(
             prompt,  # type: ignore[arg-type]  # what is neither is refused there
             model=options.get("model"),
             chat_template_kwargs=options.get("chat_template_kwargs"),
         )
         return told.token_ids
+
+
+def _next_token(output: RequestOutput) -> TokenLogprobs:
+    """What a step has found. Raises ``RequestFailedError`` if it ended without a token."""
+    (answer,) = output.outputs
+    if not answer.logprobs:
+        told = f"the search ended with request {output.request_id}, a step of it: {answer.finish_reason}"
+        raise RequestFailedError(told, code=str(answer.finish_reason))
+    return answer.logprobs[0]

@@ -51,7 +51,7 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
         check_number("beam_width", self.beam_width, int, 1, MAX_BEAM_WIDTH)
         check_number("max_tokens", self.max_tokens, int, 1, 2**31 - 1)
         check_number("temperature", self.temperature, float, 0.0, 100.0)
-        check_number("length_penalty", self.length_penalty, float, -100.0, 100.0)
+        check_number("length_penalty", self.length_penalty, float, -20.0, 20.0)
         for name in ("ignore_eos", "include_stop_str_in_output"):
             value: Any = getattr(self, name)
             if not isinstance(value, bool):

@@ -30,6 +30,8 @@ _NOT_SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_dora": ((False,), f"DoRA is not computed; train with use_dora=False, or {_MERGE}"),
     "use_qalora": ((False,), f"QA-LoRA is not computed; {_MERGE}"),
     "use_bdlora": ((False, {}), f"matrices in blocks (BD-LoRA) are not computed; {_MERGE}"),
+    "kasa_config": ((), f"it truncates the weights of the base model, too (KaSA); {_MERGE}"),
+    "monteclora_config": ((), f"mixtures of sampled matrices (MonteCLoRA) are not computed; {_MERGE}"),
     "arrow_config": (({},), "there is no router between adapters (Arrow); name one adapter in each request"),
     "bias": (("none",), "biases are not adapted; train with bias='none'"),
     "lora_bias": ((False,), "adapters have no biases; train with lora_bias=False"),
@@ -118,6 +120,8 @@ def read_peft_config(folder: str | Path) -> PeftConfig:
         ) from error
     except ValueError as error:
         raise AdapterFileError(f"{path} is not JSON: {error}") from error
+    except RecursionError:
+        raise AdapterFileError(f"{path} is nested too deep; PEFT's save_pretrained writes one flat object") from None
     if not isinstance(said, dict):
         raise AdapterFileError(f"{path} must hold a JSON object, got {shown(said)}")
     _check_kind(said, path)
@@ -180,7 +184,7 @@ def _pattern(name: str, said: dict[str, Any], read: Callable[[str, object, Path]
 def _expression(name: str, text: str, path: Path) -> str:
     try:
         re.compile(text)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise UnsupportedAdapterError(
             f"{name} of {path} has {shown(text)}, which is no regular expression: {error}"
         ) from error

@@ -83,6 +83,8 @@ class AdapterRegistry:
     ) -> tuple[AdapterRecord, AdapterRecord | None]:
         """Point a name to an adapter, whatever of its model it pointed to before; returns what it is, and was.
 
+        A name that is pinned stays so.
+
         Args:
             wanted_number: what a caller wants it to be numbered; 0 to have one drawn.
 
@@ -90,7 +92,8 @@ class AdapterRegistry:
             ValidationError: the name is another model's adapter's, or the number another adapter's.
         """
         field = _field(record.tenant, check_name("lora_name", record.name))
-        args = [field, check_name("model", record.model), record.digest, wanted_number, _rest(record)]
+        args = [field, check_name("model", record.model), record.digest, wanted_number]
+        args += [_rest(record), _rest(msgspec.structs.replace(record, pinned=True))]
         answer = await self._run("register", [self._names, self._numbers], args)
         if answer[0] == b"ok":
             return _record(answer[1]), None if answer[2] is None else _record(answer[2])

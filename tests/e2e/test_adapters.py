@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.ops.demo.run import MODEL
 from penstock.ops.demo.styles import ADAPTERS, STYLES, style_questions
 from penstock.ops.local_stack import LocalStack
-from penstock.producer import LLM, Client, SamplingParams
+from penstock.producer import LLM, BeamSearchParams, Client, SamplingParams
 from penstock.shared.errors import ValidationError
 
 from .batch_rows import COMPLETIONS, answers_of_batch
@@ -60,6 +62,28 @@ async def test_a_row_of_a_batch_has_the_adapter_that_it_names(
             assert body["choices"][0]["text"].strip() == (
                 question.answer if style == "demo" else STYLES[style](question)
             )
+
+
+async def test_a_search_ends_with_the_adapter_that_it_began_with(
+    client: Client, stack: LocalStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is pointed to another one between two steps."""
+    (question,) = QUESTIONS[:1]
+    params = BeamSearchParams(beam_width=2, max_tokens=LIMIT)
+    await client.add_lora("moving", ADAPTERS / "digits")
+    (wanted,) = await client.beam_search(question.prompt, params, model="digits")
+    generate, num_calls = client.generate, itertools.count()
+
+    async def generate_and_move(*args: Any, **options: Any) -> Any:
+        if next(num_calls) == 3:
+            await client.add_lora("moving", ADAPTERS / "loud")
+        return await generate(*args, **options)
+
+    monkeypatch.setattr(client, "generate", generate_and_move)
+    (found,) = await client.beam_search(question.prompt, params, model="moving")
+    assert next(num_calls) > 4
+    assert [one.tokens for one in found.sequences] == [one.tokens for one in wanted.sequences]
+    assert found.sequences[0].text.strip() == STYLES["digits"](question)
 
 
 def test_a_list_of_llm_has_one_for_all_or_one_each(client: Client, stack: LocalStack) -> None:

@@ -86,6 +86,16 @@ async def test_what_an_engine_held_when_it_was_killed_is_pooled_once(client: Cli
     assert sum(attempts) > len(TEXTS)
 
 
+async def test_one_text_is_one_prompt_and_the_wrong_one_of_several_is_named(client: Client) -> None:
+    """A text is a sequence of letters, too."""
+    (only,) = await client.encode_all("407")
+    (same,) = await client.submit_many("407", PoolingParams())
+    assert (await same.result()).pooled == only.pooled
+    for work in (client.encode_all(["407", ""]), client.submit_many(["407", ""], PoolingParams())):
+        with pytest.raises(errors.ValidationError, match=r"^prompt\[1\] must not be empty"):
+            await work
+
+
 async def test_a_known_request_id_gives_the_stored_result(client: Client) -> None:
     first, again = [await client.encode_all(TEXTS[:3], request_id="known") for _ in range(2)]
     assert [output.request_id for output in first] == ["known-0", "known-1", "known-2"]

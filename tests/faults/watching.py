@@ -122,7 +122,10 @@ async def engines(url: str) -> list[EngineHeartbeat]:
 
 
 async def busiest(url: str) -> EngineHeartbeat:
-    """The engine that holds most requests at this moment, by the claims: heartbeats are up to a second old."""
+    """The engine that holds most requests at this moment, by the claims: heartbeats are up to a second old.
+
+    One that has died may hold some, too, until its worker process sees that: others go before it.
+    """
     commands = CommandConnection(url)
     broker = Broker(commands, Keys().model("demo"))
     try:
@@ -130,7 +133,14 @@ async def busiest(url: str) -> EngineHeartbeat:
         held = {beat.engine_id: len(await broker.claims(beat.engine_id)) for beat in beats}
     finally:
         await commands.close()
-    return max(beats, key=lambda beat: held[beat.engine_id])
+    return max(beats, key=lambda beat: (is_alive(beat.worker_pid) and is_alive(beat.core_pid), held[beat.engine_id]))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def process(pid: int) -> psutil.Process:

@@ -94,6 +94,23 @@ class TestMixers:
 
 
 @pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("kind", ["convolution", "delta rule", "scan"])
+def test_columns_may_come_in_another_order(kind: str, dtype: torch.dtype) -> None:
+    weights = weights_of(kind)
+    rows = rows_of(weights, dtype)
+    order = torch.randperm(rows.shape[1], generator=torch.Generator().manual_seed(1))
+    shuffled = torch.empty_like(rows)
+    shuffled[:, order] = rows
+    batch = batch_of(list(LENGTHS), [-1] * 3, [0, 1, 2])
+    for compute in (mix, reference.mix):
+        one, other = (MixerState.of(weights, 3, dtype, CPU) for _ in range(2))
+        plain = compute(rows, weights, one, batch)
+        assert torch.equal(compute(shuffled, replace(weights, order=order), other, batch), plain)
+        assert torch.equal(one.recent, other.recent)
+
+
+@pytest.mark.usefixtures("compiled")
 def test_what_is_not_made_for_registers_goes_by_the_reference() -> None:
     weights = replace(weights_of("scan"), head_dim=40)
     assert not is_made_for(weights, CPU, torch.float32)
@@ -105,5 +122,7 @@ def test_slots_and_rows_are_checked() -> None:
     state = MixerState.of(weights, 2, torch.float32, CPU)
     with pytest.raises(KernelInputError, match=r"rows must be contiguous \[3, P\]"):
         mix(torch.zeros(4, 900), weights, state, batch_of([3], [-1], [0]))
+    with pytest.raises(KernelInputError, match="order must have the 900 columns"):
+        mix(torch.zeros(3, 900), replace(weights, order=torch.arange(5)), state, batch_of([3], [-1], [0]))
     with pytest.raises(KernelInputError, match="slots from 0 to 1"):
         mix(torch.zeros(3, 900), weights, state, batch_of([3], [-1], [2]))

@@ -14,10 +14,12 @@ from penstock.kernels.linear import (
     PackedWeight,
     can_pack,
     can_quantize,
+    join_weights,
     linear,
     pack_weight,
     quantize_weight,
     quantize_weight_to_nibbles,
+    split_weight,
     unpack_weight,
 )
 
@@ -165,3 +167,30 @@ def test_any_number_of_threads_computes_the_same(dtype: torch.dtype, pack: Calla
                 assert torch.equal(linear(inputs[:num_rows], packed), expected[:num_rows])
     finally:
         native.set_num_threads(1)
+
+
+@pytest.mark.parametrize("pack", [pack_weight, quantize_weight, quantize_weight_to_nibbles])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_side_by_side_are_one(dtype: torch.dtype, pack: Callable[[Tensor, Tensor], PackedWeight]) -> None:
+    plain, bias, inputs = random(200, 96, dtype=dtype), torch.rand(200), random(7, 96, dtype=dtype)
+    whole = pack(plain, bias)
+    expected = linear(inputs, whole)
+    parts = split_weight(whole, [64, 128, 8])
+    assert torch.equal(torch.cat([linear(inputs, part) for part in parts], 1), expected)
+    joined = join_weights(parts)
+    assert joined.packed.data_ptr() == whole.packed.data_ptr()
+    assert torch.equal(linear(inputs, joined), expected)
+    # Made one by one they lie apart, and are brought together.
+    apart = [pack(*both) for both in zip(plain.split([64, 128, 8]), bias.split([64, 128, 8]), strict=True)]
+    assert torch.equal(linear(inputs, join_weights(apart)), expected)
+    with pytest.raises(KernelInputError, match="num_outputs must be multiples of 64"):
+        split_weight(whole, [8, 192])
+    with pytest.raises(KernelInputError, match="whole panels"):
+        join_weights([parts[2], parts[0]])
+
+
+def test_a_part_without_a_bias_adds_none() -> None:
+    first, second, inputs = torch.rand(64, 8), torch.rand(64, 8), torch.rand(3, 8)
+    joined = join_weights([pack_weight(first), pack_weight(second, torch.ones(64))])
+    expected = torch.cat([linear(inputs, pack_weight(first)), linear(inputs, pack_weight(second)) + 1], 1)
+    torch.testing.assert_close(linear(inputs, joined), expected)

@@ -215,7 +215,7 @@ def _make_runner(config: EngineConfig, model: LoadedModel) -> ModelRunner:
 
 def _choose_scheduler(config: EngineConfig, model: LoadedModel, offload: KVOffload | None) -> Callable[..., Scheduler]:
     if _is_encoder(model):
-        return WholePromptScheduler
+        return partial(WholePromptScheduler, model.enough_tokens)
     return Scheduler if offload is None else partial(OffloadingScheduler, offload, int(config.async_scheduling))
 
 

@@ -29,6 +29,7 @@ from .lean.native import make_native
 from .own_module import read_module
 from .packed_linear import pack_linear_layers
 from .parallel.groups import RankGroups
+from .pooling.compiled_encoder import compile_encoder, plan_of
 from .pooling.encoder import EncoderForward, EncoderTruth, encoder_forward, is_bidirectional
 from .pooling.folder import PoolingFolder, pools
 from .pooling.loading import as_decoder, make_pooling
@@ -38,7 +39,7 @@ from .rank_checks import naming_ranks
 from .reading import ReadModel, read_model
 from .shared_experts.ranks import ExpertRanks
 from .shared_experts.share import share_and_check, share_experts
-from .ways.attention_backend import check_attention_backend
+from .ways.attention_backend import check_attention_backend, check_backend
 from .ways.candidates import choose_forward
 
 log = structlog.get_logger(__name__)
@@ -92,6 +93,11 @@ class LoadedModel:
     def network(self) -> nn.Module:
         """What computes, and holds the weights."""
         return self.forward.network
+
+    @property
+    def enough_tokens(self) -> int | None:
+        """Of a step of an encoder: more are computed no sooner for it. None where a step may have as many as fit."""
+        return self.forward.enough_tokens if isinstance(self.forward, EncoderForward) else None
 
     @property
     def weights(self) -> nn.Module:
@@ -183,7 +189,9 @@ def _load_pooling(
         if is_encoder:
             forward = _encoder_forward(module, architecture, vocab_size, config)
             longest = min(longest, forward.max_text_len or longest)
-            backend = "torch"
+            # transformers' own attention is the reference of an encoder.
+            wanted = "auto" if config.attention_backend == "reference" else config.attention_backend
+            backend = check_backend(forward.attention_backend, wanted, architecture)
         else:
             causal = as_decoder(module, architecture)
             forward = _choose_forward(causal, architecture, vocab_size, longest, config)
@@ -202,9 +210,13 @@ def _load_pooling(
 def _encoder_forward(
     module: PreTrainedModel, architecture: str, vocab_size: int, config: EngineConfig
 ) -> EncoderForward:
-    truth = EncoderTruth(module, vocab_size)
-    forward = encoder_forward(module, architecture, truth)
-    _pack(module, config, device_of(config))
+    truth, device = EncoderTruth(module, vocab_size), device_of(config)
+    forward, plan = encoder_forward(module, architecture, truth), None
+    if device.type == "cpu" and config.attention_backend in ("auto", "native"):
+        plan = plan_of(forward, architecture, config.quantization)
+    _pack(module, config, device)
+    if plan is not None:
+        forward = compile_encoder(forward, plan, truth, _tolerance(config), architecture)
     truth.check(forward, _tolerance(config), f"{architecture} with {_described(config)}")
     return forward
 

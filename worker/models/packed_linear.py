@@ -8,7 +8,8 @@ plain for one token, 18 and 33 for eight, 70 and 86 for 64; float32 gains as muc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -16,16 +17,22 @@ from torch import Tensor, nn
 
 from ...kernels.huge_pages import Arena
 from ...kernels.linear import (
+    PANEL,
     PackedWeight,
     can_pack,
     can_quantize,
     can_quantize_to_nibbles,
+    join_weights,
     linear,
+    pack_bias,
     pack_weight,
     quantize_weight,
     quantize_weight_to_nibbles,
+    split_weight,
     unpack_weight,
 )
+
+Packing = Callable[[Tensor, Tensor | None, Arena], PackedWeight]
 
 # Smaller layers are gates and routers: they take no time, and a rounded one sends tokens to other experts.
 MIN_QUANTIZED_OUTPUTS = 64
@@ -56,14 +63,8 @@ class PackedLinear(nn.Module):
 class OwnPackedLinear(PackedLinear):
     """By our kernel. Its tensors lie in the module itself, where those look for them who put weights to sleep."""
 
-    def __init__(
-        self,
-        plain: nn.Linear,
-        arena: Arena,
-        pack: Callable[[Tensor, Tensor | None, Arena], PackedWeight] = pack_weight,
-    ) -> None:
+    def __init__(self, plain: nn.Linear, made: PackedWeight) -> None:
         super().__init__()
-        made = pack(plain.weight, plain.bias, arena)
         self._packed, self._packed_bias = made.packed, made.bias
         self._scales, self._offsets = made.scales, made.offsets
         self._bias = None if plain.bias is None else plain.bias.detach()
@@ -80,6 +81,10 @@ class OwnPackedLinear(PackedLinear):
         return PackedWeight(
             *(self._packed, self._packed_bias, self.in_features, self.out_features, self._scales, self._offsets)
         )
+
+    def move(self, packed: Tensor) -> None:
+        """Have ``packed``, which holds the same, in the place of what is packed so far."""
+        self._packed = packed
 
     def forward(self, inputs: Tensor) -> Tensor:
         return linear(inputs, self.packed_weight)
@@ -126,14 +131,39 @@ def replace_linear_layers(model: nn.Module, make: Callable[[nn.Linear], nn.Modul
     return num_replaced
 
 
+def pack_in_a_row(plain: Sequence[nn.Linear], quantization: str | None, arena: Arena) -> list[OwnPackedLinear] | None:
+    """Pack layers of one input so that ``side_by_side`` is one weight without a copy; None if that cannot be."""
+    pack, *others = {_packing_of(one, quantization) for one in plain}
+    if pack is None or others or any(one.out_features % PANEL for one in plain[:-1]):
+        return None
+    whole = pack(torch.cat([one.weight.detach() for one in plain]), None, arena)
+    pieces = split_weight(whole, [one.out_features for one in plain])
+    with_bias = [replace(piece, bias=pack_bias(one.bias)) for one, piece in zip(plain, pieces, strict=True)]
+    return [OwnPackedLinear(*both) for both in zip(plain, with_bias, strict=True)]
+
+
+def side_by_side(linears: Sequence[OwnPackedLinear]) -> PackedWeight:
+    """What computes the outputs of all, of one input; their weights are parts of it from now on."""
+    joined = join_weights([one.packed_weight for one in linears])
+    for one, piece in zip(linears, split_weight(joined, [one.out_features for one in linears]), strict=True):
+        one.move(piece.packed)
+    return joined
+
+
 def _pack(plain: nn.Linear, quantization: str | None, arena: Arena) -> PackedLinear | None:
-    if quantization == "int4" and plain.out_features >= MIN_QUANTIZED_OUTPUTS and can_quantize_to_nibbles(plain.weight):
-        return OwnPackedLinear(plain, arena, quantize_weight_to_nibbles)
-    if quantization is not None and can_quantize(plain.weight):
-        return OwnPackedLinear(plain, arena, quantize_weight)
-    if can_pack(plain.weight):
-        return OwnPackedLinear(plain, arena)
+    pack = _packing_of(plain, quantization)
+    if pack is not None:
+        return OwnPackedLinear(plain, pack(plain.weight, plain.bias, arena))
     return OneDnnLinear(plain) if _suits_onednn(plain.weight) else None
+
+
+def _packing_of(plain: nn.Linear, quantization: str | None) -> Packing | None:
+    """What lays out its weight for our kernel; None if that cannot take it."""
+    if quantization == "int4" and plain.out_features >= MIN_QUANTIZED_OUTPUTS and can_quantize_to_nibbles(plain.weight):
+        return quantize_weight_to_nibbles
+    if quantization is not None and can_quantize(plain.weight):
+        return quantize_weight
+    return pack_weight if can_pack(plain.weight) else None
 
 
 def _suits_onednn(weight: Tensor) -> bool:

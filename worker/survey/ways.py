@@ -62,6 +62,17 @@ _STATES: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 128,
         "linear_value_head_dim": 128,
     },
+    "qwen3_next": {
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 192,
+        "shared_expert_intermediate_size": 192,
+    },
     "granitemoehybrid": {
         "layer_types": ["linear_attention"] * 4 + ["full_attention"],
         "num_local_experts": 0,
@@ -90,7 +101,19 @@ _EXPERTS: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
     },
 }
-_PARTICULAR = _STATES | _EXPERTS
+# Of types whose layers differ in more than windows; the later ones read keys and values of others, as in their models
+# that people run.
+_LAYERS: dict[str, dict[str, Any]] = {
+    "gemma4_text": {
+        "layer_types": ["sliding_attention"] * 4 + ["full_attention"],
+        "global_head_dim": 128,
+        "num_kv_shared_layers": 5,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 64,
+        "vocab_size_per_layer_input": _VOCAB_SIZE,
+    },
+}
+_PARTICULAR = _LAYERS | _STATES | _EXPERTS
 # None by default in some types, and needed all the same.
 _ALWAYS = ("num_key_value_heads", "pad_token_id", "bos_token_id", "eos_token_id")
 _MODEL_TYPES = (

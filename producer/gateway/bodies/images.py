@@ -17,7 +17,7 @@ import httpx
 from ....shared.errors import ValidationError
 from ....shared.params.images import MAX_IMAGE_BYTES, MAX_IMAGES, check_image_bytes
 from ....shared.shown import shown
-from ...inputs.images import MAX_TOTAL_BYTES, image_url_of, is_image_part
+from ...inputs.images import MAX_TOTAL_BYTES, image_url_of, is_data_url, is_image_part
 from ...inputs.prompt import Prompt
 from ...openai.errors import OpenAIError, bad_field
 from ...webhooks.addresses import MAX_URL_CHARS, Networks
@@ -76,14 +76,14 @@ class ImageFetcher:
         return [_with_images(prompt, images) for prompt in prompts]
 
     async def _fetch(self, field: str, url: str, room: _Room) -> bytes:
+        if urlsplit(url).scheme != "https" or len(url) > MAX_URL_CHARS:
+            raise _refusal(field, f"must be a data URL or begin with https://, got {shown(url)}")
         if self._http is None:
             raise _refusal(
                 field,
                 "is the address of an image, and this gateway fetches none; send the image as a data URL, or start "
                 "'penstock gateway' with --fetch-images on",
             )
-        if urlsplit(url).scheme != "https" or len(url) > MAX_URL_CHARS:
-            raise _refusal(field, f"must be a data URL or begin with https://, got {shown(url)}")
         try:
             async with asyncio.timeout(self._timeout_s):
                 return check_image_bytes(field, await self._read(self._http, field, url, room))
@@ -124,10 +124,9 @@ def _addresses(prompt: Any) -> list[tuple[str, str]]:
         content = message.get("content") if isinstance(message, dict) else None
         for number, part in enumerate(content if isinstance(content, list) else ()):
             if is_image_part(part) and "image_url" in part:
-                field = f"messages[{at}].content[{number}]"
-                url = image_url_of(field, part)
-                if not url.startswith("data:"):
-                    found.append((f"{field}.image_url", url))
+                field, url = image_url_of(f"messages[{at}].content[{number}]", part)
+                if not is_data_url(url):
+                    found.append((field, url))
     return found
 
 
@@ -147,7 +146,8 @@ def _message_with_images(message: Any, images: dict[str, bytes]) -> Any:
 def _part_with_image(part: Any, images: dict[str, bytes]) -> Any:
     if not is_image_part(part) or "image_url" not in part:
         return part
-    data = images.get(image_url_of("content", part))
+    _, url = image_url_of("content", part)
+    data = images.get(url)
     return part if data is None else {"type": "image", "image": data}
 
 

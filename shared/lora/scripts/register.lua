@@ -1,8 +1,9 @@
--- Point a name to an adapter. KEYS: names, numbers. ARGV: field, model, digest, wanted number or 0, JSON of the rest.
+-- Point a name to an adapter; a name that is pinned stays so. KEYS: names, numbers. ARGV: field, model, digest, wanted
+-- number or 0, JSON of the rest, and the same pinned.
 -- A value of names is "NUMBER\nMODEL\nJSON"; numbers has DIGEST -> number and back, and "last". A number is an
 -- adapter's for as long as a name points to it, and never given by itself a second time.
 -- Returns {'ok', value, former value or false}, or {'of_model', model}, {'numbered', number}, {'taken', digest}.
-local field, model, digest, wanted, rest = unpack(ARGV)
+local field, model, digest, wanted, rest, pinned_rest = unpack(ARGV)
 local former = redis.call('HGET', KEYS[1], field)
 local former_model = former and string.match(former, '^%d+\n([^\n]*)\n')
 if former_model and former_model ~= model then return {'of_model', former_model} end
@@ -20,6 +21,8 @@ if not number then
   end
   redis.call('HSET', KEYS[2], digest, number, number, digest)
 end
+-- In JSON a quote within a string is escaped, so this is the field and no part of a path.
+if former and string.find(former, '"pinned":true', 1, true) then rest = pinned_rest end
 local value = number .. '\n' .. model .. '\n' .. rest
 redis.call('HSET', KEYS[1], field, value)
 return {'ok', value, former}

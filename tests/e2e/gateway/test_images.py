@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 
 from penstock.ops.local_server import LocalGateway
 from penstock.ops.local_stack import LocalStack
-from penstock.producer import LLM, Client, SamplingParams
+from penstock.producer import LLM, BeamSearchParams, Client, SamplingParams
 from penstock.shared.errors import ValidationError
 from penstock.worker.survey.images.models import write_seeing_model
 from penstock.worker.survey.images.truth import picture, png
@@ -56,6 +56,27 @@ def data_url(seed: int) -> str:
 def chat(*urls: str) -> list[Any]:
     images = [{"type": "image_url", "image_url": {"url": one, "detail": "high"}} for one in urls]
     return [{"role": "user", "content": [*images, {"type": "text", "text": WORDS}]}]
+
+
+async def test_a_search_sees_its_images(stack: LocalStack) -> None:
+    """Of one beam it is what greedy sampling gives; in messages, and beside a prompt of tokens."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=LIMIT, ignore_eos=True)
+    narrow = BeamSearchParams(beam_width=1, max_tokens=LIMIT, ignore_eos=True)
+    wanted: list[list[int]] = []
+    async with Client.connect(stack.url) as client:
+        for seed in (1, 2):
+            parts = [{"type": "image", "image": picture(seed)}, {"type": "text", "text": WORDS}]
+            messages = [{"role": "user", "content": parts}]
+            beside = {"prompt": "<image>" + WORDS, "multi_modal_data": {"image": picture(seed)}}
+            for prompt in (messages, beside):
+                wanted.append((await client.generate(prompt, greedy)).outputs[0].token_ids)
+                (found,) = await client.beam_search([prompt], narrow)
+                assert found.sequences[0].output_token_ids == wanted[-1]
+        assert wanted[0] != wanted[2]
+        card = await client.get_model_config()
+        long = {"prompt": "<image>" + "a" * (card.max_model_len - 17), "multi_modal_data": {"image": picture(1)}}
+        (found,) = await client.beam_search([long], narrow)
+        assert [len(one.output_token_ids) for one in found.sequences] == [1], "the image has 16 tokens of the model's"
 
 
 async def test_a_chat_sees_what_the_client_shows(ai: AsyncOpenAI, stack: LocalStack) -> None:

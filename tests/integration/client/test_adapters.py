@@ -104,6 +104,43 @@ async def test_what_is_pinned_is_loaded_and_written_down(client: Client, two: Tw
         await client.pin_lora("dogs")
 
 
+async def test_a_pinned_name_stays_pinned_when_it_is_pointed_elsewhere(
+    client: Client, two: Two, cats: Path, dogs: Path
+) -> None:
+    """And engines let what it was go, where no other pinned name keeps it."""
+    for engine in two:
+        answers(engine)
+    await client.add_lora("pets", cats)
+    await client.pin_lora("pets")
+    for folder, calls in (
+        (dogs, [PinLora(1, pinned=False), PinLora(2)]),
+        (dogs, [PinLora(2)]),
+        (cats, [PinLora(2, pinned=False), PinLora(1)]),
+    ):
+        two[0].heard.clear()
+        await client.add_lora("pets", folder)
+        (record,) = await client.adapters()
+        assert record.pinned
+        assert [command.call for command in two[0].heard] == [AddLora(_unpinned(record).request()), *calls]
+    await client.register_lora("others", cats)
+    await client.pin_lora("others")
+    two[0].heard.clear()
+    await client.add_lora("pets", dogs)
+    assert [command.call for command in two[0].heard][1:] == [PinLora(2)], "the other name keeps it"
+
+
+async def test_a_pinned_name_that_goes_takes_its_pin_along(client: Client, two: Two, cats: Path) -> None:
+    for engine in two:
+        answers(engine)
+    for name in ("cats", "pets"):
+        await client.add_lora(name, cats)
+    await client.pin_lora("pets")
+    assert await client.remove_lora("pets") == {}
+    assert [engine.heard[-1].call for engine in two] == [PinLora(1, pinned=False)] * 2
+    (record,) = await client.adapters()
+    assert (record.name, record.pinned) == ("cats", False)
+
+
 def _unpinned(record: Any) -> Any:
     return msgspec.structs.replace(record, pinned=False)
 

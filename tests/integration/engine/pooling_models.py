@@ -27,6 +27,7 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 64,
     "initializer_range": 0.3,
 }
+DISTILLED: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "dim": 64, "hidden_dim": 96, "n_layers": 3, "n_heads": 4}
 DECODER = {**SHAPE, "num_key_value_heads": 2, "pad_token_id": 0}
 _MARKS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 # A window of three tokens to each side in two layers of three.
@@ -44,6 +45,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert, three classes": ("BertForSequenceClassification", {**SHAPE, "num_labels": 3}),
     "bert, classes of tokens": ("BertForTokenClassification", {**SHAPE, "num_labels": 3}),
     "roberta": ("RobertaModel", SHAPE),
+    "roberta, normalised before each part": ("RobertaPreLayerNormModel", SHAPE),
+    "distilbert": ("DistilBertModel", {**DISTILLED, "max_position_embeddings": 64, "initializer_range": 0.3}),
+    "electra, narrow embeddings": ("ElectraModel", {**SHAPE, "embedding_size": 32}),
+    "albert, layers that share weights": ("AlbertModel", {**SHAPE, "embedding_size": 32}),
+    "nomic, rotated and gated": ("NomicBertModel", {**SHAPE, "intermediate_size": 128}),
+    "jina": ("JinaEmbeddingsV3Model", SHAPE),
     "xlm-roberta, one class": ("XLMRobertaForSequenceClassification", {**SHAPE, "num_labels": 1, "type_vocab_size": 1}),
     "modernbert": ("ModernBertModel", MODERN),
     "modernbert, classes by the mean": (
@@ -59,6 +66,10 @@ def make_model(folder: Path, name: str, **changed: Any) -> PreTrainedModel:
     cls = getattr(transformers, kind)
     torch.manual_seed(1)
     module = cls(cls.config_class(**{**fields, **changed}, attn_implementation="eager")).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim == 1:  # biases, and norms, which begin as zeros and ones
+                parameter.add_(torch.randn_like(parameter) * 0.3)
     module.save_pretrained(folder)
     vocabulary = {f"<{i}>": i for i in range(VOCAB_SIZE)}
     tokenizer = {"version": "1.0", "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<0>"}}

@@ -344,11 +344,10 @@ def test_a_processor_that_treats_several_otherwise_has_one_image(make: Make) -> 
 
 def test_models_that_need_more_than_features_say_what() -> None:
     """Those are served with text alone, and requests with images get it as their error."""
-    for model_type, why in {"gemma4": "the tokens of an image see each other", "glm4v": "three axes"}.items():
-        config = transformers.CONFIG_MAPPING[model_type]()
-        assert not is_seeing_type(config)
-        assert refusal_of(config).startswith(f"images of {model_type} are not served by this version: ")
-        assert why in refusal_of(config)
+    config = transformers.CONFIG_MAPPING["gemma4"]()
+    assert not is_seeing_type(config)
+    assert refusal_of(config).startswith("images of gemma4 are not served by this version: ")
+    assert "the tokens of an image see each other" in refusal_of(config)
     assert refusal_of(transformers.LlamaConfig()) == "this model reads no images"
 
 
@@ -369,5 +368,5 @@ def test_an_image_processor_of_a_package_that_is_missing_is_named(tmp_path: Path
     (tmp_path / "config.json").write_text('{"model_type": "lfm2_vl"}')
     if importlib.util.find_spec("torchvision") is not None:
         pytest.skip("torchvision is here")
-    with pytest.raises(ModelLoadError, match="it needs the package torchvision; pip install torchvision"):
+    with pytest.raises(ModelLoadError, match=r"it needs the package torchvision; .* built for torch \d"):
         ImageProcessor.load(tmp_path, trust_remote_code=False)

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.shared.control.sleeping import Sleep, WakeUp
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.messages.outcome import FinishReason
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 
+from .harness import ask
 from .pooling_models import MODELS, VOCAB_SIZE, array_of, as_sentence_transformers, cosine, make_model, pool, request
 
 Make = Callable[..., Engine]
@@ -41,6 +43,8 @@ def test_a_prompt_gives_in_company_what_transformers_makes_of_it_alone(name: str
         engine.core, [request(str(i), prompt, task=task, use_activation=False) for i, prompt in enumerate(PROMPTS)]
     )
     is_decoder = name.startswith(("qwen", "llama", "gemma"))
+    # By transformers' own code where no plan says how it is made.
+    assert engine.ready.attention_backend == ("torch" if name.startswith("albert") else "native")
     for i, prompt in enumerate(PROMPTS):
         with torch.no_grad():
             token_ids = torch.tensor([prompt])
@@ -127,3 +131,42 @@ def test_what_a_model_that_pools_does_not_do_is_refused(tmp_path: Path, make: Ma
     assert refused.error.code == "unsupported_task"
     with pytest.raises(ConfigurationError, match="deterministic is for models that generate, and this one pools"):
         make(deterministic=True)
+
+
+@pytest.mark.parametrize("name", ["roberta", "modernbert"])
+@pytest.mark.parametrize("options", [{"quantization": "int8"}, {"dtype": "bfloat16"}], ids=str)
+def test_an_encoder_in_other_numbers_is_what_single_operations_make_of_them(
+    name: str, options: dict[str, Any], tmp_path: Path, make: Make
+) -> None:
+    make_model(tmp_path, name)
+    prompts = [request(str(i), prompt, use_activation=False) for i, prompt in enumerate(PROMPTS)]
+    compiled, single = (make(attention_backend=backend, **options) for backend in ("native", "reference"))
+    ours, theirs = pool(compiled.core, prompts), pool(single.core, prompts)
+    for i in ours:
+        assert cosine(array_of(ours[i]), array_of(theirs[i])) >= 0.999
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_what_attends_in_an_encoder_can_be_chosen(backend: str, tmp_path: Path, make: Make) -> None:
+    make_model(tmp_path, "bert")
+    assert (
+        make(attention_backend=backend).ready.attention_backend == {"native": "native", "reference": "torch"}[backend]
+    )
+
+
+def test_an_encoder_that_cannot_attend_as_asked_is_refused(tmp_path: Path, make: Make) -> None:
+    make_model(tmp_path, "albert, layers that share weights")
+    with pytest.raises(ConfigurationError, match="attention_backend is 'native', but the attention of AlbertModel"):
+        make(attention_backend="native")
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}], ids=["float32", "int8"])
+def test_an_encoder_gives_the_same_after_it_slept(options: dict[str, Any], tmp_path: Path, make: Make) -> None:
+    make_model(tmp_path, "bert")
+    engine = make(**options)
+    before = array_of(pool(engine.core, [request("before", PROMPTS[6])])["before"])
+    for level in (1, 2):
+        ask(engine, Sleep(level=level))
+        ask(engine, WakeUp())
+        after = array_of(pool(engine.core, [request("after", PROMPTS[6])])["after"])
+        np.testing.assert_array_equal(after, before)

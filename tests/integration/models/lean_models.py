@@ -89,6 +89,34 @@ SWITCHES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3ForCausalLM",
         {**_DIM, **_WINDOW_AND_FULL, "rope_parameters": _BASES, "query_pre_attn_scalar": 24},
     ),
+    # Embeddings of layers, heads of two sizes, and layers that attend to what others have stored.
+    "gemma4": (
+        "Gemma4ForCausalLM",
+        {
+            **_DIM,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention", *["sliding_attention"] * 3, "full_attention"],
+            "sliding_window": 5,
+            "global_head_dim": 32,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            # Of six layers as many as the stream has: nothing is told by its size.
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": 97,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+    "gemma4, whose keys are values": (
+        "Gemma4ForCausalLM",
+        {
+            **_DIM,
+            **_WINDOW_AND_FULL,
+            "global_head_dim": 32,
+            "num_global_key_value_heads": 3,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+        },
+    ),
     "phi3": ("Phi3ForCausalLM", {"sliding_window": 5, "partial_rotary_factor": 0.5, "pad_token_id": 0}),
     "phi": ("PhiForCausalLM", {"partial_rotary_factor": 0.5, "qk_layernorm": False}),
     "olmo": ("OlmoForCausalLM", {}),
@@ -160,6 +188,20 @@ STATES: dict[str, tuple[str, dict[str, Any]]] = {
             "linear_value_head_dim": 32,
         },
     ),
+    "qwen3 next": (
+        "Qwen3NextForCausalLM",
+        {
+            **_DIM,
+            **EXPERTS,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_experts": 4,
+            "shared_expert_intermediate_size": 32,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 24,
+            "linear_value_head_dim": 32,
+        },
+    ),
     "bamba": ("BambaForCausalLM", {**_MAMBA, "attn_layer_indices": [1], "mamba_expand": 2}),
     "granite hybrid": (
         "GraniteMoeHybridForCausalLM",
@@ -200,8 +242,9 @@ def make_model(variant: str, dtype: torch.dtype, **changed: Any) -> PreTrainedMo
 
 def roughen(model: PreTrainedModel) -> None:
     """Weights of norms, biases and the like are all alike in a fresh model, and would hide who mixes them up."""
-    choosing = (buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias"))
-    for tensor in (*model.parameters(), *choosing):
+    kept = ("e_score_correction_bias", "layer_scalar")
+    buffers = (buffer for name, buffer in model.named_buffers() if name.endswith(kept))
+    for tensor in (*model.parameters(), *buffers):
         if tensor.ndim == 1:
             tensor.data += 0.3 * torch.randn_like(tensor)
 

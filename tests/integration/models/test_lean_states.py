@@ -60,7 +60,7 @@ def test_logits_are_those_of_the_general_way(variant: str) -> None:
     assert (rounded - whole).norm() <= 2 * (theirs - whole).norm()
 
 
-@pytest.mark.parametrize("variant", ["lfm3", "qwen3.5", "bamba"])
+@pytest.mark.parametrize("variant", ["lfm3", "qwen3.5", "qwen3 next", "bamba"])
 @torch.inference_mode()
 def test_a_token_has_the_same_bits_however_its_request_is_cut(variant: str) -> None:
     forward = native_forward(variant, torch.bfloat16)

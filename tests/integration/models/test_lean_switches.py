@@ -116,6 +116,49 @@ def test_experts_are_read_with_their_router() -> None:
     ]
 
 
+def test_layers_that_read_what_others_store_are_found() -> None:
+    plan = read_decoder(make_model("gemma4", torch.float32), 64)
+    attentions = [attention_of(layer) for layer in plan.layers]
+    assert [attention.source for attention in attentions] == [None] * 4 + [3, 1]
+    assert [attention.head_dim for attention in attentions] == [16, 32, 16, 16, 16, 32]
+    assert [attention.value_norm is None for attention in attentions] == [False] * 4 + [True] * 2
+    assert [len(attention.qkv) for attention in attentions] == [3] * 4 + [1] * 2
+    assert LeanForward(make_model("gemma4", torch.float32), SETTINGS).windows == [5, None, 5, 5, 5, None]
+
+
+def test_who_sees_further_than_what_it_reads_is_refused() -> None:
+    """What lies behind the window of a layer that stores may have been given back."""
+    model = make_model("gemma4", torch.float32, global_head_dim=16)
+    kinds = list(model.config.layer_types)
+    model.config.layer_types = [
+        *kinds[:4],
+        "full_attention",
+        kinds[5],
+    ]  # for masks and angles; keys are those of layer 3
+    with pytest.raises(ModelLoadError, match="sees further than that"):
+        LeanForward(model, SETTINGS)
+
+
+def test_embeddings_of_layers_are_read_with_their_numbers() -> None:
+    plan = read_decoder(make_model("gemma4", torch.bfloat16), 64)
+    of_layers = plan.layer_embeddings
+    assert of_layers is not None
+    assert (of_layers.size, of_layers.embedding_scale) == (16, 4.0)
+    assert of_layers.projection_scale == 96**-0.5
+    assert of_layers.sum_scale == 2**-0.5
+    assert [layer.out_scale for layer in plan.layers] == [f"model.layers.{index}.layer_scalar" for index in range(6)]
+    part = plan.layers[0].embedding_part
+    assert part is not None
+    assert (part.gate.rpartition(".")[2], part.activation) == ("per_layer_input_gate", "gelu_tanh")
+    assert part.norm is not None
+
+
+def test_keys_that_are_values_are_found() -> None:
+    window, full = (attention_of(layer_of("gemma4, whose keys are values", index)) for index in range(2))
+    assert (window.values_are_keys, full.values_are_keys) == (False, True)
+    assert (full.num_kv_heads, len(full.qkv)) == (3, 2)
+
+
 class Late(nn.Module):
     """Changes queries from some position on, which the model's first tokens do not show."""
 
@@ -219,7 +262,7 @@ def test_weights_in_bytes_and_in_four_bits(variant: str, quantization: str, tole
     assert check_conformance(forward, truth, tolerance) > 0
 
 
-@pytest.mark.parametrize("variant", ["mistral, with a window", "gemma3", "gpt oss"])
+@pytest.mark.parametrize("variant", ["mistral, with a window", "gemma3", "gpt oss", "gemma4"])
 @torch.inference_mode()
 def test_conformance_runs_past_windows(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of 5 tokens at least, which sequences of 7 hardly show, and of any size: they are made narrow."""

@@ -63,7 +63,16 @@ def native_forward(variant: str, dtype: torch.dtype, quantization: str | None = 
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
 def test_logits_are_those_of_the_general_way(variant: str, dtype: torch.dtype) -> None:
-    changed: dict[str, Any] = ALL_EXPERTS if variant in MIXTURES and dtype is torch.bfloat16 else {}
+    _check_logits(variant, dtype, **(ALL_EXPERTS if variant in MIXTURES and dtype is torch.bfloat16 else {}))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_heads_may_be_as_wide_as_gemmas(dtype: torch.dtype) -> None:
+    _check_logits("llama, with biases, wide heads and scaled rope", dtype, head_dim=512)
+
+
+def _check_logits(variant: str, dtype: torch.dtype, **changed: Any) -> None:
     expected = logits_of(PackedForward(make_model(variant, torch.float32, **changed), SETTINGS))
     theirs = logits_of(PackedForward(make_model(variant, dtype, **changed), SETTINGS))
     actual = logits_of(native_forward(variant, dtype, **changed))
@@ -101,7 +110,7 @@ def poison(forward: NativeForward) -> None:
         cache.fill_(float("nan"))
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral, with a window"])
+@pytest.mark.parametrize("variant", ["llama", "mistral, with a window", "gemma4"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [4, 6, 16, 48])
 @torch.inference_mode()
@@ -137,6 +146,7 @@ def alone(step: ModelInput, request: int, start: int, end: int) -> ModelInput:
     [
         *(("llama", None), ("llama", "int4"), ("mistral, with a window", None), ("gemma2", None), ("cohere", None)),
         *(("starcoder2", None), ("olmo2", "int4"), ("qwen2 moe", None), ("gpt oss", "int8")),
+        *(("gemma4", None), ("gemma4, whose keys are values", None)),
     ],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -156,6 +166,8 @@ def test_a_token_has_the_same_bits_in_any_company(
             cuts = sorted({0, num_tokens // 3, num_tokens})
             parts += [forward.run(alone(step, request, a, b)) for a, b in pairwise(cuts)]
         assert torch.equal(torch.cat(parts), logits)
+        # Behind the last layer that stores keys and values nobody else is computed.
+        assert torch.equal(forward.run(step), logits[step.logit_rows])
 
 
 def with_ends(step: ModelInput) -> ModelInput:
@@ -168,7 +180,7 @@ def with_ends(step: ModelInput) -> ModelInput:
     return step
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral, with a window", "gemma2"])
+@pytest.mark.parametrize("variant", ["llama", "mistral, with a window", "gemma2", "gemma4"])
 @torch.inference_mode()
 def test_tokens_that_see_each_other_do_so_as_in_the_general_way(variant: str) -> None:
     found: list[list[Tensor]] = []
@@ -197,3 +209,17 @@ def test_embeddings_can_come_from_outside() -> None:
             step, token_ids=torch.zeros_like(step.token_ids), inputs_embeds=forward.network.embed_tokens(step.token_ids)
         )
         assert torch.equal(forward.run(given), before)
+
+
+@torch.inference_mode()
+def test_layers_that_store_nothing_take_no_room() -> None:
+    lean = LeanForward(make_model("gemma4", torch.float32), SETTINGS)
+    packed = PackedForward(make_model("gemma4", torch.float32), SETTINGS)
+    assert not lean.takes_embeds  # its layers look at token ids again
+    assert [call.source is None for call in lean.attention_calls] == [True] * 4 + [False] * 2
+    # Two of its six layers: one of heads of 16, one of 32.
+    assert packed.bytes_per_token - lean.bytes_per_token == 2 * 2 * (16 + 32) * 4
+    forward = native_forward("gemma4", torch.float32)
+    for one in (lean, forward):
+        one.allocate(NUM_BLOCKS, BLOCK_SIZE, 3, torch.device("cpu"))
+        assert len(one.caches) == 2 * 4

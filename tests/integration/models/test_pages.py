@@ -25,8 +25,12 @@ CPU = torch.device("cpu")
 HAS_COMPILER = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
 
 
+# Layers whose heads are of two sizes share no pages.
+_ALIKE = {"gemma4": {"global_head_dim": 16}}
+
+
 def make_forward(variant: str, way: str, dtype: torch.dtype) -> Forward:
-    model = make_model(variant, dtype)
+    model = make_model(variant, dtype, **_ALIKE.get(variant, {}))
     if way == "packed":
         return PackedForward(model, SETTINGS)
     lean = LeanForward(model, SETTINGS)
@@ -41,9 +45,9 @@ def make_forward(variant: str, way: str, dtype: torch.dtype) -> Forward:
 @pytest.mark.parametrize(
     ("variant", "way", "dtype"),
     [
-        *((variant, "native", torch.bfloat16) for variant in ("gemma2", "gemma3", "cohere2", "exaone4")),
+        *((variant, "native", torch.bfloat16) for variant in ("gemma2", "gemma3", "gemma4", "cohere2", "exaone4")),
         *((variant, "native", torch.float32) for variant in ("gemma3", "mistral, with a window", "phi3")),
-        *((variant, "lean", torch.float32) for variant in ("gpt oss", "gemma3", "mistral, with a window")),
+        *((variant, "lean", torch.float32) for variant in ("gpt oss", "gemma3", "gemma4", "mistral, with a window")),
         *((variant, "packed", torch.float32) for variant in ("gpt oss", "gemma2")),
     ],
 )
@@ -105,6 +109,15 @@ def test_a_kind_that_would_waste_much_of_wide_pages_makes_them_narrow() -> None:
     layout = plan_pages(calls(None, *[512] * 7), 1024, 16)
     assert layout is not None
     assert (layout.windows, layout.num_places) == ((None, *[512] * 7), 1)
+
+
+def test_layers_that_store_nothing_are_where_they_read() -> None:
+    first, second = calls(8, None)
+    readers = [dataclasses.replace(first, source=first), dataclasses.replace(second, source=second)]
+    layout = plan_pages([first, second, *readers], 4096, 16)
+    assert layout is not None
+    assert layout == PageLayout((None, 8), 1, (1, 0, 1, 0), (0, 0, 0, 0))
+    assert layout.page_bytes(2 * 100, 16) == 100 * 16
 
 
 def test_layers_of_several_windows_are_in_groups_of_their_own() -> None:

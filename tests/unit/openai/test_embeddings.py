@@ -9,6 +9,7 @@ import pytest
 from penstock.producer.openai.embeddings import PreparedEmbeddings
 from penstock.producer.openai.endpoints import prepare
 from penstock.producer.openai.errors import OpenAIError, error_of
+from penstock.producer.openai.pooling import ScoreBody
 from penstock.producer.results.outputs import CompletionOutput, RequestOutput
 from penstock.producer.results.pooling import PoolingOutput
 from penstock.shared.errors import ValidationError
@@ -46,6 +47,31 @@ def test_input_is_one_text_or_many(given: Any, prompts: list[Any]) -> None:
     assert list(found.prompts) == prompts
     assert (found.params.task, found.params.dimensions, found.params.prompt_name) == ("embed", 8, "query")
     assert found.options.get("band") == "batch"
+
+
+@pytest.mark.parametrize(
+    ("given", "field"), [("a", "input"), ([1, 2], "input"), (["a"], "input[0]"), ([[1, 2]], "input[0]")]
+)
+def test_the_only_text_of_a_list_is_named_by_its_place(given: Any, field: str) -> None:
+    """The client, which was given one prompt, calls it by no number."""
+    with pytest.raises(ValidationError) as caught, prepared(input=given).naming_fields():
+        raise ValidationError("prompt[1] must be in [0, 382), got 400")
+    assert str(caught.value) == f"{field}[1] must be in [0, 382), got 400"
+
+
+@pytest.mark.parametrize(
+    ("sides", "field"),
+    [
+        ({"text_1": "", "text_2": "a"}, "text_1"),
+        ({"text_1": "a", "text_2": []}, "text_2"),
+        ({"queries": "a", "documents": ["a", ""]}, "documents[1]"),
+        ({"text_1": "a", "text_2": ["a"] * 2049}, "text_2"),
+    ],
+)
+def test_an_empty_side_of_pairs_is_named(sides: dict[str, Any], field: str) -> None:
+    with pytest.raises(OpenAIError) as caught:
+        ScoreBody(**sides).pairs()
+    assert caught.value.param == field
 
 
 def test_what_an_engine_refuses_has_the_name_that_the_body_has_for_it() -> None:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.producer.inputs.options import RequestOptions
-from penstock.producer.inputs.prompt import build_chunk, build_request
+from penstock.producer.inputs.prompt import as_prompts, build_chunk, build_request
+from penstock.producer.inputs.text_pairs import pairs_of
 from penstock.producer.requests.fan_out import children
 from penstock.producer.requests.queue_entry import Outgoing, num_chunk_tokens
 from penstock.producer.webhooks.targets import webhook_target
@@ -138,8 +139,32 @@ def test_what_json_cannot_say_is_named(value: Any) -> None:
 
 def test_addresses_of_images_are_refused() -> None:
     parts = [{"type": "text", "text": "what is"}, {"type": "image_url", "image_url": {"url": "https://a.example"}}]
-    with pytest.raises(UnsupportedParameterError, match=r"^messages\[0\]\.content\[1\] has the address of an image"):
+    told = r"^messages\[0\]\.content\[1\]\.image_url\.url is the address of an image"
+    with pytest.raises(UnsupportedParameterError, match=told):
         send([{"role": "user", "content": parts}])
+
+
+@pytest.mark.parametrize("given", [5, None, 1.5, object()])
+def test_what_is_neither_a_prompt_nor_a_list_of_them_is_refused(given: Any) -> None:
+    with pytest.raises(ValidationError, match=r"^prompts must be a prompt or a list of prompts, got"):
+        as_prompts(given)
+
+
+@pytest.mark.parametrize(
+    ("texts", "others", "told"),
+    [
+        (5, ["a"], "texts must be a text or a list of texts, got 5"),
+        ("a", None, "others must be a text or a list of texts, got None"),
+        ("a", ["b", ""], r"others\[1\] must be a text that is not empty, got ''"),
+        ("", ["b"], "texts must be a text that is not empty, got ''"),
+        (["a", 5], ["b", "c"], r"texts\[1\] must be a text that is not empty, got 5"),
+        (["a", "b"], ["c"], r"texts must be one, or as many as the others \(1\), got 2"),
+        ("a", [], r"texts must be one, or as many as the others \(0\), got 0"),
+    ],
+)
+def test_what_makes_no_pairs_is_refused_by_its_place(texts: Any, others: Any, told: str) -> None:
+    with pytest.raises(ValidationError, match=f"^{told}"):
+        pairs_of(texts, others)
 
 
 def test_ids_have_a_longest_length() -> None:

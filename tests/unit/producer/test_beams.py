@@ -90,6 +90,19 @@ async def test_the_sequences_are_those_of_the_reference(
         assert (one.finish_reason, one.stop_reason) == (("stop", EOS) if is_end else ("length", None))
 
 
+@pytest.mark.parametrize("length_penalty", [-20.0, 20.0])
+async def test_the_bounds_of_the_penalty_hold_for_the_longest_prompts(length_penalty: float) -> None:
+    async def ask(beams: list[list[int]]) -> list[TokenLogprobs]:
+        return [TokenLogprobs(5, -0.5, 1, [(5, -0.5), (6, -1.0)]) for _ in beams]
+
+    params = BeamSearchParams(beam_width=1, max_tokens=2, length_penalty=length_penalty)
+    (found,) = await search_beams([7] * 1_000_000, params, ask, eos_token_ids=(), max_model_len=0)
+    assert found.output_token_ids == [5, 5]
+    assert found.score(length_penalty) < 0
+    with pytest.raises(ValidationError, match="length_penalty must be in"):
+        BeamSearchParams(beam_width=1, max_tokens=2, length_penalty=1.1 * length_penalty)
+
+
 async def test_the_models_length_ends_a_search_and_a_drawn_token_is_one_more_candidate() -> None:
     asked: list[int] = []
 

@@ -93,11 +93,21 @@ def test_prompts_with_images_are_told_from_messages() -> None:
         ({"prompt": "a", "multi_modal_data": {"image": b"cat"}}, "no image of a kind that is read"),
         ({"prompt": "a", "multi_modal_data": {"image": PIXELS / 255}}, "must be an array of uint8"),
         ({"prompt": "a", "multi_modal_data": {"image": PIXELS[None, None]}}, "no array of a picture"),
-        ({"prompt": "a", "multi_modal_data": {"image": [file()] * 65}}, "at most 64 images, got 65"),
+        ({"prompt": "a", "multi_modal_data": {"image": [file()] * 65}}, "^images: a request has at most 64, got 65"),
         ([{"role": "user", "content": [{"type": "image"}]}], r"messages\[0\].content\[0\].image must be an image"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], r"content\[0\].image_url must be the URL"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": "data:x"}]}], "must be a data URL"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": URL + "*"}]}], "is no base64"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": "data:x"}]}],
+            r"content\[0\].image_url must be a data URL",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": URL + "*"}]}],
+            r"content\[0\].image_url is no base64",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:;base64,"}}]}],
+            r"^messages\[0\].content\[0\].image_url.url is an image of no bytes",
+        ),
         ([{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}], "file_id is not supported"),
     ],
 )
@@ -106,9 +116,19 @@ def test_what_is_no_image_is_refused_in_words(prompt: Any, told: str) -> None:
         split_prompt(prompt)
 
 
+@pytest.mark.parametrize("head", ["DATA:image/png;base64,", "data:image/png;BASE64,", "Data:;Base64,"])
+def test_the_words_of_a_data_url_have_no_case(head: str) -> None:
+    """RFC 2397 and RFC 3986, section 3.1."""
+    url = head + URL.partition(",")[2]
+    _, images = split_prompt([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}])
+    assert [image.data for image in images] == [file()]
+
+
 def test_together_they_have_a_bound() -> None:
     large = [file() + bytes([number]) * (MAX_IMAGE_BYTES - len(file())) for number in range(4)]
-    with pytest.raises(PenstockError, match="bytes together, and at most 67108864"):
+    with pytest.raises(
+        PenstockError, match=r"^images: they have .* bytes together, and a request has at most 67108864"
+    ):
         split_prompt({"prompt": "a", "multi_modal_data": {"image": large}})
     # The same one is sent once.
     _, images = split_prompt({"prompt": "a", "multi_modal_data": {"image": large[:1] * 4}})

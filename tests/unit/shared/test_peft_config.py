@@ -60,6 +60,10 @@ def test_a_pattern_is_kept_as_it_was_written(tmp_path: Path) -> None:
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' of .* is not served.*path_initial_model"),
         ({"target_modules": "("}, r"target_modules of .* has '\(', which is no regular expression"),
         ({"alpha_pattern": {"(": 4}}, r"alpha_pattern of .* has '\(', which is no regular expression"),
+        ({"target_modules": "a{99999999999999999999}"}, "which is no regular expression: the repetition number"),
+        ({"rank_pattern": {"a{99999999999999999999}": 4}}, "rank_pattern of .* is no regular expression"),
+        ({"kasa_config": {"beta": 0.1}}, "kasa_config=.* is not served: .*KaSA"),
+        ({"monteclora_config": {}}, "monteclora_config=.* is not served: .*MonteCLoRA"),
         ({"lora_alpha": None}, "lora_alpha of .* must be a finite number, got None"),
         ({"r": 0}, "r of .* must be an integer of at least 1, got 0"),
         ({"r": True}, "r of .* must be an integer"),
@@ -79,6 +83,9 @@ def test_a_file_that_does_not_read_is_named(tmp_path: Path) -> None:
         read_peft_config(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{")
     with pytest.raises(AdapterFileError, match=r"adapter_config\.json is not JSON"):
+        read_peft_config(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("[" * 100_000)
+    with pytest.raises(AdapterFileError, match="is nested too deep"):
         read_peft_config(tmp_path)
     (tmp_path / "adapter_config.json").write_text("[]")
     with pytest.raises(AdapterFileError, match="must hold a JSON object"):

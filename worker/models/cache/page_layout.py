@@ -21,5 +21,9 @@ class PageLayout:
     places: tuple[int, ...]
 
     def page_bytes(self, bytes_per_token: int, block_size: int) -> int:
-        """Of a page, where a token takes ``bytes_per_token`` in all layers together, and in each as much."""
-        return bytes_per_token // len(self.groups) * self.num_places * block_size
+        """Of a page, where a token takes ``bytes_per_token`` in all layers together, and in each as much.
+
+        Layers that read what another stores are where that is, and take nothing.
+        """
+        num_storing = len(set(zip(self.groups, self.places, strict=True)))
+        return bytes_per_token // num_storing * self.num_places * block_size

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -44,7 +45,8 @@ class PagedByGroups(Protocol):
 
 def plan_pages(calls: Sequence[AttentionCall], max_model_len: int, block_size: int) -> PageLayout | None:
     """Return how pages are laid out for the layers ``calls``; None where one table of all layers is as good."""
-    kinds = Counter(_window_of(call, max_model_len) for call in calls)
+    storing = [call for call in calls if call.source is None]
+    kinds = Counter(_window_of(call, max_model_len) for call in storing)
     if set(kinds) == {None}:
         return None
 
@@ -62,9 +64,13 @@ def plan_pages(calls: Sequence[AttentionCall], max_model_len: int, block_size: i
     usual = min(max_model_len, _NUM_WINDOWS * max(window or 0 for window in kinds))
     least = min(room(size, usual) for size in sizes)
     num_places = max(size for size in sizes if room(size, usual) <= _TOLERATED_PADDING * least)
-    if room(num_places, max_model_len) > _WORTH_WHILE * len(calls) * max_model_len:
+    if room(num_places, max_model_len) > _WORTH_WHILE * len(storing) * max_model_len:
         return None
-    return _lay_out([_window_of(call, max_model_len) for call in calls], num_places)
+    layout = _lay_out([_window_of(call, max_model_len) for call in storing], num_places)
+    # Who stores nothing is where it reads.
+    index_of = {id(call): index for index, call in enumerate(storing)}
+    at = [index_of[id(call.source or call)] for call in calls]
+    return replace(layout, groups=tuple(layout.groups[i] for i in at), places=tuple(layout.places[i] for i in at))
 
 
 def shapes_differ(calls: Sequence[AttentionCall]) -> bool:

@@ -20,6 +20,8 @@ from .seams import Seams
 
 # As transformers tells of what its image processors need.
 _MISSING = re.compile(r"Missing optional dependencies: (\w+)")
+# What pip would install of torchvision by itself may be for another torch; then transformers does not load at all.
+_REMEDIES = {"torchvision": f"install the one that was built for torch {torch.__version__}, from where that came"}
 # What processors say of texts, and towers do not take.
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
@@ -110,7 +112,7 @@ class ImageProcessor:
             return cls(make(), axes_of, **more)
         except Exception as error:  # OSError, ImportError, whatever its own code raises
             package = _missing_package(error)
-            reason = f"it needs the package {package}; pip install {package}"
+            reason = f"it needs the package {package}; {_REMEDIES.get(package, f'pip install {package}')}"
             if not package:
                 reason = f"{type(error).__name__}: {first_line(error)}"
             raise ModelLoadError(f"its image processor cannot be loaded: {reason}") from error

@@ -29,7 +29,7 @@ from .processor import ImageProcessor
 from .tower import ImageTower, take_tower, text_module
 from .trying import longest_whole, picture, processes_each_alone, verify_images, verify_text
 
-ON_A_GRID = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
+ON_A_GRID = frozenset({"glm46v", "glm4v", "glm4v_moe", "glm_ocr", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
 SEES_ITSELF = frozenset({"gemma3"})
 FAMILIES = (
     ON_A_GRID
@@ -52,7 +52,6 @@ FAMILIES = (
 _REASONS = {
     "gemma3n": "its tower needs timm, and each of its layers looks at the token ids again",
     "gemma4": "the tokens of an image see each other there, and each of its layers looks at the token ids again",
-    "glm4v": "its images need positions in three axes of a kind of its own",
 }
 # Of these not even text is served: transformers has no causal class for it, and computes a prompt as no other does.
 _NOT_LOADED = {

@@ -20,15 +20,15 @@ class SpeakingModel(PreTrainedModel):
 
     base_model_prefix = "model"
 
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        """transformers looks into a class's own module for experts; those of a decoder are the decoder's business."""
+        return True
+
     def __init__(self, decoder: PreTrainedModel, head: nn.Module) -> None:
         super().__init__(decoder.config)
         self.model = decoder
         self.lm_head = head
-
-    @classmethod
-    def _can_set_experts_implementation(cls) -> bool:
-        """That of the decoder, which was made before, is set in its configuration; transformers looks for it here."""
-        return True
 
     def get_input_embeddings(self) -> Any:
         return self.model.get_input_embeddings()

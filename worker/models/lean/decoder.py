@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from ..token_adapters import TokenAdapters
 from .layer import AnyLayer, Attend, FeedingLayer, LeanLayer
+from .layer_embeddings import LayerEmbeddings
 from .mixing import MixingLayer
 from .norms import make_norm
 from .plan import DecoderPlan, LayerPlan, MixerPlan
@@ -32,6 +33,8 @@ class LeanDecoder(nn.Module):
         modules = {angles.name: own.get_submodule(angles.name) for angles in plan.angles}
         self.rotary_embs = nn.ModuleList(modules.values())
         self._makers = [list(modules).index(angles.name) for angles in plan.angles]
+        of_layers = plan.layer_embeddings
+        self.layer_embeddings = None if of_layers is None else LayerEmbeddings(own, of_layers, own.device)
         self.token_adapters = TokenAdapters()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -45,20 +48,27 @@ class LeanDecoder(nn.Module):
             for maker, plan in zip(self._makers, self.plan.angles, strict=True)
         ]
 
-    def forward(self, hidden: Tensor, positions: Tensor, logit_rows: Tensor, attentions: Sequence[Attend]) -> Tensor:
+    def forward(
+        self, hidden: Tensor, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, attentions: Sequence[Attend]
+    ) -> Tensor:
         """Run packed tokens; return logits ``[R, V]``.
 
         Args:
             hidden: ``[T, hidden size]``, the tokens' embeddings.
-            positions: ``[T]``.
+            token_ids, positions: ``[T]``; the former count where layers have embeddings of their own.
             logit_rows: ``[R]`` tokens whose logits are wanted: the last layer transforms no others.
             attentions: one per layer.
         """
-        return self.logits(self.transform(hidden, positions, logit_rows, attentions))
+        return self.logits(self.transform(hidden, token_ids, positions, logit_rows, attentions))
 
-    def transform(self, hidden: Tensor, positions: Tensor, logit_rows: Tensor, attentions: Sequence[Attend]) -> Tensor:
+    def transform(
+        self, hidden: Tensor, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, attentions: Sequence[Attend]
+    ) -> Tensor:
         """``forward`` up to what ``logits`` are made of: ``[R, hidden size]``, normalised."""
-        return self.normalise(*self.run_layers(*self.begin(hidden), positions, attentions, last_rows=logit_rows))
+        hidden, residual = self.begin(hidden)
+        embedded = None if self.layer_embeddings is None else self.layer_embeddings(hidden, token_ids)
+        made = self.run_layers(hidden, residual, positions, attentions, last_rows=logit_rows, embedded=embedded)
+        return self.normalise(*made)
 
     def begin(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """What the first layer is given of embeddings ``[T, hidden size]``: these, and a stream with nothing in it."""
@@ -74,21 +84,25 @@ class LeanDecoder(nn.Module):
         attentions: Sequence[Attend],
         *,
         last_rows: Tensor | None,
+        embedded: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """What the layers here make of ``hidden`` and ``residual``, ``[T, hidden size]`` each.
 
         Args:
             last_rows: ``[R]``, all that the last of them transforms; None for every row.
+            embedded: ``[T, layers, size]``, what layers let in; None where they have no such part.
         """
         angles = self.angles(hidden, positions)
         last = self.layers[-1]
-        for layer, attend in zip(self.layers, attentions, strict=True):
+        for index, (layer, attend) in enumerate(zip(self.layers, attentions, strict=True)):
             assert isinstance(layer, AnyLayer)
             found, kept = layer.attend(hidden, residual, angles, attend)
+            embedding = None if embedded is None else embedded[:, index]
             if layer is last and last_rows is not None:
                 found, kept = found[last_rows], tuple(rows[last_rows] for rows in kept)
+                embedding = None if embedding is None else embedding[last_rows]
                 self.token_adapters.keep(last_rows)
-            hidden, residual = layer.transform(found, kept)
+            hidden, residual = layer.finish(*layer.transform(found, kept), embedding)
         return hidden, residual
 
     def normalise(self, hidden: Tensor, residual: Tensor) -> Tensor:

@@ -33,7 +33,6 @@ class LeanForward:
     """
 
     mode = "lean"
-    takes_embeds = True
 
     def __init__(self, module: PreTrainedModel, settings: ForwardSettings) -> None:
         plan = settings.plan or read_decoder(module, settings.max_model_len)
@@ -48,10 +47,16 @@ class LeanForward:
             raise ModelLoadError("its layers do not attend once each, causally or within a window")
         # The layers of ours, so that nothing holds on to those of transformers.
         self._calls = [dataclasses.replace(call, module=own) for call, own in zip(calls, self._layers, strict=True)]
+        _share_caches(self.network, dict(zip(self._layers, self._calls, strict=True)))
         self.states = LayerStates([layer.weights for layer in self.mixing_layers], module.dtype)
 
     def network_of(self, module: PreTrainedModel) -> LeanDecoder:
         return LeanDecoder(module, self.network.plan)
+
+    @property
+    def takes_embeds(self) -> bool:
+        """Layers with embeddings of their own look at token ids again."""
+        return self.network.layer_embeddings is None
 
     @property
     def max_model_len(self) -> int:
@@ -110,7 +115,7 @@ class LeanForward:
         attentions = self.attend_to(step)
         self.network.token_adapters.begin(step.token_lora)
         inputs = self.network.embed_tokens(step.token_ids) if step.inputs_embeds is None else step.inputs_embeds
-        return self.network.transform(inputs, step.positions, step.logit_rows, attentions)
+        return self.network.transform(inputs, step.token_ids, step.positions, step.logit_rows, attentions)
 
     def attend_to(self, step: ModelInput) -> list[Attend]:
         """The attention of each layer, to the tokens of ``step``."""
@@ -149,8 +154,9 @@ class LeanForward:
         )
         attentions = self.attend_to_nothing()
         self.network.token_adapters.begin(None)
-        inputs = self.network.embed_tokens(torch.zeros_like(positions))
-        self.network(inputs, positions, positions[-num_logit_rows:], attentions)
+        token_ids = torch.zeros_like(positions)
+        inputs = self.network.embed_tokens(token_ids)
+        self.network(inputs, token_ids, positions, positions[-num_logit_rows:], attentions)
 
     def attend_to_nothing(self) -> list[Attend]:
         """In place of ``attend_to``, to see what else a forward takes."""
@@ -160,6 +166,27 @@ class LeanForward:
             else _attend_to_nothing
             for layer in self.network.layers
         ]
+
+
+def _share_caches(network: LeanDecoder, calls: dict[LeanLayer, AttentionCall]) -> None:
+    """Let layers that attend to what another stores have its cache.
+
+    Raises:
+        ModelLoadError: they see further back, or store other shapes.
+    """
+    for layer, call in calls.items():
+        if layer.attention.source is None:
+            continue
+        source = network.layers[layer.attention.source]
+        assert isinstance(source, LeanLayer)
+        of_source = calls[source]
+        if (of_source.window, of_source.key_shape, of_source.value_shape) != (
+            call.window,
+            call.key_shape,
+            call.value_shape,
+        ):
+            raise ModelLoadError("one of its layers attends to another's keys and values, and sees further than that")
+        call.source = of_source
 
 
 def _attend_to_nothing(query_key: Tensor, value: Tensor, angles: Angles | None, is_interleaved: bool) -> Tensor:

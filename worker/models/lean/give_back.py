@@ -19,6 +19,7 @@ from .decoder import LeanDecoder
 from .feed_forward import OwnMlp, SharedExpertMlp, SparseMlp
 from .gated_mlp import GatedMlp
 from .layer import AnyLayer, HeadNorm, LeanLayer, RowNorm
+from .layer_embeddings import LayerEmbeddings
 from .mixing import MixingLayer
 from .norms import AnyNorm, NoNorm
 from .plan import AttentionPlan, FeedForwardPlan, NormPlan
@@ -34,6 +35,8 @@ def give_back(network: LeanDecoder, own: PreTrainedModel) -> None:
     plan = network.plan
     try:
         put_modules(network.embed_tokens, own.get_submodule(plan.embedding))
+        if network.layer_embeddings is not None:
+            _give_layer_embeddings(network.layer_embeddings, own)
         for layer in network.layers:
             assert isinstance(layer, AnyLayer)
             _give_layer(layer, own)
@@ -57,6 +60,19 @@ def _give_layer(layer: AnyLayer, own: PreTrainedModel) -> None:
         _give_mixer(layer, own)
     if layer.mlp is not None and plan.mlp is not None:
         _give_feed_forward(layer.mlp, plan.mlp, own)
+    part = layer.embedding_part
+    if part is not None:
+        put_linear(part.gate, _linear(own, part.plan.gate))
+        put_linear(part.output, _linear(own, part.plan.output))
+        _give_norm(part.norm, part.plan.norm, own)
+    if layer.out_scale is not None:
+        _put_tensor(own, plan.out_scale, layer.out_scale)
+
+
+def _give_layer_embeddings(of: LayerEmbeddings, own: PreTrainedModel) -> None:
+    put_modules(of.embedding, own.get_submodule(of.plan.embedding))
+    put_linear(of.projection, _linear(own, of.plan.projection))
+    _give_norm(of.norm, of.plan.norm, own)
 
 
 def _give_attention(layer: LeanLayer, own: PreTrainedModel) -> None:
@@ -99,7 +115,7 @@ def _give_head_norm(layer: LeanLayer, plan: AttentionPlan, own: PreTrainedModel)
         _give_norm(norm.query, plan.query_norm, own)
         _give_norm(norm.key, plan.key_norm, own)
     elif isinstance(norm, HeadNorm):
-        of_query, of_key = norm.weight.detach().split([plan.num_heads, plan.num_kv_heads])
+        of_query, of_key = norm.weight.detach().tensor_split([plan.num_heads])
         for weight, of_kind in ((of_query, plan.query_norm), (of_key, plan.key_norm)):
             if of_kind is None:
                 continue

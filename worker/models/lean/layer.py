@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ....kernels.gated_activation import activate
 from ....kernels.rms_norm import rms_norm
 from .feed_forward import make_feed_forward
 from .fuse import fuse_linear
 from .norms import AnyNorm, CentredNorm, Norm, make_norm
-from .plan import AttentionPlan, LayerPlan, NormPlan
+from .plan import AttentionPlan, EmbeddingPartPlan, LayerPlan, NormPlan
 from .rotation import rotate
+from .routed import tensor_of
 
 Angles = tuple[Tensor, Tensor]
 
@@ -23,19 +25,22 @@ Attend = Callable[..., Tensor]
 
 
 class HeadNorm(nn.Module):
-    """Normalises each query and each key head on its own, by a weight for all of a kind or one for each."""
+    """Normalises each head on its own, by a weight for all of a kind or one for each.
 
-    def __init__(self, query: AnyNorm, key: AnyNorm, num_heads: int, num_kv_heads: int) -> None:
+    Args:
+        kinds: a norm of each kind of heads, all of one form, and how many heads there are.
+    """
+
+    def __init__(self, *kinds: tuple[AnyNorm, int]) -> None:
         super().__init__()
-        assert isinstance(query, Norm | CentredNorm)
-        assert isinstance(key, Norm | CentredNorm)
-        weights = [_per_head(query, num_heads), _per_head(key, num_kv_heads)]
-        self.weight = nn.Parameter(torch.cat(weights), requires_grad=False)
-        self.eps = query.eps
-        self.is_centred = isinstance(query, CentredNorm)
+        self.weight = nn.Parameter(torch.cat([_per_head(norm, num) for norm, num in kinds]), requires_grad=False)
+        first = kinds[0][0]
+        assert isinstance(first, Norm | CentredNorm)
+        self.eps = first.eps
+        self.is_centred = isinstance(first, CentredNorm)
 
     def forward(self, heads: Tensor) -> Tensor:
-        """``[T, H + KVH, D]`` to the same."""
+        """``[T, heads, D]`` to the same."""
         if self.is_centred:
             wide = heads.float()
             wide = wide - wide.mean(-1, keepdim=True)
@@ -77,6 +82,9 @@ class AnyLayer(nn.Module):
             for norm in (plan.input_norm, plan.attention_norm, plan.mlp_norm, plan.mlp_out_norm)
         )
         self.mlp = None if plan.mlp is None else make_feed_forward(own, plan.mlp)
+        part = plan.embedding_part
+        self.embedding_part = None if part is None else EmbeddingPart(own, part, device)
+        self.out_scale = _in_float(tensor_of(own, plan.out_scale)) if plan.out_scale else None
 
     @property
     def in_proj(self) -> Any:
@@ -97,7 +105,7 @@ class AnyLayer(nn.Module):
         raise NotImplementedError
 
     def transform(self, found: Tensor, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """From what ``attend`` found to what the layer adds to the stream in the end, and the stream."""
+        """From what ``attend`` found to what its last part adds to the stream in the end, and the stream."""
         added = self.attention_norm(self.o_proj(found))
         if self.mlp is None:
             return self._scaled(added), kept[0]
@@ -108,12 +116,40 @@ class AnyLayer(nn.Module):
         normed, residual = self.mlp_norm.add(self._scaled(added), kept[0])
         return self._scaled(self.mlp_out_norm(self.mlp(normed))), residual
 
+    def finish(self, added: Tensor, residual: Tensor, embedding: Tensor | None) -> tuple[Tensor, Tensor]:
+        """From what ``transform`` made to the same of the layer whole.
+
+        Args:
+            embedding: of this layer, ``[T, size]``; None unless it has a part for it.
+        """
+        if self.embedding_part is not None and embedding is not None:
+            residual = residual + added
+            added = self.embedding_part(residual, embedding)
+        if self.out_scale is None:
+            return added, residual
+        return torch.zeros_like(added), (residual + added) * self.out_scale.to(added.dtype)
+
     def _kept(self, residual: Tensor, normed: Tensor) -> tuple[Tensor, ...]:
         return (residual, normed) if self.plan.is_parallel else (residual,)
 
     def _scaled(self, added: Tensor) -> Tensor:
         scale = self.plan.residual_scale
         return added if scale == 1.0 else added * scale
+
+
+class EmbeddingPart(nn.Module):
+    """See ``EmbeddingPartPlan``."""
+
+    def __init__(self, own: nn.Module, plan: EmbeddingPartPlan, device: torch.device) -> None:
+        super().__init__()
+        self.plan = plan
+        self.gate: Any = own.get_submodule(plan.gate)
+        self.output: Any = own.get_submodule(plan.output)
+        self.norm = _norm_of(own, plan.norm, device)
+
+    def forward(self, stream: Tensor, embedding: Tensor) -> Tensor:
+        """What is added to ``stream``, ``[T, hidden size]``."""
+        return self.norm(self.output(activate(self.gate(stream), self.plan.activation) * embedding))
 
 
 class FeedingLayer(AnyLayer):
@@ -150,6 +186,10 @@ class LeanLayer(AnyLayer):
         self.qkv_proj = fuse_linear(qkv)
         self.o_proj = own.get_submodule(attention.output)
         self.head_norm = _head_norm_of(own, attention, device)
+        # Heads of keys and values that the projection makes, and whose values are stored.
+        self.num_own = 0 if attention.source is not None else self.num_kv_heads
+        of_values = _norm_of(own, attention.value_norm, device)
+        self.value_norm = nn.Identity() if attention.value_norm is None else HeadNorm((of_values, self.num_own))
         self.sinks = None if attention.sinks is None else _in_float(own.get_parameter(attention.sinks))
 
     @property
@@ -161,6 +201,7 @@ class LeanLayer(AnyLayer):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         normed, residual = self.input_norm.add(hidden, residual)
         query_key, value, gate = self._heads(self.qkv_proj(normed))
+        value = self.value_norm(value)
         rotation = self.attention.rotation
         own_angles = None if rotation is None else angles[rotation.source]
         is_interleaved = rotation is not None and rotation.is_interleaved
@@ -172,7 +213,10 @@ class LeanLayer(AnyLayer):
         return (found if gate is None else found * gate.sigmoid()), self._kept(residual, normed)
 
     def _heads(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Queries and keys ``[T, H + KVH, D]``, values ``[T, KVH, D]``, and a gate ``[T, H * D]`` if there is one."""
+        """Queries and keys ``[T, H + KVH, D]``, values ``[T, KVH, D]``, and a gate ``[T, H * D]`` if there is one.
+
+        Of a layer that attends to another's keys and values queries alone.
+        """
         gate, kind, dim = None, self.attention.gate, self.head_dim
         if kind == "beside queries":
             both, rest = rows.unflatten(-1, (-1, dim)).tensor_split([2 * self.num_heads], dim=1)
@@ -182,13 +226,15 @@ class LeanLayer(AnyLayer):
         if kind:
             rows, gate = rows.tensor_split([(self.num_heads + 2 * self.num_kv_heads) * dim], dim=1)
             gate = gate.repeat_interleave(dim, dim=1) if kind == "of heads" else gate
-        sizes = [self.num_heads + self.num_kv_heads, self.num_kv_heads]
-        query_key, value = rows.unflatten(-1, (-1, dim)).split(sizes, dim=1)
+        heads = rows.unflatten(-1, (-1, dim))
+        if self.attention.values_are_keys:
+            return heads, heads[:, self.num_heads :].clone(), gate
+        query_key, value = heads.split([self.num_heads + self.num_own, self.num_own], dim=1)
         return query_key, value, gate
 
 
-def _in_float(parameter: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(parameter.detach().float(), requires_grad=False)
+def _in_float(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor.detach().float(), requires_grad=False)
 
 
 def _norm_of(own: nn.Module, plan: NormPlan | None, device: torch.device) -> AnyNorm:
@@ -201,10 +247,13 @@ def _head_norm_of(own: nn.Module, plan: AttentionPlan, device: torch.device) -> 
     query, key = (_norm_of(own, norm, device) for norm in (plan.query_norm, plan.key_norm))
     if plan.norms_rows:
         return RowNorm(query, key, plan.num_heads)
-    return HeadNorm(query, key, plan.num_heads, plan.num_kv_heads)
+    if plan.key_norm is None:
+        return HeadNorm((query, plan.num_heads))
+    return HeadNorm((query, plan.num_heads), (key, plan.num_kv_heads))
 
 
-def _per_head(norm: Norm | CentredNorm, num_heads: int) -> Tensor:
+def _per_head(norm: AnyNorm, num_heads: int) -> Tensor:
     """Its weight for each of ``num_heads`` heads, ``[num_heads, D]``."""
+    assert isinstance(norm, Norm | CentredNorm)
     weight = norm.weight.detach()
     return weight.expand(num_heads, weight.shape[-1])

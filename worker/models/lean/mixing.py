@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ....kernels.mixers import MixerWeights
@@ -44,21 +45,33 @@ class MixingLayer(AnyLayer):
         return attend(self.rows_proj(normed)), self._kept(residual, normed)
 
 
-_TENSORS = ("taps", "taps_bias", "decay", "step_bias", "skip", "norm")
+_TENSORS = ("taps", "taps_bias", "decay", "step_bias", "skip", "norm", "order")
 
 
 def tensors_of(own: nn.Module, plan: MixerPlan) -> dict[str, Tensor | None]:
-    """What kernels take of the model's own weights, by name: in float32, which holds each of them exactly."""
+    """What kernels take of the model's own weights, by name: in float32, which holds each of them exactly; and in which
+    order they take columns of a row."""
     convolution: Any = own.get_submodule(plan.convolution)
     named: dict[str, Tensor | None] = {
         "taps": convolution.weight.detach()[:, 0].T.float().contiguous(),
         "taps_bias": None if convolution.bias is None else convolution.bias.detach().float(),
         "norm": own.get_parameter(f"{plan.norm}.weight").detach().float() if plan.norm else None,
+        "order": _order_of(plan).to(convolution.weight.device) if plan.by_groups else None,
     }
     for name in ("decay", "step_bias", "skip"):
         path = getattr(plan, name)
         named[name] = own.get_parameter(path).detach().float() if path else None
     return named
+
+
+def _order_of(plan: MixerPlan) -> Tensor:
+    """Columns of rows that are made group by group, so that each part lies together; ``[P]``."""
+    of_group = plan.num_heads // plan.num_groups
+    sizes = [plan.key_dim, plan.key_dim, of_group * plan.head_dim, of_group * plan.head_dim]
+    first = torch.arange(plan.num_groups * sum(sizes))
+    second = len(first) + torch.arange(2 * plan.num_heads)
+    parts = (*first.view(plan.num_groups, -1).split(sizes, 1), *second.view(plan.num_groups, -1).split(of_group, 1))
+    return torch.cat([part.flatten() for part in parts])
 
 
 def make_weights(plan: MixerPlan, tensors: dict[str, Any]) -> MixerWeights:

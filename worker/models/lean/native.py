@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ....kernels.decoder import (
-    Decoder,
-    DecoderBatch,
-    DecoderWeights,
-    ExpertsWeights,
-    LayerAdapters,
-    LayerWeights,
-    NormWeights,
-    can_cache,
-    can_decode,
-)
-from ....kernels.gated_activation import ACTIVATIONS
-from ....kernels.linear import PackedWeight
+from ....kernels.decoder import Decoder, DecoderBatch, LayerAdapters, can_cache, can_decode
 from ..cache.page_layout import PageLayout
 from ..cache.paged_tensor import zeros
 from ..cache.pages import use_pages
@@ -30,11 +17,9 @@ from ..packed_linear import OwnPackedLinear
 from .decoder import LeanDecoder
 from .forward import LeanForward
 from .gated_mlp import GatedMlp
-from .layer import AnyLayer, HeadNorm, LeanLayer, RowNorm
-from .mixing import MixingLayer
-from .norms import CentredNorm, NoNorm, Norm
+from .layer import AnyLayer, LeanLayer
+from .native_weights import weights_of
 from .of_lean import OfLean
-from .plan import GATES
 from .routed import RoutedMlp
 
 _FIRST_NUM_ANGLES = 512
@@ -57,7 +42,9 @@ class NativeForward(OfLean):
     def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
         num_layers = len(self.network.layers)
         use_pages(self.attention_calls, None)
-        self._allocate(num_blocks, block_size, num_slots, device, range(num_layers), [0] * num_layers)
+        sources = [_source_of(layer) for layer in _layers_of(self.network)]
+        places = [index if source is None else source for index, source in enumerate(sources)]
+        self._allocate(num_blocks, block_size, num_slots, device, places, [0] * num_layers)
 
     def allocate_pages(
         self, layout: PageLayout, num_pages: int, block_size: int, num_slots: int, device: torch.device
@@ -78,14 +65,16 @@ class NativeForward(OfLean):
         """Give each layer the cache of its place, and the table of its group."""
         self._cache = _no_cache(self._lean)  # first let go of what was
         self._decoder.use_cache(*self._cache)
-        shape, dtype = self._decoder.cache_shape(num_blocks, block_size), self.network.embed_tokens.weight.dtype
+        dtype = self.network.embed_tokens.weight.dtype
         # Layers that keep states instead have no keys and values.
-        attending = {
-            place for place, layer in zip(places, self.network.layers, strict=True) if isinstance(layer, LeanLayer)
+        shapes = {
+            place: self._decoder.cache_shape(num_blocks, block_size, index)
+            for index, (place, layer) in enumerate(zip(places, self.network.layers, strict=True))
+            if isinstance(layer, LeanLayer)
         }
         nothing = torch.empty(0, dtype=dtype)
         keys, values = (
-            [zeros(shape, dtype, device) if place in attending else nothing for place in range(max(places) + 1)]
+            [zeros(shapes[place], dtype, device) if place in shapes else nothing for place in range(max(places) + 1)]
             for _ in range(2)
         )
         self._cache = [keys[place] for place in places], [values[place] for place in places], block_size, groups
@@ -135,7 +124,7 @@ class NativeForward(OfLean):
 
     def _take_weights(self) -> None:
         """At the start, and after the model has slept: then its weights lie elsewhere."""
-        self._decoder = Decoder(_weights_of(self._lean))
+        self._decoder = Decoder(weights_of(self._lean))
         self._decoder.use_cache(*self._cache)
         self._decoder.use_adapters(self._adapters)
         if self._lean.states.states:
@@ -167,16 +156,16 @@ def make_native(forward: Forward, block_size: int) -> Forward:
 def is_native(lean: LeanForward) -> bool:
     """Whether the compiled library can run the model.
 
-    Its layers are to attend in one shape, and all its products to be packed by us.
+    All its products are to be packed by us.
     """
     network = lean.network
-    layers = _attending_layers_of(network)
+    dtype, of_all = network.embed_tokens.weight.dtype, network.layer_embeddings
     linears = [network.lm_head, *(linear for layer in _layers_of(network) for linear in _linears_of(layer))]
+    linears += [] if of_all is None else [of_all.projection]
     return (
-        can_decode(network.embed_tokens.weight.dtype, layers[0].head_dim)
+        all(can_decode(dtype, layer.head_dim) for layer in _attending_layers_of(network))
         and all(isinstance(linear, OwnPackedLinear) for linear in linears)
         and any(layer.mlp is not None for layer in _layers_of(network))
-        and len({(layer.num_heads, layer.num_kv_heads, layer.head_dim) for layer in layers}) == 1
     )
 
 
@@ -190,125 +179,18 @@ def _attending_layers_of(network: LeanDecoder) -> list[LeanLayer]:
 
 def _linears_of(layer: AnyLayer) -> list[object]:
     """Of attention two, and of the feed-forward part; a list with None is of one that only Python knows."""
-    of_attention = [] if layer.plan.attention is None else [layer.in_proj, layer.o_proj]
+    others = [] if layer.plan.attention is None else [layer.in_proj, layer.o_proj]
+    if layer.embedding_part is not None:
+        others += [layer.embedding_part.gate, layer.embedding_part.output]
     mlp = layer.mlp
     if isinstance(mlp, RoutedMlp):
         of_shared = [] if mlp.shared is None else [mlp.shared.gate_up_proj, mlp.shared.down_proj]
         of_gate = [] if mlp.shared_gate is None else [mlp.shared_gate]
-        return [*of_attention, *mlp.gate_up, *mlp.down, *of_shared, *of_gate]
+        return [*others, *mlp.gate_up, *mlp.down, *of_shared, *of_gate]
     of_mlp = [mlp.gate_up_proj, mlp.down_proj] if isinstance(mlp, GatedMlp) else [] if mlp is None else [None]
-    return [*of_attention, *of_mlp]
+    return [*others, *of_mlp]
 
 
-def _weights_of(lean: LeanForward) -> DecoderWeights:
-    network, plan = lean.network, lean.network.plan
-    first, final_norm = _attending_layers_of(network)[0], _norm_weights(network.norm)
-    assert final_norm is not None
-    return DecoderWeights(
-        embeddings=network.embed_tokens.weight,
-        layers=tuple(_all_layer_weights(lean)),
-        final_norm=final_norm,
-        lm_head=_packed_weight(network.lm_head),
-        num_heads=first.num_heads,
-        num_kv_heads=first.num_kv_heads,
-        head_dim=first.head_dim,
-        token_scale=plan.embedding_scale,
-        stream_scale=plan.stream_scale,
-        logit_scale=plan.logit_scale,
-        logit_softcap=plan.logit_softcap,
-    )
-
-
-def _all_layer_weights(lean: LeanForward) -> Iterator[LayerWeights]:
-    windows = iter(lean.windows)
-    for layer in _layers_of(lean.network):
-        common = _common_weights(layer)
-        if isinstance(layer, LeanLayer):
-            yield LayerWeights(**common, **_attention_weights(layer, next(windows)))
-        else:
-            mixer = layer.weights if isinstance(layer, MixingLayer) else None
-            yield LayerWeights(**common, query_norm=None, key_norm=None, scale=1.0, window=None, mixer=mixer)
-
-
-def _common_weights(layer: AnyLayer) -> dict[str, Any]:
-    routed = layer.mlp if isinstance(layer.mlp, RoutedMlp) else None
-    mlp = layer.mlp if routed is None else routed.shared
-    assert mlp is None or isinstance(mlp, GatedMlp)
-    has_attention = layer.plan.attention is not None
-    return {
-        "input_norm": _norm_weights(layer.input_norm),
-        "mlp_norm": _norm_weights(layer.mlp_norm),
-        "attention_norm": _norm_weights(layer.attention_norm),
-        "mlp_out_norm": _norm_weights(layer.mlp_out_norm),
-        "qkv": _packed_weight(layer.in_proj) if has_attention else None,
-        "output": _packed_weight(layer.o_proj) if has_attention else None,
-        "gate_up": None if mlp is None else _packed_weight(mlp.gate_up_proj),
-        "down": None if mlp is None else _packed_weight(mlp.down_proj),
-        "residual_scale": layer.plan.residual_scale,
-        "is_parallel": layer.plan.is_parallel,
-        "activation": 0 if mlp is None else ACTIVATIONS.index(mlp.activation),
-        "is_gated": mlp is None or mlp.is_gated,
-        "experts": None if routed is None else _experts_weights(routed),
-    }
-
-
-def _experts_weights(mlp: RoutedMlp) -> ExpertsWeights:
-    plan, router = mlp.plan, mlp.router
-    return ExpertsWeights(
-        router=router.weight,
-        router_bias=router.bias,
-        choice_bias=router.choice_bias,
-        gate_up=[_packed_weight(linear) for linear in mlp.gate_up],
-        down=[_packed_weight(linear) for linear in mlp.down],
-        num_chosen=plan.router.num_chosen,
-        has_sigmoids=plan.router.scoring == "sigmoid",
-        renormalizes=plan.router.renormalizes,
-        rounds_logits=not plan.router.is_wide,
-        rounds_weights=plan.router.rounds_weights,
-        scale=plan.router.scale,
-        activation=ACTIVATIONS.index(plan.activation),
-        is_gated=plan.is_gated,
-        clamp=plan.clamp,
-        shared_gate=None if mlp.shared_gate is None else _packed_weight(mlp.shared_gate),
-    )
-
-
-def _attention_weights(layer: LeanLayer, window: int | None) -> dict[str, Any]:
-    attention = layer.attention
-    rotation = attention.rotation
-    query_norm, key_norm = _head_norms(layer)
-    return {
-        "query_norm": query_norm,
-        "key_norm": key_norm,
-        "scale": layer.scale,
-        "window": window,
-        "norms_rows": attention.norms_rows,
-        "norms_follow": attention.norms_follow,
-        "angles": None if rotation is None else rotation.source,
-        "is_interleaved": rotation is not None and rotation.is_interleaved,
-        "softcap": attention.softcap,
-        "sinks": layer.sinks,
-        "gate": GATES.index(attention.gate),
-    }
-
-
-def _head_norms(layer: LeanLayer) -> tuple[NormWeights | None, NormWeights | None]:
-    norm = layer.head_norm
-    if isinstance(norm, RowNorm):
-        return _norm_weights(norm.query), _norm_weights(norm.key)
-    if not isinstance(norm, HeadNorm):
-        return None, None
-    query, key = norm.weight.detach().tensor_split([layer.num_heads])
-    return NormWeights(query, norm.eps, norm.is_centred), NormWeights(key, norm.eps, norm.is_centred)
-
-
-def _norm_weights(norm: nn.Module) -> NormWeights | None:
-    if isinstance(norm, NoNorm):
-        return None
-    assert isinstance(norm, Norm | CentredNorm)
-    return NormWeights(norm.weight, norm.eps, isinstance(norm, CentredNorm), norm.bias)
-
-
-def _packed_weight(linear: object) -> PackedWeight:
-    assert isinstance(linear, OwnPackedLinear)
-    return linear.packed_weight
+def _source_of(layer: AnyLayer) -> int | None:
+    """The layer whose keys and values ``layer`` attends to; None where it is itself."""
+    return layer.attention.source if isinstance(layer, LeanLayer) else None

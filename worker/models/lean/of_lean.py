@@ -13,7 +13,6 @@ class OfLean:
     """The part of ``forward.Forward`` that follows from ``lean``, on the same weights."""
 
     mode = "lean"
-    takes_embeds = True
 
     def __init__(self, lean: LeanForward) -> None:
         self.network = lean.network
@@ -21,6 +20,10 @@ class OfLean:
 
     def network_of(self, module: PreTrainedModel) -> LeanDecoder:
         return self._lean.network_of(module)
+
+    @property
+    def takes_embeds(self) -> bool:
+        return self._lean.takes_embeds
 
     @property
     def attention_calls(self) -> list[AttentionCall]:

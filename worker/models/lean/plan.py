@@ -69,7 +69,7 @@ class AttentionPlan:
 
     Args:
         qkv: names of the projections: three, and perhaps one of gates, or one that makes queries, keys and values in
-            this order.
+            this order. Two where ``values_are_keys``, one of queries where keys and values have a ``source``.
         scale: factor on the scores.
         query_norm, key_norm: None where heads are not normalised.
         norms_rows: they span all heads of a token; else each head.
@@ -79,6 +79,9 @@ class AttentionPlan:
         gate: where the numbers are whose sigmoid opens for what heads find: one of ``GATES``. "beside queries": behind
             each head's query. Of the others ``qkv`` has a fourth projection: "of numbers" makes one for each number,
             "of heads" one for each head. "" without.
+        value_norm: of each head's values; None where they are not normalised.
+        values_are_keys: values are what the projection of keys makes, before that is normalised and rotated.
+        source: the layer whose keys and values are attended to; None for its own. It sees as far.
     """
 
     qkv: tuple[str, ...]
@@ -95,6 +98,9 @@ class AttentionPlan:
     softcap: float | None = None
     sinks: str | None = None
     gate: str = ""
+    value_norm: NormPlan | None = None
+    values_are_keys: bool = False
+    source: int | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,8 @@ class MixerPlan:
         convolution: name of the module that has its weights.
         decay, step_bias, skip: names of parameters.
         norm: name of the normalisation behind a recurrence.
+        by_groups: ``inner`` are two, of which the first makes queries, keys, values and gates of one group after the
+            other, and the second their strengths and steps. Places count as if the parts lay apart, in this order.
     """
 
     kind: str
@@ -131,6 +139,7 @@ class MixerPlan:
     gates_first: bool = False
     eps: float = 0.0
     smallest_step: float = 0.0
+    by_groups: bool = False
 
 
 @dataclass(frozen=True)
@@ -207,6 +216,41 @@ class FeedForwardPlan:
 
 
 @dataclass(frozen=True)
+class EmbeddingPartPlan:
+    """A last part of a layer, which lets the layer's own embedding of a token in (Gemma 4).
+
+    Args:
+        gate: name of the projection from the stream whose ``activation`` opens for the embedding.
+        output: name of the projection of what comes of that, which is added to the stream.
+        norm: of what is added; None without.
+    """
+
+    gate: str
+    output: str
+    activation: str
+    norm: NormPlan | None
+
+
+@dataclass(frozen=True)
+class LayerEmbeddingsPlan:
+    """How the embeddings are made that layers let in: ``sum_scale * (norm(projected) + embedded)``.
+
+    Args:
+        embedding: name of a second table, of ``size`` numbers for each layer; ``embedding_scale`` is its own.
+        projection: name of the projection of the first embedding to as many, times ``projection_scale``.
+        norm: of each layer's.
+    """
+
+    embedding: str
+    projection: str
+    norm: NormPlan
+    size: int
+    embedding_scale: float
+    projection_scale: float
+    sum_scale: float
+
+
+@dataclass(frozen=True)
 class LayerPlan:
     """One layer: where it normalises, and how it adds to the stream.
 
@@ -218,6 +262,8 @@ class LayerPlan:
         is_parallel: both start from the layer's input; without a ``mlp_norm`` of its own the feed-forward part gets
             what attention gets.
         residual_scale: what is added is multiplied by it.
+        embedding_part: behind the feed-forward part; None without.
+        out_scale: name of a tensor of one number, by which the stream behind the layer is multiplied; empty without.
     """
 
     attention: AttentionPlan | MixerPlan | None
@@ -228,6 +274,8 @@ class LayerPlan:
     mlp_out_norm: NormPlan | None = None
     is_parallel: bool = False
     residual_scale: float = 1.0
+    embedding_part: EmbeddingPartPlan | None = None
+    out_scale: str = ""
 
 
 @dataclass(frozen=True)
@@ -238,6 +286,7 @@ class DecoderPlan:
         embedding_scale: by which the embedding's own module multiplies its rows.
         stream_scale: by which the model multiplies embeddings, wherever they are from.
         logit_scale, logit_softcap: of what the head makes; the scale first.
+        layer_embeddings: what ``embedding_part`` of layers lets in; None without.
     """
 
     embedding: str
@@ -249,3 +298,4 @@ class DecoderPlan:
     stream_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    layer_embeddings: LayerEmbeddingsPlan | None = None

@@ -7,78 +7,36 @@ sees is transformers' own rule, asked for positions within the text; a text atte
 from __future__ import annotations
 
 import inspect
-import itertools
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface
+from transformers import PreTrainedModel
 
-from ....kernels.paged_attention import MaskRule
 from ....shared.errors import ModelLoadError
 from ..checks.conformance import tolerance_of
 from ..forward import ModelInput
 from ..ways.attention import AttentionCall
 from ..ways.packed import install_attention
+from .text_attention import TextAttention
 
-_NAME_NUMBERS = itertools.count()
 _SEQUENCE_LENS = (6, 9, 5)
 
 
-class TextAttention:
-    """Attention within each text of a packed row. ``begin`` every step."""
+@dataclass(frozen=True)
+class Texts:
+    """Whole texts, one behind the other.
 
-    def __init__(self) -> None:
-        self.name = f"penstock_texts_{next(_NAME_NUMBERS)}"
-        self._lens: list[int] = []
-        self._masks: dict[tuple[int, int], tuple[MaskRule, Tensor | None]] = {}
-        AttentionInterface.register(self.name, self._attend)
-        AttentionMaskInterface.register(self.name, _return_rule)
+    Args:
+        token_ids, positions: ``[T]``, the latter from 0 in each text.
+        lens: how many tokens each has.
+        types: ``[T]``, see ``ModelInput.token_types``.
+    """
 
-    def begin(self, lens: list[int]) -> None:
-        """Say how many tokens each text of the next forward has."""
-        self._lens = lens
-        self._masks = {}
-
-    def _attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: MaskRule | None,
-        scaling: float | None = None,
-        **_: Any,
-    ) -> tuple[Tensor, None]:
-        """transformers' attention function: ``[1, H, T, D]`` in, ``([1, T, H, DV], None)`` out."""
-        is_grouped = query.shape[1] != key.shape[1]
-        parts = [
-            nn.functional.scaled_dot_product_attention(
-                *texts, attn_mask=self._mask(attention_mask, texts[0]), scale=scaling, enable_gqa=is_grouped
-            )
-            for texts in zip(*(each.split(self._lens, dim=2) for each in (query, key, value)), strict=True)
-        ]
-        return torch.cat(parts, dim=2).transpose(1, 2), None
-
-    def _mask(self, rule: MaskRule | None, query: Tensor) -> Tensor | None:
-        """Which keys each query of a text sees, ``[L, L]``; None if all."""
-        if rule is None:
-            return None
-        length = query.shape[2]
-        # The rule is held, so that no other one can get its id meanwhile.
-        _, mask = self._masks.get((id(rule), length), (None, None))
-        if (id(rule), length) not in self._masks:
-            at = torch.arange(length, device=query.device)
-            seen = torch.as_tensor(rule(0, 0, at[:, None], at[None])).expand(length, length)
-            mask = None if bool(seen.all()) else seen
-            self._masks[id(rule), length] = rule, mask
-        return mask
-
-
-def _return_rule(*_: Any, mask_function: MaskRule, **__: Any) -> MaskRule:
-    """transformers' mask function: hands the rule on as it is."""
-    return mask_function
+    token_ids: Tensor
+    positions: Tensor
+    lens: list[int]
+    types: Tensor | None = None
 
 
 class EncoderForward:
@@ -89,6 +47,9 @@ class EncoderForward:
     """
 
     mode = "encoder"
+    attention_backend = "torch"
+    # See ``LoadedModel``.
+    enough_tokens: int | None = None
     keeps_state = False
     takes_embeds = False
     bytes_per_token = 0
@@ -97,7 +58,7 @@ class EncoderForward:
     def __init__(self, module: PreTrainedModel, attention: TextAttention, first_position: int) -> None:
         self.network = module
         self.first_position = first_position
-        self._attention = attention
+        self.attention = attention
         names = set(inspect.signature(module.base_model.forward).parameters)
         self._takes_types = "token_type_ids" in names
         self._device = module.device
@@ -123,27 +84,34 @@ class EncoderForward:
         """There is nothing to allocate."""
 
     def run(self, step: ModelInput) -> Tensor:
-        return self._states(step.token_ids, step.positions, step.batch.query_lens, step.token_types)[step.logit_rows]
+        texts = Texts(step.token_ids, step.positions, step.batch.query_lens, step.token_types)
+        return self._states(texts, step.logit_rows)
 
     def commit(self) -> None:
         """Nothing is left behind."""
 
     def profile(self, num_tokens: int, num_logit_rows: int) -> None:
         token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=self._device)
-        self._states(token_ids, token_ids, [num_tokens], None)
-
-    def _states(self, token_ids: Tensor, positions: Tensor, lens: list[int], types: Tensor | None) -> Tensor:
-        """Hidden states ``[T, H]`` of packed texts."""
-        self._attention.begin(lens)
-        inputs = {"input_ids": token_ids[None], "position_ids": positions[None] + self.first_position}
-        if self._takes_types:
-            inputs["token_type_ids"] = (torch.zeros_like(token_ids) if types is None else types)[None]
-        return self.network.base_model(**inputs).last_hidden_state[0]
+        self._states(Texts(token_ids, token_ids, [num_tokens]), torch.arange(num_logit_rows, device=self._device))
 
     def states_of(self, sequences: list[Tensor]) -> Tensor:
         """Hidden states of whole texts in one row."""
         positions = torch.cat([torch.arange(len(one), device=one.device) for one in sequences])
-        return self._states(torch.cat(sequences), positions, [len(one) for one in sequences], None)
+        texts = Texts(torch.cat(sequences), positions, [len(one) for one in sequences])
+        return self._states(texts, torch.arange(len(positions), device=positions.device))
+
+    def _states(self, texts: Texts, rows: Tensor) -> Tensor:
+        """Hidden states ``[R, H]`` of the tokens ``rows``, ascending."""
+        self.attention.begin(texts.lens)
+        return self._run(self.network.base_model, texts)[rows]
+
+    def _run(self, base: nn.Module, texts: Texts) -> Tensor:
+        """What ``base``, the base model or what takes the same arguments, makes of ``texts``, ``[T, H]``."""
+        inputs = {"input_ids": texts.token_ids[None], "position_ids": texts.positions[None] + self.first_position}
+        if self._takes_types:
+            types = torch.zeros_like(texts.token_ids) if texts.types is None else texts.types
+            inputs["token_type_ids"] = types[None]
+        return base(**inputs).last_hidden_state[0]
 
 
 class EncoderTruth:

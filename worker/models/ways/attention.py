@@ -21,7 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from ....kernels.dispatch import AUTO
 from ....kernels.kv_cache import store_kv_cache
 from ....kernels.paged_attention import MaskRule, PagedBatch, paged_attention
-from ....kernels.rotary import rotary_and_store
+from ....kernels.rotary import apply_rotary, rotary_and_store
 from ....shared.errors import ModelLoadError
 from ..cache.paged_tensor import zeros
 
@@ -53,6 +53,7 @@ class AttentionCall:
         window: positions a token sees; None sees all before it.
         has_own_rule: neither causal nor sliding; the rule that comes with each call decides.
         group: whose block table it looks at, where layers have several (``pages.py``).
+        source: the call before whose keys and values it attends to; None where it stores its own.
     """
 
     module: nn.Module
@@ -65,10 +66,14 @@ class AttentionCall:
     key_cache: Tensor | None = None
     value_cache: Tensor | None = None
     group: int = 0
+    source: AttentionCall | None = None
 
     def allocate(self, num_blocks: int, block_size: int, device: torch.device) -> None:
         """Make its caches, ``[NB, BS, KVH, D]`` each, for no other layer."""
         self.group = 0
+        if self.source is not None:
+            self.key_cache, self.value_cache = self.source.key_cache, self.source.value_cache
+            return
         dtype = self.cache_format.dtype
         self.key_cache = zeros((num_blocks, block_size, *self.key_shape), dtype, device)
         self.value_cache = zeros((num_blocks, block_size, *self.value_shape), dtype, device)
@@ -123,6 +128,8 @@ class AttentionCall:
         """``attend`` of heads ``[T, H + KVH, D]`` that are still to be rotated by the angles ``[T, R]``, if any."""
         rules: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks}
         rules |= {"is_batch_invariant": is_batch_invariant, "backend": backend}
+        if self.source is not None:
+            return self._attend_to_source(query_key, angles, is_interleaved, batch, rules)
         if angles is None:
             query, key = query_key.tensor_split([query_key.shape[1] - value.shape[1]], dim=1)
             return self.attend(query, key, value, batch, **rules)
@@ -134,9 +141,28 @@ class AttentionCall:
         )
         return paged_attention(query, *caches, batch, window=self.window, **rules, **self._scales)
 
+    def _attend_to_source(
+        self,
+        query: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        is_interleaved: bool,
+        batch: PagedBatch,
+        rules: dict[str, Any],
+    ) -> Tensor:
+        """Of queries ``[T, H, D]`` alone, to what its source has stored in this step and before."""
+        assert self.key_cache is not None
+        assert self.value_cache is not None
+        if angles is not None:
+            query = apply_rotary(query, *angles, is_interleaved=is_interleaved)
+        return paged_attention(
+            query, self.key_cache, self.value_cache, batch, window=self.window, **rules, **self._scales
+        )
+
     @property
     def bytes_per_token(self) -> int:
-        """Cache bytes of one token."""
+        """Cache bytes of one token; none where they are its source's."""
+        if self.source is not None:
+            return 0
         num_elements = self.key_shape[0] * self.key_shape[1] + self.value_shape[0] * self.value_shape[1]
         return num_elements * self.cache_format.dtype.itemsize
 

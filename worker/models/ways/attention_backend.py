@@ -20,6 +20,14 @@ def check_attention_backend(forward: Forward, wanted: str, architecture: str, *,
         ConfigurationError: it cannot; says what would.
     """
     found = _attention_backend_of(forward, wanted, is_batch_invariant=is_batch_invariant)
+    return check_backend(found, wanted, architecture)
+
+
+def check_backend(found: str, wanted: str, architecture: str) -> str:
+    """Verify that what attends is ``wanted``; return ``found``.
+
+    Raises: as ``check_attention_backend``.
+    """
     if wanted not in (AUTO, found):
         raise ConfigurationError(
             f"attention_backend is {wanted!r}, but the attention of {architecture} is computed by {found} here; "

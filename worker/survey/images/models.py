@@ -12,6 +12,7 @@ import transformers
 from .processors import (
     ALL,
     PLACEHOLDER,
+    GlmLike,
     InternVLLike,
     OneVisionLike,
     PartsAlone,
@@ -216,6 +217,50 @@ def qwen3_vl_moe() -> tuple[transformers.PretrainedConfig, Any]:
     return ALL.Qwen3VLMoeConfig(**described), processor
 
 
+def _glm_vision(**more: Any) -> dict[str, Any]:
+    return {
+        "depth": 2, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 64, "num_heads": 4, "patch_size": 4,
+        "image_size": 16, "spatial_merge_size": 2, "initializer_range": 0.3, **more,
+    }  # fmt: skip
+
+
+def _glm_marks() -> dict[str, int]:
+    return {
+        "image_token_id": PLACEHOLDER, "video_token_id": 300, "image_start_token_id": 301, "image_end_token_id": 302,
+        "video_start_token_id": 303, "video_end_token_id": 304,
+    }  # fmt: skip
+
+
+def glm4v() -> tuple[transformers.PretrainedConfig, Any]:
+    """As ``qwen2_vl``, with a tower, norms and turning of neighbours of its own."""
+    config = ALL.Glm4vConfig(text_config=_turning([2, 3, 3]), vision_config=_glm_vision(), **_glm_marks())
+    return config, GlmLike(4)
+
+
+def glm46v() -> tuple[transformers.PretrainedConfig, Any]:
+    """As ``glm4v``, whose parts it is made of."""
+    text = ALL.Glm4vTextConfig(**_turning([2, 3, 3]))
+    config = ALL.Glm46VConfig(text_config=text, vision_config=ALL.Glm4vVisionConfig(**_glm_vision()), **_glm_marks())
+    return config, GlmLike(4)
+
+
+def glm4v_moe() -> tuple[transformers.PretrainedConfig, Any]:
+    """As ``glm4v``, with experts, and half of each head turned."""
+    text = {
+        **_turning([1, 1, 2], partial_rotary_factor=0.5), "moe_intermediate_size": 32, "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+    }  # fmt: skip
+    config = ALL.Glm4vMoeConfig(text_config=text, vision_config=_glm_vision(), **_glm_marks())
+    return config, GlmLike(4)
+
+
+def glm_ocr() -> tuple[transformers.PretrainedConfig, Any]:
+    """As ``glm4v``, with another tower."""
+    text = {**_turning([2, 3, 3]), "head_dim": 16}
+    config = ALL.GlmOcrConfig(text_config=text, vision_config=_glm_vision(), **_glm_marks())
+    return config, GlmLike(4)
+
+
 def gemma3() -> tuple[transformers.PretrainedConfig, Any]:
     """16 tokens an image, which see each other; in every other layer within a window of fewer."""
     text = ALL.Gemma3TextConfig(
@@ -246,6 +291,10 @@ SEEING: dict[str, Callable[[], tuple[transformers.PretrainedConfig, Any]]] = {
     "qwen2_5_vl": qwen2_5_vl,
     "qwen3_vl": qwen3_vl,
     "qwen3_vl_moe": qwen3_vl_moe,
+    "glm4v": glm4v,
+    "glm46v": glm46v,
+    "glm4v_moe": glm4v_moe,
+    "glm_ocr": glm_ocr,
     "gemma3": gemma3,
 }
 
@@ -264,7 +313,6 @@ def small_budget(name: str) -> int:
 # Others of transformers that many know, and why there is no row of tokens for them.
 NOT_TRIED: dict[str, str] = {
     "gemma4": "its images are not served: their tokens see each other, and layers look at the token ids again",
-    "glm4v": "its images are not served: positions in three axes of a kind of its own",
     "lfm2_vl": "transformers has its image processor for torchvision alone; without it images are refused by name",
     "paligemma": "its images are not served: all tokens of a prompt see each other, text as well",
 }

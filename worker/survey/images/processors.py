@@ -108,6 +108,17 @@ class QwenLike(PartsAlone):
         return {"input_ids": torch.full((1, num_tokens), PLACEHOLDER), **made}
 
 
+class GlmLike(QwenLike):
+    """``Glm4vProcessor``; of ``glm46v`` and ``glm_ocr``, whose pixels are made in the same way, as well."""
+
+    image_token = "<|image|>"
+
+    def __init__(self, patch_size: int) -> None:
+        self.images = ALL.Glm4vImageProcessorPil(
+            patch_size=patch_size, merge_size=2, size={"shortest_edge": 128, "longest_edge": 2048}
+        )
+
+
 class OneVisionLike(PartsAlone):
     """``LlavaOnevisionProcessor``."""
 

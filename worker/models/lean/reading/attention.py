@@ -28,8 +28,13 @@ class AnglesSource:
     sin: Tensor
 
 
-def read_attention(trace: Trace, call: ModuleCall, sources: list[AnglesSource]) -> AttentionPlan:
+def read_attention(
+    trace: Trace, call: ModuleCall, sources: list[AnglesSource], output: ModuleCall | None = None
+) -> AttentionPlan:
     """The plan of the attention module that ``call`` is.
+
+    Args:
+        output: the projection behind it, of a module that does not have its own.
 
     Raises:
         ModelLoadError: it does something that no field of a plan says.
@@ -37,11 +42,11 @@ def read_attention(trace: Trace, call: ModuleCall, sources: list[AnglesSource]) 
     (attention,) = [found for found in trace.attentions if found.name == call.name]
     inner = trace.inside(call.name)
     assert call.given is not None
-    projections = _linears_of(inner, call.given)
-    names, (query, key), (gate, opens) = _projected(projections, attention)
-    output = _output_of(inner, attention, call, opens)
-    norms = _HeadNorms.of(inner, attention)
-    made = _find_rotation(attention, query, key, norms, sources)
+    made_by = _projected(trace, _linears_of(inner, call.given), attention)
+    output = output or _output_of(inner, attention, call, made_by.opens)
+    value_norm, of_value = _value_norm_of(inner, attention, made_by)
+    norms = _HeadNorms.of([one for one in inner if one is not of_value], attention, has_keys=made_by.key is not None)
+    made = _find_rotation(attention, made_by.query, made_by.key, norms, sources)
     if made is None:
         raise ModelLoadError(f"{type(call.module).__name__} does more to queries and keys than normalise and rotate")
     rotation, follows = made
@@ -49,7 +54,7 @@ def read_attention(trace: Trace, call: ModuleCall, sources: list[AnglesSource]) 
     scale = attention.options.get("scaling")
     dims = attention.query.shape[2]
     return AttentionPlan(
-        qkv=names,
+        qkv=made_by.names,
         output=output.name,
         num_heads=attention.query.shape[1],
         num_kv_heads=attention.key.shape[1],
@@ -62,7 +67,10 @@ def read_attention(trace: Trace, call: ModuleCall, sources: list[AnglesSource]) 
         rotation=rotation,
         softcap=attention.options.get("softcap"),
         sinks=None if sinks is None else _name_of_parameter(call, sinks),
-        gate=gate,
+        gate=made_by.gate,
+        value_norm=value_norm,
+        values_are_keys=made_by.values_are_keys,
+        source=made_by.source,
     )
 
 
@@ -70,16 +78,33 @@ def _linears_of(calls: list[ModuleCall], given: Tensor) -> list[ModuleCall]:
     return [call for call in calls if isinstance(call.module, nn.Linear) and same(call.given, given)]
 
 
-def _projected(
-    projections: list[ModuleCall], attention: AttentionTrace
-) -> tuple[tuple[str, ...], tuple[Tensor, Tensor], tuple[str, Tensor | None]]:
-    """Names of what makes queries, keys and values; the former two as made, ``[T, H, D]`` each; and of gates where they
-    are, and what opens for the result, ``[T, H * D]``."""
-    tokens, num_heads, dims = attention.query.shape
+@dataclass
+class _Projected:
+    """What projections make.
+
+    Args:
+        names: of them.
+        query, key, value: as made, ``[T, heads, D]``; the latter two None where another layer's are attended to, which
+            is ``source``.
+        gate, opens: see ``AttentionPlan``, and what opens for the result, ``[T, H * D]``.
+    """
+
+    names: tuple[str, ...]
+    query: Tensor
+    key: Tensor | None
+    value: Tensor | None
+    gate: str = ""
+    opens: Tensor | None = None
+    values_are_keys: bool = False
+    source: int | None = None
+
+
+def _projected(trace: Trace, projections: list[ModuleCall], attention: AttentionTrace) -> _Projected:
+    num_heads, dims = attention.query.shape[1:]
     num_kv_heads = attention.key.shape[1]
     if attention.value.shape != attention.key.shape:
         raise ModelLoadError("its keys and values are of different sizes")
-    value = attention.value.reshape(tokens, -1)
+    names = tuple(call.name for call in projections)
     outputs = [rows_of(call.made) for call in projections if call.made is not None]
     sizes = [num_heads * dims, num_kv_heads * dims, num_kv_heads * dims]
     gate, opens = "", None
@@ -87,21 +112,46 @@ def _projected(
         *outputs, opens = outputs
         gate = "of heads" if opens.shape[1] == num_heads else "of numbers"
         opens = opens.repeat_interleave(num_heads * dims // opens.shape[1], dim=1)
-    if len(outputs) == 1 and outputs[0].shape[1] == sum(sizes):
-        query, key, own_value = outputs[0].split(sizes, dim=1)
-        names: tuple[str, ...] = (projections[0].name,)
-    elif len(outputs) == 3 and [output.shape[1] for output in outputs] == sizes:
-        query, key, own_value = outputs
-        names = tuple(call.name for call in projections)
-    elif len(outputs) == 3 and [output.shape[1] for output in outputs] == [2 * sizes[0], *sizes[1:]]:
-        both, key, own_value = outputs
-        query, opens = (part.flatten(1) for part in both.unflatten(1, (num_heads, 2 * dims)).chunk(2, dim=2))
-        gate, names = "beside queries", tuple(call.name for call in projections)
-    else:
+    widths = [output.shape[1] for output in outputs]
+    if widths == sizes[:1] and (source := _source_of(trace, attention)) is not None:
+        return _Projected(names, outputs[0].unflatten(1, (-1, dims)), None, None, source=source)
+    if widths == [sum(sizes)]:
+        outputs = list(outputs[0].split(sizes, dim=1))
+    elif widths == [2 * sizes[0], *sizes[1:]]:
+        both = outputs[0].unflatten(1, (num_heads, 2 * dims))
+        outputs[0], opens = (part.flatten(1) for part in both.chunk(2, dim=2))
+        gate = "beside queries"
+    elif widths != sizes and widths != sizes[:2]:
         raise ModelLoadError("its queries, keys and values are not three projections of one input, or one")
-    if not same(own_value, value):
-        raise ModelLoadError("its values are not what their projection makes")
-    return names, (query.unflatten(1, (num_heads, dims)), key.unflatten(1, (num_kv_heads, dims))), (gate, opens)
+    query, key, value = (part.unflatten(1, (-1, dims)) for part in (*outputs[:2], outputs[-1]))
+    return _Projected(names, query, key, value, gate, opens, values_are_keys=len(outputs) == 2)
+
+
+def _source_of(trace: Trace, attention: AttentionTrace) -> int | None:
+    """The number of the layer before that has the same keys and values; None if there is none."""
+    layer = attention.name.rpartition(".")[0]
+    of_list = layer.rpartition(".")[0]
+    layers = [call.name for call in trace.calls if call.name.rpartition(".")[0] == of_list]
+    for earlier in trace.attentions:
+        if earlier is attention:
+            return None
+        if same(earlier.key, attention.key) and same(earlier.value, attention.value):
+            return layers.index(earlier.name.rpartition(".")[0])
+    return None
+
+
+def _value_norm_of(
+    inner: list[ModuleCall], attention: AttentionTrace, made_by: _Projected
+) -> tuple[NormPlan | None, ModuleCall | None]:
+    """The normalisation of values, and its call; None where they are not normalised, or another layer's."""
+    if made_by.value is None or same(made_by.value, attention.value):
+        return None, None
+    for call in inner:
+        if call.given is None or call.made is None or not same(rows_of(call.made), attention.value):
+            continue
+        if same(rows_of(call.given), made_by.value) and (plan := read_norm(call)):
+            return plan, call
+    raise ModelLoadError("its values are not what their projection makes")
 
 
 def _output_of(
@@ -120,17 +170,20 @@ def _output_of(
 
 @dataclass
 class _HeadNorms:
-    """Normalisations of queries and of keys: their plans, and the modules that say them."""
+    """Normalisations of queries and of keys, or of queries alone: their plans, and the modules that say them."""
 
-    plans: tuple[NormPlan, NormPlan]
-    calls: tuple[ModuleCall, ModuleCall]
+    plans: tuple[NormPlan, NormPlan | None]
+    calls: tuple[ModuleCall, ...]
     span_rows: bool
 
     @classmethod
-    def of(cls, inner: list[ModuleCall], attention: AttentionTrace) -> _HeadNorms | None:
+    def of(cls, inner: list[ModuleCall], attention: AttentionTrace, *, has_keys: bool) -> _HeadNorms | None:
         read = [(call, plan) for call in inner if (plan := read_norm(call)) is not None]
         if not read:
             return None
+        if not has_keys and len(read) == 1 and read[0][1].size == attention.query.shape[2]:
+            ((call, plan),) = read
+            return cls((plan, None), (call,), span_rows=False)
         if len(read) != 2:
             raise ModelLoadError(
                 f"{len(read)} normalisations inside of its attention, not one for queries and keys each"
@@ -164,12 +217,17 @@ class _HeadNorms:
 def _find_rotation(
     attention: AttentionTrace,
     query: Tensor,
-    key: Tensor,
+    key: Tensor | None,
     norms: _HeadNorms | None,
     sources: list[AnglesSource],
 ) -> tuple[RotationPlan | None, bool] | None:
-    """How heads are rotated, and whether norms come behind it; None if in no known way."""
+    """How heads are rotated, and whether norms come behind it; None if in no known way.
+
+    Args:
+        key: None where another layer's keys are attended to.
+    """
     dims = query.shape[2]
+    kinds = [query] if key is None else [query, key]
 
     def guesses() -> Iterator[tuple[RotationPlan | None, bool]]:
         yield None, False
@@ -181,7 +239,7 @@ def _find_rotation(
     def compute(guess: tuple[RotationPlan | None, bool]) -> Tensor:
         rotation, follows = guess
         made = []
-        for which, heads in ((_QUERY, query), (_KEY, key)):
+        for which, heads in enumerate(kinds):
             if norms and not follows:
                 heads = norms.apply(which, heads)
             if rotation is not None:
@@ -190,16 +248,16 @@ def _find_rotation(
             if norms and follows:
                 heads = norms.apply(which, heads)
             made.append(heads)
-        return _balanced(made[0], made[1], attention)
+        return _balanced(made, attention)
 
-    return best(guesses(), compute, _balanced(attention.query, attention.key, attention))
+    return best(guesses(), compute, _balanced([attention.query, attention.key][: len(kinds)], attention))
 
 
-def _balanced(query: Tensor, key: Tensor, attention: AttentionTrace) -> Tensor:
-    """Both in one, each token's part of a size: one that is wrong is not outvoted by larger ones."""
+def _balanced(kinds: list[Tensor], attention: AttentionTrace) -> Tensor:
+    """Queries, and keys, in one, each token's part of a size: one that is wrong is not outvoted by larger ones."""
     sizes = (made.float().norm(dim=-1, keepdim=True).clamp(min=1e-12) for made in (attention.query, attention.key))
-    parts = [made.float() / size for made, size in zip((query, key), sizes, strict=True)]
-    return torch.cat(parts, dim=1).to(query.dtype)
+    parts = [made.float() / size for made, size in zip(kinds, sizes, strict=False)]
+    return torch.cat(parts, dim=1).to(kinds[0].dtype)
 
 
 def _name_of_parameter(call: ModuleCall, tensor: Tensor) -> str:

@@ -132,6 +132,9 @@ class _Parts:
 
     def _delta_rules(self) -> Iterator[MixerPlan]:
         values, heads = self.made.shape[1], self.num_heads
+        if self.sizes == [self.num_channels + values, 2 * heads]:
+            yield from self._delta_rules_by_groups()
+            return
         places = [sum(self.sizes[:index]) for index in range(len(self.sizes))]
         by_size = {size: [at for at, own in zip(places, self.sizes, strict=True) if own == size] for size in self.sizes}
         if sorted(self.sizes) != sorted([self.num_channels, values, heads, heads]):
@@ -154,6 +157,29 @@ class _Parts:
                     gates_first=gates_first,
                     decay=vectors[0],
                     step_bias=vectors[1],
+                )
+
+    def _delta_rules_by_groups(self) -> Iterator[MixerPlan]:
+        values, heads = self.made.shape[1], self.num_heads
+        small = [self.num_channels + values, self.num_channels + values + heads]
+        for vectors, (strength_at, step_at), groups, gates_first in itertools.product(
+            _orders(self.vectors, (1, 0)), itertools.permutations(small), _divisors(heads), (False, True)
+        ):
+            key_dim, rest = divmod(self.num_channels - values, 2 * groups)
+            if rest == 0 and key_dim > 0:
+                yield self._recurrence(
+                    "delta rule",
+                    0,
+                    self.num_channels,
+                    strength_at=strength_at,
+                    step_at=step_at,
+                    num_groups=groups,
+                    key_dim=key_dim,
+                    norm_size=values // heads,
+                    gates_first=gates_first,
+                    decay=vectors[0],
+                    step_bias=vectors[1],
+                    by_groups=True,
                 )
 
     def _scans(self) -> Iterator[MixerPlan]:

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
+from .....shared.errors import ModelLoadError
 from ...ways.causal_lm import CausalLM
 from ...ways.packed import install_attention
 from ..plan import NormPlan
+from .matching import rows_of
 
 _NUMBERS = itertools.count()
 _NUM_TOKENS = 7
@@ -50,6 +52,7 @@ class AttentionTrace:
 
     Args:
         options: whatever else the model hands over.
+        mask: what was made where transformers makes a mask.
     """
 
     name: str
@@ -58,6 +61,7 @@ class AttentionTrace:
     value: Tensor
     found: Tensor
     options: dict[str, Any]
+    mask: Any
 
 
 class Trace:
@@ -82,7 +86,7 @@ class Trace:
         self.token_ids = (1 + torch.arange(len(self.positions), device=device)) * 7919 % vocab_size
         attention = f"penstock_trace_{next(_NUMBERS)}"
         AttentionInterface.register(attention, self._attend)
-        AttentionMaskInterface.register(attention, lambda *_, **__: None)
+        AttentionMaskInterface.register(attention, self._make_mask)
         install_attention(module, attention)
         try:
             self.logits = self._run()
@@ -107,9 +111,21 @@ class Trace:
         """Calls of the module of that name."""
         return [call for call in self.calls if call.name == name]
 
+    def given_to(self, name: str) -> Tensor:
+        """What the module of that name is given first, ``[T, E]``.
+
+        Raises:
+            ModelLoadError: no tensor; ``made_by`` likewise.
+        """
+        return rows_of(some(self.of(name)[0].given))
+
+    def made_by(self, name: str) -> Tensor:
+        """What it makes of that, ``[T, E]``."""
+        return rows_of(some(self.of(name)[0].made))
+
     def _run(self) -> Tensor:
         rows = torch.arange(self.num_tokens, device=self.positions.device)
-        with self._watched():
+        with self.watched():
             return CausalLM(self.module).logits(
                 rows,
                 input_ids=self.token_ids[None],
@@ -118,8 +134,13 @@ class Trace:
                 use_cache=False,
             )[0]
 
+    @staticmethod
+    def _make_mask(*_: Any, **__: Any) -> Any:
+        """transformers' mask function: nothing, which is kept as the ``mask`` of an attention."""
+
     @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def watched(self) -> Iterator[None]:
+        """Note the calls of all modules meanwhile."""
         handles = [child.register_forward_hook(self._note, with_kwargs=True) for child in self._names]
         try:
             yield
@@ -143,8 +164,20 @@ class Trace:
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         found = (weights @ value.float().repeat_interleave(group, 1)).to(query.dtype).transpose(1, 2).contiguous()
         queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        self.attentions.append(AttentionTrace(self._names[module], queries, keys, values, found[0], options))
+        seen = (queries, keys, values, found[0])
+        self.attentions.append(AttentionTrace(self._names[module], *seen, options, attention_mask))
         return found, None
+
+
+def some(tensor: Tensor | None) -> Tensor:
+    """``tensor``.
+
+    Raises:
+        ModelLoadError: there is none.
+    """
+    if tensor is None:
+        raise ModelLoadError("one of its modules takes or makes no tensor")
+    return tensor
 
 
 def _refuse(*_: Any, **__: Any) -> tuple[Tensor, None]:

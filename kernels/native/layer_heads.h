@@ -1,0 +1,140 @@
+// The heads of one layer in a step: normalised, rotated and stored, and what queries find in the cache.
+#pragma once
+#include "gates.h"
+#include "layer_switches.h"
+#include "live_tokens.h"
+#include "tile_attention.h"
+#include "vector_attention.h"
+
+constexpr int64_t TOKENS_PER_PIECE = 8;
+// Rows (tokens by heads of a group) of a prompt that one thread attends for: several tiles, so that what was read of the
+// cache is read from near again.
+constexpr int64_t ROWS_PER_PIECE = 48;
+
+template <typename T>
+class LayerHeads {
+ public:
+  // heads: [tokens, heads_size()] of the layer.
+  LayerHeads(const DecoderLayer& layer, const DecoderStep& step, const LiveTokens& live, int64_t block_size, T* heads)
+      : layer_(layer),
+        step_(step),
+        live_(live),
+        cache_{static_cast<T*>(layer.keys),
+               static_cast<T*>(layer.values),
+               {layer.num_kv_heads, layer.head_dim, block_size}},
+        heads_(heads),
+        size_(layer.heads_size()) {}
+
+  // Whether the projection makes something else than heads as they lie here.
+  static bool are_split(const DecoderLayer& layer) { return layer.gate || layer.values_are_keys; }
+
+  // From rows of the projection, and to gates [tokens, found_size()] where there are some.
+  void split(const T* rows, T* gates) const {
+    const int64_t width = layer_.qkv.num_outputs, dim = layer_.head_dim, of_keys = layer_.num_kv_heads * dim;
+    for_tokens([&](int64_t t) {
+      const T* row = rows + t * width;
+      T* to = heads_ + t * size_;
+      if (layer_.gate) {
+        split_gates(static_cast<Gate>(layer_.gate), row, to, gates + t * layer_.found_size(), layer_.num_heads, dim,
+                    size_ - layer_.found_size());
+      } else {
+        std::memcpy(to, row, width * sizeof(T));
+        std::memcpy(to + width, row + width - of_keys, of_keys * sizeof(T));
+      }
+    });
+  }
+
+  // Normalises and rotates where they lie, and stores keys and values.
+  void place() const {
+    const int64_t dim = layer_.head_dim, first_key = layer_.num_heads, first_value = first_key + layer_.num_kv_heads;
+    const int64_t* slots = step_.slots + layer_.group * step_.num_tokens;
+    for_tokens([&](int64_t t) {
+      T* heads = heads_ + t * size_;
+      if (!layer_.norms_follow) normalise(heads);
+      if (layer_.angles >= 0) rotate(step_.angles[layer_.angles], live_.positions[t], heads);
+      if (layer_.norms_follow) normalise(heads);
+      if (!layer_.stores) return;
+      normalise(layer_.value_norm, heads + first_value * dim, layer_.num_kv_heads);
+      const int64_t slot = slots[t];
+      if (slot < 0) return;
+      const bool is_last = t + 1 == step_.num_tokens || slots[t + 1] != slot + 1;
+      cache_.put(slot, heads + first_key * dim, heads + first_value * dim, is_last);
+    });
+  }
+
+  void attend(T* found) const {
+    const int64_t group = layer_.group_size(), dim = layer_.head_dim, num_kv_heads = layer_.num_kv_heads;
+    const int64_t found_size = layer_.found_size();
+    const int64_t* table = step_.block_table + layer_.group * step_.num_requests * step_.table_stride;
+    const std::vector<Span> spans = live_.spans(std::max<int64_t>(1, ROWS_PER_PIECE / group));
+    for_each(spans.size() * num_kv_heads, [&](int64_t item) {
+      const Span& span = spans[item / num_kv_heads];
+      const int64_t kv_head = item % num_kv_heads, offset = kv_head * group * dim;
+      const Queries<T> queries{heads_ + span.first_token * size_ + offset,
+                               size_,
+                               group,
+                               span.first_position,
+                               layer_.window,
+                               layer_.ahead,
+                               layer_.scale,
+                               layer_.softcap,
+                               layer_.sinks ? layer_.sinks + kv_head * group : nullptr,
+                               table + span.request * step_.table_stride,
+                               kv_head,
+                               &cache_,
+                               found + span.first_token * found_size + offset,
+                               found_size,
+                               live_.visible_ends ? live_.visible_ends + span.first_token : nullptr};
+      attend_rows(queries, span.num_tokens * group);
+    });
+  }
+
+ private:
+  template <typename Body>
+  void for_tokens(const Body& body) const {
+    for_ranges(live_.num, TOKENS_PER_PIECE, [&](int64_t start, int64_t end) {
+      for (int64_t t = start; t < end; ++t) body(t);
+    });
+  }
+
+  void normalise(T* heads) const {
+    normalise(layer_.query_norm, heads, layer_.num_heads);
+    if (layer_.stores) normalise(layer_.key_norm, heads + layer_.num_heads * layer_.head_dim, layer_.num_kv_heads);
+  }
+
+  void normalise(const Norm& norm, T* first, int64_t num) const {
+    const int64_t dim = layer_.head_dim;
+    if (norm.kind == NO_NORM) return;
+    if (layer_.norms_rows) return apply_norm(norm, first, first, num * dim);
+    for (int64_t head = 0; head < num; ++head) apply_norm(norm, first + head * dim, first + head * dim, dim, head * dim);
+  }
+
+  void rotate(const Angles& angles, int64_t position, T* heads) const {
+    const float *cos = angles.cos + position * angles.dim, *sin = angles.sin + position * angles.dim;
+    const int64_t num = layer_.num_heads + (layer_.stores ? layer_.num_kv_heads : 0);
+    for (int64_t head = 0; head < num; ++head) {
+      T* at = heads + head * layer_.head_dim;
+      layer_.is_interleaved ? rotate_neighbours(at, cos, sin, angles.dim) : rotate_row(at, cos, sin, at, angles.dim);
+    }
+  }
+
+  static void attend_rows(const Queries<T>& queries, int64_t num_rows) {
+    if constexpr (tiles::EXIST && sizeof(T) == sizeof(bfloat16)) {
+      if (suits_tiles(queries.cache->shape)) {
+        TileAttention attention(queries);
+        for (int64_t row = 0; row < num_rows; row += tiles::ROWS) {
+          attention.run(row, std::min<int64_t>(tiles::ROWS, num_rows - row));
+        }
+        return;
+      }
+    }
+    for_row_tiles<TILE_ROWS>(num_rows, VectorAttention<T>{queries});
+  }
+
+  const DecoderLayer& layer_;
+  const DecoderStep& step_;
+  const LiveTokens& live_;
+  const LayerCache<T> cache_;
+  T* heads_;
+  const int64_t size_;
+};

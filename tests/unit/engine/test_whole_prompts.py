@@ -1,0 +1,35 @@
+"""How many prompts that are computed whole go into a step."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.shared.params.sampling import SamplingParams
+from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
+from penstock.worker.engine.scheduling.request import Request
+from penstock.worker.engine.scheduling.whole_prompts import WholePromptScheduler
+
+BUDGET = 40
+
+
+@pytest.mark.parametrize(
+    ("enough", "lens", "expected"),
+    [
+        (None, [10, 10, 10, 9, 9], [10, 10, 10, 9]),
+        (20, [10, 10, 10], [10, 10]),
+        (20, [10, 11, 10], [10]),
+        # One that is longer than what is enough has a step of its own, wherever it stands.
+        (20, [30, 5], [30]),
+        (20, [5, 30], [5]),
+        (BUDGET + 10, [30, 20], [30]),
+    ],
+)
+def test_a_step_ends_with_what_is_enough(enough: int | None, lens: list[int], expected: list[int]) -> None:
+    scheduler = WholePromptScheduler(
+        enough, BlockPool(64, 4), max_num_seqs=8, max_num_batched_tokens=BUDGET, max_model_len=BUDGET
+    )
+    for number, length in enumerate(lens):
+        scheduler.add_request(
+            Request(str(number), [1] * length, SamplingParams(max_tokens=1), max_model_len=BUDGET + 1)
+        )
+    assert scheduler.schedule().num_new_tokens == expected
