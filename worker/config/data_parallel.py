@@ -118,5 +118,5 @@ def check_data_parallel(
         if is_on:
             raise ConfigurationError(
                 f"data_parallel_size {options.data_parallel_size} cannot go with {name}: the ranks of a group make one "
-                "forward each in a step, and the same ones at the start"
+                "forward each in a step, and the same ones at the start; leave one of them out"
             )

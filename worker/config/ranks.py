@@ -73,6 +73,11 @@ def check_ranks(options: RankOptions, engine: str, *, async_scheduling: bool = F
             "enable_expert_parallel shares experts between the ranks of a stage, and there is one: raise "
             "tensor_parallel_size, or leave it out"
         )
+    if options.enable_expert_parallel and options.pipeline_parallel_size > 1:
+        raise ConfigurationError(
+            f"enable_expert_parallel shares whole experts in one stage, and pipeline_parallel_size is "
+            f"{options.pipeline_parallel_size}; leave one of them out"
+        )
     if num_ranks == 1:
         return
     if async_scheduling and options.pipeline_parallel_size > 1:

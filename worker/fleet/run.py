@@ -122,7 +122,7 @@ def _announcer(engine: EngineConfig, scaling: ScalingOptions, ground: Ground) ->
 
 def _check(settings: Settings, options: FleetOptions) -> tuple[HostOptions, ScalingOptions]:
     """What is wrong with the options whatever the cluster is."""
-    host = settings.make(HostOptions)
+    host, engine = settings.make(HostOptions), settings.fields_of(EngineConfig)
     with settings.naming_sources():
         if (options.ray or "").startswith("ray://"):
             raise UsageError(
@@ -133,6 +133,12 @@ def _check(settings: Settings, options: FleetOptions) -> tuple[HostOptions, Scal
             raise UsageError("--ray needs --engines LEAST:MOST, as 1:8; with 0 as the least the first request wakes it")
         if host.gpus is not None:
             raise UsageError("--gpus: with --ray the GPUs of an engine are those that Ray gives it; leave it out")
+        for name in ("data_parallel_size", "data_parallel_group"):
+            if (value := engine[name]) not in (1, ""):
+                raise UsageError(
+                    f"--{name.replace('_', '-')} {value}: engines of a fleet come and go one by one, and those of a "
+                    "group together; start groups on their hosts, without --ray"
+                )
         if host.metrics_port:
             raise UsageError(
                 f"--metrics-port {host.metrics_port}: several engines of a fleet may be on one host; give 0, or have "

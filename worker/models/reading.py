@@ -191,7 +191,12 @@ def _planned_part(
 ) -> ReadModel:
     layout = groups.layout
     options = planned_options(model_config.get_text_config(), layout, architecture, device)
-    told = f"{told_layout(layout)}, but {architecture} is shared by transformers' own plan, which"
+    told = (
+        f"enable_expert_parallel is set, and {architecture} is then"
+        if layout.is_expert_parallel
+        else f"{told_layout(layout)}, but {architecture} is"
+    )
+    told += " shared by transformers' own plan, which"
     if declared_quantization(folder) is not None:
         raise ConfigurationError(f"{told} reads no quantised files; use files in 16 bits, or one rank")
     if config.quantization is not None:

@@ -36,7 +36,8 @@ class Engine:
         policy: its phase.
         life: its present or last worker process.
         death: how its last life ended; None while the first one lasts.
-        is_restarted: whether it is started again when it dies; False until all engines of the host serve.
+        is_restarted: whether it is started again when it dies; False until all engines of the host serve. A rank of a
+            group is once it has served, or lost its group: others may stand by for as long as they like.
     """
 
     def __init__(self, config: WorkerConfig, reaper: Reaper, on_change: Callable[[], None]) -> None:
@@ -57,6 +58,8 @@ class Engine:
         try:
             while True:
                 await self._live()
+                if self._is_rank and self.death is not None and self.death.is_external:
+                    self.is_restarted = True
                 is_last = self._leaving.is_set() or not self.is_restarted
                 if not is_last:
                     self._mourn()
@@ -77,6 +80,11 @@ class Engine:
         self._leaving.set()
         if self.life.alive:
             how(self.life)
+
+    @property
+    def has_failed_to_start(self) -> bool:
+        """Whether it has ended, or says that it will, and is not started again."""
+        return bool(self.death or self.life.failure) and not self.is_restarted
 
     @property
     def ought_to_speak(self) -> bool:
@@ -105,6 +113,10 @@ class Engine:
     def beat_if_there(self) -> EngineHeartbeat | None:
         """``beat``; None once it has left, while others stay."""
         return None if self.policy.phase is Phase.LEFT else self.beat()
+
+    @property
+    def _is_rank(self) -> bool:
+        return self._config.engine.is_grouped
 
     def _bare_beat(self, state: EngineState) -> EngineHeartbeat:
         config = self._config
@@ -201,6 +213,7 @@ class Engine:
         serves = life.state in (EngineState.READY, EngineState.BUSY)
         if serves and self.policy.phase in (Phase.STARTING, Phase.RESTARTING):
             self.policy.ready()
+            self.is_restarted = self.is_restarted or self._is_rank
             if self.death is not None:
                 log.info(
                     "engine_restarted",

@@ -191,14 +191,14 @@ class Supervisor:
             lambda: (
                 self._urgency > Urgency.STAY
                 or self._is_broken()
-                or any(engine.death or engine.life.failure for engine in self._engines)
+                or any(engine.has_failed_to_start for engine in self._engines)
                 or all(engine.policy.phase is Phase.SERVING for engine in self._engines)
             )
         )
         if self._urgency > Urgency.STAY or self._is_broken():
             return
         for engine in self._engines:
-            if engine.death or engine.life.failure:
+            if engine.has_failed_to_start:
                 self._hurry(Urgency.HAND_BACK)
                 self._has_failed_to_start = True
                 death = engine.death or engine.life.death()

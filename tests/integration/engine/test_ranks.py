@@ -9,9 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from penstock.shared.control.calls import Utility
 from penstock.shared.control.diagnosis import DummyBatchDone, ExecuteDummyBatch, ProfileSaved, StartProfile, StopProfile
@@ -21,8 +24,12 @@ from penstock.shared.control.weights import ReloadWeights, SaveShardedState
 from penstock.shared.messages.from_core import Ready, StartupFailed
 from penstock.shared.messages.ranks import RankSetup
 from penstock.shared.messages.to_core import Shutdown
+from penstock.shared.params.images import ImageInput
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.process_tree import is_zombie
+from penstock.worker.survey.images.models import write_seeing_model
+from penstock.worker.survey.images.processors import PLACEHOLDER
+from penstock.worker.survey.images.truth import picture, png
 
 from .harness import CoreProcess, request
 
@@ -171,6 +178,39 @@ def test_a_life_of_two_ranks(
     core.send(Shutdown())
     assert core.process.wait() == 0
     await_end(rank)
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen3_vl"])
+def test_two_ranks_that_read_images_sleep_and_change_their_weights(
+    name: str, core_process: CoreProcess, tmp_path: Path
+) -> None:
+    """The tower, which one of them has, with the rest; what they save is whole."""
+    core, model, place = core_process, tmp_path / "model", tmp_path / "saved"
+    model.mkdir()
+    write_seeing_model(name, model)
+    ranks = started(core, model)
+    assert ranks.weight_bytes[0] > ranks.weight_bytes[1], "the first has the tower, too"
+
+    def seen(seed: int) -> list[int]:
+        asked = request("r", [*range(40, 61), PLACEHOLDER, *range(80, 87)])
+        core.send(msgspec.structs.replace(asked, images=[ImageInput.of(png(picture(seed)))]))
+        return [token for row in core.collect(1)["r"] for token in row.new_token_ids]
+
+    expected = seen(1)
+    assert seen(2) != expected
+    for level in (1, 2):
+        ask(core, Sleep(level=level))
+        assert ask(core, WakeUp()) == SleepState()
+        assert seen(1) == expected
+    ask(core, SaveShardedState(str(place)))
+    weights = load_file(model / WEIGHTS)
+    saved: dict[str, Tensor] = {}
+    for path in place.glob("*.safetensors"):
+        saved |= load_file(path)
+    assert saved.keys() == weights.keys()
+    assert all(torch.equal(saved[key], weight) for key, weight in weights.items())
+    ask(core, ReloadWeights(path=str(place)))
+    assert seen(1) == expected
 
 
 def test_the_end_of_a_rank_is_the_end_of_an_idle_core(core_process: CoreProcess, demo_model: Path) -> None:

@@ -151,6 +151,25 @@ def scale_by_command(size: int, namespace: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
+async def test_ranks_come_back_while_another_engine_stands_by(
+    start_worker: StartWorker, client: Client, moe_folder: Path, gate: Gate
+) -> None:
+    """One that stands by serves only when it is wanted, and a worker whose engines do not all serve yet lives on."""
+    group = ("--data-parallel-group", "big", "--data-parallel-address", "127.0.0.1")
+    worker = start_worker(*OPTIONS, "--engines", "3", "--data-parallel-size", "2", *group, model=moe_folder)
+    async with asyncio.timeout(DEADLINE_S):
+        while not any(event["event"] == "engine_ready" for event in worker.events):
+            await asyncio.sleep(0.05)
+    generation = await until_serving(client, 2)
+    (await core_of(client, 1)).send_signal(signal.SIGKILL)
+    generation = await until_serving(client, 2, after=generation)
+    for size in (1, 2, 3):
+        await client.scale_elastic_ep(size)
+        generation = await until_serving(client, size, after=generation)
+    worker.await_ready()
+    assert len(await generate(client, prompts()[0])) == NUM_TOKENS
+
+
 async def test_a_group_shrinks_and_grows_under_load(
     start_worker: StartWorker, client: Client, namespace: str, moe_folder: Path, gate: Gate
 ) -> None:

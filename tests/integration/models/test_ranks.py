@@ -378,6 +378,14 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], list[Any], dict[str, Any], str]] 
         "tensor_parallel_size is 2, but Gemma2ForCausalLM is shared by transformers' own plan, which keeps linear "
         "layers as they are, and quantization is 'int8'; leave it out",
     ),
+    "quantised with whole experts": (
+        "mixtral",
+        {},
+        EXPERTS,
+        {"quantization": "int8"},
+        "enable_expert_parallel is set, and MixtralForCausalLM is then shared by transformers' own plan, which keeps "
+        "linear layers as they are, and quantization is 'int8'; leave it out",
+    ),
     "prompt embeddings by a plan": (
         "gemma2",
         {},

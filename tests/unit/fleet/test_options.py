@@ -33,6 +33,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ((*FLEET, "--engines", "1:"), "LEAST:MOST such as 1:8"),
         ((*FLEET, "--engines", "-1:8"), "expected one argument"),
         ((*FLEET, "--gpus", "0,1"), "are those that Ray gives it"),
+        ((*FLEET, "--data-parallel-size", "2"), "--data-parallel-size 2: engines of a fleet come and go one by one"),
+        ((*FLEET, "--data-parallel-group", "big"), "--data-parallel-group big: engines of a fleet"),
         ((*FLEET, "--metrics-port", "9000"), "--metrics-port 9000: several engines"),
         ((*FLEET, "--ray", "ray://host:10001"), "with --ray auto"),
         ((*FLEET, "--wanted-wait", "0"), "--wanted-wait must be"),

@@ -34,6 +34,10 @@ def test_ranks_are_stages_times_parts() -> None:
             "async_scheduling is for engines of one stage, and pipeline_parallel_size 2 schedules a batch for each",
         ),
         ({"pipeline_parallel_size": 64}, "are 128 ranks, and an engine has at most 64"),
+        (
+            {"pipeline_parallel_size": 2, "enable_expert_parallel": True},
+            "enable_expert_parallel shares whole experts in one stage, and pipeline_parallel_size is 2; leave one",
+        ),
         ({"tensor_parallel_size": 1, "enable_expert_parallel": True}, "raise tensor_parallel_size, or leave it out"),
     ],
 )
