@@ -63,7 +63,7 @@ async def told(fetcher: ImageFetcher, url: str) -> str:
         await fetcher.fetched([messages(url)])
     error = caught.value
     assert (error.status, error.error_code) == (400, "invalid_image_url")
-    assert error.param == "messages[0].content[1].image_url"
+    assert error.param == "messages[0].content[1].image_url.url"
     return error.message
 
 
