@@ -41,6 +41,7 @@ NEED_TORCH = (
     "unit/engine/test_staged_batches.py",
     "unit/engine/test_stages_setup.py",
     "unit/engine/test_partition.py",
+    "unit/engine/test_encoder_pieces.py",
     "unit/engine/test_filters.py",
     "unit/engine/test_gate.py",
     "unit/engine/test_rank_team.py",

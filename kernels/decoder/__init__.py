@@ -204,9 +204,29 @@ class Decoder:
 
         Cost: for few tokens memory bound, the bytes of the weights and of the keys and values that are read.
         """
+        (logits,) = self.run_all([batch])
+        return logits
+
+    def run_all(self, batches: Sequence[DecoderBatch]) -> list[Tensor]:
+        """``run`` of several that have nothing to do with each other: neither blocks nor slots.
+
+        If they are as many as the library has threads, each thread takes whole ones, and none waits for another between
+        two operations. A token's result has the same bits either way.
+
+        Raises: as ``run``.
+        """
         function = library("run_decoder", self._dtype)
         if function is None:
             raise KernelInputError("the compiled library was unloaded")
+        size = self._struct.lm_head.num_outputs or self._struct.hidden_size
+        logits = [torch.empty(len(batch.logit_rows), size) for batch in batches]
+        made = [self._step_of(*both) for both in zip(batches, logits, strict=True)]
+        steps = (StepStruct * len(made))(*made)
+        with torch.profiler.record_function("penstock::decoder"):
+            function(ctypes.byref(self._struct), steps, len(made))
+        return logits
+
+    def _step_of(self, batch: DecoderBatch, logits: Tensor) -> StepStruct:
         for name in ("token_ids", "positions", "slot_mapping", "block_table", "query_lens", "seq_lens", "logit_rows"):
             tensor: Tensor = getattr(batch, name)
             if tensor.dtype != torch.int64 or not tensor.is_contiguous():
@@ -223,8 +243,7 @@ class Decoder:
         angles = (AnglesStruct * len(batch.angles))(
             *(AnglesStruct(cos.data_ptr(), sin.data_ptr(), cos.shape[1]) for cos, sin in batch.angles)
         )
-        logits = torch.empty(len(batch.logit_rows), self._struct.lm_head.num_outputs or self._struct.hidden_size)
-        step = StepStruct(
+        return StepStruct(
             *(len(batch.token_ids), len(batch.query_lens), len(batch.logit_rows)),
             *(batch.token_ids.data_ptr(), batch.positions.data_ptr(), batch.slot_mapping.data_ptr()),
             *(address(batch.inputs_embeds), angles),
@@ -234,9 +253,6 @@ class Decoder:
             address(_checked_ends(batch)),
             *self._states_of(batch),
         )
-        with torch.profiler.record_function("penstock::decoder"):
-            function(ctypes.byref(self._struct), ctypes.byref(step))
-        return logits
 
     def _states_of(self, batch: DecoderBatch) -> tuple[int | None, int | None]:
         """The last fields of a step."""

@@ -5,6 +5,6 @@ Until ``load`` has succeeded, and for inputs that the library does not know, the
 
 from __future__ import annotations
 
-from .library import Library, is_loaded, library, load, loaded, set_num_threads, unload
+from .library import Library, is_loaded, library, load, loaded, num_threads, set_num_threads, unload
 
-__all__ = ["Library", "is_loaded", "library", "load", "loaded", "set_num_threads", "unload"]
+__all__ = ["Library", "is_loaded", "library", "load", "loaded", "num_threads", "set_num_threads", "unload"]

@@ -260,11 +260,22 @@ class Run {
   T *residual_, *normed_, *added_, *made_, *heads_, *rows_, *found_, *gates_, *gate_up_, *gated_, *embedded_, *opened_;
 };
 
+// Steps that have nothing to do with each other: where there are enough of them, each thread takes whole ones, and none
+// waits for another between two operations.
+template <typename T>
+void run_all(const Decoder& decoder, const DecoderStep* steps, int64_t num_steps) {
+  if (num_steps < num_threads()) {
+    for (int64_t i = 0; i < num_steps; ++i) Run<T>(decoder, steps[i]).all();
+  } else {
+    for_each(num_steps, [&](int64_t i) { Run<T>(decoder, steps[i]).all(); });
+  }
+}
+
 }  // namespace
 
-#define PENSTOCK_DECODER(T, suffix)                                                              \
-  extern "C" void run_decoder_##suffix(const Decoder* decoder, const DecoderStep* step) {        \
-    Run<T>(*decoder, *step).all();                                                               \
+#define PENSTOCK_DECODER(T, suffix)                                                                         \
+  extern "C" void run_decoder_##suffix(const Decoder* decoder, const DecoderStep* steps, int64_t num_steps) { \
+    run_all<T>(*decoder, steps, num_steps);                                                                 \
   }
 
 PENSTOCK_DECODER(float, float32)

@@ -34,7 +34,7 @@ _SIGNATURES: dict[str, list[Any]] = {
         *(_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _POINTER),
         *(_INT, _INT, _INT, _INT, _INT, _FLOAT, _INT, _POINTER),
     ],
-    "run_decoder": [_POINTER, _POINTER],
+    "run_decoder": [_POINTER, _POINTER, _INT],
     "mix": [_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT],
 }
 
@@ -115,6 +115,12 @@ def set_num_threads(num_threads: int) -> None:
     function = library("set_num_threads")
     if function is not None:
         function(num_threads)
+
+
+def num_threads() -> int:
+    """Threads that compute; 1 without the library."""
+    function = library("get_num_threads")
+    return 1 if function is None else function()
 
 
 def library(name: str, dtype: torch.dtype | None = None) -> Function | None:

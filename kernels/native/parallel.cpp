@@ -24,6 +24,15 @@ void pause() {
 #endif
 }
 
+// This thread is at an item of work: what it runs within that, it does alone.
+thread_local bool is_at_item = false;
+
+void run_item(void (*work)(const void*, int64_t), const void* context, int64_t item) {
+  is_at_item = true;
+  work(context, item);
+  is_at_item = false;
+}
+
 // One word says which work it is, how many items it has and which is next, so whoever takes an item takes it of that
 // work: round (16 bits), number of items (24), next item (24).
 uint64_t ticket(uint64_t round, uint64_t num_items, uint64_t next) { return round << 48 | num_items << 24 | next; }
@@ -53,7 +62,7 @@ class Pool {
     std::unique_lock<std::mutex> only(caller_, std::try_to_lock);
     // Another thread of the process computes: the pool is its own till then.
     if (!only.owns_lock() || helpers_.empty() || num_items < 2 || num_items > MAX_ITEMS) {
-      for (int64_t item = 0; item < num_items; ++item) work(context, item);
+      for (int64_t item = 0; item < num_items; ++item) run_item(work, context, item);
       return;
     }
     work_ = work;
@@ -78,7 +87,7 @@ class Pool {
       if (next_of(word) >= items_of(word)) return false;
     } while (!ticket_.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel, std::memory_order_acquire));
     // Till this item is done, the caller waits, so what belongs to the work stays.
-    work_(context_, next_of(word));
+    run_item(work_, context_, next_of(word));
     num_done_.fetch_add(1, std::memory_order_release);
     return true;
   }
@@ -125,10 +134,11 @@ Pool& pool() {
 }  // namespace
 
 void run_items(int64_t num_items, void (*work)(const void*, int64_t), const void* context) {
-  pool().run(num_items, work, context);
+  if (!is_at_item) return pool().run(num_items, work, context);
+  for (int64_t item = 0; item < num_items; ++item) work(context, item);
 }
 
-int64_t num_threads() { return pool().size(); }
+int64_t num_threads() { return is_at_item ? 1 : pool().size(); }
 
 extern "C" void set_num_threads(int64_t num_threads) { pool().resize(num_threads); }
 extern "C" int64_t get_num_threads() { return num_threads(); }

@@ -4,9 +4,12 @@
 #pragma once
 #include <cstdint>
 
+// Within an item its thread is alone: what is run there, it does by itself.
+
 // Runs work(context, 0) .. work(context, num_items - 1), each once, in any order; returns when all are done.
 void run_items(int64_t num_items, void (*work)(const void* context, int64_t item), const void* context);
 
+// That share what is run next.
 int64_t num_threads();
 
 // Runs body(item) for each item.

@@ -19,7 +19,7 @@ constexpr const char* DTYPE = sizeof(T) == 4 ? "float32" : "bfloat16";
   void linear_##suffix(const T*, int64_t, const Linear*, T*, int64_t);                                            \
   int decode_##suffix(const T*, int64_t, const T*, const T*, const int64_t*, int64_t, const int64_t*, int64_t,    \
                       int64_t, int64_t, int64_t, int64_t, float, int64_t, T*);                                    \
-  void run_decoder_##suffix(const Decoder*, const DecoderStep*);                                                  \
+  void run_decoder_##suffix(const Decoder*, const DecoderStep*, int64_t);                                         \
   void mix_##suffix(const Mixer*, const MixerStep*, const T*, int64_t, T*, int64_t);                              \
   void sample_##suffix(const T*, int64_t, const float*, const int64_t*, const float*, const float*, const double*, \
                        int64_t*, int64_t, int64_t);
@@ -228,7 +228,7 @@ struct SmallDecoder {
     const Angles angles{cos.data(), sin.data(), DIM};
     const DecoderStep step{num, 1, 1, ids.data(), positions.data(), positions.data(), nullptr, &angles,
                            table.data(), BLOCKS, &num, &end, &last, logits.data()};
-    Library<T>::run_decoder(&decoder, &step);
+    Library<T>::run_decoder(&decoder, &step, 1);
     return logits;
   }
 };

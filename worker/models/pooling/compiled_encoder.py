@@ -17,6 +17,7 @@ import structlog
 import torch
 from torch import Tensor, nn
 
+from ....kernels import native
 from ....kernels.decoder import Decoder, DecoderBatch, DecoderWeights, LayerWeights, NormWeights, can_decode
 from ....kernels.gated_activation import ACTIVATIONS
 from ....kernels.huge_pages import Arena
@@ -34,8 +35,11 @@ from .encoder_plan import EncoderLayerPlan, EncoderPlan, names_of_linears, read_
 log = structlog.get_logger(__name__)
 
 _BLOCK_SIZE = 16
-# Of whole texts: what is between two products of so many lies in the second cache.
-_TOKENS_PER_CALL = 512
+# Of whole texts, for one thread: what is between two products of so many lies in its second cache.
+_TOKENS_PER_PIECE = 512
+_ENOUGH_TOKENS = 1024
+# Over the mean; with larger ones all threads work on a piece together, or one would wait for the other.
+_LARGEST_PIECE = 1.2
 _FIRST_NUM_ANGLES = 512
 
 
@@ -43,7 +47,7 @@ class CompiledEncoder(EncoderForward):
     """See ``EncoderForward``: the same on the same weights, whose linear layers have to be packed."""
 
     attention_backend = "native"
-    enough_tokens = _TOKENS_PER_CALL
+    enough_tokens = _ENOUGH_TOKENS
 
     def __init__(self, of: EncoderForward, plan: EncoderPlan) -> None:
         super().__init__(of.network, of.attention, of.first_position)
@@ -57,30 +61,39 @@ class CompiledEncoder(EncoderForward):
             self._take_weights()
         self.attention.begin(texts.lens)
         embedded = self._run(self._stem, texts)
-        parts = [self._call(embedded, piece, chosen) for piece, chosen in _pieces(texts.lens, rows)]
+        pieces = cut_pieces(texts.lens, native.num_threads())
+        self._make_room(sum(int(piece.num_blocks.sum()) for piece in pieces), max(texts.lens))
+        batches, first_block = list[DecoderBatch](), 0
+        for piece in pieces:
+            batches.append(self._batch(embedded, piece, rows, first_block))
+            first_block += int(piece.num_blocks.sum())
+        if max(len(piece) for piece in pieces) * len(pieces) <= _LARGEST_PIECE * sum(texts.lens):
+            parts = self._decoder.run_all(batches)
+        else:
+            parts = [self._decoder.run(batch) for batch in batches]
         return torch.cat(parts).to(embedded.dtype)
 
-    def _call(self, embedded: Tensor, piece: _Piece, rows: Tensor) -> Tensor:
-        lens = piece.lens
-        num_blocks = -(-lens // _BLOCK_SIZE)
-        first_blocks = np.cumsum(num_blocks) - num_blocks
-        self._make_room(int(num_blocks.sum()), int(lens.max()))
+    def _batch(self, embedded: Tensor, piece: Piece, rows: Tensor, first_block: int) -> DecoderBatch:
+        """Of the texts of ``piece``, whose blocks begin with ``first_block``, and of those ``rows`` that are theirs."""
+        lens, num_blocks = piece.lens, piece.num_blocks
+        first_blocks = first_block + np.cumsum(num_blocks) - num_blocks
+        wanted = rows.numpy()
+        first, last = np.searchsorted(wanted, (piece.start, piece.end))
         positions = np.arange(lens.sum()) - np.repeat(np.cumsum(lens) - lens, lens)
         table = first_blocks[:, None] + np.arange(num_blocks.max())
         seq_lens = torch.from_numpy(lens)
-        batch = DecoderBatch(
+        return DecoderBatch(
             token_ids=torch.from_numpy(positions),  # nobody's: embeddings are given
             positions=torch.from_numpy(positions),
             slot_mapping=torch.from_numpy(positions + np.repeat(first_blocks * _BLOCK_SIZE, lens)),
             block_table=torch.from_numpy(table),
             query_lens=seq_lens,
             seq_lens=seq_lens,
-            logit_rows=rows,
+            logit_rows=torch.from_numpy(wanted[first:last] - piece.start),
             angles=self._angles,
             inputs_embeds=embedded[piece.start : piece.end].contiguous(),
             visible_ends=torch.from_numpy(np.repeat(lens, lens)),
         )
-        return self._decoder.run(batch)
 
     def _make_room(self, num_blocks: int, longest: int) -> None:
         """Keys and values for so many blocks, and angles for texts of that length."""
@@ -128,26 +141,28 @@ class CompiledEncoder(EncoderForward):
         self._weights_seen = weakref.ref(self._embedding.weight)
 
 
-class _Piece:
-    """Tokens from ``start`` to ``end``, and how many each text of theirs has."""
+class Piece:
+    """Tokens from ``start`` to ``end``, how many each text of theirs has, and the blocks that it takes."""
 
-    def __init__(self, start: int, lens: list[int]) -> None:
+    def __init__(self, start: int, lens: Sequence[int]) -> None:
         self.start, self.end = start, start + sum(lens)
         self.lens = np.array(lens)
+        self.num_blocks = -(-self.lens // _BLOCK_SIZE)
+
+    def __len__(self) -> int:
+        return self.end - self.start
 
 
-def _pieces(lens: Sequence[int], rows: Tensor) -> Iterator[tuple[_Piece, Tensor]]:
-    """Whole texts of about ``_TOKENS_PER_CALL`` tokens, and which of theirs are ``rows``."""
-    wanted, start, taken = rows.numpy(), 0, list[int]()
-    for number, length in enumerate(lens, start=1):
-        taken.append(length)
-        if number < len(lens) and sum(taken) + lens[number] <= _TOKENS_PER_CALL:
-            continue
-        piece = _Piece(start, taken)
-        first, last = np.searchsorted(wanted, (piece.start, piece.end))
-        if last > first:
-            yield piece, torch.from_numpy(wanted[first:last] - piece.start)
-        start, taken = piece.end, []
+def cut_pieces(lens: Sequence[int], num_threads: int) -> list[Piece]:
+    """Cut texts of ``lens`` tokens into pieces of about as many tokens each, a multiple of ``num_threads`` if they can
+    be."""
+    ends = np.cumsum(lens)
+    num_pieces = num_threads * -(-int(ends[-1]) // (num_threads * _TOKENS_PER_PIECE))
+    # Behind the text whose end is nearest to where a piece should end.
+    wanted = ends[-1] * np.arange(1, num_pieces) / num_pieces
+    behind = np.abs(ends[None] - wanted[:, None]).argmin(1) + 1
+    cuts = [0, *sorted(set(behind.tolist()) - {len(lens)}), len(lens)]
+    return [Piece(sum(lens[:start]), lens[start:end]) for start, end in itertools.pairwise(cuts)]
 
 
 def plan_of(forward: EncoderForward, architecture: str, quantization: str | None) -> EncoderPlan | None:
