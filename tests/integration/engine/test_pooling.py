@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.kernels import native
 from penstock.shared.control.sleeping import Sleep, WakeUp
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.messages.outcome import FinishReason
@@ -28,8 +29,8 @@ PROMPTS = [np.random.default_rng(n).integers(5, VOCAB_SIZE, n).tolist() for n in
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
     def make(**options: Any) -> Engine:
-        sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "kv_cache_memory": 1 << 18, **options}
-        return build_engine(EngineConfig(model=str(tmp_path), num_threads=1, **sizes), tmp_path)
+        sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "kv_cache_memory": 1 << 18, "num_threads": 1}
+        return build_engine(EngineConfig(model=str(tmp_path), **{**sizes, **options}), tmp_path)
 
     return make
 
@@ -155,6 +156,24 @@ def test_an_encoder_in_other_numbers_is_what_single_operations_make_of_them(
     ours, theirs = pool(compiled.core, prompts), pool(single.core, prompts)
     for i in ours:
         assert cosine(array_of(ours[i]), array_of(theirs[i])) >= 0.999
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+def test_any_number_of_threads_embeds_the_same(name: str, tmp_path: Path, make: Make) -> None:
+    """Each takes whole texts where there are enough, and all work on one that is longer than the others together."""
+    make_model(tmp_path, name)
+    prompts = [request(str(i), prompt) for i, prompt in enumerate(PROMPTS)]
+    try:
+        found = []
+        for num_threads in (1, 2, 3):
+            core = make(num_threads=num_threads, max_num_seqs=8, max_num_batched_tokens=256).core
+            ended = pool(core, prompts) | pool(core, [request("long", PROMPTS[6]), request("short", PROMPTS[1])])
+            found.append({request_id: array_of(output) for request_id, output in ended.items()})
+    finally:
+        native.set_num_threads(1)
+    for others in found[1:]:
+        for request_id, array in others.items():
+            np.testing.assert_array_equal(array, found[0][request_id])
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
