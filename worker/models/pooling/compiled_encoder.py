@@ -6,10 +6,9 @@ what one call computes, all layers use the same, and nothing is left in it.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from ..packed_linear import OwnPackedLinear, pack_in_a_row, side_by_side
 from ..ways.packed import install_attention
 from .encoder import EncoderForward, EncoderTruth, Texts
 from .encoder_plan import EncoderLayerPlan, EncoderPlan, names_of_linears, read_encoder
+from .parts import with_parts
 
 log = structlog.get_logger(__name__)
 
@@ -129,7 +129,7 @@ class CompiledEncoder(EncoderForward):
         parts: dict[str, nn.Module] = {plan.layers_name: nn.ModuleList()}
         if plan.norm is not None:
             parts[plan.norm.name] = nn.Identity()
-        self._stem = _with_parts(base, parts)
+        self._stem = with_parts(base, parts)
         weights = _weights_of(base, plan)
         self._decoder = Decoder(weights)
         # It knows where they lie, and does not keep them alive. The modules hold what is packed, and may let go of it.
@@ -217,18 +217,6 @@ def _pack_in_rows(base: Any, plan: EncoderPlan, quantization: str | None) -> Non
             raise ModelLoadError(f"{', '.join(names)} cannot be packed side by side")
         for name, linear in zip(names, made, strict=True):
             base.set_submodule(name, linear)
-
-
-def _with_parts(module: nn.Module, parts: Mapping[str, nn.Module]) -> nn.Module:
-    """A copy of ``module`` that has other modules under these names, and shares all that it has else."""
-    made = copy.copy(module)
-    made._modules = dict(module._modules)
-    for name, part in parts.items():
-        first, _, rest = name.partition(".")
-        inner = made._modules[first]
-        assert inner is not None
-        made._modules[first] = _with_parts(inner, {rest: part}) if rest else part
-    return made
 
 
 def _weights_of(base: Any, plan: EncoderPlan) -> DecoderWeights:

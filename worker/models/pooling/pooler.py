@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from ....shared.errors import ValidationError
 from ....shared.params.pooling import Pooled, PoolingParams, PoolingSetup
 from ....shared.shown import shown
 from .folder import CLS, LAST, MEAN
+from .parts import with_parts
 
 
 class Rows(enum.Enum):
@@ -127,10 +127,8 @@ class OwnHead:
 
     def __init__(self, module: PreTrainedModel) -> None:
         self._base = module.base_model
-        # The module's own parts, but for the base model; nothing of the module itself changes.
-        self._module = copy.copy(module)
         self._given = _Given()
-        self._module._modules = {**module._modules, module.base_model_prefix: self._given}
+        self._module = with_parts(module, {module.base_model_prefix: self._given})
 
     def __call__(self, states: Tensor) -> Tensor:
         """``[N, H]`` to logits ``[N, C]``."""
