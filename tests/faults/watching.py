@@ -122,18 +122,26 @@ async def engines(url: str) -> list[EngineHeartbeat]:
 
 
 async def busiest(url: str) -> EngineHeartbeat:
-    """The engine that holds most requests at this moment, by the claims: heartbeats are up to a second old.
+    """The engine that holds most requests at this moment, by the claims; its processes are alive.
 
-    One that has died may hold some, too, until its worker process sees that: others go before it.
+    Heartbeats are up to a second old. After a fault the claims may be of a process that has died, or of one that
+    no heartbeat names yet: this waits until a living one holds some, or until nobody holds any.
     """
     commands = CommandConnection(url)
     broker = Broker(commands, Keys().model("demo"))
+    give_up_at = time.monotonic() + 60.0
     try:
-        beats = await read_heartbeats(commands.execute, Keys())
-        held = {beat.engine_id: len(await broker.claims(beat.engine_id)) for beat in beats}
+        while True:
+            beats = await read_heartbeats(commands.execute, Keys())
+            held = {beat.engine_id: len(await broker.claims(beat.engine_id)) for beat in beats}
+            living = [beat for beat in beats if is_alive(beat.worker_pid) and is_alive(beat.core_pid)]
+            best = max(living, key=lambda beat: held[beat.engine_id], default=None)
+            if best is not None and (held[best.engine_id] or not any(held.values())):
+                return best
+            assert time.monotonic() < give_up_at, "no living engine holds the requests"
+            await asyncio.sleep(0.01)
     finally:
         await commands.close()
-    return max(beats, key=lambda beat: (is_alive(beat.worker_pid) and is_alive(beat.core_pid), held[beat.engine_id]))
 
 
 def is_alive(pid: int) -> bool:
