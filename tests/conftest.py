@@ -79,10 +79,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 _FORK_SERVER = pytest.StashKey[ExitStack]()
 
+_OBJECTS_PER_COLLECTION = 20_000
+
 
 def pytest_configure(config: pytest.Config) -> None:
     # Until everything is imported and collected there is next to no garbage, and looking for it is a third of the time.
     gc.disable()
+    # Of what tests and the programs forked for them make; by default it is looked for every 700 objects.
+    gc.set_threshold(_OBJECTS_PER_COLLECTION, *gc.get_threshold()[1:])
     _log_plainly()
     if config.getoption("--fast"):
         config.option.without_torch = True

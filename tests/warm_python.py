@@ -35,6 +35,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from penstock.ops import local_worker
 from penstock.worker.forked_child import be_child
 
 # Where the script is; not there in a run without lanes, in which programs are started.
@@ -226,6 +227,8 @@ def _begin_anew(executable: str) -> None:
     warnings.resetwarnings()
     for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
         warnings.simplefilter("ignore", category)
+    # Deployments that the program starts, as those of a test.
+    local_worker.start_program = WarmProgram
     forget_exit_handlers()
     gc.enable()
 
