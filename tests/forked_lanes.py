@@ -155,7 +155,7 @@ def _needs_torch(path: Path) -> bool:
 @settings(max_examples=200, database=None)  # one in twenty looks at them, and ten had none
 @given(integers())
 def _read_constants(_: int) -> None:
-    """hypothesis reads the numbers and words in our sources when an example first looks at them; lanes find them there."""
+    """hypothesis reads the numbers and words in our sources when they are first looked at; lanes find them there."""
 
 
 def _test_files(config: pytest.Config) -> Iterator[Path]:
