@@ -324,6 +324,7 @@ def test_sizes() -> None:
     assert len(capture_sizes(2000)) == 43
 
 
+@pytest.mark.usefixtures("references")  # by the compiled decoder's plan experts are none of transformers
 def test_what_cannot_be_captured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     lean = LeanForward(make_model("llama", torch.float32), SETTINGS)
     assert make_captured(lean) is lean, "there is no kernel for it on a CPU"
