@@ -27,7 +27,7 @@ from penstock.worker.models.lean import captured
 from penstock.worker.models.lean.captured import CapturedForward, capture_sizes, make_captured
 from penstock.worker.models.lean.cuda_graph import CudaGraphRecorder
 from penstock.worker.models.lean.forward import LeanForward
-from penstock.worker.models.loader import _prepare
+from penstock.worker.models.preparing import prepare
 
 from .lean_models import SETTINGS, in_groups, make_model, make_step
 
@@ -350,4 +350,4 @@ def test_a_gpu_engine_captures_unless_it_is_told_not_to(monkeypatch: pytest.Monk
     lean = LeanForward(make_model("llama", torch.float32), SETTINGS)
     for enforce_eager, kind in (False, CapturedForward), (True, LeanForward):
         config = EngineConfig.decode(EngineConfig(model="m", device="cuda", enforce_eager=enforce_eager).encode())
-        assert type(_prepare(lean, config, torch.device("cuda"), 97, 64)) is kind
+        assert type(prepare(lean, config, torch.device("cuda"), 97, 64)) is kind
