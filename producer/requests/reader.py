@@ -76,9 +76,19 @@ class DeltaReader:
 
     async def subscribe(self) -> None:
         """Follow the channel; from here on nothing that is published is missed."""
-        self._subscription = await self._subscriber.subscribe(
+        await self.begin()
+        await self.subscribed()
+
+    async def begin(self) -> None:
+        """Ask for the channel; ``subscribed`` waits until it is followed."""
+        self._subscription = await self._subscriber.begin(
             self._broker.keys.output(self._request_id), self._on_message, self.catch_up
         )
+
+    async def subscribed(self) -> None:
+        """Return when nothing that is published is missed any more; after ``begin``, once."""
+        assert self._subscription is not None
+        await self._subscription.confirmed
 
     async def follow_at(self, broker: Broker) -> None:
         """Follow the request in another partition than it was expected in; does nothing if it is the same one."""

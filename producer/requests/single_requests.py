@@ -149,15 +149,15 @@ class SingleRequests:
         reader = DeltaReader(broker, self._subscriber, request.request_id)
         interactive: InteractiveRequest | None = None
         is_ours = False
-        subscribing = asyncio.create_task(reader.subscribe())
         try:
+            await reader.begin()
             enqueueing = asyncio.create_task(self._enqueue_somewhere(outgoing, broker))
             linger_ms = int((options.get("linger_s") or 0) * 1000)
             interactive = InteractiveRequest(broker, request.request_id, enqueueing, linger_ms=linger_ms)
             self._lease.hold(interactive)
             with self._health.watching(request.model), ended_when_due(interactive, outgoing.due_in_s):
                 is_ours = await interactive.is_ours()
-                await subscribing
+                await reader.subscribed()
                 await reader.follow_at(interactive.broker)
                 if is_ours:
                     reader.expect_first()
@@ -168,7 +168,6 @@ class SingleRequests:
                 with self._losses.watching(reader):
                     yield InteractiveDeltas(reader, self._health, request.model, send_again)
         finally:
-            subscribing.cancel()
             reader.close()
             if interactive is not None:
                 if not reader.ended and self.home.is_open:

@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 
 class Subscription:
-    """One callback on one channel of a ``Subscriber``."""
+    """One callback on one channel of a ``Subscriber``; ``confirmed`` is for one task to wait for."""
 
     __slots__ = ("channel", "confirmed", "on_message", "on_restored")
 
@@ -80,13 +80,20 @@ class Subscriber:
         self, channel: str, on_message: Callable[[bytes], None], on_restored: Callable[[], None] | None = None
     ) -> Subscription:
         """Call ``on_message`` with every message of ``channel``; returns when Redis has confirmed it."""
-        subscription = Subscription(channel.encode(), on_message, on_restored)
-        self.follow(subscription)
+        subscription = await self.begin(channel, on_message, on_restored)
         try:
-            await asyncio.shield(subscription.confirmed)
+            await subscription.confirmed
         except asyncio.CancelledError:
             self.unsubscribe(subscription)
             raise
+        return subscription
+
+    async def begin(
+        self, channel: str, on_message: Callable[[bytes], None], on_restored: Callable[[], None] | None = None
+    ) -> Subscription:
+        """``subscribe``, but return at once: from when ``confirmed`` is done nothing is missed."""
+        subscription = Subscription(channel.encode(), on_message, on_restored)
+        self.follow(subscription)
         return subscription
 
     def follow(self, subscription: Subscription) -> None:
