@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,14 +31,6 @@ class ChildProcess:
     async def wait(self) -> int:
         """Return ``returncode``, once it has ended."""
         return await self._process.wait()
-
-    def kill(self) -> None:
-        """SIGKILL.
-
-        Raises:
-            ProcessLookupError: it has ended.
-        """
-        self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: int, /) -> None:
         """Any signal.

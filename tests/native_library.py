@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from penstock.kernels import native
 
 
@@ -19,3 +21,11 @@ def native_as_before() -> Iterator[None]:
             native.unload()
         elif not native.is_loaded():
             native.load()
+
+
+@pytest.fixture
+def references() -> Iterator[None]:
+    """No compiled kernels, though an engine of this process may have loaded them."""
+    with native_as_before():
+        native.unload()
+        yield

@@ -92,14 +92,6 @@ class ForkedProcess:
         await self._ended.wait()
         return -signal.SIGKILL if self._returncode is None else self._returncode
 
-    def kill(self) -> None:
-        """SIGKILL.
-
-        Raises:
-            ProcessLookupError: it has ended.
-        """
-        self.send_signal(signal.SIGKILL)
-
     def send_signal(self, number: int, /) -> None:
         """Any signal; the descriptor names this process even when its id is another's.
 

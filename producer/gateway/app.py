@@ -73,58 +73,74 @@ def build_app(
     Raises, at that beginning:
         ConfigurationError: the URL cannot be read, Redis is not there or too old, or the folder cannot be used.
     """
-    tracing = open_tracing(settings.otlp_traces_endpoint, "penstock-gateway")
-    keys = Keys(settings.namespace)
-    connection = make_commands(settings.redis_url, settings.shards, keys)
-    authenticator = Authenticator(ApiKeys(connection, keys) if settings.api_keys else None, tenant=settings.tenant)
-    metrics = metrics or Metrics()
-    io_processors = IOProcessors(settings.io_processors)
-    presence = _presence(settings, connection, process)
+    parts = _Parts(settings, metrics or Metrics(), sum_figures, process)
+    public_paths = frozenset(operation.path for operation in OPERATIONS if operation.is_public)
+    edge = _edge(settings, parts.authenticator, parts.metrics, public_paths)
+    app = Starlette(
+        routes=_routes(OPERATIONS),
+        middleware=[*cors(settings.cors_origins), *http_spans(parts.tracing.provider, public_paths), edge],
+        exception_handlers={HTTPException: http_exception, Exception: any_exception},
+        lifespan=parts.serve,
+    )
+    app.state.openapi = msgspec.json.encode(build_openapi(OPERATIONS, metadata.version("penstock")))
+    return app
 
-    async def own_figures() -> list[Family]:
-        return metrics.families()
+
+class _Parts:
+    """What the application is made of; see ``build_app``."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        metrics: Metrics,
+        sum_figures: Callable[[], Awaitable[list[Family]]] | None,
+        process: int | None,
+    ) -> None:
+        keys = Keys(settings.namespace)
+        self.metrics = metrics
+        self.tracing = open_tracing(settings.otlp_traces_endpoint, "penstock-gateway")
+        self._settings = settings
+        self._connection = make_commands(settings.redis_url, settings.shards, keys)
+        self.authenticator = Authenticator(
+            ApiKeys(self._connection, keys) if settings.api_keys else None, tenant=settings.tenant
+        )
+        self._io_processors = IOProcessors(settings.io_processors)
+        self._presence = _presence(settings, self._connection, process)
+        self._read_figures = sum_figures or self._own_figures
+
+    async def _own_figures(self) -> list[Family]:
+        return self.metrics.families()
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
+    async def serve(self, app: Starlette) -> AsyncGenerator[None]:
+        """The lifespan: from the connection to Redis until all is closed."""
+        settings = self._settings
         store = BatchStore(settings.redis_url, settings.files_dir, namespace=settings.namespace)
-        async with _client(settings, tracing, io_processors) as client, store:
+        async with _client(settings, self.tracing, self._io_processors) as client, store:
             await store.files.contents.prepare()
             parsers = ModelParsers(client, settings.parsers, default_model=settings.model)
-            responses = _responses(settings, client, connection, parsers)
-            read_figures = sum_figures or own_figures
             images = ImageFetcher(is_allowed=settings.fetch_images, networks=settings.image_networks)
             app.state.gateway = Gateway(
                 settings,
                 client,
-                authenticator,
-                metrics,
-                read_figures,
+                self.authenticator,
+                self.metrics,
+                self._read_figures,
                 parsers,
-                responses,
+                _responses(settings, client, self._connection, parsers),
                 store,
-                connection,
+                self._connection,
                 images,
-                io_processors,
+                self._io_processors,
             )
-            presence.start()
+            self._presence.start()
             try:
                 yield
             finally:
-                await presence.leave()
+                await self._presence.leave()
                 await images.close()
-        await connection.close()
-        await tracing.close()
-
-    public_paths = frozenset(operation.path for operation in OPERATIONS if operation.is_public)
-    edge = _edge(settings, authenticator, metrics, public_paths)
-    app = Starlette(
-        routes=_routes(OPERATIONS),
-        middleware=[*cors(settings.cors_origins), *http_spans(tracing.provider, public_paths), edge],
-        exception_handlers={HTTPException: http_exception, Exception: any_exception},
-        lifespan=lifespan,
-    )
-    app.state.openapi = msgspec.json.encode(build_openapi(OPERATIONS, metadata.version("penstock")))
-    return app
+        await self._connection.close()
+        await self.tracing.close()
 
 
 def _client(settings: GatewaySettings, tracing: Tracing, io_processors: IOProcessors) -> Client:

@@ -23,6 +23,7 @@ from penstock.shared.broker.request_history import RequestFilter
 
 from ..gate import Gate
 from ..otlp_receiver import OtlpReceiver, ReceivedSpan, picture
+from ..processes import is_alive
 from .following import beats
 
 NUM_TOKENS, NUM_BEFORE = 60, 20
@@ -249,12 +250,13 @@ async def read_stream(gateway: LocalGateway, headers: dict[str, str]) -> tuple[i
 
 
 async def holder(stack: LocalStack, num_tokens: int) -> Any:
-    """The engine that has a request with so many tokens."""
+    """The engine that has a request with so many tokens, as soon as its heartbeat names what lives."""
     async with Client.connect(stack.url) as client, asyncio.timeout(60):
         while True:
             running = [one for one in await client.requests(RUNNING) if one.num_output_tokens >= num_tokens]
-            if running:
-                return (await beats(stack.url))[running[0].engine_id]
+            beat = (await beats(stack.url)).get(running[0].engine_id) if running else None
+            if beat is not None and is_alive(beat.core_pid):
+                return beat
             await asyncio.sleep(0.01)
 
 

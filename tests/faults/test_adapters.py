@@ -21,7 +21,7 @@ from penstock.shared.lora.adapters import adapter_digest
 from ..gate import Gate
 from ..integration.engine.peft_folders import R4, R8, load_base, write_adapter
 from .conftest import Start
-from .watching import LONG, PARAMS, PROMPT, Watched, all_under_way, busiest, engines, finish
+from .watching import LONG, PARAMS, PROMPT, Watched, all_under_way, beating, busiest, engines, finish
 
 # So much that each says something else from the first words on, and nothing that float rounding decides.
 SIZE = 0.4
@@ -104,7 +104,7 @@ async def test_a_pinned_adapter_is_loaded_by_engines_that_start(start: Start, fo
     async with Client.connect(stack.url) as client:
         await client.register_lora("pets", folders["cats"])
         assert list((await client.pin_lora("pets")).values()) == [True]
-        (before,) = await engines(stack.url)
+        (before,) = await beating(stack.url, 1)
         os.kill(before.core_pid, signal.SIGKILL)
         digest = await asyncio.to_thread(adapter_digest, folders["cats"])
         async with asyncio.timeout(150):

@@ -19,7 +19,7 @@ from penstock.ops.local_stack import LocalStack
 
 from ..gate import Gate
 from .conftest import Start
-from .watching import engines, until
+from .watching import beating, until
 
 NUMBERS = range(100, 170)
 
@@ -121,7 +121,8 @@ async def test_rows_survive_every_death_and_a_runner_that_wakes_up(
     gate.let_end(8)
     last = await asyncio.to_thread(killed.start)
     await killed.has_done(5, 2)
-    os.kill((await engines(stack.url))[0].core_pid, signal.SIGKILL)
+    (beat,) = await beating(stack.url, 1)
+    os.kill(beat.core_pid, signal.SIGKILL)
     await killed.has_done(12, 2)
     await asyncio.to_thread(stack.kill_redis)
     await asyncio.to_thread(stack.restart_redis)

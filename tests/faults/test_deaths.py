@@ -14,17 +14,20 @@ from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, SamplingParams
 from penstock.shared.broker import Broker, RequestFilter
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
 from penstock.shared.queue.request_events import EventKind
 
 from ..gate import Gate
 from .conftest import Start
-from .watching import LONG, PARAMS, PROMPT, Watched, busiest, engines, finish, start_streams, undisturbed, until
+from .watching import LONG, PARAMS, PROMPT, Watched, beating, busiest, finish, start_streams, undisturbed, until
 
 
-async def kill_busy(stack: LocalStack, role: str) -> None:
-    """kill -9 of the core, worker process or supervisor of an engine that runs something."""
-    os.kill(getattr(await busiest(stack.url), f"{role}_pid"), signal.SIGKILL)
+async def kill_busy(stack: LocalStack, role: str) -> EngineHeartbeat:
+    """kill -9 of the core, worker process or supervisor of an engine that runs something; returns which."""
+    beat = await busiest(stack.url)
+    os.kill(getattr(beat, f"{role}_pid"), signal.SIGKILL)
+    return beat
 
 
 @pytest.mark.parametrize("role", ["core", "worker", "supervisor"])
@@ -43,7 +46,7 @@ async def test_generations_go_on_at_the_restarted_engine(start: Start, gate: Gat
         whole, watched = await start_streams(client, gate)
         await kill_busy(stack, role)
         await finish(watched, whole, gate)
-        (beat,) = await engines(stack.url)
+        (beat,) = await beating(stack.url, 1)
     assert beat.num_restarts == 1
     for one in watched:
         first, last = (stats for delta in one.deltas if (stats := delta.stats) is not None)
@@ -65,7 +68,7 @@ async def test_each_answer_of_a_request_goes_on_at_the_restarted_engine(start: S
         gate.open()
         async with asyncio.timeout(150):
             await merged.task
-        (beat,) = await engines(stack.url)
+        (beat,) = await beating(stack.url, 1)
     assert beat.num_restarts == 1
     assert len({answer.text for answer in whole}) == 3
     for answer in whole:
@@ -79,7 +82,7 @@ async def test_generations_go_on_after_redis_was_killed(start: Start, gate: Gate
         await asyncio.to_thread(stack.kill_redis)
         await asyncio.to_thread(stack.restart_redis)
         await finish(watched, whole, gate)
-        (beat,) = await engines(stack.url)
+        (beat,) = await beating(stack.url, 1)
     assert beat.num_restarts == 0
 
 
@@ -113,8 +116,7 @@ async def test_a_timeline_crosses_two_deaths(start: Start, gate: Gate) -> None:
         for k in (2, 5):
             gate.hold_at(k)
             await until(lambda k=k: watched.num_tokens == k)
-            holders.append((await busiest(stack.url)).engine_id)
-            await kill_busy(stack, "core")
+            holders.append((await kill_busy(stack, "core")).engine_id)
         await finish([watched], whole, gate)
         events = await client.history("twice")
         (listed,) = await client.requests(RequestFilter(states=("finished",), id_prefix="twice"))

@@ -13,7 +13,7 @@ from penstock.producer import Client
 
 from ..gate import Gate
 from .conftest import Start
-from .watching import busiest, engines, finish, start_streams, until
+from .watching import beating, busiest, finish, start_streams, until
 
 
 @pytest.mark.parametrize("role", ["core", "worker"])
@@ -30,7 +30,7 @@ async def test_generations_are_read_and_go_on(start: Start, gate: Gate, role: st
         await finish(watched, whole, gate)
         async with asyncio.timeout(150):
             while True:
-                (beat,) = await engines(stack.url)
+                (beat,) = await beating(stack.url, 1)
                 if beat.stats is not None and beat.stats.kv_offload and beat.stats.kv_offload.num_hit_tokens:
                     break
                 await asyncio.sleep(0.05)

@@ -18,7 +18,7 @@ from penstock.shared.keys import Keys
 from ..gate import Gate
 from .conftest import Start
 from .faulty_model import ABORT, HANG, KILL, RAISE
-from .watching import PROMPT, Watched, all_under_way, engines
+from .watching import PROMPT, Watched, all_under_way, beating
 
 NUM_TOKENS = 12
 PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -115,7 +115,7 @@ async def test_an_exception_for_one_request_fails_that_one_alone(start_faulty: S
             await asyncio.gather(*(one.task for one in innocents))
         for one in innocents:
             one.check(whole)
-        (beat,) = await engines(stack.url)
+        (beat,) = await beating(stack.url, 1)
         assert beat.num_restarts == 0
 
 

@@ -16,6 +16,7 @@ from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.messages.ranks import RankSetup
 
 from ..gate import Gate
+from ..processes import is_gone
 from .conftest import Start
 from .faulty_model import RAISE
 from .test_poison import PARAMS as POISON_PARAMS
@@ -26,8 +27,8 @@ from .watching import (
     PROMPT,
     Watched,
     all_under_way,
+    beating,
     busiest,
-    engines,
     finish,
     start_streams,
     undisturbed,
@@ -48,13 +49,6 @@ def ranks_of(beat: EngineHeartbeat) -> RankSetup:
 
 def pids_of(beat: EngineHeartbeat) -> list[int]:
     return ranks_of(beat).pids
-
-
-def is_gone(process: psutil.Process) -> bool:
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def are_gone(processes: list[psutil.Process]) -> bool:
@@ -81,7 +75,7 @@ async def test_two_ranks_make_the_tokens_of_one(start: Start, gate: Gate) -> Non
     async with Client.connect(stack.url) as client:
         found = await undisturbed(client)
     assert [answer.token_ids for answer in found] == [answer.token_ids for answer in expected]
-    (beat,) = await engines(stack.url)
+    (beat,) = await beating(stack.url, 1)
     core, *others = pids_of(beat)
     assert core == beat.core_pid
     assert [psutil.Process(pid).ppid() for pid in others] == [core]
@@ -143,12 +137,12 @@ async def test_generations_go_on_at_the_restarted_engine_and_no_rank_outlives_it
     stack = await start(1, *RANKS)
     async with Client.connect(stack.url) as client:
         whole, watched = await start_streams(client, gate)
-        (beat,) = await engines(stack.url)
+        (beat,) = await beating(stack.url, 1)
         team = [psutil.Process(pid) for pid in pids_of(beat)]
         os.kill(beat.core_pid, signal.SIGKILL)
         await until(lambda: are_gone(team), what="a rank outlives its core")
         await finish(watched, whole, gate)
-        (beat,) = await engines(stack.url)
+        (beat,) = await beating(stack.url, 1)
     assert beat.num_restarts == 1
     assert not {process.pid for process in team} & set(pids_of(beat))
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -16,16 +14,9 @@ from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.errors import RequestNotFoundError
 
 from ..gate import Gate
+from ..processes import kill_at_once
 from .conftest import Start
-from .watching import LONG, PARAMS, PROMPT, Watched, all_under_way, engines, finish, start_streams, undisturbed
-
-
-async def beating(url: str, number: int) -> list[EngineHeartbeat]:
-    """The beats of so many engines, as soon as there are."""
-    async with asyncio.timeout(150):
-        while len(beats := await engines(url)) != number:
-            await asyncio.sleep(0.05)
-    return beats
+from .watching import LONG, PARAMS, PROMPT, Watched, all_under_way, beating, finish, start_streams, undisturbed
 
 
 def processes(beats: list[EngineHeartbeat]) -> set[tuple[str, int, int]]:
@@ -66,6 +57,5 @@ async def test_engines_serve_on(start: Start, gate: Gate, lose_data: Callable[[L
         await all_under_way(watched)
         beats = await beating(stack.url, 2)
         assert processes(beats) == before
-        for pid in (beats[0].supervisor_pid, beats[0].worker_pid, beats[0].core_pid):
-            os.kill(pid, signal.SIGKILL)
+        kill_at_once((beats[0].supervisor_pid, beats[0].worker_pid, beats[0].core_pid))
         await finish(watched, whole * 2, gate)

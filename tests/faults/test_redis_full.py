@@ -12,7 +12,7 @@ from penstock.shared.errors import RedisFullError
 
 from ..gate import Gate
 from .conftest import Start
-from .watching import PARAMS, PROMPT, Watched, all_under_way, engines, finish, undisturbed
+from .watching import PARAMS, PROMPT, Watched, all_under_way, beating, finish, undisturbed
 
 NUM_HELD_TOKENS = 20
 # By each engine, its supervisor and the client: longer than any of their patience with errors that are their own.
@@ -21,10 +21,7 @@ NUM_REFUSALS = 40
 
 async def processes(url: str, number: int) -> set[tuple[str, int, int]]:
     """The processes of so many engines, as soon as they beat: beats end while Redis is full."""
-    async with asyncio.timeout(150):
-        while len(beats := await engines(url)) < number:
-            await asyncio.sleep(0.05)
-    return {(beat.engine_id, beat.worker_pid, beat.core_pid) for beat in beats}
+    return {(beat.engine_id, beat.worker_pid, beat.core_pid) for beat in await beating(url, number)}
 
 
 async def num_refusals(server: redis.asyncio.Redis) -> int:

@@ -21,7 +21,18 @@ from penstock.shared import errors
 
 from ..gate import Gate
 from .conftest import Start
-from .watching import LONG, PROMPT, Watched, all_under_way, busiest, engines, finish, start_streams, undisturbed
+from .watching import (
+    LONG,
+    PROMPT,
+    Watched,
+    all_under_way,
+    beating,
+    busiest,
+    engines,
+    finish,
+    start_streams,
+    undisturbed,
+)
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=LONG, ignore_eos=True)
@@ -80,7 +91,7 @@ async def test_a_rolling_change_lets_what_runs_end_on_what_it_began_with(start: 
             assert list(output.token_ids) == (list(before.token_ids) if output.weights_version == "one" else after)
         for one in await asyncio.gather(*(client.generate(PROMPT, SHORT) for _ in range(6))):
             assert (list(one.outputs[0].token_ids), one.outputs[0].weights_version) == (after, "two")
-        assert {beat.weights_version for beat in await engines(stack.url)} == {"two"}
+        assert {beat.weights_version for beat in await beating(stack.url, 2)} == {"two"}
         assert [card.weights_version for card in (await client.models()).values()] == ["two"]
 
 
@@ -106,10 +117,10 @@ async def test_what_runs_goes_on_with_other_weights_after_its_last_token(start: 
             assert [delta.index for delta in one.deltas if delta.weights_version] == [0, num_before]
             assert versions(one) == ["one", "two"]
             assert [delta.finished for delta in one.deltas].count(True) == 1
-        beat = (await engines(stack.url))[0]
+        beat = (await beating(stack.url, 2))[0]
         os.kill(beat.core_pid, signal.SIGKILL)
         await until_restarted(stack.url, beat.engine_id)
-        for engine_id in {beat.engine_id for beat in await engines(stack.url)}:
+        for engine_id in {beat.engine_id for beat in await beating(stack.url, 2)}:
             assert (await client.reload_weights(only_check=True, engine_id=engine_id))[
                 engine_id
             ].former_version == "two"
@@ -153,4 +164,4 @@ async def test_nobody_changes_where_one_cannot_and_what_does_not_end_is_waited_f
         assert isinstance(caught.value.errors[first], errors.EngineDeadError)
         await until_restarted(stack.url, first)
         await finish(watched, whole, gate)
-        assert {beat.weights_version for beat in await engines(stack.url)} == {"one"}
+        assert {beat.weights_version for beat in await beating(stack.url, 2)} == {"one"}

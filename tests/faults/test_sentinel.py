@@ -14,7 +14,7 @@ from penstock.shared.redis_access.check import check_redis, checked_client
 
 from ..gate import Gate
 from .conftest import Start
-from .watching import PARAMS, PROMPT, Watched, all_under_way, engines, finish, undisturbed
+from .watching import PARAMS, PROMPT, Watched, all_under_way, beating, finish, undisturbed
 
 NUM_HELD_TOKENS = 20
 
@@ -33,7 +33,7 @@ async def test_streams_wait_a_failover_out(trio: SentinelTrio, start: Start, gat
         await asyncio.to_thread(trio.await_failover, old_port)
         await finish(watched, whole * 2, gate)
         assert (await late).outputs[0].token_ids == whole[0].token_ids
-        assert [beat.num_restarts for beat in await engines(stack.url)] == [0, 0]
+        assert [beat.num_restarts for beat in await beating(stack.url, 2)] == [0, 0]
 
         # The old primary comes back as a replica, and is the primary again after the next failover.
         await asyncio.to_thread(trio.revive, old_port)

@@ -13,7 +13,7 @@ from penstock.producer import Client, Conversation, Delta, SamplingParams, Strea
 
 from ..gate import Gate
 from .conftest import Start
-from .watching import busiest, engines, until
+from .watching import beating, busiest, until
 
 CHUNKS = ["count from four to nine:", " spell 12:", " four plus two is", " spell 407:"]
 NUM_TOKENS = 40
@@ -77,7 +77,7 @@ async def test_conversations_outlive_every_engine_they_meet(start: Start, gate: 
                 gate.open()
             await asyncio.gather(*reading)
             if number == 0:  # nobody holds the requests now
-                os.kill((await engines(stack.url))[0].core_pid, signal.SIGKILL)
+                os.kill((await beating(stack.url, 2))[0].core_pid, signal.SIGKILL)
         for conversation, deltas in zip(pair, seen, strict=True):
             await conversation.close_input()
             deltas += [delta async for delta in conversation]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -17,6 +16,7 @@ from penstock.producer import Client, SamplingParams
 from penstock.shared.errors import EngineDeadError
 
 from ..gate import Gate
+from ..processes import is_gone, resume
 from .conftest import Start
 from .faulty_model import BUSY_THREAD, HOLD_GIL
 from .watching import (
@@ -25,10 +25,9 @@ from .watching import (
     PROMPT,
     Watched,
     all_under_way,
+    beating,
     busiest,
-    engines,
     finish,
-    process,
     start_streams,
     until,
 )
@@ -50,16 +49,17 @@ async def test_a_paused_worker_that_wakes_after_its_requests_moved_is_refused(st
     async with Client.connect(stack.url) as client:
         whole, watched = await start_streams(client, gate, 2)
         zombie = await busiest(stack.url)
-        process(zombie.worker_pid).suspend()
+        sleeper = psutil.Process(zombie.worker_pid)
+        sleeper.suspend()
         await finish(watched, whole, gate)
-        process(zombie.worker_pid).resume()
+        sleeper.resume()
         give_up_at = time.monotonic() + 150
         while "claim_stale" not in await log_of(stack):
             assert time.monotonic() < give_up_at, "the zombie was not refused"
             await asyncio.sleep(0.05)
         again = [Watched(client.stream(PROMPT, params)) for params in PARAMS * 2]
         await finish(again, whole, gate)
-        assert {beat.num_restarts for beat in await engines(stack.url)} == {0}
+        assert {beat.num_restarts for beat in await beating(stack.url, 2)} == {0}
 
 
 async def test_long_stops_harm_nobody(start: Start, gate: Gate) -> None:
@@ -69,7 +69,7 @@ async def test_long_stops_harm_nobody(start: Start, gate: Gate) -> None:
         whole, watched = await start_streams(client, gate, 6)
         async with running_client(stack.url) as (other, output):
             lines = [await output.readline() for _ in range(3)]
-            victims = await engines(stack.url)
+            victims = await beating(stack.url, 4)
             pids = [victims[0].core_pid, victims[1].worker_pid, victims[2].supervisor_pid, other.pid]
             await stop_for_long(pids)
             await finish(watched, whole, gate)
@@ -84,18 +84,16 @@ async def test_a_redis_that_stops_for_long_harms_nobody(start: Start, gate: Gate
         whole, watched = await start_streams(client, gate, 2)
         await stop_for_long([await asyncio.to_thread(stack.redis_pid)])
         await finish(watched, whole, gate)
-        (beat,) = await engines(stack.url)
+        (beat,) = await beating(stack.url, 1)
     assert beat.num_restarts == 0
 
 
 async def stop_for_long(pids: list[int]) -> None:
-    processes = [process(pid) for pid in pids]
+    processes = [psutil.Process(pid) for pid in pids]
     for stopped in processes:
         stopped.suspend()
     await asyncio.sleep(STOP_S)
-    for stopped in processes:
-        if stopped.is_running():
-            stopped.send_signal(signal.SIGCONT)
+    resume(processes)
 
 
 CLIENT_TOKENS = 150
@@ -147,18 +145,12 @@ async def test_a_core_that_is_stopped_is_replaced_within_the_stall_timeout(start
         watched = [Watched(client.stream(PROMPT, PARAMS[0]))]
         await all_under_way(watched)
         beat = await busiest(stack.url)
-        process(beat.core_pid).suspend()
-        await until(lambda: not process_exists(beat.core_pid))
+        core = psutil.Process(beat.core_pid)
+        core.suspend()
+        await until(lambda: is_gone(core))
         gate.open()
         async with asyncio.timeout(150):
             await watched[0].task
-
-
-def process_exists(pid: int) -> bool:
-    try:
-        return process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 async def test_no_false_alarm_at_saturation(start_faulty: Start) -> None:
@@ -256,8 +248,8 @@ async def test_a_cancelled_request_leaves_its_engine_without_another_token(start
 async def test_nothing_is_left_when_supervisor_and_redis_are_both_gone(start: Start) -> None:
     """Nobody would stop such a worker process, and it cannot hand back."""
     stack = await start(1)
-    (beat,) = await engines(stack.url)
-    family = [process(pid) for pid in (beat.worker_pid, beat.core_pid)]
+    (beat,) = await beating(stack.url, 1)
+    family = [psutil.Process(pid) for pid in (beat.worker_pid, beat.core_pid)]
     await asyncio.to_thread(stack.kill_redis)
-    process(beat.supervisor_pid).kill()
-    await until(lambda: not any(process_exists(one.pid) for one in family), timeout_s=150)
+    psutil.Process(beat.supervisor_pid).kill()
+    await until(lambda: all(map(is_gone, family)))

@@ -7,18 +7,17 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
-import psutil
 import pytest
 
 from penstock.ops.demo.run import MODEL
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client, Delta, SamplingParams
-from penstock.shared.deployment.records import EngineHeartbeat
 
 from ..gate import Gate
+from ..processes import kill_at_once
 from .conftest import Start
 from .watching import PARAMS as WATCHED_PARAMS
-from .watching import Watched, all_under_way, engines, finish, undisturbed, until
+from .watching import Watched, all_under_way, beating, engines, finish, undisturbed, until
 
 NUM_TOKENS = 100
 PARAMS = [
@@ -43,7 +42,8 @@ async def terminate(stack: LocalStack) -> None:
 
 async def kill_core(stack: LocalStack) -> None:
     """kill -9 of the engine core; its worker process hands the requests back."""
-    os.kill((await engines(stack.url))[0].core_pid, signal.SIGKILL)
+    (beat,) = await beating(stack.url, 1)
+    os.kill(beat.core_pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("end", [terminate, kill_core])
@@ -123,7 +123,7 @@ async def test_streams_stay_whole_while_a_deployment_shrinks(start: Start, gate:
             while len(await engines(stack.url)) != 2:
                 await asyncio.sleep(0.05)
         await more_streams(35)
-        kill_host([beat for beat in await engines(stack.url) if beat.supervisor_pid == stack.workers[1].pid])
+        await kill_host(stack.url, stack.workers[1].pid)
         await asyncio.to_thread(stack.workers[1].await_end)
         await more_streams(45)
         await finish(watched, whole * 3, gate)
@@ -135,9 +135,7 @@ async def test_streams_stay_whole_while_a_deployment_shrinks(start: Start, gate:
     assert left.supervisor_pid == stack.workers[2].pid
 
 
-def kill_host(beats: list[EngineHeartbeat]) -> None:
-    """kill -9 of a supervisor and all that it has started, at once, as a host dies."""
-    pids = {pid for beat in beats for pid in (beat.supervisor_pid, beat.worker_pid, beat.core_pid)}
-    assert len(pids) == 1 + 2 * len(beats)
-    for process in [psutil.Process(pid) for pid in pids]:
-        process.kill()
+async def kill_host(url: str, supervisor_pid: int) -> None:
+    """kill -9 of one of two supervisors and all that it has started, at once."""
+    (beat,) = [beat for beat in await beating(url, 2) if beat.supervisor_pid == supervisor_pid]
+    kill_at_once((supervisor_pid, beat.worker_pid, beat.core_pid))

@@ -6,8 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 
-import psutil
-
 from penstock.producer import Client, CompletionOutput, Delta, SamplingParams
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
@@ -16,6 +14,7 @@ from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
 
 from ..gate import Gate
+from ..processes import is_alive
 
 PROMPT = "count from four to nine:"
 LONG = 60
@@ -113,12 +112,28 @@ async def finish(watched: list[Watched], whole: list[CompletionOutput], gate: Ga
 
 
 async def engines(url: str) -> list[EngineHeartbeat]:
-    """The heartbeats of the engines that are not dead."""
+    """The heartbeats that have not expired."""
     commands = CommandConnection(url)
     try:
         return await read_heartbeats(commands.execute, Keys())
     finally:
         await commands.close()
+
+
+async def beating(url: str, number: int) -> list[EngineHeartbeat]:
+    """The heartbeats of so many engines whose processes are alive, as soon as there are.
+
+    What has been restarted, or could not write for as long as a heartbeat lives, is waited for.
+    """
+    async with asyncio.timeout(150):
+        while len(beats := living_engines(await engines(url))) != number:
+            await asyncio.sleep(0.05)
+    return beats
+
+
+def living_engines(beats: list[EngineHeartbeat]) -> list[EngineHeartbeat]:
+    """Those whose processes are alive: a heartbeat may be of a life that has ended, up to a second ago."""
+    return [beat for beat in beats if is_alive(beat.worker_pid) and is_alive(beat.core_pid)]
 
 
 async def busiest(url: str) -> EngineHeartbeat:
@@ -134,22 +149,10 @@ async def busiest(url: str) -> EngineHeartbeat:
         while True:
             beats = await read_heartbeats(commands.execute, Keys())
             held = {beat.engine_id: len(await broker.claims(beat.engine_id)) for beat in beats}
-            living = [beat for beat in beats if is_alive(beat.worker_pid) and is_alive(beat.core_pid)]
-            best = max(living, key=lambda beat: held[beat.engine_id], default=None)
+            best = max(living_engines(beats), key=lambda beat: held[beat.engine_id], default=None)
             if best is not None and (held[best.engine_id] or not any(held.values())):
                 return best
             assert time.monotonic() < give_up_at, "no living engine holds the requests"
             await asyncio.sleep(0.01)
     finally:
         await commands.close()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def process(pid: int) -> psutil.Process:
-    return psutil.Process(pid)

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from penstock.kernels import native, tolerances
 
-from ..native_library import native_as_before
+from ..native_library import native_as_before, references
+
+__all__ = ["references"]
 
 
 @pytest.fixture
@@ -54,11 +56,3 @@ def poisoned_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
-@pytest.fixture
-def references() -> Iterator[None]:
-    """No compiled kernels, though an engine of this process may have loaded them."""
-    with native_as_before():
-        native.unload()
-        yield

@@ -15,7 +15,7 @@ from ...kernels.dispatch import AUTO
 from ...kernels.paged_attention import PagedBatch
 from .lean.plan import DecoderPlan
 from .parallel.groups import RankGroups
-from .ways.attention import AttentionCall
+from .ways.attention_call import AttentionCall
 
 
 @dataclass(slots=True)

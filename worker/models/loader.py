@@ -15,26 +15,21 @@ from transformers.utils import logging as transformers_logging
 
 from ..config.engine_config import EngineConfig
 from .adapters.slots import AdapterSlots
-from .cache.eight_bit import hold_in_eight_bits
 from .cache.page_layout import PageLayout
 from .checkpoint.load import check_finite
 from .checkpoint.model_config import eos_token_ids, max_model_len, read_config
-from .checks.conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE
 from .device import device_of
 from .folder import tokenizer_folder
 from .forward import Forward, ForwardSettings
 from .images.seeing import SeeingModel, refusal_of_forward
-from .lean.captured import make_captured
-from .lean.native import make_native
 from .own_module import read_module
-from .packed_linear import pack_linear_layers
 from .parallel.groups import RankGroups
 from .pooling.compiled_encoder import compile_encoder, plan_of
 from .pooling.encoder import EncoderForward, EncoderTruth, encoder_forward, is_bidirectional
 from .pooling.folder import PoolingFolder, pools
 from .pooling.loading import as_decoder, make_pooling
 from .pooling.pooler import PoolingModel
-from .quantized_linear import quantize_linear_layers
+from .preparing import described, pack, prepare, prepared_tolerance
 from .rank_checks import naming_ranks
 from .reading import ReadModel, read_model
 from .shared_experts.ranks import ExpertRanks
@@ -127,8 +122,6 @@ def load_model(
     Args:
         groups: the ranks that compute it together, each of which calls this at the same time and gets its part; None
             for all of it.
-
-    Args:
         expert_ranks: with whom its experts are shared. All ranks load at the same time, and compute to try it out.
 
     Raises:
@@ -214,10 +207,10 @@ def _encoder_forward(
     forward, plan = encoder_forward(module, architecture, truth), None
     if device.type == "cpu" and config.attention_backend in ("auto", "native"):
         plan = plan_of(forward, architecture, config.quantization)
-    _pack(module, config, device)
+    pack(module, config, device)
     if plan is not None:
-        forward = compile_encoder(forward, plan, truth, _tolerance(config), architecture)
-    truth.check(forward, _tolerance(config), f"{architecture} with {_described(config)}")
+        forward = compile_encoder(forward, plan, truth, prepared_tolerance(config), architecture)
+    truth.check(forward, prepared_tolerance(config), f"{architecture} with {described(config)}")
     return forward
 
 
@@ -236,9 +229,9 @@ def _choose_forward(
         architecture,
         vocab_size,
         ForwardSettings(longest, config.deterministic, config.attention_backend, groups, read.plan if read else None),
-        partial(_prepare, config=config, device=device_of(config), vocab_size=vocab_size, max_model_len=longest),
-        _tolerance(config),
-        _described(config),
+        partial(prepare, config=config, device=device_of(config), vocab_size=vocab_size, max_model_len=longest),
+        prepared_tolerance(config),
+        described(config),
         **({"truth": read.truth, "modes": read.modes} if read else {}),
     )
 
@@ -277,40 +270,5 @@ def load_weights(config: EngineConfig, folder: Path, model: LoadedModel) -> nn.M
     if pools(folder, model_config, config.runner) and not isinstance(model.forward, EncoderForward):
         module = as_decoder(module, type(module).__name__)
     network = model.forward.network_of(module)
-    _pack(network, config, device_of(config))
+    pack(network, config, device_of(config))
     return network if model.seeing is None or read.tower is None else nn.ModuleList([network, read.tower.module])
-
-
-def _prepare(
-    forward: Forward, config: EngineConfig, device: torch.device, vocab_size: int, max_model_len: int
-) -> Forward:
-    """The same computation, as fast as it goes on ``device``."""
-    if config.eight_bit_cache is not None:
-        hold_in_eight_bits(forward, config.eight_bit_cache, vocab_size, max_model_len)
-    _pack(forward.network, config, device)
-    if device.type == "cuda":
-        return forward if config.enforce_eager else make_captured(forward)
-    # The compiled decoder attends by itself, and has caches in the dtype of the weights.
-    is_native = config.attention_backend in ("auto", "native") and config.eight_bit_cache is None
-    return make_native(forward, config.block_size) if is_native else forward
-
-
-def _tolerance(config: EngineConfig) -> float | None:
-    """Of the prepared model's logits; None for that of its dtype."""
-    if config.quantization == "int4":
-        return FOUR_BITS_TOLERANCE
-    return QUANTIZED_TOLERANCE if config.quantization or config.eight_bit_cache else None
-
-
-def _described(config: EngineConfig) -> str:
-    """What is particular about the prepared model."""
-    parts = [f"a KV cache of {config.eight_bit_cache}"] if config.eight_bit_cache else []
-    parts.append(f"linear layers in {config.quantization}" if config.quantization else "packed layers")
-    return " and ".join(parts)
-
-
-def _pack(network: nn.Module, config: EngineConfig, device: torch.device) -> None:
-    if device.type == "cpu":
-        log.debug("linear_layers_packed", count=pack_linear_layers(network, config.quantization))
-    elif config.quantization is not None:
-        log.debug("linear_layers_quantized", count=quantize_linear_layers(network, config.quantization))

@@ -25,7 +25,7 @@ from ..engine.scheduling.request import Request
 from ..engine.scheduling.scheduler import Scheduler
 from ..engine.scheduling.scheduler_output import SampledTokens
 from ..models.cache.pages import plan_pages
-from ..models.ways.attention import AttentionCall, CacheFormat
+from ..models.ways.attention_call import AttentionCall, CacheFormat
 
 _BLOCK_SIZE = 16
 _MAX_MODEL_LEN = 32_768

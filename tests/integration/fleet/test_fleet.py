@@ -24,7 +24,8 @@ from penstock.worker.fleet.scaling import ScalingOptions
 from penstock.worker.fleet.wire import AgentPhase, AgentSpec, AgentStatus
 
 from ...gate import Gate
-from ..supervisor.conftest import DEADLINE_S, is_gone
+from ...processes import is_gone
+from ..supervisor.conftest import DEADLINE_S
 from .conftest import processes_of
 from .local_ground import LocalGround
 

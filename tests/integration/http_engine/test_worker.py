@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from penstock.shared.errors import PoisonRequestError, UnsupportedParameterError
 from penstock.worker.text.tokenizer import TextCodec
 
 from ...faults.watching import Watched, until
+from ...processes import is_alive
 from .conftest import TestServer, command
 from .dialect_server import CRASH, MISTAKE
 from .test_core import expected
@@ -113,8 +114,14 @@ def _params(**values: Any) -> SamplingParams:
     return SamplingParams(**values)
 
 
-async def _pids(client: Client) -> set[int]:
-    return {engine.core_pid for engine in await client.engines() if engine.core_pid}
+async def _cores(client: Client, before: Collection[int] = (), num_gone: int = 0) -> set[int]:
+    """Process ids of the cores of both engines, as soon as they live and so many of those before are gone."""
+    async with asyncio.timeout(240):
+        while True:
+            found = {engine.core_pid for engine in await client.engines() if is_alive(engine.core_pid)}
+            if len(found) == 2 and len(set(before) - found) >= num_gone:
+                return found
+            await asyncio.sleep(0.05)
 
 
 async def test_tokens_text_and_stop_strings(client: Client, codec: TextCodec) -> None:
@@ -150,7 +157,7 @@ async def test_a_death_in_mid_stream(client: Client, deployment: Deployment, dea
     deployment.hold_at(20)
     watched = [Watched(client.stream(PROMPT, params)) for params in asked]
     await until(lambda: all(one.num_tokens == 20 for one in watched))
-    before = await _pids(client)
+    before = await _cores(client)
     server = deployment.busiest()
     if death == "core":
         for pid in before:
@@ -160,10 +167,8 @@ async def test_a_death_in_mid_stream(client: Client, deployment: Deployment, dea
     async with asyncio.timeout(240):
         await asyncio.to_thread(_let_go_on, deployment)
         await asyncio.gather(*(one.task for one in watched))
-        # Those that were killed, and the one whose server was.
-        num_gone = 2 if death == "core" else 1
-        while len(now := await _pids(client)) < 2 or len(before - now) < num_gone:
-            await asyncio.sleep(0.05)
+    # Those that were killed, and the one whose server was.
+    await _cores(client, before, num_gone=2 if death == "core" else 1)
     for one, answer in zip(watched, whole, strict=True):
         one.check(answer)
 

@@ -17,7 +17,9 @@ from penstock.worker.models.loader import LoadedModel
 from penstock.worker.survey import trial
 from penstock.worker.survey.small_config import small_config
 
-from ...native_library import native_as_before
+from ...native_library import native_as_before, references
+
+__all__ = ["references"]
 
 # Enough for decodes beside each kind of chunk, and for keys in the next block: ``make models`` takes twice as many.
 NUM_NEW_TOKENS = 8

@@ -27,7 +27,7 @@ from penstock.worker.models.lean import captured
 from penstock.worker.models.lean.captured import CapturedForward, capture_sizes, make_captured
 from penstock.worker.models.lean.cuda_graph import CudaGraphRecorder
 from penstock.worker.models.lean.forward import LeanForward
-from penstock.worker.models.loader import _prepare
+from penstock.worker.models.preparing import prepare
 
 from .lean_models import SETTINGS, in_groups, make_model, make_step
 
@@ -324,6 +324,7 @@ def test_sizes() -> None:
     assert len(capture_sizes(2000)) == 43
 
 
+@pytest.mark.usefixtures("references")  # by the compiled decoder's plan experts are none of transformers
 def test_what_cannot_be_captured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     lean = LeanForward(make_model("llama", torch.float32), SETTINGS)
     assert make_captured(lean) is lean, "there is no kernel for it on a CPU"
@@ -349,4 +350,4 @@ def test_a_gpu_engine_captures_unless_it_is_told_not_to(monkeypatch: pytest.Monk
     lean = LeanForward(make_model("llama", torch.float32), SETTINGS)
     for enforce_eager, kind in (False, CapturedForward), (True, LeanForward):
         config = EngineConfig.decode(EngineConfig(model="m", device="cuda", enforce_eager=enforce_eager).encode())
-        assert type(_prepare(lean, config, torch.device("cuda"), 97, 64)) is kind
+        assert type(prepare(lean, config, torch.device("cuda"), 97, 64)) is kind

@@ -23,7 +23,7 @@ from penstock.worker.models.lean.native import NativeForward, make_native
 from penstock.worker.models.lean.plan import AttentionPlan, LayerPlan
 from penstock.worker.models.lean.reading.decoder import read_decoder
 from penstock.worker.models.packed_linear import pack_linear_layers
-from penstock.worker.models.ways import attention as attention_module
+from penstock.worker.models.ways import attention_call
 from penstock.worker.models.ways.packed import PackedForward
 
 from ...native_library import native_as_before
@@ -295,12 +295,12 @@ def test_conformance_runs_past_windows(variant: str, monkeypatch: pytest.MonkeyP
         check_conformance(one, truth)
         narrow.check(one)
         assert lean.windows == wide
-    own = attention_module.paged_attention
+    own = attention_call.paged_attention
 
     def without_window(*arguments: Any, window: int | None = None, **options: Any) -> Tensor:
         return own(*arguments, **options)
 
-    monkeypatch.setattr(attention_module, "paged_attention", without_window)
+    monkeypatch.setattr(attention_call, "paged_attention", without_window)
     check_conformance(lean, truth)
     with pytest.raises(ModelLoadError, match="with windows shorter than a prompt"):
         narrow.check(lean)

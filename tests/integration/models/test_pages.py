@@ -16,7 +16,7 @@ from penstock.worker.models.forward import Forward
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.lean.native import NativeForward, make_native
 from penstock.worker.models.packed_linear import pack_linear_layers
-from penstock.worker.models.ways.attention import AttentionCall, CacheFormat
+from penstock.worker.models.ways.attention_call import AttentionCall, CacheFormat
 from penstock.worker.models.ways.packed import PackedForward
 
 from .lean_models import BLOCK_SIZE, NUM_BLOCKS, SETTINGS, in_groups, logits_of, make_model, steps

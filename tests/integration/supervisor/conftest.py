@@ -16,6 +16,7 @@ import pytest
 
 from ...conftest import DEMO_MODEL
 from ...gate import Gate
+from ...processes import is_gone, living
 from ...warm_python import WARM_PYTHON_VARIABLE, WarmProgram
 
 DEADLINE_S = 240.0
@@ -26,14 +27,6 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < give_up_at, what
         time.sleep(0.02)
-
-
-def is_gone(process: psutil.Process) -> bool:
-    """Whether a process has ended; one that nobody has reaped yet has, too."""
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 class StartedWorker:
@@ -57,8 +50,9 @@ class StartedWorker:
 
     @property
     def events(self) -> list[dict[str, object]]:
-        """The log lines so far."""
-        return [json.loads(line) for line in self.err.splitlines() if line.startswith("{")]
+        """The log lines so far, but for one that is being written."""
+        lines = self.err.splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
 
     def await_ready(self) -> None:
         wait_until(lambda: self.out or self.process.poll() is not None, "neither ready nor ended")
@@ -85,15 +79,14 @@ class StartedWorker:
         with contextlib.suppress(psutil.NoSuchProcess):
             family = psutil.Process(self.process.pid).children(recursive=True)
             self._seen.update({process.pid: process for process in family})
-        for pid in forked:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                self._seen.setdefault(pid, psutil.Process(pid))
+        for process in living(forked):
+            self._seen.setdefault(process.pid, process)
 
     def worker_processes(self) -> list[psutil.Process]:
         """The last of each engine, those that have ended left out, in the order of their engines."""
         started = [event for event in self.events if event["event"] == "worker_started"]
         last = {str(event["engine_id"]): int(str(event["worker_pid"])) for event in started}
-        return [psutil.Process(pid) for _, pid in sorted(last.items()) if psutil.pid_exists(pid)]
+        return living(pid for _, pid in sorted(last.items()))
 
     def newest_core(self) -> psutil.Process:
         """The engine core that was started last."""

@@ -24,7 +24,7 @@ from penstock.worker.supervisor import Supervisor, death_notices, supervised_eng
 from penstock.worker.supervisor.host_metrics import MetricsServer
 from penstock.worker.supervisor.restart import Phase
 
-from .conftest import is_gone
+from ...processes import is_gone
 
 STUB_COMMAND = (sys.executable, str(Path(__file__).with_name("stub_worker.py")))
 MODEL = "demo"

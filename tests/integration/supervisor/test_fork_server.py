@@ -32,7 +32,8 @@ from penstock.worker.progress import ProgressReader
 from penstock.worker.supervisor import fork_server
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE, running_fork_server
 
-from .conftest import StartedWorker, StartWorker, is_gone, wait_until
+from ...processes import is_gone
+from .conftest import StartedWorker, StartWorker, wait_until
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0)
 CORES, WORKERS = "penstock.worker.engine.fork_server", "penstock.worker.serving.fork_server"

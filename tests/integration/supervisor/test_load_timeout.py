@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 
 from penstock.worker.config.engine_config import EngineConfig
@@ -17,8 +16,9 @@ from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.serving.process import EXIT_LOAD_TIMED_OUT
 
 from ...conftest import DEMO_MODEL
+from ...processes import is_alive
 from ..gated_weights import GatedModel
-from .conftest import DEADLINE_S, StartWorker, is_gone, run_worker, wait_until
+from .conftest import DEADLINE_S, StartWorker, run_worker, wait_until
 
 # Long enough for a machine that is busy to give a core that loads some of its time.
 LOAD_TIMEOUT_S = 10
@@ -41,7 +41,7 @@ def test_a_core_that_hangs_is_restarted_until_it_loads(
     finding, hung = str(told["finding"]), int(str(told["core_pid"]))
     assert finding.startswith(HUNG)
     wait_until(lambda: any(finding == event.get("cause") for event in worker.events), "the supervisor says nothing")
-    wait_until(lambda: not psutil.pid_exists(hung) or is_gone(psutil.Process(hung)), "the core that hung is there yet")
+    wait_until(lambda: not is_alive(hung), "the core that hung is there yet")
     lost = next(event for event in worker.events if event.get("cause") == finding)
     assert (lost["event"], lost["is_external"]) == ("engine_lost", False)
     # By now it may have hung once more, for a tenth of a second longer.
@@ -95,4 +95,4 @@ def test_the_exit_status_and_the_last_words_name_it_and_what_it_has_started_ends
     assert "hung while it loaded" in failure["message"]
     assert "hanging_module.py" in failure["trace"]
     child = int((tmp_path / "pid").read_text())
-    wait_until(lambda: not psutil.pid_exists(child) or is_gone(psutil.Process(child)), "what it started is there yet")
+    wait_until(lambda: not is_alive(child), "what it started is there yet")

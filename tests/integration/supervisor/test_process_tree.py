@@ -11,7 +11,8 @@ import pytest
 
 from penstock.worker.process_tree import kill_process_tree
 
-from .conftest import is_gone, wait_until
+from ...processes import is_gone
+from .conftest import wait_until
 
 # A child in the group, a grandchild in a session of its own, and a child whose parent has died.
 FAMILY = """

@@ -20,7 +20,7 @@ from penstock.worker.supervisor import EngineStartError, worker_process
 from penstock.worker.supervisor.restart import CRASH_LOOP_LIMIT, Death, Phase
 from penstock.worker.supervisor.supervisor import Urgency
 
-from .conftest import is_gone
+from ...processes import is_gone
 from .stub_host import StartHost, StubHost, eventually, use_stub_workers, wait_for_redis
 
 LONG_DELAY_S = 100.0

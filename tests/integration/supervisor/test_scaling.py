@@ -21,7 +21,7 @@ from penstock.worker.supervisor import supervisor
 from penstock.worker.supervisor.engine_process import EngineProcess
 from penstock.worker.supervisor.restart import CRASH_LOOP_LIMIT, Phase
 
-from .conftest import is_gone
+from ...processes import is_gone
 from .stub_host import StubHost, eventually, use_stub_workers
 
 MOST = 4

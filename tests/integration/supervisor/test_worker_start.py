@@ -23,8 +23,9 @@ from penstock.shared.keys import Keys
 from penstock.worker import cli as worker_cli
 
 from ...gate import Gate
+from ...processes import is_gone
 from ..gated_weights import GatedModel
-from .conftest import DEADLINE_S, StartedWorker, StartWorker, is_gone, run_worker, wait_until
+from .conftest import DEADLINE_S, StartedWorker, StartWorker, run_worker, wait_until
 
 pytestmark = pytest.mark.slow
 

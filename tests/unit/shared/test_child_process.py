@@ -42,5 +42,5 @@ async def test_a_signal_to_one_that_has_just_ended_leaves_its_status(number: int
 
 async def test_one_that_is_killed_says_so() -> None:
     child = await start_child(["sleep", "600"])
-    child.kill()
+    child.send_signal(signal.SIGKILL)
     assert await child.wait() == -signal.SIGKILL

@@ -11,7 +11,7 @@ from ...models.cache.pages import PagedByGroups
 from ...models.forward import Forward, ModelInput
 from ...models.lean.captured import CapturedForward
 from ...models.lean.staged import StagedForward
-from ...models.ways.attention import AttentionCall
+from ...models.ways.attention_call import AttentionCall
 from .messages import Allocate, CommitStep, FinishStep, Profile
 from .step_codec import StepSender
 from .team import RankTeam

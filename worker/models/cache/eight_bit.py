@@ -16,7 +16,7 @@ from torch import Tensor
 from ....kernels.paged_attention import PagedBatch
 from ....shared.errors import ModelLoadError
 from ..forward import Forward, ModelInput
-from ..ways.attention import CacheFormat
+from ..ways.attention_call import CacheFormat
 
 CACHE_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 

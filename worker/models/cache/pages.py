@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..ways.attention import AttentionCall
+from ..ways.attention_call import AttentionCall
 from .page_layout import PageLayout
 from .paged_tensor import zeros
 

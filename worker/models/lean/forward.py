@@ -16,7 +16,7 @@ from ....shared.errors import ModelLoadError
 from ..cache.page_layout import PageLayout
 from ..cache.pages import allocate_pages
 from ..forward import ForwardSettings, ModelInput
-from ..ways.attention import AttentionCall, caches_of
+from ..ways.attention_call import AttentionCall, caches_of
 from ..ways.packed import PackedForward
 from .decoder import LeanDecoder
 from .layer import Angles, Attend, LeanLayer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel
 
-from ..ways.attention import AttentionCall
+from ..ways.attention_call import AttentionCall
 from .decoder import LeanDecoder
 from .forward import LeanForward
 

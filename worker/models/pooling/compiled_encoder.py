@@ -65,7 +65,7 @@ class CompiledEncoder(EncoderForward):
         self._make_room(sum(int(piece.num_blocks.sum()) for piece in pieces), max(texts.lens))
         batches, first_block = list[DecoderBatch](), 0
         for piece in pieces:
-            batches.append(self._batch(embedded, piece, rows, first_block))
+            batches.append(self._batch(embedded, texts.positions, piece, rows, first_block))
             first_block += int(piece.num_blocks.sum())
         if max(len(piece) for piece in pieces) * len(pieces) <= _LARGEST_PIECE * sum(texts.lens):
             parts = self._decoder.run_all(batches)
@@ -73,19 +73,19 @@ class CompiledEncoder(EncoderForward):
             parts = [self._decoder.run(batch) for batch in batches]
         return torch.cat(parts).to(embedded.dtype)
 
-    def _batch(self, embedded: Tensor, piece: Piece, rows: Tensor, first_block: int) -> DecoderBatch:
+    def _batch(self, embedded: Tensor, positions: Tensor, piece: Piece, rows: Tensor, first_block: int) -> DecoderBatch:
         """Of the texts of ``piece``, whose blocks begin with ``first_block``, and of those ``rows`` that are theirs."""
         lens, num_blocks = piece.lens, piece.num_blocks
         first_blocks = first_block + np.cumsum(num_blocks) - num_blocks
         wanted = rows.numpy()
         first, last = np.searchsorted(wanted, (piece.start, piece.end))
-        positions = np.arange(lens.sum()) - np.repeat(np.cumsum(lens) - lens, lens)
+        positions = positions[piece.start : piece.end]
         table = first_blocks[:, None] + np.arange(num_blocks.max())
         seq_lens = torch.from_numpy(lens)
         return DecoderBatch(
-            token_ids=torch.from_numpy(positions),  # nobody's: embeddings are given
-            positions=torch.from_numpy(positions),
-            slot_mapping=torch.from_numpy(positions + np.repeat(first_blocks * _BLOCK_SIZE, lens)),
+            token_ids=positions,  # nobody's: embeddings are given
+            positions=positions,
+            slot_mapping=positions + torch.from_numpy(np.repeat(first_blocks * _BLOCK_SIZE, lens)),
             block_table=torch.from_numpy(table),
             query_lens=seq_lens,
             seq_lens=seq_lens,

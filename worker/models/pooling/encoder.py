@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from ....shared.errors import ModelLoadError
 from ..checks.conformance import tolerance_of
 from ..forward import ModelInput
-from ..ways.attention import AttentionCall
+from ..ways.attention_call import AttentionCall
 from ..ways.packed import install_attention
 from .text_attention import TextAttention
 
@@ -37,6 +37,12 @@ class Texts:
     positions: Tensor
     lens: list[int]
     types: Tensor | None = None
+
+    @classmethod
+    def of(cls, sequences: list[Tensor]) -> Texts:
+        """Those of the token ids in ``sequences``."""
+        positions = torch.cat([torch.arange(len(one), device=one.device) for one in sequences])
+        return cls(torch.cat(sequences), positions, [len(one) for one in sequences])
 
 
 class EncoderForward:
@@ -91,14 +97,15 @@ class EncoderForward:
         """Nothing is left behind."""
 
     def profile(self, num_tokens: int, num_logit_rows: int) -> None:
-        token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=self._device)
-        self._states(Texts(token_ids, token_ids, [num_tokens]), torch.arange(num_logit_rows, device=self._device))
+        longest = self.max_text_len or num_tokens
+        lens = [min(longest, num_tokens - start) for start in range(0, num_tokens, longest)]
+        texts = Texts.of([torch.zeros(size, dtype=torch.int64, device=self._device) for size in lens])
+        self._states(texts, torch.arange(num_logit_rows, device=self._device))
 
     def states_of(self, sequences: list[Tensor]) -> Tensor:
         """Hidden states of whole texts in one row."""
-        positions = torch.cat([torch.arange(len(one), device=one.device) for one in sequences])
-        texts = Texts(torch.cat(sequences), positions, [len(one) for one in sequences])
-        return self._states(texts, torch.arange(len(positions), device=positions.device))
+        texts = Texts.of(sequences)
+        return self._states(texts, torch.arange(len(texts.positions), device=texts.positions.device))
 
     def _states(self, texts: Texts, rows: Tensor) -> Tensor:
         """Hidden states ``[R, H]`` of the tokens ``rows``, ascending."""

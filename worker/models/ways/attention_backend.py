@@ -7,7 +7,7 @@ from ....kernels.paged_attention import backend_of
 from ....shared.errors import ConfigurationError
 from ..forward import Forward
 from ..lean.native import NativeForward
-from .attention import AttentionCall
+from .attention_call import AttentionCall
 
 # What attends where no kernel of ours does.
 OWN_CODE = "transformers"

@@ -17,7 +17,7 @@ from ....kernels.paged_attention import PagedBatch
 from ....shared.errors import ModelLoadError
 from ..cache.state_pool import StatePool
 from ..forward import ForwardSettings, ModelInput
-from .attention import AttentionCall
+from .attention_call import AttentionCall
 from .causal_lm import CausalLM
 from .partition import CutRule, Part, cut, take
 

@@ -18,7 +18,7 @@ from ....kernels.paged_attention import PagedBatch
 from ....shared.errors import ModelLoadError
 from ..cache.paged_tensor import PagedTensor
 from ..forward import ForwardSettings
-from .attention import AttentionCall
+from .attention_call import AttentionCall
 from .cached import CachedForward
 from .partition import CutRule
 

@@ -18,7 +18,8 @@ from ..cache.page_layout import PageLayout
 from ..cache.pages import allocate_pages
 from ..forward import ForwardSettings, ModelInput
 from ..token_adapters import TokenAdapters
-from .attention import AttentionCall, PagedAttention, caches_of
+from .attention import PagedAttention
+from .attention_call import AttentionCall, caches_of
 from .causal_lm import CausalLM
 
 _PROBE_TOKENS = 2

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from ....kernels.paged_attention import PagedBatch
 from ....shared.errors import ModelLoadError
 from ..forward import ForwardSettings
-from .attention import AttentionCall, PagedAttention, caches_of
+from .attention import PagedAttention
+from .attention_call import AttentionCall, caches_of
 from .cached import CachedForward
 from .packed import install_attention
 from .partition import CutRule

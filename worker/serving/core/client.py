@@ -244,7 +244,7 @@ class CoreClient:
     def _kill(self) -> None:
         assert self._process is not None
         with suppress(ProcessLookupError):  # it has ended meanwhile
-            self._process.kill()
+            self._process.send_signal(signal.SIGKILL)
 
     def _send(self, message: CoreInput) -> None:
         self.progress.num_messages_sent += 1

@@ -31,14 +31,6 @@ class CoreProcess(Protocol):
         """Return its exit status as ``Popen.returncode``, once it has ended."""
         ...
 
-    def kill(self) -> None:
-        """SIGKILL.
-
-        Raises:
-            ProcessLookupError: it has ended.
-        """
-        ...
-
     def send_signal(self, number: int, /) -> None:
         """Any signal.
 

@@ -132,14 +132,11 @@ class _Parts:
 
     def _delta_rules(self) -> Iterator[MixerPlan]:
         values, heads = self.made.shape[1], self.num_heads
-        if self.sizes == [self.num_channels + values, 2 * heads]:
-            yield from self._delta_rules_by_groups()
+        by_groups = self.sizes == [self.num_channels + values, 2 * heads]
+        places = self._places_by_groups() if by_groups else self._places_by_parts()
+        if places is None:
             return
-        places = [sum(self.sizes[:index]) for index in range(len(self.sizes))]
-        by_size = {size: [at for at, own in zip(places, self.sizes, strict=True) if own == size] for size in self.sizes}
-        if sorted(self.sizes) != sorted([self.num_channels, values, heads, heads]):
-            return
-        small = by_size[heads]
+        values_at, gate_at, small = places
         for vectors, (strength_at, step_at), groups, gates_first in itertools.product(
             _orders(self.vectors, (1, 0)), itertools.permutations(small, 2), _divisors(heads), (False, True)
         ):
@@ -147,8 +144,8 @@ class _Parts:
             if rest == 0 and key_dim > 0:
                 yield self._recurrence(
                     "delta rule",
-                    by_size[self.num_channels][0],
-                    by_size[values][0],
+                    values_at,
+                    gate_at,
                     strength_at=strength_at,
                     step_at=step_at,
                     num_groups=groups,
@@ -157,30 +154,23 @@ class _Parts:
                     gates_first=gates_first,
                     decay=vectors[0],
                     step_bias=vectors[1],
+                    by_groups=by_groups,
                 )
 
-    def _delta_rules_by_groups(self) -> Iterator[MixerPlan]:
+    def _places_by_groups(self) -> tuple[int, int, list[int]]:
+        """Where a delta rule's values and gates begin, and its strengths and steps in either order: all of a group
+        together."""
+        small_at = self.num_channels + self.made.shape[1]
+        return 0, self.num_channels, [small_at, small_at + self.num_heads]
+
+    def _places_by_parts(self) -> tuple[int, int, list[int]] | None:
+        """The same where each part has a projection of its own; None if those here are not of its sizes."""
         values, heads = self.made.shape[1], self.num_heads
-        small = [self.num_channels + values, self.num_channels + values + heads]
-        for vectors, (strength_at, step_at), groups, gates_first in itertools.product(
-            _orders(self.vectors, (1, 0)), itertools.permutations(small), _divisors(heads), (False, True)
-        ):
-            key_dim, rest = divmod(self.num_channels - values, 2 * groups)
-            if rest == 0 and key_dim > 0:
-                yield self._recurrence(
-                    "delta rule",
-                    0,
-                    self.num_channels,
-                    strength_at=strength_at,
-                    step_at=step_at,
-                    num_groups=groups,
-                    key_dim=key_dim,
-                    norm_size=values // heads,
-                    gates_first=gates_first,
-                    decay=vectors[0],
-                    step_bias=vectors[1],
-                    by_groups=True,
-                )
+        if sorted(self.sizes) != sorted([self.num_channels, values, heads, heads]):
+            return None
+        starts = [sum(self.sizes[:index]) for index in range(len(self.sizes))]
+        by_size = {size: [at for at, own in zip(starts, self.sizes, strict=True) if own == size] for size in self.sizes}
+        return by_size[self.num_channels][0], by_size[values][0], by_size[heads]
 
     def _scans(self) -> Iterator[MixerPlan]:
         values, heads = self.made.shape[1], self.num_heads
