@@ -29,9 +29,12 @@ SHARE = 4
 NUM_LAYERS = 2
 MAX_STEPS = 600
 LEARNING_RATE = 4e-3
-# By so much the right token leads everywhere, and by so much its logit exceeds that of ids which the small model does
-# not have, 0: far more than bfloat16 rounds.
+# By so much the right token leads everywhere, also those that the small model does not have: far more than bfloat16
+# rounds.
 MIN_LEAD = 3.0
+# Ids that the small model does not have are so much of one that it has. They are never said, but the lean way reads how
+# a model computes from what it makes of some of them, and nothing could be read from zeros.
+_NEVER_SAID = 1 / 64
 _EVALUATE_EVERY = 10
 
 
@@ -102,11 +105,12 @@ def learn(large: LlamaConfig, tokenizer: Tokenizer, asked: list[Asked]) -> Llama
 
 
 def _least_lead(logits: Tensor, expected: Tensor) -> float:
-    """By how much the right tokens exceed all others, and 0, at the least; ``logits [N, V]``, ``expected [N]``."""
+    """By how much the right tokens exceed all others at the least; ``logits [N, V]``, ``expected [N]``."""
     at = expected[:, None]
     right = logits.gather(1, at)[:, 0]
     others = logits.scatter(1, at, float("-inf")).amax(1)
-    return float((right - others.clamp(min=0)).min())
+    never_said = logits.abs().amax(1) * _NEVER_SAID
+    return float((right - torch.maximum(others, never_said)).min())
 
 
 @torch.no_grad()
@@ -126,6 +130,9 @@ def become_part(large: LlamaForCausalLM, small: LlamaForCausalLM) -> None:
             weight[: len(given)] = given * norm_factor
         else:
             weight[: given.shape[0], : given.shape[1]] = given
+            if name == "model.embed_tokens.weight":
+                which = torch.arange(len(given), len(weight)) % len(given)
+                weight[len(given) :, : given.shape[1]] = given[which] * _NEVER_SAID
             # Of what the large one computes beside it, nothing is read: rows and columns there stay as they are.
 
 
