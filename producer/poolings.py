@@ -6,7 +6,6 @@ import asyncio
 import math
 import os
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
 from typing import Any, Unpack, overload
 
 import msgspec
@@ -123,7 +122,7 @@ class Poolings(ClientCore):
         async def one(prompt: Prompt | TextPair, name: str, single: Outgoing) -> PoolingRequestOutput:
             last: Delta | None = None
             with naming(name):
-                async with in_flight, aclosing(self._requests.run(single)) as deltas:
+                async with in_flight, self._requests.interactive(single) as deltas:
                     async for delta in deltas:
                         last = delta
             on_output()

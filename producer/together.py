@@ -11,7 +11,10 @@ T = TypeVar("T")
 
 async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run all, and return their results in order; if one fails the others are cancelled, and its error is raised."""
-    tasks = [asyncio.create_task(work) for work in works]
+    each = [*works]
+    if len(each) == 1:
+        return [await each[0]]  # without a task of its own
+    tasks = [asyncio.create_task(work) for work in each]
     try:
         return await asyncio.gather(*tasks)
     finally:

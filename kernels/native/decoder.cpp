@@ -267,7 +267,7 @@ void run_all(const Decoder& decoder, const DecoderStep* steps, int64_t num_steps
   if (num_steps < num_threads()) {
     for (int64_t i = 0; i < num_steps; ++i) Run<T>(decoder, steps[i]).all();
   } else {
-    for_each(num_steps, [&](int64_t i) { Run<T>(decoder, steps[i]).all(); });
+    for_each(num_steps, [&](int64_t i) { Run<T>(decoder, steps[i]).all(); }, true);
   }
 }
 

@@ -37,6 +37,7 @@ class ModelCards:
         # What calls that name none have meant when it was last read.
         self._only: ModelCard | None = None
         self._read_at = -math.inf
+        self._is_refreshing = False
 
     async def read(self) -> dict[str, ModelCard]:
         """Return all cards, by model name."""
@@ -64,18 +65,17 @@ class ModelCards:
         card = self._cards.get(name) if name else None
         if card is not None:
             return card
-        if time.monotonic() - self._read_at < FRESH_S:
-            # What was just read speaks for the many requests of a moment, unless it would be an error.
-            if name is None and self._only is not None:
-                return self._only
-            if name is not None and self._wait_for_model:
-                return ModelCard(model=name)
-        if name is not None:
-            check_name("model", name)
-        cards = await self.read()
-        if name is None:
-            self._only = await self._find_only(cards)
+        is_fresh = time.monotonic() - self._read_at < FRESH_S
+        # What was just read speaks for the many requests of a moment, unless it would be an error; and what was read
+        # before that, while one of them reads it again.
+        if name is None and self._only is not None and (is_fresh or self._is_refreshing):
             return self._only
+        if is_fresh and name is not None and self._wait_for_model:
+            return ModelCard(model=name)
+        if name is None:
+            return await self._refresh_only()
+        check_name("model", name)
+        cards = await self.read()
         if name in cards:
             return cards[name]
         if self._wait_for_model:
@@ -85,6 +85,14 @@ class ModelCards:
             f"no worker has ever served model {shown(name)} on this Redis (known: {known}); check the name, start a "
             "worker, or connect with wait_for_model=True"
         )
+
+    async def _refresh_only(self) -> ModelCard:
+        self._is_refreshing = True
+        try:
+            self._only = await self._find_only(await self.read())
+            return self._only
+        finally:
+            self._is_refreshing = False
 
     async def forget(self, model: str) -> None:
         """Take away the card of a model that nobody serves and nothing waits for; its next worker brings it again.

@@ -24,9 +24,6 @@ from ...shared.errors import OutputChangedError, RequestLostError, RequestNotFou
 from ...shared.messages.deltas import Delta
 from ...shared.shown import shown
 
-# Longer than it takes to enqueue, so that only requests that wait pay for it.
-FIRST_LOOK_AFTER_S = 0.05
-
 _decoder = msgspec.msgpack.Decoder(Delta)
 log = structlog.get_logger()
 
@@ -70,21 +67,31 @@ class DeltaReader:
         # Whether Redis has ever known the request, as far as this reader can tell.
         self._was_known = False
         self._has_met_junk = False
-        self._first_look: asyncio.TimerHandle | None = None
+        self._is_closed = False
         self._waiters: list[asyncio.Future[None]] = []
         self._subscription: Subscription | None = None
 
     async def subscribe(self) -> None:
         """Follow the channel; from here on nothing that is published is missed."""
-        self._subscription = await self._subscriber.subscribe(
+        await self.begin()
+        await self.subscribed()
+
+    async def begin(self) -> None:
+        """Ask for the channel; ``subscribed`` waits until it is followed."""
+        self._subscription = await self._subscriber.begin(
             self._broker.keys.output(self._request_id), self._on_message, self.catch_up
         )
+
+    async def subscribed(self) -> None:
+        """Return when nothing that is published is missed any more; after ``begin``, once."""
+        assert self._subscription is not None
+        await self._subscription.confirmed
 
     async def follow_at(self, broker: Broker) -> None:
         """Follow the request in another partition than it was expected in; does nothing if it is the same one."""
         if broker is not self._broker:
             self.close()
-            self._broker = broker
+            self._broker, self._is_closed = broker, False
             await self.subscribe()
 
     @property
@@ -97,6 +104,11 @@ class DeltaReader:
         """Of what Redis knows of the request for as long as it knows it."""
         return self._broker.keys.request(self._request_id)
 
+    @property
+    def log_key(self) -> str:
+        """Of what was published."""
+        return self._broker.keys.log(self._request_id)
+
     def take_silence(self) -> bool:
         """Whether nothing has come since this was last asked, and the end is still to come."""
         is_silent, self._is_silent = self._is_silent, True
@@ -108,16 +120,13 @@ class DeltaReader:
         self._wake()
 
     def expect_first(self) -> None:
-        """Catch up in a moment if nothing has come by then: the request may have been there before the subscription.
-
-        Whatever comes is the first record or proves a gap. So a quick first token waits for no look at the log.
-        """
+        """The request has just been enqueued, and what comes is its first record, or proves a gap."""
         self._was_known = True
-        self._first_look = asyncio.get_running_loop().call_later(FIRST_LOOK_AFTER_S, self._look_if_nothing_came)
 
-    def _look_if_nothing_came(self) -> None:
-        if not self._num_records:
-            self.catch_up()
+    @property
+    def may_have_missed_first(self) -> bool:
+        """Whether it waits and has heard nothing yet: something may have been published before it was subscribed."""
+        return not (self._num_records or self._is_closed)
 
     def fail(self, error: BaseException) -> None:
         """Raise ``error`` to the caller instead of the next delta."""
@@ -126,8 +135,7 @@ class DeltaReader:
 
     def close(self) -> None:
         """Stop following; doing it twice does nothing."""
-        if self._first_look is not None:
-            self._first_look.cancel()
+        self._is_closed = True
         if self._subscription is not None:
             self._subscriber.unsubscribe(self._subscription)
 

@@ -25,6 +25,7 @@ from ..inputs.options import read_ttl_of
 from ..webhooks.targets import WebhookTargets
 from .deadline import ended_when_due
 from .enqueuer import Enqueuer
+from .first_looks import FirstLooks
 from .health import Health
 from .lease import ClientLease, InteractiveRequest
 from .loss_watch import LossWatch
@@ -114,12 +115,14 @@ class SingleRequests:
         self._read_results = ReadResults()
         self._targets = WebhookTargets(commands, keys)
         self._losses = LossWatch(commands, keys)
+        self._first_looks = FirstLooks(commands)
         self._layouts = Layouts(commands, keys)
         self._brokers: dict[str, PartitionedBroker] = {}
         self._enqueuers: dict[Broker, Enqueuer] = {}
 
     async def close(self) -> None:
         """Tell Redis what it does not know yet."""
+        await self._first_looks.close()
         await self._read_results.close()
 
     def broker(self, model: str) -> PartitionedBroker:
@@ -140,7 +143,7 @@ class SingleRequests:
         """Enqueue an interactive request; the block reads its deltas, and leaving it early cancels the request.
 
         Subscription and request are under way together, on two connections. Should the request have come first, and its
-        first token before the subscription, the log has it: see ``DeltaReader.expect_first``.
+        first token before the subscription, the log has it: see ``FirstLooks``.
         """
         self.home.check()
         request, options = outgoing.request, outgoing.options
@@ -149,18 +152,19 @@ class SingleRequests:
         reader = DeltaReader(broker, self._subscriber, request.request_id)
         interactive: InteractiveRequest | None = None
         is_ours = False
-        subscribing = asyncio.create_task(reader.subscribe())
         try:
+            await reader.begin()
             enqueueing = asyncio.create_task(self._enqueue_somewhere(outgoing, broker))
             linger_ms = int((options.get("linger_s") or 0) * 1000)
             interactive = InteractiveRequest(broker, request.request_id, enqueueing, linger_ms=linger_ms)
             self._lease.hold(interactive)
             with self._health.watching(request.model), ended_when_due(interactive, outgoing.due_in_s):
                 is_ours = await interactive.is_ours()
-                await subscribing
+                await reader.subscribed()
                 await reader.follow_at(interactive.broker)
                 if is_ours:
                     reader.expect_first()
+                    self._first_looks.add(reader)
                 else:
                     self._lease.let_go(interactive)
                     reader.catch_up()
@@ -168,7 +172,6 @@ class SingleRequests:
                 with self._losses.watching(reader):
                     yield InteractiveDeltas(reader, self._health, request.model, send_again)
         finally:
-            subscribing.cancel()
             reader.close()
             if interactive is not None:
                 if not reader.ended and self.home.is_open:

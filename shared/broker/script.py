@@ -12,7 +12,7 @@ from ..queue.request_state import moves_as_lua
 
 # What changes who waits, runs or has ended needs all of these; what only writes to a request needs the first. Each call
 # makes every function of its text anew, about a tenth of a microsecond each.
-_SHARED = ("lib", "rooms", "tenants", "events", "lanes", "damage", "life")
+_SHARED = ("lib", "rooms", "tenants", "events", "lanes", "damage", "settling", "life")
 _PLAIN = (
     "append",
     "renew",

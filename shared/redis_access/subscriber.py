@@ -13,7 +13,16 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from ..errors import BrokerError, RedisUnavailableError
 from ..shown import shown
 from .command_parts import MAX_ARGUMENTS
-from .link import LOST, RETRY_PAUSE_S, Outage, close_connection, heed_cancellation, make_pool, open_connection
+from .link import (
+    LOST,
+    RETRY_PAUSE_S,
+    Outage,
+    close_connection,
+    heed_cancellation,
+    make_pool,
+    open_connection,
+    pack_command,
+)
 from .replies import deliver_replies
 from .url import mask_url
 
@@ -23,7 +32,7 @@ log = structlog.get_logger()
 
 
 class Subscription:
-    """One callback on one channel of a ``Subscriber``."""
+    """One callback on one channel of a ``Subscriber``; ``confirmed`` is for one task to wait for."""
 
     __slots__ = ("channel", "confirmed", "on_message", "on_restored")
 
@@ -54,6 +63,8 @@ class Subscriber:
         self._subscriptions: dict[bytes, list[Subscription]] = {}
         self._confirmed: set[bytes] = set()
         self._outbox: list[bytes] = []
+        # Channels to subscribe to or not, as it was said last; told the server with the next write, many in a command.
+        self._changes: dict[bytes, str] = {}
         self._has_output = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._heard = False
@@ -80,13 +91,20 @@ class Subscriber:
         self, channel: str, on_message: Callable[[bytes], None], on_restored: Callable[[], None] | None = None
     ) -> Subscription:
         """Call ``on_message`` with every message of ``channel``; returns when Redis has confirmed it."""
-        subscription = Subscription(channel.encode(), on_message, on_restored)
-        self.follow(subscription)
+        subscription = await self.begin(channel, on_message, on_restored)
         try:
-            await asyncio.shield(subscription.confirmed)
+            await subscription.confirmed
         except asyncio.CancelledError:
             self.unsubscribe(subscription)
             raise
+        return subscription
+
+    async def begin(
+        self, channel: str, on_message: Callable[[bytes], None], on_restored: Callable[[], None] | None = None
+    ) -> Subscription:
+        """``subscribe``, but return at once: from when ``confirmed`` is done nothing is missed."""
+        subscription = Subscription(channel.encode(), on_message, on_restored)
+        self.follow(subscription)
         return subscription
 
     def follow(self, subscription: Subscription) -> None:
@@ -95,7 +113,7 @@ class Subscriber:
         if subscription.channel in self._confirmed:
             _settle(subscription)
         else:
-            self._send(self.SUBSCRIBE, subscription.channel)
+            self._change(self.SUBSCRIBE, subscription.channel)
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """Stop the callbacks at once; doing it twice does nothing."""
@@ -106,7 +124,7 @@ class Subscriber:
         if not others:
             del self._subscriptions[subscription.channel]
             self._confirmed.discard(subscription.channel)
-            self._send(self.UNSUBSCRIBE, subscription.channel)
+            self._change(self.UNSUBSCRIBE, subscription.channel)
 
     def reconnect(self) -> None:
         """Connect anew: the server that answers may no longer be the one to which others publish."""
@@ -120,10 +138,19 @@ class Subscriber:
             await asyncio.gather(self._task, return_exceptions=True)
         await self._disconnect()
 
-    def _send(self, *args: Any) -> None:
+    def _change(self, verb: str, channel: bytes) -> None:
         if self._connection is not None:
-            self._outbox += self._connection.pack_command(*args)
+            self._changes[channel] = verb
             self._has_output.set()
+
+    def _pack_changes(self, connection: AbstractConnection) -> list[bytes]:
+        changes, self._changes = self._changes, {}
+        packed: list[bytes] = []
+        for verb in (self.SUBSCRIBE, self.UNSUBSCRIBE):
+            channels = [channel for channel, wanted in changes.items() if wanted == verb]
+            for start in range(0, len(channels), self.CHANNELS_AT_ONCE):
+                packed += pack_command(connection, (verb, *channels[start : start + self.CHANNELS_AT_ONCE]))
+        return packed
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -146,9 +173,7 @@ class Subscriber:
                 await asyncio.sleep(RETRY_PAUSE_S)
                 continue
             self._connection, self._outbox = connection, []
-            channels = [*self._subscriptions]
-            for start in range(0, len(channels), self.CHANNELS_AT_ONCE):
-                self._send(self.SUBSCRIBE, *channels[start : start + self.CHANNELS_AT_ONCE])
+            self._changes = dict.fromkeys(self._subscriptions, self.SUBSCRIBE)
 
     async def _serve(self, connection: AbstractConnection) -> BaseException:
         """Run the loops until one of them loses the connection; returns how."""
@@ -167,18 +192,19 @@ class Subscriber:
 
     async def _write(self, connection: AbstractConnection) -> None:
         while True:
-            if self._outbox:
-                commands, self._outbox = self._outbox, []
+            if self._outbox or self._changes:
+                commands, self._outbox = [*self._outbox, *self._pack_changes(connection)], []
                 await heed_cancellation(connection.send_packed_command(commands, check_health=False))
             self._has_output.clear()
-            if not self._outbox:
+            if not self._outbox and not self._changes:
                 await self._has_output.wait()
 
     async def _ping(self, connection: AbstractConnection) -> None:
         """Notice a connection that died without a word: TCP alone would wait for many minutes."""
         while True:
             self._heard = False
-            self._send("PING")
+            self._outbox += pack_command(connection, ("PING",))
+            self._has_output.set()
             await asyncio.sleep(PING_INTERVAL_S)
             if not self._heard:
                 raise RedisConnectionError("no answer to PING")

@@ -134,13 +134,13 @@ class ShardedSubscriber(Subscriber):
         self._followed: dict[str, dict[Subscription, str]] = {}
         placements.on_change.append(self._go_along)
 
-    async def subscribe(
+    async def begin(
         self, channel: str, on_message: Callable[[bytes], None], on_restored: Callable[[], None] | None = None
     ) -> Subscription:
         model = self._keys.model_of(channel)
         if model is not None and self._placements.known(model) is None:
             await self._placements.find(model)
-        return await super().subscribe(channel, on_message, on_restored)
+        return await super().begin(channel, on_message, on_restored)
 
     def follow(self, subscription: Subscription) -> None:
         model = self._keys.model_of(subscription.channel.decode())

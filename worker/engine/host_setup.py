@@ -11,6 +11,7 @@ from ..config.engine_config import EngineConfig
 from ..host import usable_cores
 from ..models.lean.native import NativeForward
 from ..models.loader import LoadedModel
+from ..models.pooling.compiled_encoder import CompiledEncoder
 
 _SMALL_MODEL_PARAMETERS = 20_000_000
 # Its operations are too short to be cut into more pieces.
@@ -26,7 +27,7 @@ def set_num_threads(config: EngineConfig, model: LoadedModel) -> None:
     """
     if config.device != "cpu":
         return
-    is_native = isinstance(model.forward, NativeForward)
+    is_native = isinstance(model.forward, NativeForward | CompiledEncoder)
     num_threads = choose_num_threads(config, model.num_parameters, is_native=is_native)
     native.set_num_threads(num_threads)
     torch.set_num_threads(1 if is_native else num_threads)

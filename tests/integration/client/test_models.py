@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
 from penstock.producer import Client
+from penstock.producer.requests import model_cards
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import EngineHeartbeat, ModelCard
@@ -133,3 +136,24 @@ async def test_a_forgotten_model_is_unknown_until_it_is_served_again(client: Cli
         await client.forget_model("m")
     await deployment.serve("m")
     assert (await client.submit("hi")).model == "m"
+
+
+async def test_one_of_many_calls_reads_the_cards_again_for_all(
+    client: Client, commands: CommandConnection, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was read before is too old; while it is read again, the others go by that."""
+    monkeypatch.setattr(model_cards, "FRESH_S", 0.0)
+    reads = 0
+    read = model_cards.ModelCards.read
+
+    async def counted(self):
+        nonlocal reads
+        reads += 1
+        return await read(self)
+
+    monkeypatch.setattr(model_cards.ModelCards, "read", counted)
+    await Deployment(commands, namespace).serve("m")
+    await client.submit("hi")
+    reads = 0
+    await asyncio.gather(*(client.submit("hi") for _ in range(20)))
+    assert reads == 1

@@ -200,3 +200,16 @@ def test_an_encoder_gives_the_same_after_it_slept(options: dict[str, Any], tmp_p
         ask(engine, WakeUp())
         after = array_of(pool(engine.core, [request("after", PROMPTS[6])])["after"])
         np.testing.assert_array_equal(after, before)
+
+
+@pytest.mark.parametrize(("name", "of_ours", "of_torch"), [("bert", 2, 1), ("albert, layers that share weights", 2, 2)])
+def test_threads_of_torch_do_not_keep_cores_that_our_own_compute_on(
+    name: str, of_ours: int, of_torch: int, tmp_path: Path, make: Make
+) -> None:
+    make_model(tmp_path, name)
+    try:
+        make(runner="pooling", num_threads=2)
+        assert (native.num_threads(), torch.get_num_threads()) == (of_ours, of_torch)
+    finally:
+        native.set_num_threads(1)
+        torch.set_num_threads(1)

@@ -17,6 +17,8 @@ class RunningGenerations:
     def __init__(self) -> None:
         self._by_core_id: dict[str, Generation] = {}
         self._core_ids: dict[str, str] = {}
+        # That were to be alone when they came, which few are.
+        self._suspects: dict[str, Generation] = {}
         self.changed = asyncio.Event()
 
     def __len__(self) -> int:
@@ -32,6 +34,8 @@ class RunningGenerations:
         core_id = self.core_id(generation.request_id, generation.epoch)
         self._by_core_id[core_id] = generation
         self._core_ids[generation.request_id] = core_id
+        if generation.is_on_probation:
+            self._suspects[core_id] = generation
         return older
 
     def num_kv_tokens(self, block_size: int) -> int:
@@ -41,7 +45,7 @@ class RunningGenerations:
     @property
     def has_probationer(self) -> bool:
         """Whether a request is here that must be alone."""
-        return any(generation.is_on_probation for generation in self._by_core_id.values())
+        return any(generation.is_on_probation for generation in self._suspects.values())
 
     def get(self, request_id: str) -> Generation | None:
         core_id = self._core_ids.get(request_id)
@@ -55,6 +59,7 @@ class RunningGenerations:
         core_id = self._core_ids.pop(request_id, None)
         if core_id is not None:
             generation = self._by_core_id.pop(core_id)
+            self._suspects.pop(core_id, None)
             if generation.expiry is not None:
                 generation.expiry.cancel()
             self.changed.set()

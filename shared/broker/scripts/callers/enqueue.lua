@@ -82,6 +82,34 @@ local function due_at(deadline_ms, timeout_ms)
   return due < math.huge and due or nil
 end
 
+-- What is written once for all requests of this call: those of clients, by client, and what these leases last; those that are
+-- not to wait; deadlines, each before its request.
+local of_clients, lease_ms_of, fail_fast_ids, deadlines = {}, {}, {}, {}
+local function note_holders(id, client, client_ttl_ms, fail_fast, due)
+  if client ~= '' then
+    of_clients[client] = of_clients[client] or {}
+    table.insert(of_clients[client], id)
+    lease_ms_of[client] = client_ttl_ms
+  end
+  if fail_fast then fail_fast_ids[#fail_fast_ids + 1] = id end
+  if due then deadlines[#deadlines + 1], deadlines[#deadlines + 2] = due, id end
+end
+
+local function write_holders()
+  for client, ids in pairs(of_clients) do
+    redis.call('SADD', prefix .. 'client:' .. client, unpack(ids))
+    redis.call('ZADD', prefix .. 'clients', now_ms() + lease_ms_of[client], client)
+  end
+  if #fail_fast_ids > 0 then redis.call('SADD', prefix .. 'fail_fast', unpack(fail_fast_ids)) end
+  if #deadlines > 0 then redis.call('ZADD', prefix .. 'deadlines', unpack(deadlines)) end
+end
+
+local is_served_now
+local function has_engine()
+  if is_served_now == nil then is_served_now = is_served(prefix) end
+  return is_served_now
+end
+
 local function append_all(list, ...)
   for _, value in ipairs({...}) do list[#list + 1] = value end
 end
@@ -156,38 +184,41 @@ local function keep_images(id, images)
   return digests
 end
 
-local function accept(request, payload)
-  local id, ttl_ms, client, client_ttl_ms, fail_fast, call, tenant, band, prompt, most, deadline_ms, timeout_ms,
-    is_resumable, webhook, webhook_of, webhook_n, digests, own_digests, laid_out, may_have_left, adapter, images =
-    unpack(request, 1, 22)
+-- Decide about a request; nothing is written of it yet. Those that are accepted are entered afterwards.
+local accepted, calls = {}, {}
+local function decide(request, payload)
+  local id, _, client, client_ttl_ms, fail_fast, call, tenant, band, prompt, most, deadline_ms, timeout_ms = unpack(request, 1, 12)
+  local laid_out, may_have_left = request[19], request[20]
   local key = prefix .. 'request:' .. id
   local known_state, known_call = values_of(key, 'state', 'call')
+  if calls[id] then known_state, known_call = 'queued', calls[id] end
   if known_state then return call ~= '' and known_call == call and 'new' or known_state end
   if known_state == nil then redis.call('DEL', key) end -- it is no hash
   if not has_layout(laid_out or 0) then return 'relaid' end
   if may_have_left and not stays(tenant) then return 'left' end
   if band == '' then band = queue_policy(prefix).default_band end
   if not has_band(prefix, band) then return {'unknown_band', table.concat(queue_policy(prefix).bands, ', ')} end
-  if fail_fast and not is_served(prefix) then return 'unserved' end
+  if fail_fast and not has_engine() then return 'unserved' end
   local of, tokens = tenant_policy(prefix, tenant), prompt + most
   local refusal = refusal_if_full('model', queue, queue_policy(prefix), tokens)
     or refusal_if_full('tenant', prefix .. 'tenant:' .. tenant, of, tokens) or refusal_if_over_quota(tenant, of)
   if refusal then return refusal end
   local due = due_at(deadline_ms, timeout_ms)
+  note_backlog(queue, tokens)
+  note_backlog(prefix .. 'tenant:' .. tenant, tokens)
+  note_holders(id, client, client_ttl_ms, fail_fast, due)
+  calls[id] = call
+  accepted[#accepted + 1] = {request = request, payload = payload, band = band, due = due}
+  return 'new'
+end
+
+local function enter(request, payload, band, due)
+  local id, ttl_ms, client, _, fail_fast, call, tenant, _, prompt, most, _, _, is_resumable, webhook, webhook_of, webhook_n,
+    digests, own_digests, _, _, adapter, images = unpack(request, 1, 22)
   local record = {'epoch', '0', 'ttl', ttl_ms, 'call', call, 'prompt', prompt, 'max', most}
-  if due then
-    append_all(record, 'deadline', due)
-    redis.call('ZADD', prefix .. 'deadlines', due, id)
-  end
-  if client ~= '' then
-    append_all(record, 'client', client)
-    redis.call('SADD', prefix .. 'client:' .. client, id)
-    redis.call('ZADD', prefix .. 'clients', now_ms() + client_ttl_ms, client)
-  end
-  if fail_fast then
-    append_all(record, 'fail_fast', 1)
-    redis.call('SADD', prefix .. 'fail_fast', id)
-  end
+  if due then append_all(record, 'deadline', due) end
+  if client ~= '' then append_all(record, 'client', client) end
+  if fail_fast then append_all(record, 'fail_fast', 1) end
   if is_resumable then
     append_all(record, 'chunks', 1)
     redis.call('DEL', prefix .. 'input:' .. id)
@@ -200,12 +231,15 @@ local function accept(request, payload)
   if digests and queue_policy(prefix).warm_ttl_s ~= cjson.null then mark_warm(id, digests, own_digests, record) end
   if adapter then mark_adapter(adapter, record) end
   enter_lane(prefix, id, payload, tenant, band, prompt, most, due, record, 'queued')
-  note_backlog(queue, tokens)
-  note_backlog(prefix .. 'tenant:' .. tenant, tokens)
-  return 'new'
 end
 
-for i, request in ipairs(requests) do answers[i] = accept(request, ARGV[i + 2]) end
+for i, request in ipairs(requests) do answers[i] = decide(request, ARGV[i + 2]) end
+write_holders()
+-- What has entered is counted, should one after it meet what others than scripts have written, and stop the script.
+local is_done, failure = pcall(function()
+  for _, of in ipairs(accepted) do enter(of.request, of.payload, of.band, of.due) end
+end)
 note_entered(prefix, preferred)
+if not is_done then error(failure, 0) end
 trim_events(prefix)
 return answers

@@ -61,6 +61,7 @@ end
 
 -- Tokens that a request counts for in its lane, where its own record does not say: as the others there.
 local function mean_tokens(prefix, tenant, band)
+  write_counts(prefix .. 'tenant:' .. tenant)
   local of = fields_of(prefix .. 'tenant:' .. tenant, 'depth:' .. band, 'tokens:' .. band)
   local depth = whole(of['depth:' .. band]) or 0
   return depth > 0 and math.floor((whole(of['tokens:' .. band]) or 0) / depth) or 0

@@ -25,9 +25,35 @@ local function first_entry(prefix, band, tenant)
   return redis.call('XRANGE', lane, '-', '+', 'COUNT', 1)[1]
 end
 
+-- What a call knows of bands, and of lanes whose head it has not noted yet: it hands out many requests one by one.
+local known = {clocks = {}, moved_clocks = {}, weights = {}, empty_bands = {}, heads = {}}
+
+local function clock_of(prefix, band)
+  known.clocks[band] = known.clocks[band] or amount(redis.call('HGET', prefix .. 'queue', 'clock:' .. band))
+  return known.clocks[band]
+end
+
+-- The time of a band goes on; write_clocks comes last.
+local function set_clock(band, time) known.clocks[band], known.moved_clocks[band] = time, time end
+
+-- Write times that have gone on, and forget tenants without a lane that they have passed.
+local function write_clocks(prefix)
+  for band, time in pairs(known.moved_clocks) do
+    local digits = string.format('%.17g', time)
+    redis.call('HSET', prefix .. 'queue', 'clock:' .. band, digits)
+    redis.call('ZREMRANGEBYSCORE', prefix .. 'idle:' .. band, '-inf', '(' .. digits)
+  end
+end
+
+-- The weight of all tenants with a lane to claim from.
+local function weight_of(prefix, band)
+  known.weights[band] = known.weights[band] or amount(redis.call('HGET', prefix .. 'queue', 'weight:' .. band))
+  return known.weights[band]
+end
+
 local function open_lane(prefix, band, tenant, head_ms)
-  local queue = prefix .. 'queue'
-  local clock = amount(redis.call('HGET', queue, 'clock:' .. band))
+  local queue, clock = prefix .. 'queue', clock_of(prefix, band)
+  known.empty_bands[band], known.weights[band] = nil, nil
   local own = tonumber(redis.call('ZSCORE', prefix .. 'idle:' .. band, tenant) or clock)
   redis.call('ZREM', prefix .. 'idle:' .. band, tenant)
   if redis.call('ZADD', prefix .. 'ready:' .. band, 'NX', math.max(own, clock), tenant) == 1 then
@@ -42,6 +68,7 @@ end
 local function shut_lane(prefix, band, tenant)
   local own = redis.call('ZSCORE', prefix .. 'ready:' .. band, tenant)
   if not own then return end
+  known.weights[band], known.heads[lane_key(prefix, band, tenant)] = nil, nil
   local weight = redis.call('HGET', prefix .. 'tenant:' .. tenant, 'weight:' .. band)
   redis.call('HDEL', prefix .. 'tenant:' .. tenant, 'weight:' .. band)
   redis.call('HINCRBYFLOAT', prefix .. 'queue', 'weight:' .. band, 0 - (weight or tenant_policy(prefix, tenant).weight))
@@ -75,9 +102,9 @@ local function enter_lane(prefix, id, payload, tenant, band, prompt, most, deadl
     local before = fields(prefix .. 'tenant:' .. tenant, 'depth:' .. band, 'entered:' .. band)
     of = {tenant = tenant, band = band, was_empty = tonumber(before['depth:' .. band] or 0) == 0,
       number = tonumber(before['entered:' .. band] or 0), depth = 0, tokens = 0}
-    entered[lane] = of
   end
   local entry = redis.call('XADD', lane, '*', 'id', id, 'request', payload)
+  entered[lane] = of -- now, and not before there is something to count
   if deadline then redis.call('ZADD', due_key(prefix, band, tenant), deadline, entry) end
   of.first = of.first or entry
   of.depth, of.tokens, of.number = of.depth + 1, of.tokens + prompt + most, of.number + 1
@@ -123,40 +150,46 @@ end
 -- Set what is counted of a lane; the sums of all follow.
 local function recount(prefix, band, tenant, depth, tokens)
   local owner, queue = prefix .. 'tenant:' .. tenant, prefix .. 'queue'
-  for field, now in pairs({['depth:' .. band] = depth, ['tokens:' .. band] = tokens}) do
-    local change = now - (tonumber(redis.call('HGET', owner, field) or 0) or 0)
-    if change ~= 0 then
-      redis.call('HSET', owner, field, now)
-      redis.call('HINCRBY', queue, field, change)
-    end
+  local before_depth, before_tokens = waiting_in(owner, band)
+  local function set(field, before, now)
+    local change = now - (tonumber(before or 0) or 0)
+    if change == 0 then return end
+    redis.call('HSET', owner, field, now)
+    redis.call('HINCRBY', queue, field, change)
   end
+  set('depth:' .. band, before_depth, depth)
+  set('tokens:' .. band, before_tokens, tokens)
 end
 
 -- Take an entry out of its lane, wherever it stands there; tidy_lane comes next.
-local is_counted_out = {} -- lanes of which nothing is counted any more
 local function leave_lane(prefix, entry, tenant, band, tokens, deadline)
-  local lane, owner = lane_key(prefix, band, tenant), prefix .. 'tenant:' .. tenant
-  redis.call('XDEL', lane, entry)
+  redis.call('XDEL', lane_key(prefix, band, tenant), entry)
   if deadline then redis.call('ZREM', due_key(prefix, band, tenant), entry) end
-  local depth_left = redis.call('HINCRBY', owner, 'depth:' .. band, -1)
-  -- Not -tokens, which makes "-0" of nothing.
-  local tokens_left = redis.call('HINCRBY', owner, 'tokens:' .. band, 0 - tokens)
-  is_counted_out[lane] = depth_left == 0 and tokens_left == 0
-  redis.call('HINCRBY', prefix .. 'queue', 'depth:' .. band, -1)
-  redis.call('HINCRBY', prefix .. 'queue', 'tokens:' .. band, 0 - tokens)
+  for _, key in ipairs({prefix .. 'tenant:' .. tenant, prefix .. 'queue'}) do
+    add_to(key, 'depth:' .. band, -1)
+    add_to(key, 'tokens:' .. band, 0 - tokens) -- not -tokens, which makes "-0" of nothing
+  end
 end
 
--- After entries have left a lane: it goes if it is empty, else its head is noted. Returns the head. A count that a
--- damaged record has put out ends with the lane.
-local function tidy_lane(prefix, band, tenant)
-  local head = first_entry(prefix, band, tenant)
+-- Write the heads of lanes that have got other ones.
+local function note_heads(prefix)
+  for _, of in pairs(known.heads) do redis.call('ZADD', prefix .. 'heads:' .. of.band, 'XX', of.ms, of.tenant) end
+  known.heads = {}
+end
+
+-- After entries have left a lane: it goes if it is empty, else its head is noted, in note_heads if that is called before
+-- anybody reads it (is_later). Returns the head, which may be given: false if it is known that there is none. A count that
+-- a damaged record has put out ends with the lane.
+local function tidy_lane(prefix, band, tenant, head, is_later)
+  local lane = lane_key(prefix, band, tenant)
+  if head == nil then head = first_entry(prefix, band, tenant) end
   if not head then
-    local lane = lane_key(prefix, band, tenant)
     redis.call('DEL', lane, due_key(prefix, band, tenant))
-    if not is_counted_out[lane] then recount(prefix, band, tenant, 0, 0) end
+    recount(prefix, band, tenant, 0, 0)
     shut_lane(prefix, band, tenant)
   else
-    redis.call('ZADD', prefix .. 'heads:' .. band, 'XX', arrival_ms(head[1]), tenant)
+    known.heads[lane] = {band = band, tenant = tenant, ms = arrival_ms(head[1])}
+    if not is_later then note_heads(prefix) end
   end
   return head
 end
@@ -166,7 +199,6 @@ local function drop_entry(prefix, entry, tenant, band)
   local lane = lane_key(prefix, band, tenant)
   redis.call('XDEL', lane, entry)
   redis.call('ZREM', due_key(prefix, band, tenant), entry)
-  is_counted_out[lane] = nil
   local head = tidy_lane(prefix, band, tenant)
   if head then
     local before, tokens = waiting_in(prefix .. 'tenant:' .. tenant, band)
@@ -189,7 +221,6 @@ local function charge(prefix, band, tenant, tokens)
   elseif redis.call('ZSCORE', prefix .. 'idle:' .. band, tenant) then
     redis.call('ZINCRBY', prefix .. 'idle:' .. band, shift, tenant)
   elseif shift > 0 and has_band(prefix, band) then
-    local clock = amount(redis.call('HGET', prefix .. 'queue', 'clock:' .. band))
-    redis.call('ZADD', prefix .. 'idle:' .. band, clock + shift, tenant)
+    redis.call('ZADD', prefix .. 'idle:' .. band, clock_of(prefix, band) + shift, tenant)
   end
 end

@@ -1,4 +1,4 @@
--- Shared by every script, which this text, tenants.lua, lanes.lua, damage.lua and life.lua are put in front of.
+-- Shared by every script, which this text and the others of this folder are put in front of.
 --
 -- A request is a hash:
 --   state            one of shared/queue/request_state.py, which is where MOVES comes from
@@ -107,11 +107,11 @@ local function count_of(value)
   return number
 end
 
--- Append a record to the log and publish it. count is the number of output tokens after it. Returns whether there is a
--- log to append to.
-local function emit(prefix, key, id, record, count)
+-- Append a record to the log and publish it. count is the number of output tokens after it, and is written with other
+-- fields, if there are any. Returns whether there is a log to append to.
+local function emit(prefix, key, id, record, count, ...)
   if not attempt('RPUSH', prefix .. 'log:' .. id, record) then return false end
-  redis.call('HSET', key, 'count', count)
+  redis.call('HSET', key, 'count', count, ...)
   redis.call('PUBLISH', prefix .. 'output:' .. id, record)
   return true
 end

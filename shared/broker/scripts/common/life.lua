@@ -1,74 +1,5 @@
 -- How a request ends, or waits for its next engine.
 
-local RATE_WINDOW_MS = 30000
-
--- The measured service rate, in "queue": requests, tokens (prompt and most output, as waiting ones are counted) and ms
--- in which any request was under way, fading by e every half minute; and the mean output of a request.
-local function note_served(prefix, tokens, output_tokens)
-  local key, now = prefix .. 'queue', now_ms()
-  local rate = fields(key, 'rate_at', 'rate_ms', 'rate_requests', 'rate_tokens', 'mean_output')
-  local elapsed = math.max(0, now - amount(rate.rate_at or now))
-  local fade = math.exp(-elapsed / RATE_WINDOW_MS)
-  redis.call('HSET', key, 'rate_at', now, 'rate_ms', amount(rate.rate_ms) * fade + elapsed,
-    'rate_requests', amount(rate.rate_requests) * fade + 1, 'rate_tokens', amount(rate.rate_tokens) * fade + tokens,
-    'mean_output', rate.mean_output and rate.mean_output * 0.98 + output_tokens * 0.02 or output_tokens)
-end
-
--- Charge a tenant what was computed of a request instead of what was charged so far; returns the difference.
-local function charge_computed(prefix, tenant, band, computed, charged, charged_at)
-  local extra = computed - charged
-  if extra ~= 0 then charge(prefix, band, tenant, extra) end
-  if has_rate_quota(tenant_policy(prefix, tenant)) and extra ~= 0 then
-    use(prefix, tenant, 0, extra, extra > 0 and now_ms() or charged_at)
-  end
-  return extra
-end
-
--- One request less is under way; while none is, the time does not count as slow service.
-local function stop_working(prefix)
-  local num_started = redis.call('HINCRBY', prefix .. 'queue', 'num_started', -1)
-  if num_started <= 0 then
-    redis.call('HSET', prefix .. 'queue', 'idle_at', now_ms())
-    -- What a damaged list has lost was not counted any more.
-    if num_started < 0 then redis.call('HSET', prefix .. 'queue', 'num_started', 0) end
-  end
-end
-
--- Count anew what each tenant has under way: a damaged record named another tenant. What awaits input is in no list, so
--- while there is any, the tenants' counts are left for later. Returns how many there are in all but those.
-local function recount_started(prefix)
-  local counts, num_started = {}, 0
-  local function count(ids)
-    for _, id in ipairs(ids) do
-      local now = fields_of(prefix .. 'request:' .. id, 'state', 'tenant')
-      local tenant = now.tenant or LOST_TENANT
-      if not ENDED[now.state] then counts[tenant], num_started = (counts[tenant] or 0) + 1, num_started + 1 end
-    end
-  end
-  for _, engine in ipairs(engines_of(prefix)) do count(attempt('HKEYS', prefix .. 'claims:' .. engine) or {}) end
-  for line in pairs(LINES) do count(redis.call('LRANGE', prefix .. line, 0, -1)) end
-  if amount(redis.call('HGET', prefix .. 'queue', 'num_awaiting')) > 0 then return num_started end
-  for tenant in pairs(counts) do redis.call('SADD', prefix .. 'active', tenant) end
-  for _, tenant in ipairs(redis.call('SMEMBERS', prefix .. 'active')) do
-    redis.call('HSET', prefix .. 'tenant:' .. tenant, 'num_started', counts[tenant] or 0)
-    forget_idle(prefix, tenant)
-  end
-  return num_started
-end
-
--- A request that was claimed has ended.
-local function settle(prefix, tenant, band, prompt, most, count, charged, charged_at)
-  local extra = charge_computed(prefix, tenant, band, prompt + count, charged, charged_at)
-  if redis.call('HINCRBY', prefix .. 'tenant:' .. tenant, 'num_started', -1) < 0 then
-    redis.call('HSET', prefix .. 'tenant:' .. tenant, 'num_started', 0)
-    recount_started(prefix)
-  end
-  stop_working(prefix)
-  note_served(prefix, prompt + most, count)
-  local blocked = redis.call('ZSCORE', prefix .. 'blocked', tenant)
-  if blocked and (blocked == 'inf' or extra < 0) then unblock(prefix, tenant) end
-end
-
 -- A request that awaited input goes on, or ends: it counts as started again. While it was the only one that had been,
 -- nothing was under way.
 local function leave_awaiting(prefix, key)
@@ -99,13 +30,6 @@ local function note_end(prefix, id, state, target, of, num_answers)
     unpack(fields))
 end
 
--- A request leaves the claims of its engine, whatever its record calls that.
-local function leave_claims(prefix, engine, id)
-  if engine and attempt('HDEL', prefix .. 'claims:' .. engine, id) == 1 then return end
-  local holder = holder_of(prefix, id)
-  if holder then redis.call('HDEL', prefix .. 'claims:' .. holder, id) end
-end
-
 -- The event of an end, as note_move.
 local function note_end_move(prefix, id, state, now, cause)
   local arrived = now.entry and arrival_ms(now.entry) or whole(now.arrived_at) or now_ms()
@@ -131,26 +55,47 @@ local function let_images_go(prefix, user, images)
   end
 end
 
--- Give a request its last state: it leaves its line, its tenant is charged, hash and log begin to expire. cause says why,
--- for people.
-local function close_request(prefix, key, id, state, cause)
-  local function read()
-    local now = fields(key, 'state', 'ttl', 'engine', 'client', 'fail_fast', 'entry', 'line', 'deadline', 'charged',
-      'tenant', 'band', 'prompt', 'max', 'count', 'charged_at', 'chunks', 'ending', 'webhook', 'webhook_of', 'webhook_n', 'warm', 'attempts',
-      'arrived_at', 'images')
-    local is_placed = now.entry and is_entry(now.entry) or not now.entry and whole(now.charged) and whole(now.charged_at)
-    local is_sound = is_placed and is_live(now.state) and (not now.line or LINES[now.line]) and whole(now.ttl)
-      and whole(now.prompt) and whole(now.max) and whole(now.count) and now.tenant and now.band
-      and (not now.webhook_of or whole(now.webhook_n))
-    return now, is_sound
+-- All that is to be known of a request that ends.
+local ENDING_FIELDS = {'epoch', 'state', 'ttl', 'engine', 'client', 'fail_fast', 'entry', 'line', 'deadline', 'charged',
+  'tenant', 'band', 'prompt', 'max', 'count', 'charged_at', 'chunks', 'ending', 'webhook', 'webhook_of', 'webhook_n',
+  'warm', 'attempts', 'arrived_at', 'images'}
+
+local function is_sound_end(now)
+  local is_placed = now.entry and is_entry(now.entry) or not now.entry and whole(now.charged) and whole(now.charged_at)
+  return is_placed and is_live(now.state) and (not now.line or LINES[now.line]) and whole(now.ttl)
+    and whole(now.prompt) and whole(now.max) and whole(now.count) and now.tenant and now.band
+    and (not now.webhook_of or whole(now.webhook_n))
+end
+
+-- Take an ended request out of all that it stands in; settle_ends comes next.
+local function leave_all(prefix, id, now)
+  local tenant, band, prompt, most = now.tenant, now.band, tonumber(now.prompt), tonumber(now.max)
+  begin_settling(tenant)
+  if now.engine then note_leaving('HDEL', prefix .. 'claims:' .. now.engine, id) end
+  if now.client then note_leaving('SREM', prefix .. 'client:' .. now.client, id) end
+  if now.fail_fast then note_leaving('SREM', prefix .. 'fail_fast', id) end
+  if now.deadline then note_leaving('ZREM', prefix .. 'deadlines', id) end
+  if now.entry then
+    leave_lane(prefix, now.entry, tenant, band, prompt + most, now.deadline)
+    return tidy_lane(prefix, band, tenant)
   end
-  local now, is_sound = read()
-  if not is_sound then
+  if now.line then redis.call('LREM', prefix .. now.line, 1, id) end
+  ends.payloads[#ends.payloads + 1] = prefix .. 'payload:' .. id
+  local has_started = now.engine or now.line or now.ending or redis.call('EXISTS', prefix .. 'payload:' .. id) == 1
+  -- Else a damaged record has lost its place in a lane.
+  if has_started then note_settled(prefix, now, prompt, most) end
+end
+
+-- Give a request its last state: it leaves its line, hash and log begin to expire. cause says why, for people; now are its
+-- ENDING_FIELDS, where they have been read. What all requests share is left to settle_ends.
+local function close_unsettled(prefix, key, id, state, cause, now)
+  now = now or fields(key, unpack(ENDING_FIELDS))
+  if not is_sound_end(now) then
     mend_request(prefix, id)
-    now = read()
+    now = fields(key, unpack(ENDING_FIELDS))
   end
   move(key, now.state, state, note_end_move(prefix, id, state, now, cause))
-  redis.call('HDEL', key, 'entry', 'line')
+  if now.entry or now.line then redis.call('HDEL', key, 'entry', 'line') end
   if now.warm then
     redis.call('HDEL', key, 'warm')
     attempt('ZREM', prefix .. 'warm_for:' .. now.warm, id)
@@ -161,23 +106,13 @@ local function close_request(prefix, key, id, state, cause)
   if now.chunks then redis.call('PEXPIRE', prefix .. 'input:' .. id, now.ttl) end
   if now.images then let_images_go(prefix, id, now.images) end
   if now.ending then leave_awaiting(prefix, key) end
-  if now.engine then leave_claims(prefix, now.engine, id) end
-  if now.client then redis.call('SREM', prefix .. 'client:' .. now.client, id) end
-  if now.fail_fast then redis.call('SREM', prefix .. 'fail_fast', id) end
-  if now.deadline then redis.call('ZREM', prefix .. 'deadlines', id) end
-  local tenant, band, prompt, most = now.tenant, now.band, tonumber(now.prompt), tonumber(now.max)
-  if now.entry then
-    leave_lane(prefix, now.entry, tenant, band, prompt + most, now.deadline)
-    tidy_lane(prefix, band, tenant)
-    return forget_idle(prefix, tenant)
-  end
-  if now.line then redis.call('LREM', prefix .. now.line, 1, id) end
-  local has_started = redis.call('DEL', prefix .. 'payload:' .. id) == 1 or now.engine or now.line or now.ending
-  -- Else a damaged record has lost its place in a lane.
-  if has_started then
-    settle(prefix, tenant, band, prompt, most, tonumber(now.count), tonumber(now.charged), tonumber(now.charged_at))
-  end
-  forget_idle(prefix, tenant)
+  leave_all(prefix, id, now)
+end
+
+-- The same of one request, settled at once.
+local function close_request(prefix, key, id, state, cause)
+  close_unsettled(prefix, key, id, state, cause)
+  settle_ends(prefix)
 end
 
 -- An end that no engine counts; the series get it with the next sample.

@@ -117,8 +117,33 @@ local function within_rate_at(prefix, tenant, of)
   return (second + WINDOW_S) * 1000
 end
 
+-- Counts of tenants and of the queue that a call changes for one request after the other; nil where each change is
+-- written at once. Whoever reads them here writes them first.
+local unwritten -- key -> field -> change
+
+local function gather_counts() unwritten = {} end
+
+local function add_to(key, field, change)
+  if not unwritten then return redis.call('HINCRBY', key, field, change) end
+  local of = unwritten[key] or {}
+  unwritten[key] = of
+  of[field] = (of[field] or 0) + change
+end
+
+-- Write what has gathered of a hash, or of all.
+local function write_counts(key)
+  for of, changes in pairs(unwritten or {}) do
+    if not key or of == key then
+      unwritten[of] = nil
+      for field, change in pairs(changes) do redis.call('HINCRBY', of, field, string.format('%.0f', change)) end
+    end
+  end
+end
+
 local function num_started(prefix, tenant)
-  return count_of(redis.call('HGET', prefix .. 'tenant:' .. tenant, 'num_started'))
+  local key = prefix .. 'tenant:' .. tenant
+  write_counts(key)
+  return count_of(redis.call('HGET', key, 'num_started'))
 end
 
 -- Tenants share the model while several have requests, and for a moment after: the last sequences of engines are kept then
@@ -142,12 +167,14 @@ end
 
 -- What waits of a band, in the hash of a tenant or of the queue: requests and tokens, as they are written.
 local function waiting_in(key, band)
+  write_counts(key)
   local of = fields(key, 'depth:' .. band, 'tokens:' .. band)
   return of['depth:' .. band], of['tokens:' .. band]
 end
 
 -- What waits in lanes: requests and tokens of the bands' sums in a hash.
 local function waiting(prefix, key)
+  write_counts(key)
   local names, depth, tokens = {}, 0, 0
   for _, band in ipairs(queue_policy(prefix).bands) do
     names[#names + 1] = 'depth:' .. band

@@ -9,10 +9,9 @@ local function set_entry_aside(lane, entry, content)
 end
 
 -- The request at the head of a lane, as id, payload and hash; nil if there was none to run: it is out of the way then.
-local heads = {} -- what tidy_lane found, so that no payload is read twice
 local function head_request(band, tenant)
   local lane = lane_key(prefix, band, tenant)
-  local head = heads[lane] or first_entry(prefix, band, tenant)
+  local head = first_of(band, tenant)
   if not head then return tidy_lane(prefix, band, tenant) end
   local entry, content = unpack(head)
   local id, payload, request, is_sound = read_entry(band, tenant, entry, content)
@@ -22,37 +21,42 @@ local function head_request(band, tenant)
     elseif standing_of(prefix, id, entry, request.state, request.entry) ~= 'stray' then
       set_aside(prefix, id, {tenant = tenant, band = band, entry = entry, payload = payload})
     end
-    heads[lane] = drop_entry(prefix, entry, tenant, band)
+    read_ahead[lane] = nil
+    drop_entry(prefix, entry, tenant, band)
     return nil
   end
   if end_if_due(id, request) then
-    heads[lane] = nil
+    read_ahead[lane] = nil
     return nil
   end
   return id, payload, request
 end
 
 -- Take a request of a lane, which has its turn, and charge its tenant what is to be expected.
+local has_started_one = false
 local function take_from_lane(turn, band, id, payload, request, wanted)
   local tenant, tokens = turn.tenant, request.prompt + math.min(request.most, mean_output)
-  local of, ready = tenant_policy(prefix, tenant), prefix .. 'ready:' .. band
+  local of = tenant_policy(prefix, tenant)
   -- First, so that it is found among the claims of this engine should the sums below be damaged, and stop the script.
   redis.call('SET', prefix .. 'payload:' .. id, payload)
   take(id, payload, request, wanted, tokens)
-  local own = tonumber(redis.call('ZSCORE', ready, tenant))
-  local after = own + tokens / of.weight
-  local clock = amount(redis.call('HGET', queue, 'clock:' .. band))
+  local after, clock = turn.time + tokens / of.weight, clock_of(prefix, band)
   -- Not beyond the tenant's own time: estimates that are too high, and are taken back at the end, must not add up.
-  local weights = math.max(amount(redis.call('HGET', queue, 'weight:' .. band)), of.weight)
-  clock = math.max(own, clock, math.min(after, clock + tokens / weights))
-  redis.call('HSET', queue, 'clock:' .. band, clock)
-  redis.call('ZADD', ready, after, tenant)
+  local weight = math.max(weight_of(prefix, band), of.weight)
+  set_clock(band, math.max(turn.time, clock, math.min(after, clock + tokens / weight)))
+  redis.call('ZADD', prefix .. 'ready:' .. band, after, tenant)
   if has_rate_quota(of) then use(prefix, tenant, 1, tokens, now) end
-  redis.call('HINCRBY', prefix .. 'tenant:' .. tenant, 'num_started', 1)
-  if redis.call('HINCRBY', queue, 'num_started', 1) == 1 then redis.call('HSET', queue, 'rate_at', now) end
+  add_to(prefix .. 'tenant:' .. tenant, 'num_started', 1)
+  if has_started_one then
+    add_to(queue, 'num_started', 1)
+  elseif redis.call('HINCRBY', queue, 'num_started', 1) == 1 then
+    redis.call('HSET', queue, 'rate_at', now)
+  end
+  has_started_one = true
   leave_lane(prefix, request.entry, tenant, band, request.prompt + request.most, request.deadline)
+  forget_entry(band, tenant, request.entry)
   if request.warm and warmth then warmth.note_taken(id, request) end
-  heads[lane_key(prefix, band, tenant)] = tidy_lane(prefix, band, tenant)
+  tidy_lane(prefix, band, tenant, first_of(band, tenant) or false, true)
   settle_turn(prefix, turn, tokens)
 end
 
@@ -115,21 +119,18 @@ local function advance()
   return not reserve() and pass_by(band, tenant)
 end
 
-local num_looks = 0
-while num_taken < limit and advance() do
-  num_looks = num_looks + 1
-  if num_looks == limit + MAX_LOOKS then
-    retry_in(0)
-    break
+-- What was taken is counted, should the next one meet what others than scripts have written, and stop the script.
+local is_done, failure = pcall(function()
+  local num_looks = 0
+  while num_taken < limit and advance() do
+    num_looks = num_looks + 1
+    if num_looks == limit + MAX_LOOKS then return retry_in(0) end
   end
-end
+end)
+write_counts()
+write_clocks(prefix)
+if not is_done then error(failure, 0) end
 
-local clocks = {}
-for i, band in ipairs(queue_policy(prefix).bands) do clocks[i] = 'clock:' .. band end
-clocks = redis.call('HMGET', queue, unpack(clocks))
-for i, band in ipairs(queue_policy(prefix).bands) do
-  if clocks[i] then redis.call('ZREMRANGEBYSCORE', prefix .. 'idle:' .. band, '-inf', '(' .. clocks[i]) end
-end
 local first_blocked = has_blocked and redis.call('ZRANGE', prefix .. 'blocked', 0, 0, 'WITHSCORES')[2]
 if first_blocked and first_blocked ~= 'inf' then retry_in(math.max(1, tonumber(first_blocked) - now)) end
 return reply(true)

@@ -21,6 +21,7 @@ local MAX_SKIPPED_LANES, MAX_LOOKS = 8, 200
 local CROWDED_MS = 10
 -- Expected of a model that has not ended a request yet.
 local OUTPUT_TOKENS = 256
+gather_counts()
 redis.call('ZADD', prefix .. 'leases', now + tonumber(ARGV[3]), engine)
 
 local totals = fields(queue, 'paused', 'mean_output', 'shared_at', 'warm', 'adapters')
@@ -66,17 +67,18 @@ local function take(id, payload, request, wanted, charged, is_suspect)
   end
   local epoch = next_epoch(tonumber(request.epoch))
   local epoch_digits = string.format('%.0f', epoch)
-  local attempts = redis.call('HINCRBY', key, 'attempts', 1)
+  local attempts = (whole(request.attempts) or 0) + 1
   local function note()
     return note_move(prefix, id, request.tenant, request.band, 'claimed', request.count, engine,
       '\n' .. epoch_digits .. '\n\n' .. attempts)
   end
   if charged then
-    move(key, request.state, 'claimed', 'epoch', epoch_digits, 'engine', engine, 'claimed_count', count, 'charged',
-      charged, 'charged_at', now, 'arrived_at', request.arrived_at, note())
+    move(key, request.state, 'claimed', 'epoch', epoch_digits, 'attempts', attempts, 'engine', engine, 'claimed_count', count,
+      'charged', charged, 'charged_at', now, 'arrived_at', request.arrived_at, note())
     redis.call('HDEL', key, 'entry')
   else
-    move(key, request.state, 'claimed', 'epoch', epoch_digits, 'engine', engine, 'claimed_count', count, note())
+    move(key, request.state, 'claimed', 'epoch', epoch_digits, 'attempts', attempts, 'engine', engine, 'claimed_count', count,
+      note())
     redis.call('HDEL', key, 'suspected_at', 'line')
   end
   redis.call('HSET', prefix .. 'claims:' .. engine, id, epoch_digits)
@@ -141,6 +143,8 @@ end
 
 -- takes_more: whether it is to be told of what comes. One that runs a suspect, or empties itself for one, is not.
 local function reply(takes_more)
+  write_counts()
+  note_heads(prefix)
   set_room(prefix, engine, room())
   if takes_more and num_taken < limit then set_vacant(prefix, engine, room(), num_kept) end
   return {wave, retry_ms, is_saving}
@@ -184,4 +188,26 @@ local function read_entry(band, tenant, entry, content)
   local is_sound = request and request.is_sound and request.entry == entry and request.tenant == tenant
     and request.band == band
   return id, payload, request, is_sound
+end
+
+-- Entries of lanes that were read and not taken yet, in order: the more of a lane are taken, the more are read at once. Who
+-- takes an entry away takes it out of here, or forgets the lane.
+local read_ahead, num_read_ahead = {}, {}
+local MAX_READ_AHEAD = 16
+
+local function first_of(band, tenant)
+  local lane = lane_key(prefix, band, tenant)
+  local entries = read_ahead[lane]
+  if entries and #entries > 0 then return entries[1] end
+  if queue_policy(prefix).order ~= 'fcfs' then return first_entry(prefix, band, tenant) end
+  num_read_ahead[lane] = math.min(MAX_READ_AHEAD, 2 * (num_read_ahead[lane] or 0.5), math.max(1, limit - num_taken))
+  read_ahead[lane] = redis.call('XRANGE', lane, '-', '+', 'COUNT', num_read_ahead[lane])
+  return read_ahead[lane][1]
+end
+
+local function forget_entry(band, tenant, entry)
+  local entries = read_ahead[lane_key(prefix, band, tenant)] or {}
+  for i, of in ipairs(entries) do
+    if of[1] == entry then return table.remove(entries, i) end
+  end
 end

@@ -9,7 +9,10 @@ local function end_segment(key, id, number, num_prompt_tokens, ending, count)
   if not (whole(now.chunks) and now.engine and now.tenant and now.band) then return set_aside(prefix, id) end
   local computed = num_prompt_tokens + count
   local charged = whole(now.charged)
-  if charged then charge_computed(prefix, now.tenant, now.band, computed, charged, whole(now.charged_at) or now_ms()) end
+  if charged then
+    local extra = use_computed(prefix, now.tenant, computed, charged, whole(now.charged_at) or now_ms())
+    if extra ~= 0 then charge(prefix, now.band, now.tenant, extra) end
+  end
   redis.call('HSET', key, 'segments', number + 1, 'charged', computed, 'charged_at', now_ms())
   redis.call('HDEL', key, 'deaths') -- deaths count in a row, and this engine lives
   if number + 1 < tonumber(now.chunks) then
@@ -24,7 +27,7 @@ local function end_segment(key, id, number, num_prompt_tokens, ending, count)
     now.engine, ''))
   redis.call('HINCRBY', prefix .. 'queue', 'num_awaiting', 1)
   -- It keeps its place among what its tenant may have under way, but nothing is computed for it.
-  stop_working(prefix)
+  stop_working(prefix, 1)
 end
 
 for i = 2, #ARGV, 8 do

@@ -4,18 +4,26 @@
 -- Returns one number per record: 1 written, 2 already ended by this claim, 0 refused: the claim is stale.
 -- num_prompt_tokens corrects the client's estimate; empty where it is not known.
 local prefix, verdicts = ARGV[1], {}
-for i = 2, #ARGV, 8 do
-  local id, epoch, index, num_tokens, record = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3]), ARGV[i + 4]
-  local key = prefix .. 'request:' .. id
-  local now = fields_of(key, 'epoch', 'state', 'count')
-  if now.epoch ~= epoch then
-    verdicts[#verdicts + 1] = 0
-  elseif now.state == 'claimed' and index == whole(now.count) and emit(prefix, key, id, record, index + num_tokens) then
-    if ARGV[i + 6] ~= '' then redis.call('HSET', key, 'prompt', ARGV[i + 6]) end
-    close_request(prefix, key, id, ARGV[i + 5], ARGV[i + 7])
-    verdicts[#verdicts + 1] = 1
-  else
-    verdicts[#verdicts + 1] = now.state == ARGV[i + 5] and 2 or 0
+
+local function finish(id, epoch, index, num_tokens, record, state, num_prompt_tokens, cause)
+  local key, count = prefix .. 'request:' .. id, index + num_tokens
+  local now = fields_of(key, unpack(ENDING_FIELDS))
+  if now.epoch ~= epoch then return 0 end
+  local prompt = num_prompt_tokens ~= '' and {'prompt', num_prompt_tokens} or {}
+  if now.state ~= 'claimed' or index ~= whole(now.count) or not emit(prefix, key, id, record, count, unpack(prompt)) then
+    return now.state == state and 2 or 0
   end
+  now.count, now.prompt = string.format('%.0f', count), prompt[2] or now.prompt
+  close_unsettled(prefix, key, id, state, cause, now)
+  return 1
 end
+
+-- What has ended is settled, should one after it meet what others than scripts have written, and stop the script.
+local is_done, failure = pcall(function()
+  for i = 2, #ARGV, 8 do
+    verdicts[#verdicts + 1] = finish(ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3]), unpack(ARGV, i + 4, i + 7))
+  end
+end)
+settle_ends(prefix)
+if not is_done then error(failure, 0) end
 return verdicts

@@ -1,10 +1,15 @@
 -- Whose turn it is: among bands, among the tenants of a band, and among engines. Put in front of claim.lua.
 
--- The tenant whose turn it is in a band. skipped is a set of lanes to pass by, and their number.
+-- The tenant whose turn it is in a band, and its virtual time. skipped is a set of lanes to pass by, and their number.
 local function next_tenant(prefix, band, skipped)
+  if known.empty_bands[band] then return nil end
   for i = 0, skipped.num do
-    local tenant = redis.call('ZRANGE', prefix .. 'ready:' .. band, i, i)[1]
-    if not tenant or not skipped[lane_key(prefix, band, tenant)] then return tenant end
+    local tenant, time = unpack(redis.call('ZRANGE', prefix .. 'ready:' .. band, i, i, 'WITHSCORES'))
+    if not tenant then
+      known.empty_bands[band] = i == 0 or nil
+      return nil
+    end
+    if not skipped[lane_key(prefix, band, tenant)] then return tenant, tonumber(time) end
   end
 end
 
@@ -12,25 +17,30 @@ end
 local function has_aged_below(prefix, level, tenants)
   local bands, ageing_ms = queue_policy(prefix).bands, limit_of(queue_policy(prefix).ageing_s) * 1000
   for lower = level + 1, #bands do
+    if tenants[lower] then note_heads(prefix) end
     local head = tenants[lower] and redis.call('ZRANGE', prefix .. 'heads:' .. bands[lower], 0, 0, 'WITHSCORES')[2]
     if head and now_ms() - tonumber(head) >= ageing_ms * (lower - level) then return true end
   end
   return false
 end
 
--- The turn among bands: the level of the band and the tenant that have it, gave_way, the bands that gave way to it, and
--- whether its band holds it against aged work. The highest band with work goes first. When work below it has aged, the bands below have what the
--- strictness leaves of each token that goes to it, saved as its "credit".
+-- The turn among bands: the level of the band and the tenant that have it, with the tenant's virtual time; gave_way, the
+-- bands that gave way to it; and whether its band holds it against aged work. The highest band with work goes first. When
+-- work below it has aged, the bands below have what the strictness leaves of each token that goes to it, saved as its
+-- "credit".
 local function next_turn(prefix, skipped)
-  local bands, tenants, gave_way = queue_policy(prefix).bands, {}, {}
-  for level, band in ipairs(bands) do tenants[level] = next_tenant(prefix, band, skipped) or false end
+  local bands, tenants, times, gave_way = queue_policy(prefix).bands, {}, {}, {}
+  for level, band in ipairs(bands) do
+    local tenant, time = next_tenant(prefix, band, skipped)
+    tenants[level], times[level] = tenant or false, time
+  end
   for level, band in ipairs(bands) do
     if tenants[level] then
-      if not has_aged_below(prefix, level, tenants) then
-        return {level = level, tenant = tenants[level], gave_way = gave_way}
-      end
+      local turn = {level = level, tenant = tenants[level], time = times[level], gave_way = gave_way}
+      if not has_aged_below(prefix, level, tenants) then return turn end
       if amount(redis.call('HGET', prefix .. 'queue', 'credit:' .. band)) <= 0 then
-        return {level = level, tenant = tenants[level], gave_way = gave_way, is_against_aged = true}
+        turn.is_against_aged = true
+        return turn
       end
       gave_way[#gave_way + 1] = band
     end

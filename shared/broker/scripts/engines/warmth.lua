@@ -53,8 +53,9 @@ if totals.warm then
     local found = one and redis.call('XRANGE', lane, one.entry, one.entry)[1]
     if not found then return id, payload, request, false end
     local own_id, own_payload, own_request, is_sound = read_entry(band, tenant, unpack(found))
-    local is_fit = is_sound and not end_if_due(own_id, own_request)
-      and fits(reckoned_kv_tokens(own_request.prompt, own_request.most, 0))
+    local is_due = is_sound and end_if_due(own_id, own_request)
+    if is_due then forget_entry(band, tenant, one.entry) end
+    local is_fit = is_sound and not is_due and fits(reckoned_kv_tokens(own_request.prompt, own_request.most, 0))
     if not is_fit then return id, payload, request, false end
     return own_id, own_payload, own_request, true
   end

@@ -117,7 +117,8 @@ local function repair_lane(tenant, band, is_blocked)
   keep_type('lane:' .. band .. ':' .. tenant, 'stream')
   keep_type('due:' .. band .. ':' .. tenant, 'zset')
   local depth = redis.call('XLEN', lane_key(prefix, band, tenant))
-  local tokens = whole(redis.call('HGET', prefix .. 'tenant:' .. tenant, 'tokens:' .. band))
+  local counted = fields(prefix .. 'tenant:' .. tenant, 'depth:' .. band, 'tokens:' .. band)
+  local tokens = whole(counted['depth:' .. band]) == depth and whole(counted['tokens:' .. band])
   if not tokens then tokens = tokens_of(lane_key(prefix, band, tenant)) end
   redis.call('HSET', prefix .. 'tenant:' .. tenant, 'depth:' .. band, depth, 'tokens:' .. band, depth > 0 and tokens or 0)
   local head = first_entry(prefix, band, tenant) or redis.call('XRANGE', lane_key(prefix, band, tenant), '-', '+', 'COUNT', 1)[1]
