@@ -13,6 +13,8 @@ from typing import Self
 
 from ..shared.errors import ConfigurationError
 
+# As that of a local worker.
+start_program = subprocess.Popen
 STOP_TIMEOUT_S = 60.0
 
 
@@ -68,7 +70,7 @@ class LocalServer:
         """
         started_at = time.monotonic()
         with self._log_path.open("a") as log:
-            self._process = subprocess.Popen(
+            self._process = start_program(
                 self._command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
             )
         assert self._process.stdout is not None

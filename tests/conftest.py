@@ -21,7 +21,7 @@ import redis
 import structlog
 from blockbuster import BlockBuster
 
-from penstock.ops import local_worker
+from penstock.ops import local_server, local_worker
 from penstock.ops.cluster_trio import ClusterTrio
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.embedded import find_redis_server
@@ -79,10 +79,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 _FORK_SERVER = pytest.StashKey[ExitStack]()
 
+_OBJECTS_PER_COLLECTION = 20_000
+
 
 def pytest_configure(config: pytest.Config) -> None:
     # Until everything is imported and collected there is next to no garbage, and looking for it is a third of the time.
     gc.disable()
+    # Of what tests and the programs forked for them make; by default it is looked for every 700 objects.
+    gc.set_threshold(_OBJECTS_PER_COLLECTION, *gc.get_threshold()[1:])
     _log_plainly()
     if config.getoption("--fast"):
         config.option.without_torch = True
@@ -276,10 +280,10 @@ def warm_python(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm_supervisors() -> Iterator[None]:
-    """Each `worker start` of a test's deployment is forked from a process that has its imports, in a run with lanes."""
+    """In a run with lanes each `worker start` and gateway of a deployment is forked from who has its imports."""
     with pytest.MonkeyPatch.context() as patch:
-        if WARM_PYTHON_VARIABLE in os.environ:
-            patch.setattr(local_worker, "start_program", WarmProgram)
+        for starter in (local_worker, local_server) if WARM_PYTHON_VARIABLE in os.environ else ():
+            patch.setattr(starter, "start_program", WarmProgram)
         yield
 
 

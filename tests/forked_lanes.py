@@ -35,10 +35,15 @@ from hypothesis.strategies import integers
 
 from penstock.worker.forked_child import be_child
 
+from .fast import NEED_TORCH, is_among
 from .warm_python import WARM_PYTHON_VARIABLE, end_as_python_does, forget_exit_handlers, start_program_server
 
 # Of a lane's environment, if it was forked.
 FORKED_VARIABLE = "PENSTOCK_TEST_LANE_IS_FORKED"
+
+# The file that brought torch along, though it is said to do without; None where they were not imported here, or torch
+# was there before.
+brought_torch: list[Path] | None = None
 
 
 class ForkedLane:
@@ -129,23 +134,33 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None
 
 
 def import_tests(config: pytest.Config) -> None:
-    """Import modules of tests as a collection does; what fails is told by the lanes, which try it again."""
+    """Import modules of tests as a collection does, those that need torch last; what fails is told by the lanes, which
+    try it again."""
+    global brought_torch
+    brought_torch = None if "torch" in sys.modules else []
     with warnings.catch_warnings():
         apply_warning_filters(config.getini("filterwarnings"), config.known_args_namespace.pythonwarnings or [])
-        for path in _test_files(config):
+        for path in sorted(_test_files(config), key=_needs_torch):
+            has_torch = "torch" in sys.modules
             with suppress(Exception, pytest.skip.Exception):
                 import_path(path, mode=ImportMode.importlib, root=config.rootpath, consider_namespace_packages=False)
+            if "torch" in sys.modules and not has_torch and not _needs_torch(path):
+                brought_torch = [path]
 
 
-@settings(max_examples=10, database=None)  # in its first ones it does not
+def _needs_torch(path: Path) -> bool:
+    return is_among(path, NEED_TORCH)
+
+
+@settings(max_examples=200, database=None)  # one in twenty looks at them, and ten had none
 @given(integers())
 def _read_constants(_: int) -> None:
-    """hypothesis reads the numbers and words in our sources before its first example; lanes find them there."""
+    """hypothesis reads the numbers and words in our sources when they are first looked at; lanes find them there."""
 
 
 def _test_files(config: pytest.Config) -> Iterator[Path]:
     for argument in config.args:
         path = config.invocation_params.dir / argument.partition("::")[0]
-        for file in [path] if path.is_file() else sorted(path.rglob("test_*.py")):
+        for file in [path] if path.is_file() else sorted([*path.rglob("conftest.py"), *path.rglob("test_*.py")]):
             if not config.hook.pytest_ignore_collect(collection_path=file, config=config):
                 yield file

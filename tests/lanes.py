@@ -14,17 +14,19 @@ import pytest
 
 TESTS = Path(__file__).parent
 
-# Minutes of a busy machine, each.
+# A minute or more of a busy machine, each.
 LONGEST = (
     "faults/test_chaos.py",
-    "integration/supervisor/test_worker_start.py",
+    "integration/models/test_ranks.py",
+    "integration/groups/test_serving_groups.py",
     "faults/test_supervision.py",
+    "faults/test_ranks.py",
     "integration/models/test_identity.py",
     "integration/commands/test_gpu_check.py",
+    "integration/engine/test_images.py",
     "integration/models/test_captured.py",
     "integration/supervisor/test_fork_server.py",
     "integration/commands/test_bench_sides.py",
-    "faults/test_deaths.py",
     "integration/broker/test_contract.py",
 )
 # By the first that a file lies in; all else is quick and comes last, where it evens out the ends of the lanes.

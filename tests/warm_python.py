@@ -35,6 +35,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from penstock.ops import local_server, local_worker
 from penstock.worker.forked_child import be_child
 
 # Where the script is; not there in a run without lanes, in which programs are started.
@@ -183,7 +184,10 @@ def _watch_over(connection: socket.socket) -> None:
     with suppress(OSError):
         socket.send_fds(connection, [f"{pid} ".encode()], [pidfd])
     while pidfd not in select.select([connection, pidfd], [], [])[0]:
-        number = connection.recv(1)
+        number = b""
+        # Whoever is gone without having read the message above has reset the connection.
+        with suppress(ConnectionResetError):
+            number = connection.recv(1)
         if number:
             os.kill(pid, number[0])
         else:
@@ -226,6 +230,8 @@ def _begin_anew(executable: str) -> None:
     warnings.resetwarnings()
     for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
         warnings.simplefilter("ignore", category)
+    # Deployments that the program starts, as those of a test.
+    local_worker.start_program = local_server.start_program = WarmProgram
     forget_exit_handlers()
     gc.enable()
 

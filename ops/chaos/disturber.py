@@ -26,6 +26,7 @@ from ..local_stack import LocalStack
 from ..local_worker import LocalWorker
 from ..recovery_clock import RecoveryClock
 from ..sentinel_trio import SentinelTrio
+from .pace import Pace
 from .redis_trouble import Action, RedisTrouble
 
 STOP_S = (0.5, 8.0)
@@ -39,7 +40,7 @@ log = structlog.get_logger()
 
 
 class Disturber:
-    """Something happens every ``interval_s`` on average until ``run`` is cancelled; ``settle`` then undoes the rest.
+    """Something happens at the ``pace`` until ``run`` is cancelled; ``settle`` then undoes the rest.
 
     A supervisor that ended is started again, as a service manager would.
 
@@ -52,7 +53,7 @@ class Disturber:
         self,
         stack: LocalStack,
         seed: int,
-        interval_s: float,
+        pace: Pace,
         clock: RecoveryClock,
         trio: SentinelTrio | None = None,
         *,
@@ -61,7 +62,7 @@ class Disturber:
     ) -> None:
         self._stack = stack
         self._random = Random(seed)
-        self._interval_s = interval_s
+        self._pace = pace
         self._clock = clock
         self._background: set[asyncio.Task[None]] = set()
         self._failures: list[BaseException] = []
@@ -102,7 +103,7 @@ class Disturber:
         weights = [weight for weight, _ in self._actions.values()]
         try:
             while True:
-                await asyncio.sleep(self._random.expovariate(1 / self._interval_s))
+                await self._pace.wait(self._random)
                 (name,) = self._random.choices(names, weights)
                 log.info("chaos_action", action=name)
                 try:

@@ -14,7 +14,6 @@ import structlog
 
 from ...producer import Client, Delta, PenstockError
 from ...shared.errors import RedisFullError, RedisUnavailableError, RequestNotFoundError, UnknownModelError
-from ..recovery_clock import RecoveryClock
 from .workload import ChaosRequest
 
 NUM_CLIENTS = 3
@@ -22,6 +21,8 @@ RECONNECT_PAUSE_S = 0.1
 MAX_SENT_AGAIN = 3
 
 Connect = Callable[[], Client]
+# Gets the id of a request and what its subscriber has just got.
+OnDelta = Callable[[str, Delta], None]
 
 log = structlog.get_logger()
 
@@ -68,7 +69,7 @@ async def run_load(
     *,
     label: str,
     concurrency: int,
-    clock: RecoveryClock,
+    on_delta: OnDelta,
     go_on: Callable[[int], bool],
     patience_s: float,
     shards: Mapping[str, str] | None = None,
@@ -94,7 +95,7 @@ async def run_load(
                 number = len(sightings)
                 sighting = Sighting(requests[number % len(requests)], f"{label}-{number}")
                 sightings.append(sighting)
-                await _run_one(connect, clients[number % NUM_CLIENTS], sighting, clock)
+                await _run_one(connect, clients[number % NUM_CLIENTS], sighting, on_delta)
 
         workers = [asyncio.create_task(work()) for _ in range(concurrency)]
         seen, seen_at = 0, started_at
@@ -121,11 +122,11 @@ def _amount(sightings: list[Sighting]) -> int:
     )
 
 
-async def _run_one(connect: Connect, client: Client, sighting: Sighting, clock: RecoveryClock) -> None:
+async def _run_one(connect: Connect, client: Client, sighting: Sighting, on_delta: OnDelta) -> None:
     """Run it as an app does: what was refused for now is sent again."""
     while True:
         try:
-            await _try_one(connect, client, sighting, clock)
+            await _try_one(connect, client, sighting, on_delta)
             return
         except RedisFullError as error:
             if sighting.indexes:  # what has begun is never refused
@@ -149,7 +150,7 @@ async def _run_one(connect: Connect, client: Client, sighting: Sighting, clock: 
             return
 
 
-async def _try_one(connect: Connect, client: Client, sighting: Sighting, clock: RecoveryClock) -> None:
+async def _try_one(connect: Connect, client: Client, sighting: Sighting, on_delta: OnDelta) -> None:
     request = sighting.request
     if request.is_detached:
         deltas = _read_in_pieces(connect, client, sighting)
@@ -164,7 +165,7 @@ async def _try_one(connect: Connect, client: Client, sighting: Sighting, clock: 
         )
     async with aclosing(deltas):
         async for delta in deltas:
-            clock.saw(sighting.request_id)
+            on_delta(sighting.request_id, delta)
             sighting.saw(delta)
 
 

@@ -17,6 +17,7 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     json_path: str
     log_path: str
+    interval_tokens: int = 0
     has_sentinels: bool = False
     loses_data: bool = False
     num_shards: int = 0

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from rich.console import Console
 from rich.table import Table
 
-from ...producer import Client
+from ...producer import Client, Delta
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
@@ -29,10 +29,11 @@ from ..local_stack import LocalStack
 from ..recovery_clock import RecoveryClock
 from ..sentinel_trio import SentinelTrio
 from .disturber import Disturber
-from .load import LoadResult, run_load
+from .load import LoadResult, OnDelta, run_load
 from .options import ChaosOptions
 from .owner_watch import OwnerWatch
 from .owners import Owners
+from .pace import EveryFewSeconds, EveryFewTokens
 from .timelines import read_timelines
 from .verdict import Verdict, judge
 from .workload import ChaosRequest, make_requests
@@ -109,13 +110,19 @@ async def _run(
     tenants = [f"tenant{number}" for number in range(TENANTS_PER_PARTITION * options.num_partitions)]
     requests = make_requests(options.num_requests, options.seed, models, tenants)
     console.print(f"{len(requests)} requests undisturbed …")
-    undisturbed = await _load(stack, requests, options, "calm", RecoveryClock(), lambda n: n < len(requests))
+    undisturbed = await _load(stack, requests, options, "calm", lambda *_: None, lambda n: n < len(requests))
     console.print(f"… {undisturbed.tokens_per_s:,.0f} tokens/s; the same under fire …")
     clock = RecoveryClock()
+    tokens = EveryFewTokens(options.interval_tokens)
+
+    def on_delta(request_id: str, delta: Delta) -> None:
+        clock.saw(request_id)
+        tokens.saw(len(delta.token_ids))
+
     disturber = Disturber(
         stack,
         options.seed,
-        options.interval_s,
+        tokens if options.interval_tokens else EveryFewSeconds(options.interval_s),
         clock,
         trio,
         loses_data=options.loses_data,
@@ -129,7 +136,7 @@ async def _run(
             for partition in range(options.num_partitions)
         ]
         growing = asyncio.create_task(_partition(stack, models, options.num_partitions))
-        disturbed = await _under_fire(stack, requests, options, disturber, clock)
+        disturbed = await _under_fire(stack, requests, options, disturber, on_delta)
         await growing
     # A replica that takes over may lack what was written last.
     may_lose = options.loses_data or options.has_sentinels
@@ -172,7 +179,7 @@ async def _partition(stack: LocalStack, models: list[str], num: int) -> None:
 
 
 async def _under_fire(
-    stack: LocalStack, requests: list[ChaosRequest], options: ChaosOptions, disturber: Disturber, clock: RecoveryClock
+    stack: LocalStack, requests: list[ChaosRequest], options: ChaosOptions, disturber: Disturber, on_delta: OnDelta
 ) -> LoadResult:
     """Run the load while the disturber does what it does; all serves again when this returns."""
     disturbing = asyncio.create_task(disturber.run())
@@ -185,7 +192,7 @@ async def _under_fire(
         return num_started < len(requests) or is_short
 
     try:
-        return await _load(stack, requests, options, "chaos", clock, go_on)
+        return await _load(stack, requests, options, "chaos", on_delta, go_on)
     finally:
         disturbing.cancel()
         with suppress(asyncio.CancelledError):
@@ -215,7 +222,7 @@ async def _load(
     requests: list[ChaosRequest],
     options: ChaosOptions,
     label: str,
-    clock: RecoveryClock,
+    on_delta: OnDelta,
     go_on: Callable[[int], bool],
 ) -> LoadResult:
     return await run_load(
@@ -223,7 +230,7 @@ async def _load(
         requests,
         label=label,
         concurrency=options.concurrency,
-        clock=clock,
+        on_delta=on_delta,
         go_on=go_on,
         patience_s=PATIENCE_S if options.engine == "penstock" else VLLM_PATIENCE_S,
         shards=stack.shards,

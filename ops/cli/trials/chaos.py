@@ -16,6 +16,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engines", type=int, default=3, help="`worker start` this many times (default 3)")
     parser.add_argument("--concurrency", type=int, default=24, help="requests at once (default 24)")
     parser.add_argument("--interval", type=float, default=2.5, help="mean seconds between two events (default 2.5)")
+    told = "mean tokens of all requests between two events, in place of seconds: as many events on any machine"
+    parser.add_argument("--interval-tokens", type=int, default=0, metavar="N", help=told)
     parser.add_argument("--seed", type=int, help="of requests and events (default: random, printed)")
     parser.add_argument("--sentinel", action="store_true", help="a primary with replicas and Sentinels; it is killed")
     parser.add_argument(
@@ -63,6 +65,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError("a home that loses its data forgets --partitions; leave --lose-data out")
     if arguments.engine != "penstock" and (arguments.tensor_parallel_size, arguments.pipeline_parallel_size) != (1, 1):
         raise UsageError(f"ranks of engine {arguments.engine} are its own; leave --tensor-parallel-size out")
+    if arguments.interval_tokens < 0:
+        raise UsageError(f"--interval-tokens must be at least 1, or 0 for none, got {arguments.interval_tokens}")
     if not 1 <= arguments.partitions <= MAX_PARTITIONS:
         raise UsageError(f"--partitions must be in [1, {MAX_PARTITIONS}], got {arguments.partitions}")
     options = ChaosOptions(
@@ -72,6 +76,7 @@ def _run(arguments: argparse.Namespace) -> int:
         num_engines=arguments.engines,
         concurrency=arguments.concurrency,
         interval_s=arguments.interval,
+        interval_tokens=arguments.interval_tokens,
         seed=random.randrange(1 << 31) if arguments.seed is None else arguments.seed,
         json_path=arguments.json,
         log_path=arguments.log,

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.ops.chaos.disturber import Disturber
+from penstock.ops.chaos.pace import EveryFewSeconds
 from penstock.ops.local_stack import LocalStack
 from penstock.ops.recovery_clock import RecoveryClock
 
@@ -28,7 +29,7 @@ async def test_what_was_filled_is_emptied_whenever_it_is_cancelled(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers = SimpleNamespace(url=server.url, server_urls={"home": server.url}, shards={}, workers=[])
-    disturber = Disturber(cast(LocalStack, servers), 1, 0.01, RecoveryClock())
+    disturber = Disturber(cast(LocalStack, servers), 1, EveryFewSeconds(0.01), RecoveryClock())
     trouble = disturber._redis
     monkeypatch.setattr(disturber, "_actions", {"fill redis": trouble.actions["fill redis"]})
     tell, is_full, gate = trouble._tell, asyncio.Event(), asyncio.Event()

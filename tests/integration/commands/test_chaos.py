@@ -13,7 +13,6 @@ from penstock.ops.chaos.load import run_load
 from penstock.ops.chaos.owners import Owners
 from penstock.ops.chaos.verdict import judge
 from penstock.ops.chaos.workload import make_requests
-from penstock.ops.recovery_clock import RecoveryClock
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import ModelCard
 from penstock.shared.embedded import EmbeddedRedis
@@ -40,7 +39,7 @@ async def test_a_run_in_which_all_hang_has_an_end(url: str) -> None:
             requests,
             label="r",
             concurrency=2,
-            clock=RecoveryClock(),
+            on_delta=lambda *_: None,
             go_on=lambda number: True,
             patience_s=1.0,
         )

@@ -129,8 +129,20 @@ def test_a_life_of_two_ranks(
         assert ask(core, WakeUp()) == SleepState()
         assert tokens(core) == expected
 
-    # Other weights for both ranks, or for none.
-    others = with_other_weights(model, tmp_path / "others")
+    check_other_weights(core, other_core, model, tmp_path / "others", expected)
+    check_saving(core, other_core, ranks, model, tmp_path / "saved", expected)
+    check_a_wake_up_that_fails(core, model, tmp_path / "hidden", expected)
+    rank = psutil.Process(ranks.pids[1])
+    core.send(Shutdown())
+    assert core.process.wait() == 0
+    await_end(rank)
+
+
+def check_other_weights(
+    core: CoreProcess, other_core: CoreProcess, model: Path, folder: Path, expected: list[list[int]]
+) -> None:
+    """Other weights for both ranks, or for none."""
+    others = with_other_weights(model, folder)
     changed = [ask(one, ReloadWeights(path=str(others))) and tokens(one) for one in (other_core, core)]
     assert changed[0] == changed[1] != expected
     ask(core, Sleep(level=2))
@@ -143,29 +155,39 @@ def test_a_life_of_two_ranks(
     ask(core, ReloadWeights(path=str(model)))
     assert tokens(core) == expected
 
-    # What a rank has no room to write, none leaves behind; what is saved is whole, for any number of ranks.
-    place = str(tmp_path / "saved")
+
+def check_saving(
+    core: CoreProcess,
+    other_core: CoreProcess,
+    ranks: RankSetup,
+    model: Path,
+    folder: Path,
+    expected: list[list[int]],
+) -> None:
+    """What a rank has no room to write, none leaves behind; what is saved is whole, for any number of ranks."""
     before = resource.prlimit(ranks.pids[1], resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-    failed = core.call(SaveShardedState(place))
+    failed = core.call(SaveShardedState(str(folder)))
     assert failed.error is not None
     assert failed.error.code == "engine_state"
     assert "rank 1 failed" in failed.error.message
     assert "File too large" in failed.error.message
     resource.prlimit(ranks.pids[1], resource.RLIMIT_FSIZE, before)
-    saved = ask(core, SaveShardedState(place, max_size=1_000_000))
+    saved = ask(core, SaveShardedState(str(folder), max_size=1_000_000))
     assert len(saved.files) > 1
-    assert {path.name for path in Path(place).iterdir()} - {path.name for path in model.iterdir()} == {
+    assert {path.name for path in folder.iterdir()} - {path.name for path in model.iterdir()} == {
         *saved.files,
         "model.safetensors.index.json",
     }
     for one in (core, other_core):
-        ask(one, ReloadWeights(path=place))
+        ask(one, ReloadWeights(path=str(folder)))
         assert tokens(one) == expected
     ask(core, ReloadWeights(path=str(model)))
 
-    # What cannot be had on any rank leaves all asleep, to be tried again.
+
+def check_a_wake_up_that_fails(core: CoreProcess, model: Path, elsewhere: Path, expected: list[list[int]]) -> None:
+    """What cannot be had on any rank leaves all asleep, to be tried again."""
     ask(core, Sleep(level=2))
-    hidden = (model / WEIGHTS).rename(tmp_path / "hidden")
+    hidden = (model / WEIGHTS).rename(elsewhere)
     failed = core.call(WakeUp())
     assert failed.error is not None
     assert WEIGHTS in failed.error.message or str(model) in failed.error.message
@@ -173,11 +195,6 @@ def test_a_life_of_two_ranks(
     hidden.rename(model / WEIGHTS)
     assert ask(core, WakeUp()) == SleepState()
     assert tokens(core) == expected
-
-    rank = psutil.Process(ranks.pids[1])
-    core.send(Shutdown())
-    assert core.process.wait() == 0
-    await_end(rank)
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen3_vl"])

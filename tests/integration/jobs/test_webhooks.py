@@ -112,7 +112,13 @@ async def test_every_end_is_one_event_whoever_is_killed(
         return list(receiver.seen["/held"].values()) == [2]
 
     await until(held_again, "an attempt that died with its process is not made again")
+    check_events(receiver)
+    assert await commands.execute("XLEN", broker.keys.outbox) == 0
+    assert process.stop() == 0
 
+
+def check_events(receiver: Receiver) -> None:
+    """One for each end of the requests of the test above."""
     completed = {name: ["request.completed"] for name in ("r0", "r4", "r5", "r6", "r7", "both", "held")}
     others = {"r1": ["request.failed"], "r2": ["request.cancelled"], "late": ["request.expired"]}
     told = types_by_request(receiver)
@@ -126,8 +132,6 @@ async def test_every_end_is_one_event_whoever_is_killed(
     assert both["data"]["usage"] == {"prompt_tokens": 3, "completion_tokens": 2}
     (failed,) = [event for event in receiver.events.values() if event["type"] == "request.failed"]
     assert failed["data"]["answers"][0]["error"] == {"code": "bad", "message": "no"}
-    assert await commands.execute("XLEN", broker.keys.outbox) == 0
-    assert process.stop() == 0
 
 
 async def _seen(receiver: Receiver, num: int) -> bool:

@@ -28,7 +28,6 @@ from penstock.worker.engine.offload.tiers import Tiers
 from penstock.worker.engine.offload.write_behind import WriteBehind
 from penstock.worker.engine.scheduling.batches.batch_queue import BatchQueue
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
-from penstock.worker.engine.scheduling.request import RequestStatus
 
 from .paged_hash import BLOCK_SIZE, EOS, MAX_MODEL_LEN, VOCAB_SIZE, Arrival, PagedHash, arrivals, run, verify
 
@@ -230,12 +229,7 @@ def test_what_a_preempted_request_lost_is_in_the_tier(filled: MemoryTier) -> Non
     scheduler = made.scheduler
     made.step_until(lambda: any(request.num_computed_tokens > 16 for request in scheduler._running))
     made.written()
-    request = scheduler._running[0]
-    scheduler._running.pop(-1)
-    scheduler._release(request)
-    request.num_computed_tokens = 0
-    request.move_to(RequestStatus.PREEMPTED)
-    scheduler._waiting.add(request)
+    scheduler._placement.preempt_last()
     assert scheduler.forget_blocks()
     before = made.core.stats().kv_offload
     made.finish()

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from ... import forked_lanes
 from ...fast import NEED_TORCH, SLOW, TESTS, WITHOUT_TORCH
 
 
@@ -30,15 +31,31 @@ def test_what_is_left_out_is_there() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_its_files_are_imported_without_torch(request: pytest.FixtureRequest) -> None:
+    """Lanes are forked from who has imported all files, these first; else a collection imports them."""
     if request.config.getoption("--without-torch"):
         pytest.skip("this run is the one that it starts")
+    if forked_lanes.brought_torch is not None:
+        assert forked_lanes.brought_torch == []
+        return
+    chosen = collected()
+    assert len(chosen) > 100
+    assert not [name for name in chosen if name.startswith(NEED_TORCH)]
+
+
+def test_files_that_need_it_are_left_out() -> None:
+    chosen = collected("tests/unit/bench", "tests/integration/checkpoints")
+    assert "unit/bench/test_report.py" in chosen
+    assert not [name for name in chosen if name.startswith(NEED_TORCH)]
+
+
+def collected(*paths: str) -> set[str]:
+    """Files of which a fresh Python without torch collects tests."""
     # The plugin of hypothesis would read the sources of all that is imported, and names of files are enough.
     options = ("-qq", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
-    done = run("-m", "pytest", "--without-torch", "--collect-only", *options)
+    done = run("-m", "pytest", "--without-torch", "--collect-only", *options, *paths)
     assert done.returncode == 0, done.stdout[-4000:]
-    chosen = {line.partition(":")[0] for line in done.stdout.splitlines() if line.startswith("tests/")}
-    assert len(chosen) > 100
-    assert not [name for name in chosen if name.removeprefix("tests/").startswith(NEED_TORCH)]
+    names = (line.partition(":")[0] for line in done.stdout.splitlines() if line.startswith("tests/"))
+    return {name.removeprefix("tests/") for name in names}
 
 
 def test_an_engine_core_does_not_start_in_it() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -88,11 +91,24 @@ def test_who_kills_it_kills_the_program(tmp_path: Path, warm_python: str) -> Non
     process, program = start_waiting(tmp_path, warm_python, "heeds")
     process.kill()
     process.wait()
-    give_up_at = time.monotonic() + 60
-    with contextlib.suppress(psutil.NoSuchProcess):
-        while program.is_running() and program.status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < give_up_at, "the program lives on"
-            time.sleep(0.01)
+    await_end(program)
+
+
+def test_who_is_killed_before_it_reads_of_the_program_kills_it_too(tmp_path: Path) -> None:
+    if WARM_PYTHON_VARIABLE not in os.environ:
+        pytest.skip("programs are started in a run without lanes")
+    path = tmp_path / "program.py"
+    path.write_text(WAITS)
+    request = json.dumps([PYTHON, [str(path), "heeds"], str(tmp_path), dict(os.environ), [1]]).encode()
+    ours, theirs = os.pipe()
+    with socket.socket(socket.AF_UNIX) as asking, open(ours) as told:
+        asking.connect(str(Path(os.environ[WARM_PYTHON_VARIABLE]).with_name("socket")))
+        socket.send_fds(asking, [len(request).to_bytes(4, "big")], [theirs])
+        asking.sendall(request)
+        os.close(theirs)
+        program = psutil.Process(int(told.readline()))
+        select.select([asking], [], [])
+    await_end(program)
 
 
 def test_a_warm_program_is_the_process_that_its_test_sees(tmp_path: Path) -> None:
@@ -128,3 +144,11 @@ def start_waiting(folder: Path, python: str, how: str) -> tuple[subprocess.Popen
     assert process.stdout is not None
     with process.stdout:
         return process, psutil.Process(int(process.stdout.readline()))
+
+
+def await_end(program: psutil.Process) -> None:
+    give_up_at = time.monotonic() + 60
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while program.is_running() and program.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < give_up_at, "the program lives on"
+            time.sleep(0.01)

@@ -25,7 +25,6 @@ what a preempted request leaves over may go, in the same step, to a waiting one 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
 
 from ....shared.errors import ConfigurationError
 from ....shared.messages.from_core import EngineCoreEventType, EngineCoreOutput, SchedulerStats
@@ -38,6 +37,7 @@ from .guessing import Guessing, NoGuessing
 from .image_spans import whole_chunk
 from .invariants import check_requests, check_tokens
 from .ordering import FirstComeFirstServed, OrderingPolicy, RequestQueue
+from .placement import Placement
 from .prompt_budget import PromptRowBudget
 from .request import STATUS_OF_REASON, Request, RequestStatus
 from .residency import NoResidency, Residency
@@ -89,18 +89,24 @@ class Scheduler:
         self._prefix_cache = prefix_cache or NoPrefixCache()
         self._timeline = timeline or NoTimeline()
         self._guessing = guessing or NoGuessing()
-        # One where nobody waits is false.
-        self._residency = NoResidency() if residency is None else residency
         # A queue of batches where none is in flight is false, too.
         self._flights = OneFlight() if flights is None else flights
-        self._is_short_of_blocks = False
         self._running = RequestQueue(policy)
         self._waiting = RequestQueue(policy)
+        self._placement = Placement(
+            self._running,
+            self._waiting,
+            block_pool,
+            tables,
+            self._prefix_cache,
+            # One where nobody waits is false.
+            NoResidency() if residency is None else residency,
+            self._flights,
+            self._timeline,
+        )
         self._requests: dict[str, Request] = {}
-        self._released_ids: list[str] = []
         self._num_arrived = 0
         self._num_steps = 0
-        self._num_preemptions = 0
         self._num_generation_tokens = 0
 
     def __contains__(self, request_id: str) -> bool:
@@ -127,8 +133,8 @@ class Scheduler:
         output = SchedulerOutput()
         budget = self.max_num_batched_tokens
         prompt_rows = PromptRowBudget()
-        num_tokens_in, flights = self._tables.num_tokens_in, self._flights
-        self._is_short_of_blocks = False
+        num_tokens_in, flights, placement = self._tables.num_tokens_in, self._flights, self._placement
+        placement.begin()
         room = flights.room(len(self._running))
         for index, request in enumerate(flights.free(self._running, room)):  # which may lose requests from behind
             num_computed_tokens = request.num_computed_tokens
@@ -146,7 +152,7 @@ class Scheduler:
                     if num_new_tokens == 0:
                         continue  # its image waits for a step with more room
             num_tokens = num_computed_tokens + num_new_tokens
-            if num_tokens > num_tokens_in(request) and not self._grow_block_table(request, num_tokens):
+            if num_tokens > num_tokens_in(request) and not placement.grow(request, num_tokens):
                 break
             output.add(request, num_new_tokens)
             budget -= num_new_tokens
@@ -163,13 +169,13 @@ class Scheduler:
             if num_new_tokens:
                 output.add(request, num_new_tokens)
                 budget -= num_new_tokens
-        output.released_ids, self._released_ids = self._released_ids, []
+        output.released_ids = placement.take_released_ids()
         self._guessing.extend(output, self._tables)
         return output
 
     def take_back(self, output: SchedulerOutput) -> None:
         """Forget that ``output``, the last that was scheduled, is to be executed: what it lacks is still lacking."""
-        self._released_ids = output.released_ids + self._released_ids
+        self._placement.give_back_released_ids(output.released_ids)
 
     def update_from_output(self, output: SchedulerOutput, sampled: SampledTokens) -> list[EngineCoreOutput]:
         """Take in a step's result.
@@ -260,7 +266,7 @@ class Scheduler:
             num_waiting_reqs=len(self._waiting),
             step_counter=self._num_steps,
             kv_cache_usage=self.block_pool.usage,
-            num_preemptions=self._num_preemptions,
+            num_preemptions=self._placement.num_preemptions,
             num_generation_tokens=self._num_generation_tokens,
             prefix_cache_queries=self._prefix_cache.num_queried_tokens,
             prefix_cache_hits=self._prefix_cache.num_hit_tokens,
@@ -294,50 +300,8 @@ class Scheduler:
         return ()
 
     def _admit(self, request: Request, budget: int, output: SchedulerOutput) -> bool:
-        """Give a waiting request blocks for all its known tokens, cached ones among them.
-
-        False if too few are free or one that runs waits for some, if ``output`` or a batch in flight computes for
-        another all that ``budget`` lets it compute now, if it is in flight itself, or if others run with adapters in
-        all slots.
-        """
-        if self._is_short_of_blocks or not self._flights.may_enter(request):
-            return False
-        cached = self._prefix_cache.find(request)
-        num_cached_tokens = len(cached) * self.block_pool.block_size
-        if not self._tables.can_admit(request, cached):
-            return False
-        work = chain(output.work(), self._flights.work())
-        if self._prefix_cache.is_being_computed(request, num_cached_tokens + budget, work):
-            return False
-        if not self._residency.hold(request):
-            return False
-        self._tables.admit(request, cached)
-        request.num_computed_tokens = num_cached_tokens
-        self._prefix_cache.note_admission(request)
-        request.move_to(RequestStatus.RUNNING)
-        self._timeline.note(request, EngineCoreEventType.SCHEDULED)
-        return True
-
-    def _grow_block_table(self, request: Request, num_tokens: int) -> bool:
-        """Give ``request`` blocks for ``num_tokens`` in all, preempting from behind; False if it had to go itself, or
-        if the last one is in flight, whose blocks it can have when that has landed."""
-        self._tables.give_back(request)
-        num_blocks = self._tables.num_missing(request, num_tokens)
-        while num_blocks > self.block_pool.num_free:
-            if not self._flights.may_leave(self._running[-1]):
-                self._is_short_of_blocks = True
-                return False
-            last = self._running.pop(-1)
-            self._release(last)
-            last.num_computed_tokens = 0
-            last.move_to(RequestStatus.PREEMPTED)
-            self._waiting.add(last)
-            self._num_preemptions += 1
-            self._timeline.note(last, EngineCoreEventType.PREEMPTED)
-            if last is request:
-                return False
-        self._tables.grow(request, num_tokens)
-        return True
+        """See ``Placement.admit``."""
+        return self._placement.admit(request, budget, output)
 
     def _finish_in_step(self, request: Request, status: RequestStatus) -> None:
         """``_finish`` for a request that may be anywhere; those that run leave their queue together, later."""
@@ -347,11 +311,5 @@ class Scheduler:
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
         request.move_to(status)
-        self._release(request)
+        self._placement.release(request)
         del self._requests[request.request_id]
-
-    def _release(self, request: Request) -> None:
-        self._residency.let_go(request)
-        if request.block_table:
-            self._tables.release(request)
-            self._released_ids.append(request.request_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,7 +122,7 @@ def _preempt(
     blocks back."""
     lens = {name: _num_tokens(processor, one) for name, one in asked.items()}
     options |= {"max_model_len": max(lens.values()) + NUM_TOKENS, "block_size": 2}
-    for num_tokens in range(lens["one"] + lens["two"] + 4, max(lens.values()) + NUM_TOKENS, -2):
+    for num_tokens in rooms(lens["one"] + lens["two"] + 4, max(lens.values()) + NUM_TOKENS):
         options["kv_cache_memory"] = num_tokens * bytes_per_token
         with closing(_build(folder, **options)) as cramped:
             _generate(cramped, asked)  # the second time no image is waited for, so they come in their order
@@ -129,6 +130,17 @@ def _preempt(
             if told != SAME or cramped.core.scheduler.stats().num_preemptions:
                 return told
     return "was not preempted"
+
+
+def rooms(most: int, least: int) -> Iterator[int]:
+    """``most`` tokens, and less by 2, 4, 8 and so on, down to the last one of its steps above ``least``."""
+    yield most
+    less, smallest = 2, (most - least - 1) // 2 * 2
+    while less < smallest:
+        yield most - less
+        less *= 2
+    if smallest:
+        yield most - smallest
 
 
 def _num_tokens(processor: Any, one: _Asked) -> int:

@@ -1,0 +1,120 @@
+"""Gives requests their places: blocks and a turn among those that run, which those that go last lose again."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from ....shared.messages.from_core import EngineCoreEventType
+from .batches.flights import Flights
+from .blocks.block_pool import BlockPool
+from .blocks.block_tables import BlockTables
+from .blocks.prefix_cache import PrefixCache
+from .ordering import RequestQueue
+from .request import Request, RequestStatus
+from .residency import Residency
+from .scheduler_output import SchedulerOutput
+from .timeline import Timeline
+
+
+class Placement:
+    """What ``Scheduler`` knows of blocks.
+
+    Args:
+        running, waiting: its queues. Who is preempted goes from one to the other; who is admitted, it moves itself.
+
+    Attributes:
+        num_preemptions: since the start.
+    """
+
+    def __init__(
+        self,
+        running: RequestQueue,
+        waiting: RequestQueue,
+        block_pool: BlockPool,
+        tables: BlockTables,
+        prefix_cache: PrefixCache,
+        residency: Residency,
+        flights: Flights,
+        timeline: Timeline,
+    ) -> None:
+        self._running = running
+        self._waiting = waiting
+        self._block_pool = block_pool
+        self._tables = tables
+        self._prefix_cache = prefix_cache
+        self._residency = residency
+        self._flights = flights
+        self._timeline = timeline
+        self._is_short_of_blocks = False
+        self._released_ids: list[str] = []
+        self.num_preemptions = 0
+
+    def begin(self) -> None:
+        """Begin to choose the work of a step."""
+        self._is_short_of_blocks = False
+
+    def admit(self, request: Request, budget: int, output: SchedulerOutput) -> bool:
+        """Give a waiting request blocks for all its known tokens, cached ones among them.
+
+        False if too few are free or one that runs waits for some, if ``output`` or a batch in flight computes for
+        another all that ``budget`` lets it compute now, if it is in flight itself, or if others run with adapters in
+        all slots.
+        """
+        if self._is_short_of_blocks or not self._flights.may_enter(request):
+            return False
+        cached = self._prefix_cache.find(request)
+        num_cached_tokens = len(cached) * self._block_pool.block_size
+        if not self._tables.can_admit(request, cached):
+            return False
+        work = chain(output.work(), self._flights.work())
+        if self._prefix_cache.is_being_computed(request, num_cached_tokens + budget, work):
+            return False
+        if not self._residency.hold(request):
+            return False
+        self._tables.admit(request, cached)
+        request.num_computed_tokens = num_cached_tokens
+        self._prefix_cache.note_admission(request)
+        request.move_to(RequestStatus.RUNNING)
+        self._timeline.note(request, EngineCoreEventType.SCHEDULED)
+        return True
+
+    def grow(self, request: Request, num_tokens: int) -> bool:
+        """Give ``request`` blocks for ``num_tokens`` in all, preempting from behind; False if it had to go itself, or
+        if the last one is in flight, whose blocks it can have when that has landed."""
+        self._tables.give_back(request)
+        num_blocks = self._tables.num_missing(request, num_tokens)
+        while num_blocks > self._block_pool.num_free:
+            if not self._flights.may_leave(self._running[-1]):
+                self._is_short_of_blocks = True
+                return False
+            if self.preempt_last() is request:
+                return False
+        self._tables.grow(request, num_tokens)
+        return True
+
+    def preempt_last(self) -> Request:
+        """Let the one of those that run which goes last wait at its old place, without blocks; returns it."""
+        last = self._running.pop(-1)
+        self.release(last)
+        last.num_computed_tokens = 0
+        last.move_to(RequestStatus.PREEMPTED)
+        self._waiting.add(last)
+        self.num_preemptions += 1
+        self._timeline.note(last, EngineCoreEventType.PREEMPTED)
+        return last
+
+    def release(self, request: Request) -> None:
+        """Take from ``request`` all that it has."""
+        self._residency.let_go(request)
+        if request.block_table:
+            self._tables.release(request)
+            self._released_ids.append(request.request_id)
+
+    def take_released_ids(self) -> list[str]:
+        """Who has lost its blocks since the last call: for the step that is chosen."""
+        released_ids, self._released_ids = self._released_ids, []
+        return released_ids
+
+    def give_back_released_ids(self, released_ids: list[str]) -> None:
+        """Undo ``take_released_ids``: the step is not to be."""
+        self._released_ids = released_ids + self._released_ids
