@@ -33,7 +33,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..errors import ConfigurationError, RedisUnavailableError, RedisUnsupportedError
 from ..keys import Keys
 from ..names import DEFAULT_NAMESPACE
-from .link import is_read_only
+from .link import heed_cancellation, is_read_only
 from .needs import ARQ_KEYS, probes
 from .risks import risks_of
 from .url import mask_url, parse_pool
@@ -86,16 +86,20 @@ async def check_server(
     shown = mask_url(url)
     pool = parse_pool(url, socket_connect_timeout=CHECK_TIMEOUT_S)
     connection = pool.make_connection()
+
+    async def check() -> None:
+        await connection.connect()
+        info = await _read_info(connection)
+        _check_version(info, shown)
+        if not is_node:
+            _check_topology(info, shown)
+        await _check_risks(connection, info, shown, for_worker, is_service or for_worker)
+        if calls:
+            await _check_commands(connection, namespace, shown, [*calls])
+
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
-            await connection.connect()
-            info = await _read_info(connection)
-            _check_version(info, shown)
-            if not is_node:
-                _check_topology(info, shown)
-            await _check_risks(connection, info, shown, for_worker, is_service or for_worker)
-            if calls:
-                await _check_commands(connection, namespace, shown, [*calls])
+            await heed_cancellation(check())
     except (RedisError, OSError, TimeoutError) as error:
         raise explain(error, url) from error
     finally:

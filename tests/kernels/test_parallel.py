@@ -10,11 +10,11 @@ import pytest
 
 from penstock.kernels.native import build as build_module
 
-COMPILER = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+COMPILER = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), "")
 SOURCES = (Path(__file__).with_name("parallel_help.cpp"), Path(build_module.__file__).with_name("parallel.cpp"))
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+@pytest.mark.skipif(not COMPILER, reason="needs a C++ compiler")
 def test_an_item_is_helped_with_where_that_is_wanted_and_else_not(tmp_path: Path) -> None:
     program = tmp_path / "parallel_help"
     subprocess.run([COMPILER, "-O2", "-std=c++17", "-pthread", *SOURCES, "-o", program], check=True)

@@ -12,6 +12,7 @@ from penstock.producer import Client, FinishReason
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.redis_access import link as redis_link
 from penstock.shared.redis_access import replies
+from penstock.shared.redis_access.check import check_redis
 
 from .harness import claim_one, write
 
@@ -109,3 +110,18 @@ async def test_a_connection_outlives_a_silence_longer_than_the_urls_timeout(redi
             assert await connection.execute("CLIENT", "ID") == before
     finally:
         await connection.close()
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+async def test_a_check_that_is_cancelled_ends_by_that(redis_url: str, options: str) -> None:
+    """In whichever turn it is told to: who checks again and again until he is cancelled would else go on for ever."""
+    num_turns = 0
+    while True:
+        checking = asyncio.create_task(check_redis(redis_url + options))
+        await pass_turns(num_turns)
+        if not checking.cancel():
+            break
+        await asyncio.gather(checking, return_exceptions=True)
+        assert checking.cancelled(), num_turns
+        num_turns += 1
+    await checking
