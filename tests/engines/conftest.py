@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,11 +34,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def vllm_python() -> str:
     """The interpreter that has vLLM; a test that wants it is skipped where there is none."""
-    installed = ROOT / ".bench-peers" / "vllm" / "bin" / "python"
-    python = os.environ.get("PENSTOCK_VLLM_PYTHON") or (str(installed) if installed.exists() else "")
+    python = os.environ.get("PENSTOCK_VLLM_PYTHON") or _installed_python()
     if not python:
         pytest.skip("no vLLM here: run make engine-vllm, or name its Python in PENSTOCK_VLLM_PYTHON")
     return python
+
+
+def _installed_python() -> str:
+    """That of ``make engine-vllm``; ``make bench-peers`` alone installs a vLLM without what a core of ours needs."""
+    python = ROOT / ".bench-peers" / "vllm" / "bin" / "python"
+    if not python.exists():
+        return ""
+    found = subprocess.run([python, "-c", "import structlog"], capture_output=True, check=False)
+    return str(python) if found.returncode == 0 else ""
 
 
 @pytest.fixture(scope="session")
