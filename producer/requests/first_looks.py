@@ -14,12 +14,11 @@ from redis.exceptions import RedisError
 
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
+from .loss_watch import MAX_KEYS
 from .reader import DeltaReader
 
 # Longer than it takes to enqueue, so that only requests that wait pay for it.
 FIRST_LOOK_AFTER_S = 0.05
-# About 0.3 microseconds of the server each.
-MAX_KEYS = 500
 
 log = structlog.get_logger()
 
