@@ -68,15 +68,21 @@ class Team:
 
 
 class TwoRanks(OneRank):
-    """The ``Ranks`` of an engine whose other rank is at ``path``: there is one for each engine."""
+    """The ``Ranks`` of an engine whose other rank is at ``path``: there is one for each engine.
 
-    def __init__(self, config: EngineConfig, folder: Path, groups: RankGroups, path: str) -> None:
-        super().__init__(config, folder)
+    Args:
+        part: this rank's, which both have loaded before; None to load it now.
+    """
+
+    def __init__(
+        self, config: EngineConfig, folder: Path, groups: RankGroups, path: str, part: LoadedModel | None = None
+    ) -> None:
+        super().__init__(config, folder, part)
         self._groups = groups
         self._channel = channel_of(path, RankAnswer)
 
     def load(self) -> LoadedModel:
-        model = load_model(self._config, self._folder, self._groups)
+        model = load_model(self._config, self._folder, self._groups) if self._model is None else self._model
         team: Any = Team(self._channel)
         model.forward = sharded_forward(model.forward, team)
         self._model = model
@@ -154,15 +160,22 @@ def resume(core: EngineCore, expectation: trial.Expectation) -> str:
     return SAME if all(found[str(i)] == tokens[half:] for i, tokens in enumerate(expectation.tokens)) else "differs"
 
 
-def follow(folder: str, groups: RankGroups, path: str, hold: Callable[[], object] | None = None) -> None:
+def follow(
+    folder: str,
+    groups: RankGroups,
+    path: str,
+    hold: Callable[[], object] | None = None,
+    part: LoadedModel | None = None,
+) -> None:
     """Be rank 1 of the engine at ``path`` until it ends.
 
     Args:
         hold: called once, when a batch has come to this stage that may not be the only one.
+        part: see ``TwoRanks``.
     """
     channel = channel_of(path, RankCommand)
     config = EngineConfig(model=folder, max_model_len=trial.MAX_MODEL_LEN, num_threads=1)
-    model = load_model(config, Path(folder), groups)
+    model = load_model(config, Path(folder), groups) if part is None else part
     follower = Follower(config, model, groups.rank, Path(folder), lambda _: model.weights)
     network: Any = model.network
     while not isinstance(command := channel.receive(), StopRank):
