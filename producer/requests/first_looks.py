@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
-from .loss_watch import MAX_KEYS
+from .silence_watch import MAX_KEYS
 from .reader import DeltaReader
 
 # Longer than it takes to enqueue, so that only requests that wait pay for it.
