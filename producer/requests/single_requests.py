@@ -28,11 +28,11 @@ from .enqueuer import Enqueuer
 from .first_looks import FirstLooks
 from .health import Health
 from .lease import ClientLease, InteractiveRequest
-from .silence_watch import SilenceWatch
 from .queue_entry import Outgoing
 from .read_results import ReadResults
 from .reader import DeltaReader, without_error
 from .reader_lease import lingering
+from .silence_watch import SilenceWatch
 from .spans.enqueue_spans import EnqueueSpans
 
 log = structlog.get_logger()

@@ -119,7 +119,7 @@ async def test_what_ends_while_the_model_is_away_is_heard_when_it_is_back(
     await until_followed(plain["a"], broker, claim)
     await write(broker, claim, 0, 1, 2)
     assert (await first).token_ids == [1, 2]
-    
+
     async def read_on() -> list[int]:
         return [token async for delta in stream for token in delta.token_ids]
 
