@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +9,12 @@ import torch
 import torch.distributed as dist
 
 from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.engine import composition
 from penstock.worker.models.images.processor import ImageProcessor
-from penstock.worker.models.loader import load_model
 from penstock.worker.models.parallel.groups import RankGroups
 from penstock.worker.survey.images.models import SEEING
 from penstock.worker.survey.images.processors import PartsAlone, StandIn
-from penstock.worker.survey.images.trial import as_loaded_by, compare
+from penstock.worker.survey.images.trial import compare
 
 from .two_rank_engine import TwoRanks, follow
 
@@ -25,29 +23,35 @@ _BYTES_PER_TOKEN = 512
 
 
 def serve_images(name: str, folder: str, groups: RankGroups, meeting: str) -> dict[str, Any]:
-    """Run the survey's comparison of the model ``name`` of ``SEEING`` through engines of both ranks, each of which
-    loads its part once."""
-    layout = groups.layout
-    sizes: dict[str, Any] = {"tensor_parallel_size": layout.tensor, "pipeline_parallel_size": layout.pipeline}
-    config = EngineConfig(model=folder, num_threads=1, **sizes)
+    """Run the survey's comparison of the model ``name`` of ``SEEING`` through engines of both ranks."""
     if groups.rank:
-        part = load_model(config, Path(folder), groups)
         while number := _told():
-            follow(folder, groups, f"{meeting}-{number}", part=part)
+            follow(folder, groups, f"{meeting}-{number}")
         return {}
     _, processor = SEEING[name]()
-    with ExitStack() as stack:
-        if isinstance(processor, StandIn) and not isinstance(processor, PartsAlone):
-            stack.callback(setattr, ImageProcessor, "load", ImageProcessor.load)
-            ImageProcessor.load = classmethod(lambda cls, *_, **__: cls(processor))  # type: ignore[method-assign]
-        part = load_model(config, Path(folder), groups)
-        stack.callback(_told)
-        numbers = count(1)
+    load, make_ranks, num_engines = ImageProcessor.load, composition.make_ranks, 0
 
-        def make_ranks(config: EngineConfig, path: Path) -> TwoRanks:
-            return TwoRanks(config, path, groups, f"{meeting}-{_told(next(numbers))}", as_loaded_by(config, part))
+    def make(config: EngineConfig, path: Path) -> TwoRanks:
+        nonlocal num_engines
+        num_engines += 1
+        return TwoRanks(config, path, groups, f"{meeting}-{_told(num_engines)}")
 
-        return compare(name, Path(folder), processor, make_ranks, _BYTES_PER_TOKEN, **sizes)
+    composition.make_ranks = make
+    if isinstance(processor, StandIn) and not isinstance(processor, PartsAlone):
+        ImageProcessor.load = classmethod(lambda cls, *_, **__: cls(processor))  # type: ignore[method-assign]
+    layout = groups.layout
+    try:
+        return compare(
+            name,
+            Path(folder),
+            processor,
+            _BYTES_PER_TOKEN,
+            tensor_parallel_size=layout.tensor,
+            pipeline_parallel_size=layout.pipeline,
+        )
+    finally:
+        ImageProcessor.load, composition.make_ranks = load, make_ranks
+        _told(0)
 
 
 def _told(number: int = 0) -> int:

@@ -68,21 +68,15 @@ class Team:
 
 
 class TwoRanks(OneRank):
-    """The ``Ranks`` of an engine whose other rank is at ``path``: there is one for each engine.
+    """The ``Ranks`` of an engine whose other rank is at ``path``: there is one for each engine."""
 
-    Args:
-        part: this rank's, which both have loaded before; None to load it now.
-    """
-
-    def __init__(
-        self, config: EngineConfig, folder: Path, groups: RankGroups, path: str, part: LoadedModel | None = None
-    ) -> None:
-        super().__init__(config, folder, part)
+    def __init__(self, config: EngineConfig, folder: Path, groups: RankGroups, path: str) -> None:
+        super().__init__(config, folder)
         self._groups = groups
         self._channel = channel_of(path, RankAnswer)
 
     def load(self) -> LoadedModel:
-        model = load_model(self._config, self._folder, self._groups) if self._model is None else self._model
+        model = load_model(self._config, self._folder, self._groups)
         team: Any = Team(self._channel)
         model.forward = sharded_forward(model.forward, team)
         self._model = model
@@ -160,22 +154,15 @@ def resume(core: EngineCore, expectation: trial.Expectation) -> str:
     return SAME if all(found[str(i)] == tokens[half:] for i, tokens in enumerate(expectation.tokens)) else "differs"
 
 
-def follow(
-    folder: str,
-    groups: RankGroups,
-    path: str,
-    hold: Callable[[], object] | None = None,
-    part: LoadedModel | None = None,
-) -> None:
+def follow(folder: str, groups: RankGroups, path: str, hold: Callable[[], object] | None = None) -> None:
     """Be rank 1 of the engine at ``path`` until it ends.
 
     Args:
         hold: called once, when a batch has come to this stage that may not be the only one.
-        part: see ``TwoRanks``.
     """
     channel = channel_of(path, RankCommand)
     config = EngineConfig(model=folder, max_model_len=trial.MAX_MODEL_LEN, num_threads=1)
-    model = load_model(config, Path(folder), groups) if part is None else part
+    model = load_model(config, Path(folder), groups)
     follower = Follower(config, model, groups.rank, Path(folder), lambda _: model.weights)
     network: Any = model.network
     while not isinstance(command := channel.receive(), StopRank):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,8 @@ from ....shared.params.images import ImageInput
 from ....shared.params.sampling import SamplingParams
 from ...config.engine_config import EngineConfig
 from ...engine.composition import Engine, build_engine
-from ...engine.ranks.interface import Ranks
-from ...engine.ranks.one import OneRank
 from ...models.images.processor import ImageProcessor
-from ...models.loader import LoadedModel, load_model
+from ...models.loader import load_model
 from ..outcome import ONE_A_REQUEST, SAME, Outcome
 from .models import small_budget, write_seeing_model
 from .processors import PLACEHOLDER, PartsAlone, StandIn
@@ -62,36 +59,19 @@ def try_seeing_type(name: str, folder: Path) -> Outcome:
             raise PenstockError(model.image_refusal)
         outcome.mode = model.forward.mode
         stage = "failed"
-        outcome.told = compare(name, folder, processor, partial(_one_rank, model))
+        outcome.told = compare(name, folder, processor)
     except Exception as error:  # whatever an architecture's own code raises
         line = next(iter(str(error).strip().splitlines()), "")
         outcome.reason = f"{stage}: {line if isinstance(error, PenstockError) else f'{type(error).__name__}: {line}'}"
     return outcome
 
 
-def as_loaded_by(config: EngineConfig, model: LoadedModel) -> LoadedModel:
-    """``model``, which another engine has loaded and is done with, with the longest request that ``config`` wants."""
-    if config.max_model_len is None:
-        return replace(model, is_length_chosen=False)
-    return replace(model, max_model_len=config.max_model_len, is_length_chosen=True)
-
-
-def _one_rank(model: LoadedModel, config: EngineConfig, folder: Path) -> Ranks:
-    return OneRank(config, folder, as_loaded_by(config, model))
-
-
 def compare(
-    name: str,
-    folder: Path,
-    processor: Any,
-    make_ranks: Callable[[EngineConfig, Path], Ranks],
-    bytes_per_token: int = _BYTES_PER_TOKEN,
-    **options: Any,
+    name: str, folder: Path, processor: Any, bytes_per_token: int = _BYTES_PER_TOKEN, **options: Any
 ) -> dict[str, str]:
     """What becomes of the model ``name`` of ``models.SEEING`` in each way: ``outcome.SAME``, or how it differs.
 
     Args:
-        make_ranks: who computes each of the engines, which come one after the other.
         bytes_per_token: of the KV cache of a rank.
         options: of ``EngineConfig``, for all engines.
 
@@ -101,8 +81,7 @@ def compare(
     two = [picture(2, 20, 50), picture(3, 64, 33)]
     asked = {"one": _Asked(_ONE, [picture(1)]), "two": _Asked(_TWO, two), "other": _Asked(_ONE, two[:1])}
     options = {"kv_cache_memory": _ROOMY_TOKENS * bytes_per_token, **options}
-    build = partial(_build, folder, make_ranks)
-    with closing(build(**options)) as roomy:
+    with closing(_build(folder, **options)) as roomy:
         if not roomy.ready.max_images:
             raise PenstockError(roomy.ready.image_refusal)
         has_one = roomy.ready.max_images == 1
@@ -119,20 +98,20 @@ def compare(
     if has_one:
         both = {name: wanted[name] for name in told}
         told = {"one": _judge({**alone["one"], **alone["two"]}, both), "two": ONE_A_REQUEST}
-    with closing(build(**options)) as engine:
+    with closing(_build(folder, **options)) as engine:
         told["mixed"] = _judge(_generate(engine, asked), wanted)
     small = {**options, "max_num_batched_tokens": small_budget(name), "enable_prefix_caching": False}
-    with closing(build(**small)) as engine:
+    with closing(_build(folder, **small)) as engine:
         told["chunked"] = _judge(_generate(engine, asked), wanted)
-    told["preempted"] = _preempt(build, processor, asked, wanted, bytes_per_token, **small)
-    with closing(build(**options)) as engine:
+    told["preempted"] = _preempt(folder, processor, asked, wanted, bytes_per_token, **small)
+    with closing(_build(folder, **options)) as engine:
         rest = _generate(engine, asked, {name: tokens[:_DELIVERED] for name, tokens in wanted.items()})
     told["resumed"] = _judge(rest, {name: tokens[_DELIVERED:] for name, tokens in wanted.items()})
     return told
 
 
 def _preempt(
-    build: Callable[..., Engine],
+    folder: Path,
     processor: Any,
     asked: dict[str, _Asked],
     wanted: dict[str, list[int]],
@@ -145,7 +124,7 @@ def _preempt(
     options |= {"max_model_len": max(lens.values()) + NUM_TOKENS, "block_size": 2}
     for num_tokens in rooms(lens["one"] + lens["two"] + 4, max(lens.values()) + NUM_TOKENS):
         options["kv_cache_memory"] = num_tokens * bytes_per_token
-        with closing(build(**options)) as cramped:
+        with closing(_build(folder, **options)) as cramped:
             _generate(cramped, asked)  # the second time no image is waited for, so they come in their order
             told = _judge(_generate(cramped, asked), wanted)
             if told != SAME or cramped.core.scheduler.stats().num_preemptions:
@@ -170,10 +149,9 @@ def _num_tokens(processor: Any, one: _Asked) -> int:
     return len(one.prompt) + sum(len(made.process(image).tokens.token_ids) - 1 for image in one.images)
 
 
-def _build(folder: Path, make_ranks: Callable[[EngineConfig, Path], Ranks], **options: Any) -> Engine:
+def _build(folder: Path, **options: Any) -> Engine:
     given = {"max_num_seqs": 6, "block_size": 8, "num_threads": 1, **options}
-    config = EngineConfig(model=str(folder), **given)
-    return build_engine(config, folder, ranks=make_ranks(config, folder))
+    return build_engine(EngineConfig(model=str(folder), **given), folder)
 
 
 def _generate(
