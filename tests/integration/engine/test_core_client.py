@@ -122,7 +122,7 @@ async def test_a_core_that_was_stopped_stalls_and_is_not_to_blame(
         await core.tokens(5)
         core.client.add_request(request("b", [10, 5]))
         await asyncio.to_thread(gate.await_arrival)
-    watch = StallWatch(core.client.progress, STALL_TIMEOUT_S)
+    watch = StallWatch(core.client.progress, STALL_TIMEOUT_S, lambda: 0.0)
     os.kill(core.client.pid, signal.SIGSTOP)
     if not is_busy:
         core.client.add_request(request("a", [10, 11]))
@@ -140,7 +140,7 @@ async def test_a_core_that_hangs_says_where(core: Core, gate: Gate, gated_model:
     await core.start(gated_model, trust_remote_code=True)
     core.client.add_request(request("a", [10, 5]))
     await asyncio.to_thread(gate.await_arrival)
-    core.client.kill(await StallWatch(core.client.progress, STALL_TIMEOUT_S).run())
+    core.client.kill(await StallWatch(core.client.progress, STALL_TIMEOUT_S, lambda: 0.0).run())
     death = await core.client.end()
     assert "while it held 1 request" in death.reason
     assert not death.is_external
