@@ -20,7 +20,7 @@ from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
 from penstock.worker.engine.step_input import IntArray, StepInput
 
-from .paged_hash import BLOCK_SIZE, EOS, MAX_MODEL_LEN, VOCAB_SIZE, PagedHash
+from ..paged_hash import BLOCK_SIZE, EOS, MAX_MODEL_LEN, VOCAB_SIZE, PagedHash
 
 _NOTHING = -1
 

@@ -22,8 +22,8 @@ from penstock.worker.engine.structured.spelling import Spelling
 from penstock.worker.engine.structured.vocabulary import Vocabulary
 from penstock.worker.suffix_index import SuffixIndex
 
-from ...oracle import Oracle
-from .paged_hash import (
+from ....oracle import Oracle
+from ..paged_hash import (
     BLOCK_SIZE,
     MAX_MODEL_LEN,
     VOCAB_SIZE,

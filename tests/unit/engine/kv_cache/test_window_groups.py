@@ -21,8 +21,8 @@ from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput
 
+from ..paged_hash import Arrival, End, arrivals, run
 from .group_hash import make_group_core
-from .paged_hash import Arrival, End, arrivals, run
 
 ROOMY = 500
 kinds = st.sampled_from([(None, 4), (None, 1, 1), (None, 6, 6, 6), (None, None, 5, 9), (7,), (3, 8), (None, 23)])

@@ -12,7 +12,7 @@ from penstock.worker.engine.drafting.speculation import Speculation
 from penstock.worker.engine.drafting.suffix import SuffixDrafter, SuffixMemory
 from penstock.worker.engine.scheduling.request import Request
 
-from .paged_hash import arrival, make_core, message
+from ..paged_hash import arrival, make_core, message
 
 MINE, SALTED, OTHERS = ("tenant", None), ("tenant", "salt"), ("other", None)
 TEXT = [11, 12, 13, 14, 15, 16, 17]

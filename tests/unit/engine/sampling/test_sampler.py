@@ -18,7 +18,7 @@ from penstock.worker.engine.sampling.sampler import sample
 from penstock.worker.engine.sampling.sampling_table import SamplingRows, SamplingTable
 from penstock.worker.engine.scheduling.request import Request
 
-from ...native_library import native_as_before
+from ....native_library import native_as_before
 
 NUM_DRAWS = 1500
 MIN_DRAWS_PER_BIN = 8

@@ -22,7 +22,7 @@ from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import SampledTokens
 from penstock.worker.engine.scheduling.stop import REPETITION_DETECTED
 
-from .paged_hash import BLOCK_SIZE, MAX_MODEL_LEN, Arrival, alone, arrival, arrivals, make_core, message, run, verify
+from ..paged_hash import BLOCK_SIZE, MAX_MODEL_LEN, Arrival, alone, arrival, arrivals, make_core, message, run, verify
 
 EOS = 2
 STOP = 9

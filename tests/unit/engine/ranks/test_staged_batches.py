@@ -23,7 +23,7 @@ from penstock.worker.engine.executor import AcceleratorError
 from penstock.worker.engine.pipelined import PipelinedCore
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
 
-from .paged_hash import (
+from ..paged_hash import (
     BLOCK_SIZE,
     MAX_MODEL_LEN,
     Arrival,

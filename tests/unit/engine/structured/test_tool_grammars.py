@@ -16,7 +16,7 @@ from penstock.worker.engine.structured.grammar import Backend
 from penstock.worker.engine.structured.loader import load_backend
 from penstock.worker.engine.structured.spec import spec_of
 
-MODEL = Path(__file__).parents[3] / "ops" / "demo" / "model"
+MODEL = Path(__file__).parents[4] / "ops" / "demo" / "model"
 VOCAB_SIZE, EOS = 421, 2
 
 # A schema that refers to itself and to a definition, one that is empty, and none.

@@ -14,7 +14,7 @@ from penstock.worker.engine.structured.grammar import Backend, CompiledGrammar
 from penstock.worker.engine.structured.loader import load_backend
 from penstock.worker.engine.structured.spec import GrammarKind, GrammarSpec
 
-MODEL = Path(__file__).parents[3] / "ops" / "demo" / "model"
+MODEL = Path(__file__).parents[4] / "ops" / "demo" / "model"
 VOCAB_SIZE, EOS = 382, 2
 INTEGER: dict[str, Any] = {"type": "integer"}
 OBJECT: dict[str, Any] = {"type": "object", "properties": {"a": INTEGER, "b": INTEGER}}

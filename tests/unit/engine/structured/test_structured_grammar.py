@@ -20,7 +20,7 @@ from penstock.worker.engine.structured.spec import spec_of
 from penstock.worker.engine.structured.utf8 import Utf8Guard, without_wrong_pairs
 from penstock.worker.engine.structured.vocabulary import Vocabulary
 
-MODEL = Path(__file__).parents[3] / "ops" / "demo" / "model"
+MODEL = Path(__file__).parents[4] / "ops" / "demo" / "model"
 NUM_TOKENS, VOCAB_SIZE, EOS = 382, 421, 2
 
 

@@ -11,7 +11,7 @@ from penstock.shared.messages.outcome import FinishReason
 from penstock.worker.engine.executor import AcceleratorError
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
 
-from .paged_hash import BLOCK_SIZE, MAX_MODEL_LEN, Arrival, alone, arrival, arrivals, make_core, message, run, verify
+from ..paged_hash import BLOCK_SIZE, MAX_MODEL_LEN, Arrival, alone, arrival, arrivals, make_core, message, run, verify
 
 
 @given(

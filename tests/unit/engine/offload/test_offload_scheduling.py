@@ -29,7 +29,7 @@ from penstock.worker.engine.offload.write_behind import WriteBehind
 from penstock.worker.engine.scheduling.batches.batch_queue import BatchQueue
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
 
-from .paged_hash import BLOCK_SIZE, EOS, MAX_MODEL_LEN, VOCAB_SIZE, Arrival, PagedHash, arrivals, run, verify
+from ..paged_hash import BLOCK_SIZE, EOS, MAX_MODEL_LEN, VOCAB_SIZE, Arrival, PagedHash, arrivals, run, verify
 
 BLOCK_BYTES = BLOCK_SIZE * 8
 IDENTITY = b"\1" * 32
