@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from ....shared.errors import UnsupportedParameterError
-from ....shared.messages.outcome import RequestError
-from .request import Request
+from .....shared.errors import UnsupportedParameterError
+from .....shared.messages.outcome import RequestError
+from ..request import Request
 
 
 class Grammars(Protocol):

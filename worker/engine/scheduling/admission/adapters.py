@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from ....shared.errors import UnsupportedParameterError
-from ....shared.messages.outcome import RequestError
-from ....shared.params.lora import LoRARequest
-from .request import Request
+from .....shared.errors import UnsupportedParameterError
+from .....shared.messages.outcome import RequestError
+from .....shared.params.lora import LoRARequest
+from ..request import Request
 from .residency import NoResidency, Residency
 
 _NOT_SERVED = "this engine serves no adapters; have it started with --enable-lora"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from .request import Request
+from ..request import Request
 
 
 class Residency(Protocol):
