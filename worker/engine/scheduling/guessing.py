@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from .blocks.block_tables import BlockTables
+from .request import Request
 from .scheduler_output import SchedulerOutput
 
 
@@ -25,8 +26,8 @@ class Guessing(Protocol):
         """Give requests of ``output`` guesses, and blocks for them, if they want any."""
         ...
 
-    def judged(self, num_accepted: int) -> None:
-        """Note that so many guesses of a request came true."""
+    def judged(self, request: Request, num_guessed: int, num_accepted: int) -> None:
+        """Note that of ``num_guessed`` guesses, which a step computed for ``request``, so many came true."""
         ...
 
     def forget(self) -> None:
@@ -44,7 +45,7 @@ class NoGuessing:
     def extend(self, output: SchedulerOutput, tables: BlockTables) -> None:
         """None wants any."""
 
-    def judged(self, num_accepted: int) -> None:
+    def judged(self, request: Request, num_guessed: int, num_accepted: int) -> None:
         """There were none."""
 
     def forget(self) -> None:
