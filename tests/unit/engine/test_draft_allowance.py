@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.params.sampling import SamplingParams
-from penstock.worker.engine.drafting.allowance import FULL, REFILL, STEP_COST, Allowance
+from penstock.worker.engine.drafting.allowance import FULL, REFILL, Allowance
 from penstock.worker.engine.drafting.drafter import Drafter
 from penstock.worker.engine.drafting.speculation import NoMemory, Speculation
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
 from penstock.worker.engine.scheduling.blocks.block_tables import OneTable
+from penstock.worker.engine.scheduling.guessing import STEP_COST
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
 

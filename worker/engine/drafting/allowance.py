@@ -6,8 +6,8 @@ The unit is the time of a step without guesses. A request may lose ``FULL``, and
 
 from __future__ import annotations
 
-# So much longer a step with guesses may take: more rows than that are not free (``execution/free_rows.py``).
-STEP_COST = 0.25
+from ..scheduling.guessing import STEP_COST
+
 FULL = 1.0
 REFILL = 0.01
 # Guesses of a request's first step. Nothing speaks for them yet, and where they are right there are soon more.

@@ -8,6 +8,9 @@ from .blocks.block_tables import BlockTables
 from .request import Request
 from .scheduler_output import SchedulerOutput
 
+# So much longer than a step of one row one with guesses may take: rows beyond that are not free.
+STEP_COST = 0.25
+
 
 class Guessing(Protocol):
     """Adds guesses to a step whose work has been chosen.
