@@ -14,8 +14,8 @@ from redis.exceptions import RedisError
 
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
-from .loss_watch import MAX_KEYS
 from .reader import DeltaReader
+from .silence_watch import MAX_KEYS
 
 # Longer than it takes to enqueue, so that only requests that wait pay for it.
 FIRST_LOOK_AFTER_S = 0.05

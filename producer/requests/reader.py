@@ -100,9 +100,13 @@ class DeltaReader:
         return self._broker.keys.name
 
     @property
-    def request_key(self) -> str:
-        """Of what Redis knows of the request for as long as it knows it."""
-        return self._broker.keys.request(self._request_id)
+    def request_id(self) -> str:
+        return self._request_id
+
+    @property
+    def num_records(self) -> int:
+        """How many records of the log it has taken."""
+        return self._num_records
 
     @property
     def log_key(self) -> str:

@@ -28,11 +28,11 @@ from .enqueuer import Enqueuer
 from .first_looks import FirstLooks
 from .health import Health
 from .lease import ClientLease, InteractiveRequest
-from .loss_watch import LossWatch
 from .queue_entry import Outgoing
 from .read_results import ReadResults
 from .reader import DeltaReader, without_error
 from .reader_lease import lingering
+from .silence_watch import SilenceWatch
 from .spans.enqueue_spans import EnqueueSpans
 
 log = structlog.get_logger()
@@ -114,7 +114,7 @@ class SingleRequests:
         self._max_payload_bytes = max_payload_bytes
         self._read_results = ReadResults()
         self._targets = WebhookTargets(commands, keys)
-        self._losses = LossWatch(commands, keys)
+        self._silences = SilenceWatch(commands, keys)
         self._first_looks = FirstLooks(commands)
         self._layouts = Layouts(commands, keys)
         self._brokers: dict[str, PartitionedBroker] = {}
@@ -169,7 +169,7 @@ class SingleRequests:
                     self._lease.let_go(interactive)
                     reader.catch_up()
                 send_again = partial(self._send_again, outgoing) if is_ours and not request.resumable else None
-                with self._losses.watching(reader):
+                with self._silences.watching(reader):
                     yield InteractiveDeltas(reader, self._health, request.model, send_again)
         finally:
             reader.close()
@@ -191,7 +191,7 @@ class SingleRequests:
             await reader.subscribe()
             reader.catch_up()
             lingers = lingering(broker, request_id, linger_s or 0.0)
-            with self._health.watching(model), lingers, self._losses.watching(reader):
+            with self._health.watching(model), lingers, self._silences.watching(reader):
                 async for delta in reader:
                     yield without_error(delta)
         finally:

@@ -25,6 +25,7 @@ _PLAIN = (
     "lay_out",
     "count_waiting",
     "set_adapters",
+    "unread",
 )
 # Each script's own parts, in order.
 _PARTS = {
@@ -63,6 +64,7 @@ _PARTS = {
     "count_waiting": ("tenants", "count_waiting"),
     "set_adapters": ("set_adapters",),
     "repair": ("repair",),
+    "unread": ("unread",),
 }
 
 # By their names: which folder one is in says who calls it.

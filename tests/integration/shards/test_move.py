@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.producer import Client, SamplingParams
+from penstock.producer.requests import silence_watch
+from penstock.producer.requests.reader import DeltaReader
 from penstock.shared.broker import NEW, Broker, Queue, Record, Room
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import (
@@ -26,7 +28,7 @@ from penstock.shared.shards import ShardMover, make_servers
 from penstock.shared.shards import move as move_module
 
 from ..broker.snapshot import read_snapshot
-from ..client.harness import claim_one, until_followed, write
+from ..client.harness import DEADLINE_S, claim_one, until_followed, write
 from .conftest import Connect, Deployment, keys_at, place, serve
 
 Plain = dict[str, CommandConnection]
@@ -100,6 +102,35 @@ async def test_streams_go_on_where_the_model_is(
     await write(of_others, again, 3, 4, end=FinishReason.STOP)
     assert await reading == [1, 2, 3, 4]
     assert await keys_at(plain["a"], "m") == set()
+
+
+async def test_what_ends_while_the_model_is_away_is_heard_when_it_is_back(
+    connect: Connect, plain: Plain, client: Client, mover: ShardMover, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client has asked nothing meanwhile, so nobody has told it of either move."""
+    is_back, heard_nothing = asyncio.Event(), DeltaReader.take_silence
+    monkeypatch.setattr(silence_watch, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(DeltaReader, "take_silence", lambda reader: heard_nothing(reader) and is_back.is_set())
+    await place(plain["home"], "m", "a")
+    broker = await serve(connect(), "m")
+    stream = client.stream("hi", SamplingParams(), model="m")
+    first = asyncio.create_task(anext(stream))
+    claim = await claim_one(broker)
+    await until_followed(plain["a"], broker, claim)
+    await write(broker, claim, 0, 1, 2)
+    assert (await first).token_ids == [1, 2]
+
+    async def read_on() -> list[int]:
+        return [token async for delta in stream for token in delta.token_ids]
+
+    rest = asyncio.create_task(read_on())
+    await mover.move("m", "b")
+    again = await claim_one(broker)
+    await write(broker, again, 2, 3, end=FinishReason.STOP)
+    await mover.move("m", "a")
+    is_back.set()
+    async with asyncio.timeout(DEADLINE_S):
+        assert await rest == [3]
 
 
 async def test_an_enqueue_in_the_middle_waits_and_is_there_once(
