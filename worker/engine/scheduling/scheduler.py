@@ -221,8 +221,9 @@ class Scheduler:
                 finished = True
             outputs.append(new_output)
         self._num_generation_tokens += num_generation_tokens
-        for place in output.guesses:
-            self._guessing.judged(max(0, len(sampled.token_ids[place]) - 1))
+        for place, guesses in output.guesses.items():
+            num_accepted = max(0, len(sampled.token_ids[place]) - 1)
+            self._guessing.judged(output.requests[place], len(guesses), num_accepted)
         if finished:
             self._running.drop_finished()
         return outputs
