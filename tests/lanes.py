@@ -23,7 +23,7 @@ LONGEST = (
     "faults/test_ranks.py",
     "integration/models/test_identity.py",
     "integration/commands/test_gpu_check.py",
-    "integration/engine/test_images.py",
+    "integration/engine/images/test_images.py",
     "integration/models/test_captured.py",
     "integration/supervisor/test_fork_server.py",
     "integration/commands/test_bench_sides.py",

@@ -1,8 +1,8 @@
 """The demo model with faults that a prompt sets off, loaded through transformers like any model with code of its own.
 
 A prompt that holds one of the signs below makes each forward pass that computes it do what the sign says. The model
-never outputs one of them. A sign is three equal tokens: two of them side by side set it off, which nothing but these
-prompts has, and a batch that is cut in pieces keeps two of three together.
+never outputs one of them. A sign is three equal tokens: two of them side by side set it off, once in a pass, which
+nothing but these prompts has, and a batch that is cut in pieces keeps two of three together.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def act(sign):
 class FaultyLlamaForCausalLM(LlamaForCausalLM):
     def forward(self, input_ids=None, **kwargs):
         token_ids = input_ids[0].tolist()
-        for token_id, next_id in zip(token_ids, token_ids[1:]):
-            if token_id == next_id and token_id in FAULTS:
-                act(FAULTS[token_id])
+        pairs = zip(token_ids, token_ids[1:])
+        for token_id in set(one for one, following in pairs if one == following and one in FAULTS):
+            act(FAULTS[token_id])
         if STEP_DELAY_S:
             time.sleep(STEP_DELAY_S)
         return super().forward(input_ids=input_ids, **kwargs)

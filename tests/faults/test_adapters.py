@@ -19,7 +19,7 @@ from penstock.shared.errors import RequestFailedError
 from penstock.shared.lora.adapters import adapter_digest
 
 from ..gate import Gate
-from ..integration.engine.peft_folders import R4, R8, load_base, write_adapter
+from ..integration.engine.adapters.peft_folders import R4, R8, load_base, write_adapter
 from .conftest import Start
 from .watching import LONG, PARAMS, PROMPT, Watched, all_under_way, beating, busiest, engines, finish
 

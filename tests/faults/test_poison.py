@@ -37,7 +37,7 @@ async def until_claimed(stack: LocalStack, request_id: str) -> None:
     commands = CommandConnection(stack.url)
     broker = Broker(commands, Keys().model("demo"))
     try:
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(400):
             while await broker.state(request_id) == "queued":
                 await asyncio.sleep(0.005)
     finally:
@@ -87,7 +87,7 @@ async def test_max_deliveries_and_the_dead_command(start_faulty: Start, capsys: 
         return capsys.readouterr().out
 
     async with Client.connect(stack.url) as client:
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(400):
             with pytest.raises(PoisonRequestError):
                 await client.generate(f"{PROMPT} {ABORT}", PARAMS, request_id="p1")
             assert "p1" in await asyncio.to_thread(dead, "list")
@@ -111,7 +111,7 @@ async def test_an_exception_for_one_request_fails_that_one_alone(start_faulty: S
         with pytest.raises(RequestFailedError, match="RuntimeError"):
             await client.generate(f"{PROMPT} {RAISE}", PARAMS)
         gate.open()
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(400):
             await asyncio.gather(*(one.task for one in innocents))
         for one in innocents:
             one.check(whole)
@@ -126,7 +126,7 @@ async def test_what_does_not_decode_is_parked(start_faulty: Start) -> None:
     broker = Broker(commands, keys)
     async with Client.connect(stack.url) as client:
         await broker.enqueue("garbled", b"\xc1nonsense", result_ttl_ms=60_000)
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(400):
             with pytest.raises(PenstockError, match="not a request this worker can read"):
                 await (await client.handle("garbled")).result()
         assert await broker.state("garbled") == "parked"

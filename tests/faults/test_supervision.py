@@ -34,6 +34,10 @@ from .watching import (
 
 # Longer than everybody's patience: leases 1 to 3 s, a connection on which nothing comes 5 s, stalls 10 s.
 STOP_S = 12.0
+# Longer than any lease and heartbeat lives, so that a core that cannot answer for so long is seen by all who look.
+GIL_S = 5.0
+# What a log says of an engine that was ended, or of what ended it.
+ENDS = ("core_stalled", "engine_lost", "engine_given_up", "supervisor_paused", "worker_process_paused")
 # Requests that are answered while the engine is kept busy, many times what it can hold at once.
 SATURATION_REQS = 160
 
@@ -41,6 +45,11 @@ SATURATION_REQS = 160
 async def log_of(stack: LocalStack) -> str:
     """The log of all workers."""
     return await asyncio.to_thread(lambda: stack.workers[0].log)
+
+
+def ends_in(log: str) -> list[str]:
+    """The lines of a log that say why an engine was started again."""
+    return [line for line in log.splitlines() if any(f'"event": "{event}"' in line for event in ENDS)]
 
 
 async def test_a_paused_worker_that_wakes_after_its_requests_moved_is_refused(start: Start, gate: Gate) -> None:
@@ -154,8 +163,11 @@ async def test_a_core_that_is_stopped_is_replaced_within_the_stall_timeout(start
 
 
 async def test_no_false_alarm_at_saturation(start_faulty: Start) -> None:
-    """With 5 s of a GIL that is not given back inside the core, and 5 s of computing beside its steps."""
-    stack = await start_faulty(1, gil_s=5.0)
+    """With a GIL that is not given back inside the core, and computing beside its steps, both for longer than leases.
+
+    The stall timeout is many times that: what a core does in it is none of the watch's business, on any machine.
+    """
+    stack = await start_faulty(1, "--stall-timeout", "100", gil_s=GIL_S)
     params = SamplingParams(temperature=1.0, max_tokens=100, ignore_eos=True)
     num_done = 0
     async with Client.connect(stack.url) as client:
@@ -177,10 +189,10 @@ async def test_no_false_alarm_at_saturation(start_faulty: Start) -> None:
         async with asyncio.timeout(250):
             await asyncio.gather(*(ask() for _ in range(32)), faults())
         after = await busiest(stack.url)
-    assert after.num_restarts == 0, (await log_of(stack))[-4000:]
+    assert after.num_restarts == 0, ends_in(await log_of(stack))
     assert (after.core_pid, after.worker_pid, after.num_restarts) == (before.core_pid, before.worker_pid, 0)
     assert after.step_counter > before.step_counter
-    assert "stall" not in await log_of(stack)
+    assert "core_stalled" not in await log_of(stack)
 
 
 async def test_a_heartbeat_tells_what_an_engine_does(start: Start, gate: Gate) -> None:

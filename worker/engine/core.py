@@ -19,8 +19,8 @@ from .images.interface import Images, NoImages
 from .logits_processors import PROCESSOR_FAILED, LogitsProcessors, ProcessedRequest, ProcessorFailedError
 from .own_ordering import ORDERING_FAILED, Key, OrderingFailedError, nothing_to_rank
 from .sampling.param_checks import check_in_vocabulary, check_params
-from .scheduling.adapters import Adapters, NoAdapters
-from .scheduling.grammars import Grammars, NoGrammars
+from .scheduling.admission.adapters import Adapters, NoAdapters
+from .scheduling.admission.grammars import Grammars, NoGrammars
 from .scheduling.image_spans import ImageSpan
 from .scheduling.isolation import Isolation
 from .scheduling.prompt_embeds import check_prompt_embeds, extra_keys_of, prompt_of

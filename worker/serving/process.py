@@ -29,6 +29,7 @@ from ...shared.shards import make_connections
 from ...shared.tracing.endpoint import is_enabled
 from ..config.worker_config import WorkerConfig
 from ..group.member import GroupMember, NoGroup
+from ..starvation import waited_for_processor_s
 from ..text.tokenizer import TextCodec
 from .core.client import CoreClient, CoreLostError, CoreStartupError, LoadTimeoutError
 from .core.stall import StallWatch
@@ -97,7 +98,9 @@ class WorkerProcess:
             self._group = GroupMember(config, self._commands, self._subscriber, self._core, tell)
         self._service = WorkerService(config, self._commands, self._subscriber, self._core, self._heartbeat)
         self._step_log = StepLog(config.step_log, config.engine_id)
-        self._stall_watch = StallWatch(self._core.progress, config.stall_timeout_s)
+        self._stall_watch = StallWatch(
+            self._core.progress, config.stall_timeout_s, lambda: waited_for_processor_s(self._core.pid)
+        )
         self._heartbeat.watch(self._core.progress, self._stall_watch)
         self._status = StatusLines(config.engine_id, self._heartbeat)
         self._service.on_reloaded = lambda: self._status.report(self._status.state)

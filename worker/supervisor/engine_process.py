@@ -15,6 +15,7 @@ from ...shared.errors import RedisUnavailableError
 from ...shared.messages.worker_status import EngineState, WorkerStatus
 from ..config.worker_config import WorkerConfig
 from ..process_tree import group_lives, is_stopped, kill_process_tree
+from ..starvation import waited_for_processor_s
 from .restart import Death
 from .worker_process import WorkerProcess, start_worker
 
@@ -57,6 +58,7 @@ class EngineProcess:
         self._config = config
         self._on_change = on_change
         self._num_tokens = 0
+        self._had_waited_s = 0.0
         self._silence: Death | None = None
         self._is_killed = False
         self._process: WorkerProcess | None = None
@@ -98,6 +100,10 @@ class EngineProcess:
         if self._process is not None and self.alive:
             self._is_killed = True
             kill_process_tree(self._process.pid)
+
+    def starved_s(self) -> float:
+        """How long it has waited for a processor since its last line."""
+        return self._waited_s() - self._had_waited_s
 
     @property
     def was_put_down(self) -> bool:
@@ -175,6 +181,7 @@ class EngineProcess:
         self.state = status.state
         self.has_spoken = True
         self.heard_at = asyncio.get_running_loop().time()
+        self._had_waited_s = self._waited_s()
         self._num_tokens = max(self._num_tokens, status.num_tokens)
         self.heartbeat = bytes(status.heartbeat) or self.heartbeat
         if status.weights_folder:
@@ -182,6 +189,9 @@ class EngineProcess:
         if status.state == EngineState.FAILED:
             self.failure = status
         self._on_change(self)
+
+    def _waited_s(self) -> float:
+        return waited_for_processor_s(self._process.pid) if self._process is not None and self.alive else 0.0
 
     def _close_life_line(self) -> None:
         if self._process is not None:

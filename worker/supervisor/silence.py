@@ -2,7 +2,7 @@
 
 A worker process writes a line every ``STATUS_INTERVAL_S``, loading included. It is taken for dead when the line is
 overdue by ``stall_timeout_s``. Time in which the supervisor itself did not run does not count: the lines of that time
-wait in the pipe, unread.
+wait in the pipe, unread. Nor does time in which the worker process was ready to run, and others had the processors.
 """
 
 from __future__ import annotations
@@ -55,5 +55,6 @@ class SilenceWatch:
         """Kill whoever was silent for too long, all times by the loop's clock."""
         for life in self._lives():
             silence_s = now - max(life.heard_at, awake_since)
-            if silence_s > (self._timeout_s if life.has_spoken else max(self._timeout_s, FIRST_LINE_TIMEOUT_S)):
+            timeout_s = self._timeout_s if life.has_spoken else max(self._timeout_s, FIRST_LINE_TIMEOUT_S)
+            if silence_s > timeout_s and silence_s - life.starved_s() > timeout_s:
                 life.end_silence(now - life.heard_at)

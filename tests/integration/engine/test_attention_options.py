@@ -27,7 +27,7 @@ from penstock.worker.models.ways.partition import CutRule
 
 from ...conftest import DEMO_MODEL
 from .harness import SHAPE, generate, request
-from .test_quantization import HAS_COMPILER
+from .weights.test_quantization import HAS_COMPILER
 
 KV_CACHE_BYTES = 1 << 20
 

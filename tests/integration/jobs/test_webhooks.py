@@ -138,6 +138,25 @@ async def _seen(receiver: Receiver, num: int) -> bool:
     return len(receiver.events) >= num
 
 
+async def _until_given_up(client: Client, receiver: Receiver, store: EventStore) -> None:
+    """One event is delivered, and three receivers fail each in its own way until theirs are dead."""
+    receiver.answers = {
+        "/down": (500, {}),
+        "/gone": (410, {}),
+        "/moved": (302, {"location": receiver.url("/elsewhere")}),
+    }
+    for name in ("down", "gone", "moved", "fine"):
+        await client.submit([1, 2], request_id=name, webhook_url=receiver.url(f"/{name}"))
+        await client.cancel(name)
+
+    async def ended() -> bool:
+        return len(await store.list(EventState.DEAD)) == 3 and len(await store.list(EventState.DELIVERED)) == 1
+
+    await until(ended, "events neither come nor are given up")
+    by_path = {path: list(counts.values()) for path, counts in receiver.seen.items()}
+    assert by_path == {"/down": [3], "/gone": [1], "/moved": [3], "/fine": [1]}
+
+
 @pytest.mark.slow
 async def test_what_is_not_taken_is_tried_again_then_given_up_and_can_be_replayed(
     start: Start,
@@ -151,22 +170,7 @@ async def test_what_is_not_taken_is_tried_again_then_given_up_and_can_be_replaye
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     start(*OPTIONS)
-    receiver.answers = {
-        "/down": (500, {}),
-        "/gone": (410, {}),
-        "/moved": (302, {"location": receiver.url("/elsewhere")}),
-    }
-    names = ["down", "gone", "moved", "fine"]
-    for name in names:
-        await client.submit([1, 2], request_id=name, webhook_url=receiver.url(f"/{name}"))
-        await client.cancel(name)
-
-    async def ended() -> bool:
-        return len(await store.list(EventState.DEAD)) == 3 and len(await store.list(EventState.DELIVERED)) == 1
-
-    await until(ended, "events neither come nor are given up")
-    by_path = {path: list(counts.values()) for path, counts in receiver.seen.items()}
-    assert by_path == {"/down": [3], "/gone": [1], "/moved": [3], "/fine": [1]}
+    await _until_given_up(client, receiver, store)
 
     async def webhook(*arguments: str) -> str:
         where = ["--redis-url", redis_url, "--namespace", namespace]

@@ -8,18 +8,39 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from penstock.shared.connection import CommandConnection
+
 from ...conftest import DEMO_MODEL
 from ...gate import Gate
 from ...processes import is_gone, living
 from ...warm_python import WARM_PYTHON_VARIABLE, WarmProgram
+from .stub_host import StartHost, StubHost, use_stub_workers
 
 DEADLINE_S = 240.0
+
+
+@pytest.fixture
+async def start_host(
+    commands: CommandConnection, redis_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[StartHost]:
+    use_stub_workers(monkeypatch, tmp_path)
+    hosts: list[StubHost] = []
+
+    async def start(num_engines: int = 1, **config: object) -> StubHost:
+        config = {"redis_url": redis_url, "namespace": namespace, "heartbeat_interval_s": 0.1, **config}
+        hosts.append(StubHost(commands, tmp_path, num_engines, config))
+        await hosts[-1].until_ready()
+        return hosts[-1]
+
+    yield start
+    for host in hosts:
+        await host.destroy()
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:

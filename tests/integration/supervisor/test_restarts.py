@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
@@ -13,7 +12,6 @@ import pytest
 import redis
 
 from penstock.shared import restart_delay
-from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import EngineDeadError
 from penstock.worker import cli as worker_cli
 from penstock.worker.supervisor import EngineStartError, worker_process
@@ -21,7 +19,7 @@ from penstock.worker.supervisor.restart import CRASH_LOOP_LIMIT, Death, Phase
 from penstock.worker.supervisor.supervisor import Urgency
 
 from ...processes import is_gone
-from .stub_host import StartHost, StubHost, eventually, use_stub_workers, wait_for_redis
+from .stub_host import StartHost, StubHost, eventually, wait_for_redis
 
 LONG_DELAY_S = 100.0
 
@@ -29,24 +27,6 @@ LONG_DELAY_S = 100.0
 @pytest.fixture(autouse=True)
 def _no_blocking_calls() -> None:
     """Overrides the project's: a supervisor spawns processes and reads /proc in its loop, which serves nobody else."""
-
-
-@pytest.fixture
-async def start_host(
-    commands: CommandConnection, redis_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[StartHost]:
-    use_stub_workers(monkeypatch, tmp_path)
-    hosts: list[StubHost] = []
-
-    async def start(num_engines: int = 1, **config: object) -> StubHost:
-        config = {"redis_url": redis_url, "namespace": namespace, "heartbeat_interval_s": 0.1, **config}
-        hosts.append(StubHost(commands, tmp_path, num_engines, config))
-        await hosts[-1].until_ready()
-        return hosts[-1]
-
-    yield start
-    for host in hosts:
-        await host.destroy()
 
 
 async def test_a_killed_worker_is_restarted_and_its_claims_are_back(start_host: StartHost) -> None:
@@ -180,34 +160,6 @@ async def test_kill_takes_back_what_was_held(start_host: StartHost, monkeypatch:
     assert await host.result() is False
     assert is_gone(stubborn)
     assert await host.broker.state("r") == "queued"
-
-
-@pytest.mark.parametrize("is_stopped", [True, False])
-async def test_a_silent_worker_is_killed_and_restarted(start_host: StartHost, is_stopped: bool) -> None:
-    host = await start_host(stall_timeout_s=2.0)
-    engine = host.engines[0]
-    if is_stopped:
-        host.process(0).suspend()
-    else:
-        first = engine.life
-        host.tell(0, "mute")
-        host.process(0).kill()
-        await eventually(lambda: engine.life is not first and engine.life.has_spoken)  # knows what it is to do
-        host.tell(0, "serve")
-    how = "it was stopped" if is_stopped else "it hangs"
-    await eventually(lambda: engine.death and re.fullmatch(rf".* said nothing for .*: {how}", engine.death.reason))
-    death = engine.death
-    assert death is not None
-    assert death.is_external == is_stopped
-    await eventually(lambda: engine.policy.phase is Phase.SERVING and engine.life.alive)
-
-
-async def test_a_supervisor_that_did_not_run_blames_nobody(start_host: StartHost) -> None:
-    host = await start_host(2, stall_timeout_s=2.0)
-    time.sleep(4)  # noqa: ASYNC251 - the point: its loop, which runs here, stands still
-    looked = asyncio.get_running_loop().time()
-    await eventually(lambda: all(engine.life.heard_at > looked + 1 for engine in host.engines))
-    assert [engine.death for engine in host.engines] == [None, None]
 
 
 async def test_a_host_without_room_for_a_process(start_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ async def test_the_core_s_progress_tells_more() -> None:
     writer = ProgressWriter(os.dup(reader.fd))
     reader.close()
     now = 0.0
-    watch = StallWatch(reader, 10.0, clock=lambda: now)
+    watch = StallWatch(reader, 10.0, lambda: 0.0, clock=lambda: now)
     heartbeat.watch(reader, watch)
 
     async def state() -> EngineState:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
@@ -18,7 +20,8 @@ class Core:
         self.now = 100.0
         self.num_messages_sent = 0
         self.progress = Progress(phase=Phase.IDLE)
-        self.watch = StallWatch(self, TIMEOUT_S, clock=lambda: self.now)
+        self.waited_s = 0.0
+        self.watch = StallWatch(self, TIMEOUT_S, lambda: self.waited_s, clock=lambda: self.now)
 
     def read(self) -> Progress:
         return self.progress
@@ -26,11 +29,12 @@ class Core:
     def set(self, **fields: object) -> None:
         self.progress = msgspec.structs.replace(self.progress, **fields)
 
-    def pass_time(self, seconds: float, interval_s: float = 0.5) -> str | None:
-        """Look every ``interval_s``, until a stall is found or the time is over."""
+    def pass_time(self, seconds: float, interval_s: float = 0.5, starved: float = 0.0) -> str | None:
+        """Look every ``interval_s``, until a stall is found or the time is over; ``starved`` is a share of it."""
         end = self.now + seconds
         while self.now < end:
             self.now += interval_s
+            self.waited_s += starved * interval_s
             finding = self.watch.look()
             if finding is not None:
                 return finding
@@ -127,8 +131,29 @@ def test_a_starved_worker_process_raises_no_alarm(core: Core) -> None:
     assert core.pass_time(300, interval_s=2.0) is None
 
 
+def test_time_in_which_the_core_waited_for_a_processor_does_not_count(core: Core) -> None:
+    core.set(phase=Phase.STEPPING, num_unfinished_reqs=1)
+    assert core.pass_time(300, starved=1.0) is None
+    assert not core.watch.is_stalling
+    assert core.pass_time(2 * TIMEOUT_S - 1, starved=0.5) is None
+    assert core.watch.is_stalling
+    finding = core.pass_time(2)
+    assert finding is not None
+    assert re.search(
+        r"for 10\.\d s while it held 1 request, 3\d\d\.\d s of waiting for a processor not counted", finding
+    )
+
+
+def test_waiting_before_the_last_step_excuses_nothing_after_it(core: Core) -> None:
+    core.set(phase=Phase.STEPPING, num_unfinished_reqs=1)
+    assert core.pass_time(100, starved=1.0) is None
+    core.set(step_counter=1)
+    assert core.pass_time(TIMEOUT_S) is None
+    assert core.pass_time(1) == "the engine core made no step for 10.0 s while it held 1 request"
+
+
 async def test_run_returns_the_finding() -> None:
     core = Core()
-    watch = StallWatch(core, 0.2)
+    watch = StallWatch(core, 0.2, lambda: 0.0)
     core.set(phase=Phase.STEPPING, num_unfinished_reqs=1)
     assert (await watch.run()).endswith("while it held 1 request")

@@ -38,7 +38,7 @@ class _Waiting:
 
 
 class AdapterLibrary:
-    """See ``scheduling.adapters.Adapters``, and ``engine.control.adapters`` for what else it is asked.
+    """See ``scheduling.admission.adapters.Adapters``, and ``engine.control.adapters`` for what else it is asked.
 
     Args:
         max_held: most adapters in host memory, at least as many as slots.

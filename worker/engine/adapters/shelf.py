@@ -123,7 +123,7 @@ class AdapterShelf:
         return True
 
     def take_digests(self) -> list[str] | None:
-        """See ``scheduling.adapters.Adapters``."""
+        """See ``scheduling.admission.adapters.Adapters``."""
         digests = sorted(digest for digest, held in self._held.items() if not held.is_leaving)
         if digests == self._told:
             return None

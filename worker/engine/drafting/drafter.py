@@ -24,7 +24,9 @@ MakeDrafters = Callable[[Request], Sequence[Drafter]]
 
 def make_drafters(request: Request) -> list[Drafter]:
     """Return what drafts for ``request``: who comes first is asked first, since it is more often right."""
-    drafters: list[Drafter] = [ForcedTextDrafter()]
+    drafters: list[Drafter] = []
+    if request.constraint is not None:
+        drafters.append(ForcedTextDrafter(request.constraint))
     if request.prediction:
         drafters.append(PredictionDrafter(request.prediction))
     return [*drafters, NgramDrafter(request)]

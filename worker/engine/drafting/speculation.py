@@ -2,7 +2,8 @@
 
 A forward of a few rows takes hardly longer than one of a single row: the weights are read once. How many that is was
 measured when the engine was loaded (``execution/free_rows.py``). What the step computes anyhow takes of it first, and
-guesses share the rest, so where many requests run there are none, and they cost nothing.
+guesses share the rest, so where many requests run there are none, and they cost nothing. What wrong guesses may cost a
+request is bounded (``allowance.py``).
 """
 
 from __future__ import annotations
@@ -13,55 +14,25 @@ from typing import Protocol
 from ..scheduling.blocks.block_tables import BlockTables
 from ..scheduling.request import Request
 from ..scheduling.scheduler_output import SchedulerOutput
+from .allowance import Allowance
 from .drafter import Drafter, MakeDrafters, make_drafters
-
-# A guess that is wrong has cost its rows. Who guesses wrong is asked for less, down to nothing, and again after so many
-# tokens; each time that it is wrong again it is left alone twice as long.
-_FIRST_PAUSE, _LONGEST_PAUSE = 2, 32
 
 
 class _Drafting:
-    """What is known of the guesses for one request."""
+    """What guesses for one request, and what that may still cost."""
 
-    def __init__(self, request: Request, drafters: list[Drafter], max_draft_tokens: int) -> None:
+    def __init__(self, request: Request, drafters: Sequence[Drafter], max_draft_tokens: int) -> None:
         self._drafters = drafters
-        self._max_draft_tokens = max_draft_tokens
-        self._limit = max_draft_tokens
-        self._pause = _FIRST_PAUSE
-        self._not_before = 0
-        # Of its last guesses: how many tokens it had, and how many were guessed.
-        self._num_tokens = request.num_tokens
-        self._num_guessed = 0
+        self.allowance = Allowance(max_draft_tokens, request.num_tokens)
 
     def draft(self, request: Request, room: int) -> list[int]:
-        """Return at most ``room`` guesses."""
-        self._learn(request)
-        room = min(room, self._limit)
-        if request.num_tokens < self._not_before or room <= 0:
-            return []
-        for drafter in self._drafters:
-            found = drafter.draft(request, room)
-            if found:
-                self._num_tokens, self._num_guessed = request.num_tokens, len(found)
-                return found
+        """Return at most ``room`` guesses, which is at least 1."""
+        room = min(room, self.allowance.room(request.num_tokens))
+        if room:
+            for drafter in self._drafters:
+                if found := drafter.draft(request, room):
+                    return found
         return []
-
-    def _learn(self, request: Request) -> None:
-        """Of what has become of the last guesses: all were right, some, or none."""
-        if not self._num_guessed:
-            return
-        num_right = request.num_tokens - self._num_tokens - 1
-        if num_right >= self._num_guessed:
-            self._limit, self._pause = min(2 * self._limit, self._max_draft_tokens), _FIRST_PAUSE
-        elif num_right > 0:
-            self._limit, self._pause = max(num_right + 1, 2), _FIRST_PAUSE
-        elif self._limit > 1:
-            self._limit //= 2
-        else:
-            self._not_before = request.num_tokens + self._pause
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        self._limit = min(self._limit, self._max_draft_tokens)
-        self._num_guessed = 0
 
 
 class Memory(Protocol):
@@ -127,17 +98,23 @@ class Speculation:
             # Rounded up, so that the first have it where there is not one for each; what one leaves goes to the others.
             share = -(-num_free // (len(decoding) - index))
             room = min(share, request.max_output_tokens - request.num_output_tokens - 1)
-            guesses = self._drafting_of(request).draft(request, room) if room > 0 else []
-            num_kept_free = len(output.requests) * tables.blocks_at_once
-            guesses = guesses[: self._room_in_blocks(request, len(guesses), num_kept_free, tables)]
+            if room <= 0:
+                continue
+            guesses = self._drafting_of(request).draft(request, room)
+            if guesses:
+                num_kept_free = len(output.requests) * tables.blocks_at_once
+                guesses = guesses[: self._room_in_blocks(request, len(guesses), num_kept_free, tables)]
             if guesses:
                 output.guess(place, guesses)
                 self.num_draft_tokens += len(guesses)
                 num_free -= len(guesses)
 
-    def judged(self, num_accepted: int) -> None:
+    def judged(self, request: Request, num_guessed: int, num_accepted: int) -> None:
         """See ``Guessing``."""
         self.num_accepted_tokens += num_accepted
+        drafting = self._draftings.get(request.request_id)
+        if drafting is not None:  # else it has lost its blocks meanwhile
+            drafting.allowance.judge(num_guessed, num_accepted)
 
     def forget(self) -> None:
         """See ``Guessing``."""
@@ -146,7 +123,7 @@ class Speculation:
     def _drafting_of(self, request: Request) -> _Drafting:
         drafting = self._draftings.get(request.request_id)
         if drafting is None:
-            drafting = _Drafting(request, list(self._memory.drafters_for(request)), self._max_draft_tokens)
+            drafting = _Drafting(request, self._memory.drafters_for(request), self._max_draft_tokens)
             self._draftings[request.request_id] = drafting
         return drafting
 
@@ -158,6 +135,6 @@ class Speculation:
         preempted for a guess.
         """
         num_blocks = tables.num_missing(request, request.num_tokens + wanted)
-        if wanted and num_blocks > 0 and tables.pool.num_free - num_blocks >= num_kept_free:
+        if num_blocks > 0 and tables.pool.num_free - num_blocks >= num_kept_free:
             tables.grow(request, request.num_tokens + wanted)
         return min(wanted, tables.num_tokens_in(request) - request.num_tokens)

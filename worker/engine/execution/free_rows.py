@@ -8,12 +8,11 @@ from collections.abc import Iterator
 import structlog
 import torch
 
+from ..scheduling.guessing import STEP_COST
 from .model_runner import ModelRunner
 
 # Tokens of a forward that are tried. On a CPU products work on 6 rows at a time, or on 16 with matrix tiles.
 _SIZES = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
-# A forward with guesses gives at least the token that one without gives. So much longer it may take.
-_MOST_COST = 1.25
 # What else runs on the machine makes a forward longer, and never shorter: so the least of so many counts, and a size is
 # given up only when none of so many was short enough.
 _NUM_TRIALS = 6
@@ -30,7 +29,7 @@ def measure_free_rows(runner: ModelRunner, most: int) -> int:
     least_s = min(_times_s(runner, 1))
     found = 1
     for size in _SIZES:
-        if size > most or not any(time_s <= _MOST_COST * least_s for time_s in _times_s(runner, size)):
+        if size > most or not any(time_s <= (1 + STEP_COST) * least_s for time_s in _times_s(runner, size)):
             break
         found = size
     log.info("free_rows", num_free_rows=found, time_of_one_ms=round(least_s * 1e3, 3))

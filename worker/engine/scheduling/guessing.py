@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from .blocks.block_tables import BlockTables
+from .request import Request
 from .scheduler_output import SchedulerOutput
+
+# So much longer than a step of one row one with guesses may take: rows beyond that are not free.
+STEP_COST = 0.25
 
 
 class Guessing(Protocol):
@@ -25,8 +29,8 @@ class Guessing(Protocol):
         """Give requests of ``output`` guesses, and blocks for them, if they want any."""
         ...
 
-    def judged(self, num_accepted: int) -> None:
-        """Note that so many guesses of a request came true."""
+    def judged(self, request: Request, num_guessed: int, num_accepted: int) -> None:
+        """Note that of ``num_guessed`` guesses, which a step computed for ``request``, so many came true."""
         ...
 
     def forget(self) -> None:
@@ -44,7 +48,7 @@ class NoGuessing:
     def extend(self, output: SchedulerOutput, tables: BlockTables) -> None:
         """None wants any."""
 
-    def judged(self, num_accepted: int) -> None:
+    def judged(self, request: Request, num_guessed: int, num_accepted: int) -> None:
         """There were none."""
 
     def forget(self) -> None:

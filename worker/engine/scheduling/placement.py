@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import chain
 
 from ....shared.messages.from_core import EngineCoreEventType
+from .admission.residency import Residency
 from .batches.flights import Flights
 from .blocks.block_pool import BlockPool
 from .blocks.block_tables import BlockTables
 from .blocks.prefix_cache import PrefixCache
 from .ordering import RequestQueue
 from .request import Request, RequestStatus
-from .residency import Residency
 from .scheduler_output import SchedulerOutput
 from .timeline import Timeline
 

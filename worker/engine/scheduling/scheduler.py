@@ -29,6 +29,7 @@ from collections.abc import Iterable
 from ....shared.errors import ConfigurationError
 from ....shared.messages.from_core import EngineCoreEventType, EngineCoreOutput, SchedulerStats
 from ....shared.messages.outcome import FinishReason, RequestError
+from .admission.residency import NoResidency, Residency
 from .batches.flights import Flights, OneFlight
 from .blocks.block_pool import BlockPool
 from .blocks.block_tables import BlockTables, OneTable
@@ -40,7 +41,6 @@ from .ordering import FirstComeFirstServed, OrderingPolicy, RequestQueue
 from .placement import Placement
 from .prompt_budget import PromptRowBudget
 from .request import STATUS_OF_REASON, Request, RequestStatus
-from .residency import NoResidency, Residency
 from .scheduler_output import SampledTokens, SchedulerOutput
 from .step_outputs import end_of_pooled, output_of
 from .stop import check_stop, take_tokens
@@ -221,8 +221,9 @@ class Scheduler:
                 finished = True
             outputs.append(new_output)
         self._num_generation_tokens += num_generation_tokens
-        for place in output.guesses:
-            self._guessing.judged(max(0, len(sampled.token_ids[place]) - 1))
+        for place, guesses in output.guesses.items():
+            num_accepted = max(0, len(sampled.token_ids[place]) - 1)
+            self._guessing.judged(output.requests[place], len(guesses), num_accepted)
         if finished:
             self._running.drop_finished()
         return outputs

@@ -1,7 +1,9 @@
 """Finds a core that hangs: it has work, and makes no step.
 
 Read from shared memory, so nothing depends on the core's goodwill. Not a stall: loading and compiling, having nothing
-to do, and time in which this process itself did not run (it was stopped, or starved with the core beside it).
+to do, time in which this process itself did not run (it was stopped, or starved with the core beside it), and time in
+which the core was ready to run but others had the processors. A core that turns in a loop where many share a processor
+is found later by that.
 """
 
 from __future__ import annotations
@@ -37,10 +39,18 @@ class StallWatch:
     Args:
         progress: of the core.
         stall_timeout_s: how long the core may have work and make no step.
+        waited_s: says how long it has waited for a processor so far.
     """
 
-    def __init__(self, progress: Readable, stall_timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        progress: Readable,
+        stall_timeout_s: float,
+        waited_s: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._progress = progress
+        self._waited_s = waited_s
         self._timeout_s = stall_timeout_s
         self._interval_s = min(MAX_INTERVAL_S, stall_timeout_s / LOOKS_PER_TIMEOUT)
         # A short timeout forgives less, or half of it spent asleep would look like a stall.
@@ -48,6 +58,9 @@ class StallWatch:
         self._clock = clock
         self._seen = Progress()
         self._looked_at = self._still_since = clock()
+        # Of the time since ``_still_since`` what does not count, and what ``waited_s`` said at the last look.
+        self._starved_s = 0.0
+        self._has_waited_s = 0.0
 
     @property
     def is_stalling(self) -> bool:
@@ -65,27 +78,35 @@ class StallWatch:
 
     def look(self) -> str | None:
         """Take one look; returns the cause if the core has stalled."""
-        now, seen = self._clock(), self._progress.read()
+        now, seen, has_waited_s = self._clock(), self._progress.read(), self._waited_s()
         num_waiting = self._progress.num_messages_sent - seen.num_messages_taken
         has_work = seen.num_unfinished_reqs > 0 or num_waiting > 0
         overslept_s = now - self._looked_at - self._interval_s
         if overslept_s > self._max_oversleep_s:
             log.warning("worker_process_paused", gap_s=round(overslept_s, 1))
-            self._still_since = now
+            self._begin(now)
         elif seen != self._seen or not has_work or seen.phase in _PATIENT_PHASES:
-            self._still_since = now
-        self._seen, self._looked_at = seen, now
+            self._begin(now)
+        else:
+            # The kernel counts a wait when it is over, which may have begun before the last step ended.
+            starved_s = self._starved_s + max(0.0, has_waited_s - self._has_waited_s)
+            self._starved_s = min(starved_s, now - self._still_since)
+        self._seen, self._looked_at, self._has_waited_s = seen, now, has_waited_s
         if self._still_s < self._timeout_s:
             return None
         if seen.num_unfinished_reqs > 0:
             held = f"it held {_count(seen.num_unfinished_reqs, 'request')}"
         else:
             held = f"{_count(num_waiting, 'message')} waited for it"
-        return f"the engine core made no step for {self._still_s:.1f} s while {held}"
+        starved = f", {self._starved_s:.1f} s of waiting for a processor not counted" if self._starved_s >= 0.1 else ""
+        return f"the engine core made no step for {self._still_s:.1f} s while {held}{starved}"
+
+    def _begin(self, now: float) -> None:
+        self._still_since, self._starved_s = now, 0.0
 
     @property
     def _still_s(self) -> float:
-        return self._looked_at - self._still_since
+        return self._looked_at - self._still_since - self._starved_s
 
 
 def _count(number: int, noun: str) -> str:

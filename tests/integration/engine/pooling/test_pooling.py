@@ -1,0 +1,215 @@
+"""Prompts that are pooled give what transformers makes of each alone, however they are cut up and mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.kernels import native
+from penstock.shared.control.sleeping import Sleep, WakeUp
+from penstock.shared.errors import ConfigurationError
+from penstock.shared.messages.outcome import FinishReason
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.engine.composition import Engine, build_engine
+
+from ..harness import ask
+from .pooling_models import MODELS, VOCAB_SIZE, array_of, as_sentence_transformers, cosine, make_model, pool, request
+
+Make = Callable[..., Engine]
+# Longer than a step's budget, which is 32: a decoder has them in chunks, an encoder whole.
+LENS = (5, 1, 17, 40, 9, 25, 60, 3)
+PROMPTS = [np.random.default_rng(n).integers(5, VOCAB_SIZE, n).tolist() for n in LENS]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def make(**options: Any) -> Engine:
+        sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "kv_cache_memory": 1 << 18, "num_threads": 1}
+        return build_engine(EngineConfig(model=str(tmp_path), **{**sizes, **options}), tmp_path)
+
+    return make
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_prompt_gives_in_company_what_transformers_makes_of_it_alone(name: str, tmp_path: Path, make: Make) -> None:
+    module = make_model(tmp_path, name)
+    engine = make(runner="pooling")
+    task = engine.ready.supported_tasks[0]
+    ended = pool(
+        engine.core, [request(str(i), prompt, task=task, use_activation=False) for i, prompt in enumerate(PROMPTS)]
+    )
+    is_decoder = name.startswith(("qwen", "llama", "gemma"))
+    # By transformers' own code where no plan says how it is made.
+    assert engine.ready.attention_backend == ("torch" if name.startswith("albert") else "native")
+    for i, prompt in enumerate(PROMPTS):
+        with torch.no_grad():
+            token_ids = torch.tensor([prompt])
+            if task == "embed":
+                theirs = module.base_model(input_ids=token_ids).last_hidden_state[0, -1 if is_decoder else 0]
+            else:
+                theirs = module(input_ids=token_ids).logits[0]
+        ours = array_of(ended[str(i)])
+        assert ours.shape == theirs.shape
+        assert cosine(ours, theirs.numpy()) >= 1 - 1e-6
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-3, atol=1e-4)
+        assert ended[str(i)].finish_reason == FinishReason.STOP
+        assert ended[str(i)].new_token_ids == []
+
+
+def test_a_mean_is_of_all_chunks_also_of_a_prompt_that_lost_its_blocks(tmp_path: Path, make: Make) -> None:
+    module = make_model(tmp_path, "qwen3")
+    as_sentence_transformers(tmp_path, "pooling_mode_mean_tokens", normalize=True)
+    core = make(block_size=4, kv_cache_memory=20 * 4 * 3 * 2 * 2 * 16 * 4).core
+    # The first prompt again: its blocks are in the cache, and its hidden states are not.
+    again = [request(f"again {i}", PROMPTS[6]) for i in range(3)]
+    ended = pool(core, [request("one", PROMPTS[6]), request("other", PROMPTS[3])]) | pool(core, again)
+    with torch.no_grad():
+        states = module.base_model(input_ids=torch.tensor([PROMPTS[6]])).last_hidden_state[0]
+    theirs = torch.nn.functional.normalize(states.mean(0), dim=0).numpy()
+    for name in ("one", "again 0", "again 2"):
+        np.testing.assert_allclose(array_of(ended[name]), theirs, atol=1e-5)
+
+
+def test_the_last_token_needs_no_hidden_state_of_what_is_in_the_cache(tmp_path: Path, make: Make) -> None:
+    make_model(tmp_path, "qwen3")
+    core = make(runner="pooling", block_size=4).core
+    first, again = (pool(core, [request("a", PROMPTS[6])])["a"] for _ in range(2))
+    assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 56)
+    np.testing.assert_allclose(array_of(first), array_of(again), atol=1e-5)
+
+
+def test_embeddings_are_cut_and_normalised_as_the_folder_and_the_request_say(tmp_path: Path, make: Make) -> None:
+    make_model(tmp_path, "bert", matryoshka_dimensions=[16, 64])
+    as_sentence_transformers(tmp_path, "pooling_mode_cls_token", normalize=False, prompts={"query": "find: "})
+    engine = make()
+    assert engine.ready.pooling is not None
+    assert engine.ready.pooling.prompts == {"query": "find: "}
+    ended = pool(
+        engine.core,
+        [
+            request("plain", PROMPTS[0]),
+            request("long", PROMPTS[0], use_activation=True),
+            request("cut", PROMPTS[0], use_activation=True, dimensions=16),
+            request("tokens", PROMPTS[0], task="token_embed"),
+        ],
+    )
+    plain, long, cut, tokens = (array_of(ended[name]) for name in ("plain", "long", "cut", "tokens"))
+    np.testing.assert_allclose(long, plain / np.linalg.norm(plain), rtol=1e-5)
+    np.testing.assert_allclose(cut, plain[:16] / np.linalg.norm(plain[:16]), rtol=1e-5)
+    np.testing.assert_allclose(tokens[0], plain, rtol=1e-5)
+    refused = engine.core.add_request(request("bad", PROMPTS[0], dimensions=17))
+    assert refused is not None
+    assert refused.error is not None
+    assert refused.error.message == "dimensions must be one of 16, 64 for this model, got 17"
+
+
+def test_the_second_text_of_a_pair_has_tokens_of_its_own_kind(tmp_path: Path, make: Make) -> None:
+    module = make_model(tmp_path, "bert, three classes")
+    core = make().core
+    pair, alone = request("pair", PROMPTS[2]), request("alone", PROMPTS[2])
+    pair.second_text_at = 7
+    ended = pool(core, [alone, pair, request("other", PROMPTS[4])])
+    types = torch.tensor([[0] * 7 + [1] * (len(PROMPTS[2]) - 7)])
+    with torch.no_grad():
+        theirs = module(input_ids=torch.tensor([PROMPTS[2]]), token_type_ids=types).logits[0].softmax(-1)
+    np.testing.assert_allclose(array_of(ended["pair"]), theirs.numpy(), atol=1e-5)
+    assert not np.allclose(array_of(ended["pair"]), array_of(ended["alone"]), atol=1e-3)
+
+
+def test_a_model_of_one_type_of_tokens_takes_pairs_as_they_are(tmp_path: Path, make: Make) -> None:
+    """Rerankers of XLM-RoBERTa's kind; whatever the tokenizer in the folder says of the second text."""
+    module = make_model(tmp_path, "xlm-roberta, one class")
+    pair = request("pair", PROMPTS[2])
+    pair.second_text_at = 7
+    ended = pool(make().core, [pair, request("alone", PROMPTS[4])])
+    with torch.no_grad():
+        theirs = module(input_ids=torch.tensor([PROMPTS[2]])).logits[0].sigmoid()
+    np.testing.assert_allclose(array_of(ended["pair"]), theirs.numpy(), atol=1e-5)
+
+
+def test_what_a_model_that_pools_does_not_do_is_refused(tmp_path: Path, make: Make) -> None:
+    make_model(tmp_path, "roberta")
+    engine = make()
+    # Two of its 64 positions are before the first token.
+    assert engine.ready.max_model_len == 62
+    refused = engine.core.add_request(request("bad", PROMPTS[0], task="classify"))
+    assert refused is not None
+    assert refused.error is not None
+    assert refused.error.code == "unsupported_task"
+    with pytest.raises(ConfigurationError, match="deterministic is for models that generate, and this one pools"):
+        make(deterministic=True)
+
+
+@pytest.mark.parametrize("name", ["roberta", "modernbert"])
+@pytest.mark.parametrize("options", [{"quantization": "int8"}, {"dtype": "bfloat16"}], ids=str)
+def test_an_encoder_in_other_numbers_is_what_single_operations_make_of_them(
+    name: str, options: dict[str, Any], tmp_path: Path, make: Make
+) -> None:
+    make_model(tmp_path, name)
+    prompts = [request(str(i), prompt, use_activation=False) for i, prompt in enumerate(PROMPTS)]
+    compiled, single = (make(attention_backend=backend, **options) for backend in ("native", "reference"))
+    ours, theirs = pool(compiled.core, prompts), pool(single.core, prompts)
+    for i in ours:
+        assert cosine(array_of(ours[i]), array_of(theirs[i])) >= 0.999
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+def test_any_number_of_threads_embeds_the_same(name: str, tmp_path: Path, make: Make) -> None:
+    """Each takes whole texts where there are enough, and all work on one that is longer than the others together."""
+    make_model(tmp_path, name)
+    prompts = [request(str(i), prompt) for i, prompt in enumerate(PROMPTS)]
+    try:
+        found = []
+        for num_threads in (1, 2, 3):
+            core = make(num_threads=num_threads, max_num_seqs=8, max_num_batched_tokens=256).core
+            ended = pool(core, prompts) | pool(core, [request("long", PROMPTS[6]), request("short", PROMPTS[1])])
+            found.append({request_id: array_of(output) for request_id, output in ended.items()})
+    finally:
+        native.set_num_threads(1)
+    for others in found[1:]:
+        for request_id, array in others.items():
+            np.testing.assert_array_equal(array, found[0][request_id])
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_what_attends_in_an_encoder_can_be_chosen(backend: str, tmp_path: Path, make: Make) -> None:
+    make_model(tmp_path, "bert")
+    assert (
+        make(attention_backend=backend).ready.attention_backend == {"native": "native", "reference": "torch"}[backend]
+    )
+
+
+def test_an_encoder_that_cannot_attend_as_asked_is_refused(tmp_path: Path, make: Make) -> None:
+    make_model(tmp_path, "albert, layers that share weights")
+    with pytest.raises(ConfigurationError, match="attention_backend is 'native', but the attention of AlbertModel"):
+        make(attention_backend="native")
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}], ids=["float32", "int8"])
+def test_an_encoder_gives_the_same_after_it_slept(options: dict[str, Any], tmp_path: Path, make: Make) -> None:
+    make_model(tmp_path, "bert")
+    engine = make(**options)
+    before = array_of(pool(engine.core, [request("before", PROMPTS[6])])["before"])
+    for level in (1, 2):
+        ask(engine, Sleep(level=level))
+        ask(engine, WakeUp())
+        after = array_of(pool(engine.core, [request("after", PROMPTS[6])])["after"])
+        np.testing.assert_array_equal(after, before)
+
+
+@pytest.mark.parametrize(("name", "of_ours", "of_torch"), [("bert", 2, 1), ("albert, layers that share weights", 2, 2)])
+def test_threads_of_torch_do_not_keep_cores_that_our_own_compute_on(
+    name: str, of_ours: int, of_torch: int, tmp_path: Path, make: Make
+) -> None:
+    make_model(tmp_path, name)
+    try:
+        make(runner="pooling", num_threads=2)
+        assert (native.num_threads(), torch.get_num_threads()) == (of_ours, of_torch)
+    finally:
+        native.set_num_threads(1)
+        torch.set_num_threads(1)

@@ -1,0 +1,275 @@
+"""A real engine core of two ranks: tokens, control calls and ends are those of one, and all end together."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from penstock.shared.control.calls import Utility
+from penstock.shared.control.diagnosis import DummyBatchDone, ExecuteDummyBatch, ProfileSaved, StartProfile, StopProfile
+from penstock.shared.control.rpc import CollectiveRpc
+from penstock.shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
+from penstock.shared.control.weights import ReloadWeights, SaveShardedState
+from penstock.shared.messages.from_core import Ready, StartupFailed
+from penstock.shared.messages.ranks import RankSetup
+from penstock.shared.messages.to_core import Shutdown
+from penstock.shared.params.images import ImageInput
+from penstock.worker.config.engine_config import EngineConfig
+from penstock.worker.process_tree import is_zombie
+from penstock.worker.survey.images.models import write_seeing_model
+from penstock.worker.survey.images.processors import PLACEHOLDER
+from penstock.worker.survey.images.truth import picture, png
+
+from ..harness import CoreProcess, request
+
+SPOILING = """
+from penstock.worker.engine.rpc import rpc_method
+
+@rpc_method("spoil")
+def spoil(engine):
+    def run(step):
+        raise ValueError("here alone")
+
+    engine.model.forward.local.run = run
+"""
+PROMPTS = [[5, 6, 7], [9] * 40]
+WEIGHTS = "model.safetensors"
+
+
+def start(core: CoreProcess, model: Path, **options: Any) -> Any:
+    config = EngineConfig(model=str(model), num_threads=1, max_num_seqs=4, kv_cache_memory=1 << 24, **options)
+    return core.start(config.encode())
+
+
+def started(core: CoreProcess, model: Path, **options: Any) -> RankSetup:
+    ready = start(core, model, tensor_parallel_size=2, **options)
+    assert isinstance(ready, Ready), ready
+    assert ready.ranks is not None
+    return ready.ranks
+
+
+def tokens(core: CoreProcess) -> list[list[int]]:
+    for index, prompt in enumerate(PROMPTS):
+        core.send(request(str(index), prompt))
+    outputs = core.collect(len(PROMPTS))
+    return [[token for row in outputs[str(index)] for token in row.new_token_ids] for index in range(len(PROMPTS))]
+
+
+def ask(core: CoreProcess, call: Utility) -> Any:
+    output = core.call(call)
+    assert output.error is None, output.error
+    return output.answer
+
+
+def receive_for_ever(core: CoreProcess) -> None:
+    while True:
+        core.receive()
+
+
+def await_end(process: psutil.Process) -> None:
+    give_up_at = time.monotonic() + 120
+    while not is_zombie(process):
+        assert time.monotonic() < give_up_at, "a rank lives on"
+        time.sleep(0.01)
+
+
+def with_other_weights(model: Path, folder: Path) -> Path:
+    folder.mkdir()
+    for path in model.iterdir():
+        (folder / path.name).symlink_to(path)
+    state = load_file(model / WEIGHTS)
+    state["model.layers.1.input_layernorm.weight"] *= 2
+    (folder / WEIGHTS).unlink()
+    save_file(state, folder / WEIGHTS, {"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+def other_core() -> Any:
+    process = CoreProcess()
+    yield process
+    process.process.kill()
+    process.close()
+
+
+def test_a_life_of_two_ranks(
+    core_process: CoreProcess, other_core: CoreProcess, demo_model: Path, tmp_path: Path
+) -> None:
+    model, core = tmp_path / "model", core_process
+    model.mkdir()
+    for path in demo_model.iterdir():
+        if path.is_file():
+            (model / path.name).symlink_to(path)
+    assert isinstance(start(other_core, model), Ready)
+    expected = tokens(other_core)
+    ranks = started(core, model, profile_dir=str(tmp_path / "profiles"))
+    assert (ranks.tensor_parallel_size, len(ranks.pids)) == (2, 2)
+    assert len(set(ranks.weight_bytes)) == len(set(ranks.kv_cache_bytes)) == 1
+    assert tokens(core) == expected
+
+    assert ask(core, StartProfile()).folder == str(tmp_path / "profiles")
+    assert isinstance(ask(core, ExecuteDummyBatch()), DummyBatchDone)
+    assert isinstance(ask(core, StopProfile()), ProfileSaved)
+    assert [path.name.count("-rank0-") for path in sorted((tmp_path / "profiles").iterdir())] == [1, 0]
+
+    for level in (1, 2):
+        assert ask(core, Sleep(level=level)) == SleepState(level, ["weights", "kv_cache"])
+        assert ask(core, WakeUp(["kv_cache"])) == SleepState(level, ["weights"])
+        assert ask(core, WakeUp()) == SleepState()
+        assert tokens(core) == expected
+
+    check_other_weights(core, other_core, model, tmp_path / "others", expected)
+    check_saving(core, other_core, ranks, model, tmp_path / "saved", expected)
+    check_a_wake_up_that_fails(core, model, tmp_path / "hidden", expected)
+    rank = psutil.Process(ranks.pids[1])
+    core.send(Shutdown())
+    assert core.process.wait() == 0
+    await_end(rank)
+
+
+def check_other_weights(
+    core: CoreProcess, other_core: CoreProcess, model: Path, folder: Path, expected: list[list[int]]
+) -> None:
+    """Other weights for both ranks, or for none."""
+    others = with_other_weights(model, folder)
+    changed = [ask(one, ReloadWeights(path=str(others))) and tokens(one) for one in (other_core, core)]
+    assert changed[0] == changed[1] != expected
+    ask(core, Sleep(level=2))
+    assert ask(core, WakeUp()) == SleepState(), "each reads its part of them again"
+    (others / WEIGHTS).unlink()  # what was loaded of it is mapped
+    (others / WEIGHTS).write_bytes(b"no weights")
+    refused = core.call(ReloadWeights(path=str(others)))
+    assert refused.error is not None
+    assert tokens(core) == changed[0]
+    ask(core, ReloadWeights(path=str(model)))
+    assert tokens(core) == expected
+
+
+def check_saving(
+    core: CoreProcess,
+    other_core: CoreProcess,
+    ranks: RankSetup,
+    model: Path,
+    folder: Path,
+    expected: list[list[int]],
+) -> None:
+    """What a rank has no room to write, none leaves behind; what is saved is whole, for any number of ranks."""
+    before = resource.prlimit(ranks.pids[1], resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    failed = core.call(SaveShardedState(str(folder)))
+    assert failed.error is not None
+    assert failed.error.code == "engine_state"
+    assert "rank 1 failed" in failed.error.message
+    assert "File too large" in failed.error.message
+    resource.prlimit(ranks.pids[1], resource.RLIMIT_FSIZE, before)
+    saved = ask(core, SaveShardedState(str(folder), max_size=1_000_000))
+    assert len(saved.files) > 1
+    assert {path.name for path in folder.iterdir()} - {path.name for path in model.iterdir()} == {
+        *saved.files,
+        "model.safetensors.index.json",
+    }
+    for one in (core, other_core):
+        ask(one, ReloadWeights(path=str(folder)))
+        assert tokens(one) == expected
+    ask(core, ReloadWeights(path=str(model)))
+
+
+def check_a_wake_up_that_fails(core: CoreProcess, model: Path, elsewhere: Path, expected: list[list[int]]) -> None:
+    """What cannot be had on any rank leaves all asleep, to be tried again."""
+    ask(core, Sleep(level=2))
+    hidden = (model / WEIGHTS).rename(elsewhere)
+    failed = core.call(WakeUp())
+    assert failed.error is not None
+    assert WEIGHTS in failed.error.message or str(model) in failed.error.message
+    assert ask(core, IsSleeping()).level == 2
+    hidden.rename(model / WEIGHTS)
+    assert ask(core, WakeUp()) == SleepState()
+    assert tokens(core) == expected
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen3_vl"])
+def test_two_ranks_that_read_images_sleep_and_change_their_weights(
+    name: str, core_process: CoreProcess, tmp_path: Path
+) -> None:
+    """The tower, which one of them has, with the rest; what they save is whole."""
+    core, model, place = core_process, tmp_path / "model", tmp_path / "saved"
+    model.mkdir()
+    write_seeing_model(name, model)
+    ranks = started(core, model)
+    assert ranks.weight_bytes[0] > ranks.weight_bytes[1], "the first has the tower, too"
+
+    def seen(seed: int) -> list[int]:
+        asked = request("r", [*range(40, 61), PLACEHOLDER, *range(80, 87)])
+        core.send(msgspec.structs.replace(asked, images=[ImageInput.of(png(picture(seed)))]))
+        return [token for row in core.collect(1)["r"] for token in row.new_token_ids]
+
+    expected = seen(1)
+    assert seen(2) != expected
+    for level in (1, 2):
+        ask(core, Sleep(level=level))
+        assert ask(core, WakeUp()) == SleepState()
+        assert seen(1) == expected
+    ask(core, SaveShardedState(str(place)))
+    weights = load_file(model / WEIGHTS)
+    saved: dict[str, Tensor] = {}
+    for path in place.glob("*.safetensors"):
+        saved |= load_file(path)
+    assert saved.keys() == weights.keys()
+    assert all(torch.equal(saved[key], weight) for key, weight in weights.items())
+    ask(core, ReloadWeights(path=str(place)))
+    assert seen(1) == expected
+
+
+def test_the_end_of_a_rank_is_the_end_of_an_idle_core(core_process: CoreProcess, demo_model: Path) -> None:
+    ranks = started(core_process, demo_model)
+    os.kill(ranks.pids[1], signal.SIGKILL)
+    words = rf"RankKilledError: rank 1 \(process {ranks.pids[1]}\) was killed by SIGKILL"
+    with pytest.raises(EOFError, match=words):
+        receive_for_ever(core_process)
+    assert core_process.process.returncode == 1
+
+
+def test_a_forward_that_fails_on_rank_0_ends_the_engine_whoever_asked_for_it(
+    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other ranks wait in a collective: computing on would add what they have to another step's."""
+    (tmp_path / "spoiling.py").write_text(SPOILING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    core = CoreProcess()
+    try:
+        started(core, demo_model, rpc_modules=("spoiling",))
+        ask(core, CollectiveRpc("spoil"))
+        failed = core.call(ExecuteDummyBatch())
+        assert failed.error is not None
+        assert failed.error.code == "engine_dead"
+        with pytest.raises(EOFError, match="rank 0: ValueError: here alone"):
+            receive_for_ever(core)
+    finally:
+        core.process.kill()
+        core.close()
+
+
+def test_ranks_end_with_a_core_that_is_killed(core_process: CoreProcess, demo_model: Path) -> None:
+    """One that is stopped as well, and so in no state to notice."""
+    rank = psutil.Process(started(core_process, demo_model).pids[1])
+    rank.suspend()
+    core_process.process.kill()
+    await_end(rank)
+
+
+def test_what_no_rank_can_do_is_refused_in_its_own_words(core_process: CoreProcess, demo_model: Path) -> None:
+    failed = start(core_process, demo_model, tensor_parallel_size=5)
+    assert isinstance(failed, StartupFailed)
+    assert failed.code == "configuration_error"
+    assert failed.trace == ""
+    assert "tensor_parallel_size is 5" in failed.message

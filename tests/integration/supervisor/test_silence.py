@@ -1,0 +1,76 @@
+"""Worker processes that say nothing: those that are stopped or hang are replaced, and nobody else. Stub workers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+
+import pytest
+
+from penstock.worker.supervisor import engine_process
+from penstock.worker.supervisor.restart import Phase
+
+from .stub_host import StartHost, eventually
+
+
+@pytest.fixture(autouse=True)
+def _no_blocking_calls() -> None:
+    """Overrides the project's: a supervisor spawns processes and reads /proc in its loop, which serves nobody else."""
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+async def test_a_silent_worker_is_killed_and_restarted(start_host: StartHost, is_stopped: bool) -> None:
+    host = await start_host(stall_timeout_s=2.0)
+    engine = host.engines[0]
+    if is_stopped:
+        host.process(0).suspend()
+    else:
+        first = engine.life
+        host.tell(0, "mute")
+        host.process(0).kill()
+        await eventually(lambda: engine.life is not first and engine.life.has_spoken)  # knows what it is to do
+        host.tell(0, "serve")
+    how = "it was stopped" if is_stopped else "it hangs"
+    await eventually(lambda: engine.death and re.fullmatch(rf".* said nothing for .*: {how}", engine.death.reason))
+    death = engine.death
+    assert death is not None
+    assert death.is_external == is_stopped
+    await eventually(lambda: engine.policy.phase is Phase.SERVING and engine.life.alive)
+
+
+async def test_a_worker_that_waits_for_a_processor_is_not_taken_for_dead(
+    start_host: StartHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the kernel tells of that is the test's: all of the time, and later nothing more."""
+    host = await start_host(stall_timeout_s=0.5)
+    clock = asyncio.get_running_loop().time
+    silent, is_starved, num_looks, told = host.process(0).pid, True, 0, 0.0
+
+    def waited(pid: int) -> float:
+        nonlocal num_looks, told
+        if pid != silent:
+            return 0.0
+        num_looks += 1
+        told = clock() if is_starved else told
+        return told
+
+    monkeypatch.setattr(engine_process, "waited_for_processor_s", waited)
+    heard_at = host.engines[0].life.heard_at
+    await eventually(lambda: host.engines[0].life.heard_at > heard_at)  # the line from which it is counted
+    host.process(0).suspend()
+    num_looks = 0
+    await eventually(lambda: num_looks >= 10 or host.engines[0].death)
+    assert host.engines[0].death is None
+    is_starved = False
+    await eventually(lambda: host.engines[0].death is not None)
+    assert host.engines[0].death is not None
+    assert "said nothing" in host.engines[0].death.reason
+
+
+async def test_a_supervisor_that_did_not_run_blames_nobody(start_host: StartHost) -> None:
+    host = await start_host(2, stall_timeout_s=2.0)
+    time.sleep(4)  # noqa: ASYNC251 - the point: its loop, which runs here, stands still
+    looked = asyncio.get_running_loop().time()
+    await eventually(lambda: all(engine.life.heard_at > looked + 1 for engine in host.engines))
+    assert [engine.death for engine in host.engines] == [None, None]

@@ -1,0 +1,100 @@
+"""``PagedHash`` for a model whose layers keep different parts of a request, on pages that groups share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.execution.batch import InputBatch
+from penstock.worker.engine.look_ahead import LookAheadCore
+from penstock.worker.engine.scheduling.batches.batch_queue import BatchQueue
+from penstock.worker.engine.scheduling.blocks.block_groups import BlockGroups
+from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
+from penstock.worker.engine.scheduling.blocks.group_prefix_cache import GroupHashCache
+from penstock.worker.engine.scheduling.blocks.group_tables import GroupedTables
+from penstock.worker.engine.scheduling.guessing import Guessing
+from penstock.worker.engine.scheduling.ordering import OrderingPolicy
+from penstock.worker.engine.scheduling.scheduler import Scheduler
+from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
+from penstock.worker.engine.step_input import IntArray, StepInput
+
+from ..paged_hash import BLOCK_SIZE, EOS, MAX_MODEL_LEN, VOCAB_SIZE, PagedHash
+
+_NOTHING = -1
+
+
+class GroupHash(PagedHash):
+    """A page holds a token of one group, and which group that is. Each group's part of a token's hash is made of what
+    its window shows, so a page that was given back too early, or to another, shows in the tokens, or is found poisoned.
+    """
+
+    def __init__(self, pool: BlockPool, groups: BlockGroups, max_num_seqs: int) -> None:
+        super().__init__(pool.num_blocks + 1, max_num_seqs)
+        self._batch = InputBatch(max_num_seqs, MAX_MODEL_LEN, BLOCK_SIZE, len(groups))
+        self._pool, self._groups = pool, groups
+
+    def launch(self, output: SchedulerOutput) -> None:
+        self._poison()
+        super().launch(output)
+
+    def _store(self, step: StepInput) -> None:
+        assert step.group_slots is not None
+        for group, slots in enumerate(step.group_slots):
+            self._cache[slots] = step.token_ids * len(self._groups) + group
+
+    def _poison(self) -> None:
+        """What nobody holds, and nobody can find, is gone; and so is the null block, always."""
+        for block in [*self._pool._blank, self._pool.num_blocks]:
+            self._cache[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE] = _NOTHING
+
+    def _token(self, step: StepInput, index: int, num_known: int, following: list[int]) -> int:
+        num_groups, total, num_tokens = len(self._groups), 0, num_known + len(following)
+        for group, window in enumerate(self._groups.windows):
+            first = 0 if window is None else max(0, num_tokens - window)
+            stored = self._group_slots(step, index, group, np.arange(first, num_known))
+            said = [token * num_groups + group for token in following[max(0, first - num_known) :]]
+            seen = np.append(self._cache[stored], said).astype(np.int64)
+            assert (seen != _NOTHING).all(), "a slot was read that was given back, or never written"
+            assert (seen % num_groups == group).all(), "a slot of another group was read"
+            seen = seen // num_groups
+            total += int((seen * (np.arange(first, num_tokens) % 5 + 3 + group)).sum())
+        return total * 7919 % 1009 % VOCAB_SIZE
+
+    def _group_slots(self, step: StepInput, index: int, group: int, positions: IntArray) -> IntArray:
+        assert self._batch.tables.tables is not None
+        blocks = self._batch.tables.tables[group, step.rows[index], positions // BLOCK_SIZE]
+        return blocks * BLOCK_SIZE + positions % BLOCK_SIZE
+
+
+def make_group_core(
+    windows: tuple[int | None, ...],
+    num_blocks: int,
+    max_num_seqs: int = 4,
+    extra_budget: int = 8,
+    policy: OrderingPolicy | None = None,
+    *,
+    is_caching: bool = False,
+    is_ahead: bool = True,
+    guessing: Guessing | None = None,
+) -> tuple[EngineCore, GroupHash]:
+    """As ``make_core``; ``num_blocks`` beyond those that one request needs."""
+    budget = max_num_seqs + extra_budget
+    groups = BlockGroups(windows, BLOCK_SIZE, budget * (1 + is_ahead))
+    pool = BlockPool(groups.most_blocks(MAX_MODEL_LEN) + num_blocks, BLOCK_SIZE)
+    executor = GroupHash(pool, groups, max_num_seqs)
+    scheduler = Scheduler(
+        pool,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        max_model_len=MAX_MODEL_LEN,
+        policy=policy,
+        prefix_cache=GroupHashCache(pool, groups) if is_caching else None,
+        guessing=guessing,
+        tables=GroupedTables(pool, groups),
+    )
+    parts: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "eos_token_ids": [EOS]}
+    if not is_ahead:
+        return EngineCore(scheduler, executor, **parts), executor
+    return LookAheadCore(BatchQueue(executor), scheduler, executor, **parts), executor

@@ -1,0 +1,119 @@
+"""What guesses may cost a request: a bound that holds for any text, and what has to be right for more of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.shared.params.sampling import SamplingParams
+from penstock.worker.engine.drafting.allowance import FULL, REFILL, Allowance
+from penstock.worker.engine.drafting.drafter import Drafter
+from penstock.worker.engine.drafting.speculation import NoMemory, Speculation
+from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
+from penstock.worker.engine.scheduling.blocks.block_tables import OneTable
+from penstock.worker.engine.scheduling.guessing import STEP_COST
+from penstock.worker.engine.scheduling.request import Request
+from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
+
+
+class Always:
+    """Guesses as many tokens as there is room for, and notes how many that was."""
+
+    def __init__(self) -> None:
+        self.rooms: list[int] = []
+
+    def __call__(self, request: Request) -> list[Drafter]:
+        return [self]
+
+    def draft(self, request: Request, room: int) -> list[int]:
+        self.rooms.append(room)
+        return [9] * room
+
+
+class Decoding:
+    """One request that decodes, step by step, with ``drafter``; ``others`` are rows of others in a step."""
+
+    def __init__(self, num_blocks: int = 100) -> None:
+        self.drafter = Always()
+        self.speculation = Speculation(15, 6, NoMemory(self.drafter))
+        self.tables = OneTable(BlockPool(num_blocks, 16))
+        self.request = Request("r", [5] * 15, SamplingParams(max_tokens=1000), max_model_len=1100)
+        self.request.num_computed_tokens = 14
+        self.tables.grow(self.request, 15)
+        self.other = Request("other", [5] * 50, SamplingParams(), max_model_len=1100)
+
+    def step(self, num_right: int = 0, others: int = 0) -> int:
+        """Compute a step in which so many guesses come true; returns how many guesses there were."""
+        output = SchedulerOutput()
+        self.tables.grow(self.request, self.request.num_tokens)
+        output.add(self.request, 1)
+        if others:
+            output.add(self.other, others)
+        self.speculation.extend(output, self.tables)
+        num_guessed = len(output.guesses.get(0, ()))
+        num_right = min(num_right, num_guessed)
+        self.request.token_ids += [5] * (num_right + 1)
+        self.request.num_computed_tokens += num_right + 1
+        if num_guessed:
+            self.speculation.judged(self.request, num_guessed, num_right)
+        return num_guessed
+
+
+@pytest.mark.parametrize("num_tokens", [100, 200, 400, 800])
+def test_a_text_that_cannot_be_guessed_takes_at_most_two_percent_longer(num_tokens: int) -> None:
+    decoding = Decoding()
+    num_steps_with_guesses = sum(decoding.step() > 0 for _ in range(num_tokens))
+    assert num_steps_with_guesses
+    assert num_steps_with_guesses * STEP_COST <= 0.02 * num_tokens
+
+
+@given(rights=st.lists(st.integers(0, 3), min_size=1, max_size=300))
+@settings(max_examples=50, deadline=None)
+def test_no_text_loses_more_than_the_allowance(rights: list[int]) -> None:
+    """In steps: what those with guesses took longer, less what right guesses have saved."""
+    decoding = Decoding()
+    cost, num_before = 0.0, decoding.request.num_tokens
+    for num_right in rights:
+        num_tokens = decoding.request.num_tokens
+        if decoding.step(num_right):
+            cost += STEP_COST - (decoding.request.num_tokens - num_tokens - 1)
+    assert cost <= FULL + REFILL * (decoding.request.num_tokens - num_before)
+
+
+def test_right_guesses_make_room_for_more_and_wrong_ones_for_fewer() -> None:
+    decoding = Decoding()
+    assert [decoding.step(num_right) for num_right in (2, 4, 5, 1, 0, 0, 0)] == [2, 4, 5, 5, 2, 1, 1]
+
+
+def test_what_was_wrong_stays_wrong_when_others_take_the_room_of_the_next_steps() -> None:
+    decoding = Decoding()
+    assert [decoding.step() for _ in range(2)] == [2, 1]
+    assert [decoding.step(others=9) for _ in range(3)] == [0, 0, 0]
+    assert [decoding.step() for _ in range(3)] == [1, 1, 0]
+
+
+def test_a_request_that_can_afford_no_guess_does_not_ask_for_one() -> None:
+    decoding = Decoding()
+    for _ in range(20):
+        decoding.step()
+    assert decoding.drafter.rooms == [2, 1, 1, 1]
+
+
+def test_guesses_without_a_place_in_the_cache_cost_nothing() -> None:
+    decoding = Decoding(num_blocks=1)
+    decoding.request.token_ids.append(5)
+    decoding.request.num_computed_tokens += 1
+    for _ in range(8):
+        output = SchedulerOutput()
+        output.add(decoding.request, 1)
+        decoding.speculation.extend(output, decoding.tables)
+        assert not output.guesses
+    assert decoding.drafter.rooms == [2] * 8
+
+
+def test_no_more_than_the_option_says() -> None:
+    allowance = Allowance(1, 10)
+    assert allowance.room(10) == 1
+    allowance.judge(1, 1)
+    assert allowance.room(12) == 1

@@ -1,0 +1,111 @@
+"""Guesses from what other requests said: those of one tenant and salt, within bounds, and nothing else."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.sampling import SamplingParams
+from penstock.worker.engine.drafting.shared_texts import SharedTexts
+from penstock.worker.engine.drafting.speculation import Speculation
+from penstock.worker.engine.drafting.suffix import SuffixDrafter, SuffixMemory
+from penstock.worker.engine.scheduling.request import Request
+
+from ..paged_hash import arrival, make_core, message
+
+MINE, SALTED, OTHERS = ("tenant", None), ("tenant", "salt"), ("other", None)
+TEXT = [11, 12, 13, 14, 15, 16, 17]
+
+
+def request(token_ids: list[int], scope: tuple[str | None, ...] = MINE) -> Request:
+    return Request("r", token_ids, SamplingParams(max_tokens=None), max_model_len=500, extra_keys=scope)
+
+
+def test_what_another_request_said_is_guessed_within_its_tenant_and_salt_alone() -> None:
+    texts = SharedTexts()
+    texts.learn(MINE, TEXT)
+    said = [40, 11, 12, 13]
+    assert SuffixDrafter(request(said), texts).draft(request(said), 3) == [14, 15, 16]
+    assert SuffixDrafter(request(said), texts).draft(request(said), 9) == [14, 15, 16, 17]
+    for scope in (SALTED, OTHERS, ("tenant", ""), (None, None)):
+        assert SuffixDrafter(request(said, scope), texts).draft(request(said, scope), 3) == []
+
+
+def test_the_longer_match_counts_and_its_own_where_both_are_as_long() -> None:
+    texts = SharedTexts()
+    texts.learn(MINE, [5, 11, 12, 13, 80, 81])
+    for said, expected in (
+        ([12, 13, 70, 9, 11, 12, 13], [80, 81]),
+        ([11, 12, 13, 70, 9, 11, 12, 13], [70, 9]),
+        ([9, 12, 13], []),
+        ([7, 7, 7], [7, 7]),
+    ):
+        assert SuffixDrafter(request(said), texts).draft(request(said), 2) == expected
+
+
+def test_a_guess_ends_with_the_text_that_it_is_from() -> None:
+    texts = SharedTexts()
+    texts.learn(MINE, TEXT)
+    texts.learn(MINE, [90, 91, 92])
+    assert texts.find(MINE, TEXT[-3:], 4) == ([], 0)
+    assert texts.find(MINE, [15, 16], 4) == ([17], 2)
+    assert texts.find(MINE, [17, 90], 4) == ([], 0)
+
+
+@given(
+    learnt=st.lists(st.tuples(st.sampled_from([MINE, SALTED, OTHERS]), st.lists(st.integers(0, 9), max_size=60))),
+    max_tokens=st.integers(8, 120),
+)
+@settings(max_examples=100, deadline=None)
+def test_memory_is_bounded_and_what_was_said_last_is_known(
+    learnt: list[tuple[tuple[str | None, ...], list[int]]], max_tokens: int
+) -> None:
+    texts = SharedTexts(max_tokens)
+    for number, (scope, token_ids) in enumerate(learnt):
+        marked = [*token_ids, 1000 + number, 2000, 3000]
+        texts.learn(scope, marked)
+        kept = sum(len(half.token_ids) for halves in texts._scopes.values() for half in halves)
+        assert kept == texts.num_tokens <= max_tokens
+        for other in (MINE, SALTED, OTHERS):
+            if max_tokens >= 32:
+                found = texts.find(other, [1000 + number, 2000], 2)
+                assert found == (([3000], 2) if other == scope else ([], 0))
+    texts.clear()
+    assert texts.num_tokens == 0
+    assert texts.find(MINE, [1000, 2000], 2) == ([], 0)
+
+
+def test_a_scope_cannot_drive_out_the_others() -> None:
+    texts = SharedTexts(400)
+    texts.learn(OTHERS, TEXT)
+    for number in range(100):
+        texts.learn(MINE, [number + 100] * 20)
+    assert texts.find(OTHERS, TEXT[:3], 1) == ([14], 3)
+    assert texts.num_tokens <= 110
+
+
+def test_an_engine_learns_what_its_requests_said_until_it_is_told_to_forget() -> None:
+    """The same request a second time takes fewer steps; one of another tenant does not."""
+    memory = SuffixMemory()
+    core, _ = make_core(is_ahead=False, guessing=Speculation(8, 9, memory))
+
+    def num_steps(name: str, tenant: str, salt: str | None = None) -> int:
+        asked: EngineCoreRequest = message(name, arrival(prompt=[5, 6], max_tokens=20, ignore_eos=True))
+        asked.tenant, asked.cache_salt = tenant, salt
+        before = core.scheduler.stats().step_counter
+        core.add_request(asked)
+        outputs = []
+        while core.has_work:
+            outputs += core.step_fn()
+        said.add(tuple(token for output in outputs for token in output.new_token_ids))
+        return core.scheduler.stats().step_counter - before
+
+    said: set[tuple[int, ...]] = set()
+    alone = num_steps("first", "a")
+    assert num_steps("again", "a") < alone
+    assert num_steps("other", "b") == num_steps("salted", "a", "salt") == alone
+    assert memory.texts.num_tokens > 0
+    assert core.reset_prefix_cache()
+    assert memory.texts.num_tokens == 0
+    assert len(said) == 1
