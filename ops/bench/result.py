@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import msgspec
 
@@ -33,6 +34,25 @@ class PhaseResult(msgspec.Struct, kw_only=True):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     cpu_s: float = 0.0
+
+    @classmethod
+    def joined(cls, name: str, parts: Sequence[PhaseResult]) -> PhaseResult:
+        """Parts that ran one after the other, as one phase that waited for nothing between them."""
+        starts = [0.0, *accumulate(part.wall_s for part in parts)]
+        return cls(
+            name=name,
+            wall_s=starts[-1],
+            output_token_ids=[ids for part in parts for ids in part.output_token_ids],
+            token_times_s=[
+                [start + time_s for time_s in times]
+                for start, part in zip(starts, parts, strict=False)
+                for times in part.token_times_s
+            ],
+            sent_s=[start + sent_s for start, part in zip(starts, parts, strict=False) for sent_s in part.sent_s],
+            num_draft_tokens=sum(part.num_draft_tokens for part in parts),
+            num_accepted_tokens=sum(part.num_accepted_tokens for part in parts),
+            cpu_s=math.fsum(part.cpu_s for part in parts),
+        )
 
     @property
     def tokens_per_s(self) -> float:

@@ -46,7 +46,7 @@ from .queue.scale import measure_scale
 from .report import BANDWIDTH, BenchReport, all_goals, engine_label, machine, print_report, versions, write_report
 from .sessions import measure_sessions
 from .speculation.row import learn_answers, measure_speculation
-from .speculation.sides import ours, rivals
+from .speculation.sides import InTurns, rivals
 
 GROWTH_MODEL = "tiny"
 POOLING_MODEL = "minilm"
@@ -236,7 +236,7 @@ def _measure_speculation(options: BenchOptions, report: BenchReport, scratch: Pa
     # In a folder of its own: the other rows have the model as it was.
     model = model_folder(SPECULATION_MODEL, scratch / "speculation")
     learn_answers(model)
-    pairs = [ours("ngram", options.options_of_engines()), *rivals(options.peers, options.peers_folder)]
+    pairs = [InTurns("ngram", options.options_of_engines()), *rivals(options.peers, options.peers_folder)]
     report.speculation = measure_speculation(SPECULATION_MODEL, model, pairs, options.rounds, scratch, console.print)
 
 

@@ -41,11 +41,16 @@ class Item(msgspec.Struct):
 
 
 class Phase(msgspec.Struct):
-    """A part of the workload with an end of its own; at most ``concurrency`` requests are out at once."""
+    """A part of the workload with an end of its own; at most ``concurrency`` requests are out at once.
+
+    ``is_guessing`` and ``is_fresh`` are as of ``penstock.worker.engine.offline``, which alone heeds them.
+    """
 
     name: str
     items: list[Item]
     concurrency: int
+    is_guessing: bool = True
+    is_fresh: bool = False
 
 
 def make_workload(
@@ -106,6 +111,8 @@ def write_workload(phases: list[Phase], path: Path) -> None:
         {
             "name": phase.name,
             "concurrency": phase.concurrency,
+            "is_guessing": phase.is_guessing,
+            "is_fresh": phase.is_fresh,
             "requests": [
                 {
                     "prompt_token_ids": item.prompt_token_ids,

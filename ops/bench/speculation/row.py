@@ -1,4 +1,4 @@
-"""What guesses save: each engine without and with them, in turn, on answers that are known.
+"""What guesses save: each engine without and with them, on answers that are known.
 
 One request at a time copies a list, writes JSON by a schema, and writes prose; then 16 are answered at once. The model
 has learnt its answers by heart (``learn.py``), so every token can be checked, and is: a side that says anything else
@@ -17,10 +17,9 @@ import msgspec
 from tokenizers import Tokenizer
 
 from ....shared.errors import ConfigurationError
-from ..engines.sides import Side
 from ..result import SideRun, median_ratio
 from ..workload import WARM_UP, Item, Phase
-from .sides import Pair
+from .sides import WITH, WITHOUT, Pair
 from .texts import KINDS, Asked, all_asked
 
 MANY = "16 at once"
@@ -88,16 +87,12 @@ def measure_speculation(
     """Measure ``rounds`` of all pairs on a model that knows its answers."""
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     phases, answers = make_phases(tokenizer)
-    rows = [PairRow(name=pair.name, missing=pair.off.why_missing) for pair in pairs]
+    rows = [PairRow(name=pair.name, missing=pair.why_missing) for pair in pairs]
     for number in range(rounds):
         for pair, row in zip(pairs, rows, strict=True):
-            sides = [("off", pair.off), ("on", pair.on)]
-            # Every other round the other way round, so that who runs after whom does not always help the same.
-            for which, side in sides if number % 2 == 0 else sides[::-1]:
-                if not row.missing and not row.wrong:
-                    tell(f"round {number + 1} of {rounds}: {side.name} …")
-                    chosen = phases if pair.is_batching else phases[:-1]
-                    _run_side(side, which, row, model, chosen, answers, scratch)
+            if not row.missing and not row.wrong:
+                tell(f"round {number + 1} of {rounds}: {pair.name} …")
+                _run_pair(pair, number, row, model, phases if pair.is_batching else phases[:-1], answers, scratch)
     num_tokens = {phase: sum(map(len, of_phase)) for phase, of_phase in answers.items()}
     return SpeculationRow(model=name, rounds=rounds, num_tokens=num_tokens, pairs=rows)
 
@@ -123,31 +118,31 @@ def _item(tokenizer: Tokenizer, asked: Asked) -> Item:
     return Item(tokenizer.encode(asked.prompt).ids, num_tokens, grammar=grammar)
 
 
-def _run_side(
-    side: Side,
-    which: str,
+def _run_pair(
+    pair: Pair,
+    number: int,
     row: PairRow,
     model: Path,
     phases: list[Phase],
     answers: dict[str, list[list[int]]],
     scratch: Path,
 ) -> None:
-    """Run ``side`` once, and enter into ``row`` what it gave, or why it counts for nothing."""
+    """Run ``pair`` for a round, and enter into ``row`` what it gave, or why it counts for nothing."""
     try:
-        run = side.run(model, phases, "bfloat16", scratch)
+        off, on = pair.run(model, phases, number, scratch)
     except ConfigurationError as error:
-        row.wrong = f"{side.name}: {error}"
+        row.wrong = f"{pair.name}: {error}"
         return
-    row.versions = run.versions or row.versions
+    row.versions = on.versions or row.versions
     for name in [phase.name for phase in phases[1:]]:
-        row.wrong = row.wrong or wrong_answers(side.name, run, name, answers[name])
-        found = run.phase(name)
-        getattr(row, which).setdefault(name, []).append(found.tokens_per_s)
-        cpu_s: dict[str, float] = getattr(row, f"{which}_cpu_s")
-        cpu_s[name] = cpu_s.get(name, 0.0) + found.cpu_s
-        if which == "on":
-            row.num_guessed[name] = row.num_guessed.get(name, 0) + found.num_draft_tokens
-            row.num_right[name] = row.num_right.get(name, 0) + found.num_accepted_tokens
+        for way, run, rates, cpu_s in ((WITHOUT, off, row.off, row.off_cpu_s), (WITH, on, row.on, row.on_cpu_s)):
+            row.wrong = row.wrong or wrong_answers(f"{pair.name}, {way}", run, name, answers[name])
+            found = run.phase(name)
+            rates.setdefault(name, []).append(found.tokens_per_s)
+            cpu_s[name] = cpu_s.get(name, 0.0) + found.cpu_s
+        guessed = on.phase(name)
+        row.num_guessed[name] = row.num_guessed.get(name, 0) + guessed.num_draft_tokens
+        row.num_right[name] = row.num_right.get(name, 0) + guessed.num_accepted_tokens
 
 
 def wrong_answers(side: str, run: SideRun, phase: str, answers: list[list[int]]) -> str:

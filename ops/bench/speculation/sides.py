@@ -1,39 +1,109 @@
-"""Who answers, each once as it is and once with guesses from the text."""
+"""Who answers, each without and with guesses from the text."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Protocol
+
+import msgspec
 
 from ..engines.sides import EngineAlone, PeerScript, Side, vllm_environment
+from ..result import PhaseResult, SideRun
+from ..workload import Phase
 
 NUM_RIVAL_GUESSES = 5  # vLLM's documentation has 5 with its n-gram
 LLAMA_GUESSES = 10  # the default of llama-cpp-python's prompt lookup
+DTYPE = "bfloat16"
+
+WITHOUT, WITH = "without guesses", "with guesses"
 
 
-class Pair(NamedTuple):
-    """One engine without and with guesses; ``is_batching`` says whether it answers many at once."""
+class Pair(Protocol):
+    """One engine without and with guesses.
+
+    Attributes:
+        is_batching: whether it answers many at once.
+        why_missing: empty if it can be run.
+    """
 
     name: str
-    off: Side
-    on: Side
-    is_batching: bool = True
+    is_batching: bool
+
+    @property
+    def why_missing(self) -> str: ...
+
+    def run(self, model: Path, phases: list[Phase], number: int, scratch: Path) -> tuple[SideRun, SideRun]:
+        """Run all phases without and with guesses; the first phase warms up. ``number`` is that of the round: every
+        other one begins with the other of the two.
+
+        Raises:
+            ConfigurationError: it failed; the message has its last words.
+        """
+        ...
 
 
-class _Engine(EngineAlone):
-    """Our engine with a value of ``--speculative``."""
+class InTurns:
+    """Our engine alone, without Redis: one process gives each answer once without and once with guesses, in turn.
 
-    def __init__(self, speculative: str, options: list[str]) -> None:
-        super().__init__([*options, "--speculative", speculative])
+    What two processes differ by, which is several hundredths of their speed, is no part of what guesses save or cost.
+    What an engine that was made to guess costs when it does not is no part of it either (decision 0134 has it: none).
+    """
+
+    is_batching = True
+    why_missing = ""
+
+    def __init__(self, speculative: str, engine_options: list[str]) -> None:
         self.name = f"Penstock, {speculative}"
+        self._engine = EngineAlone([*engine_options, "--speculative", speculative], self.name)
+
+    def run(self, model: Path, phases: list[Phase], number: int, scratch: Path) -> tuple[SideRun, SideRun]:
+        run = self._engine.run(model, turns_of(phases, number), DTYPE, scratch)
+        return _part_of(run, phases, WITHOUT), _part_of(run, phases, WITH)
 
 
-def ours(speculative: str, engine_options: list[str]) -> Pair:
-    """Our engine alone, without Redis; ``speculative`` as of ``worker start``."""
-    return Pair(f"Penstock, {speculative}", _Engine("off", engine_options), _Engine(speculative, engine_options))
+def turns_of(phases: list[Phase], number: int) -> list[Phase]:
+    """Of each phase but the first, which warms up, as many answers as are under way together, without and with."""
+    turns = phases[:1]
+    for phase in phases[1:]:
+        for start in range(0, len(phase.items), phase.concurrency):
+            items = phase.items[start : start + phase.concurrency]
+            ways = [(WITHOUT, False), (WITH, True)]
+            for way, is_guessing in ways if (len(turns) // 2 + number) % 2 == 0 else ways[::-1]:
+                name = _turn(phase.name, way)
+                turns.append(Phase(name, items, phase.concurrency, is_guessing=is_guessing, is_fresh=True))
+    return turns
 
 
-def rivals(peers: frozenset[str], peers_folder: Path) -> list[Pair]:
+def _turn(phase: str, way: str) -> str:
+    return f"{phase}, {way}"
+
+
+def _part_of(run: SideRun, phases: list[Phase], way: str) -> SideRun:
+    joined = [
+        PhaseResult.joined(phase.name, [part for part in run.phases if part.name == _turn(phase.name, way)])
+        for phase in phases[1:]
+    ]
+    return msgspec.structs.replace(run, phases=joined)
+
+
+class OneAfterTheOther:
+    """A rival: a process without guesses and one with them."""
+
+    def __init__(self, off: Side, on: Side, *, is_batching: bool = True) -> None:
+        self.name, self.off, self.on, self.is_batching = on.name, off, on, is_batching
+
+    @property
+    def why_missing(self) -> str:
+        return self.off.why_missing
+
+    def run(self, model: Path, phases: list[Phase], number: int, scratch: Path) -> tuple[SideRun, SideRun]:
+        sides = [self.off, self.on]
+        runs = [side.run(model, phases, DTYPE, scratch) for side in (sides if number % 2 == 0 else sides[::-1])]
+        off, on = runs if number % 2 == 0 else runs[::-1]
+        return off, on
+
+
+def rivals(peers: frozenset[str], peers_folder: Path) -> list[OneAfterTheOther]:
     """vLLM's n-gram, and the prompt lookup of llama.cpp's Python package."""
     pairs = []
     if "vllm" in peers:
@@ -45,7 +115,7 @@ def rivals(peers: frozenset[str], peers_folder: Path) -> list[Pair]:
                 ("vLLM offline, ngram", ("--num-guesses", str(NUM_RIVAL_GUESSES))),
             )
         )
-        pairs.append(Pair("vLLM offline, ngram", off, on))
+        pairs.append(OneAfterTheOther(off, on))
     if "llama" in peers:
         folder = peers_folder.absolute() / "llama"
         off, on = (
@@ -55,5 +125,5 @@ def rivals(peers: frozenset[str], peers_folder: Path) -> list[Pair]:
                 ("llama.cpp, prompt lookup", ("--num-guesses", str(LLAMA_GUESSES))),
             )
         )
-        pairs.append(Pair("llama.cpp, prompt lookup", off, on, is_batching=False))
+        pairs.append(OneAfterTheOther(off, on, is_batching=False))
     return pairs

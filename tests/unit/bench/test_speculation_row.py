@@ -11,9 +11,10 @@ from rich.console import Console
 from penstock.ops.bench.goals import State
 from penstock.ops.bench.result import PhaseResult, SideRun
 from penstock.ops.bench.speculation.report import speculation_goals, speculation_table
-from penstock.ops.bench.speculation.row import PHASES, PairRow, SpeculationRow, wrong_answers
-from penstock.ops.bench.speculation.sides import ours, rivals
+from penstock.ops.bench.speculation.row import MANY, PHASES, PairRow, SpeculationRow, wrong_answers
+from penstock.ops.bench.speculation.sides import rivals, turns_of
 from penstock.ops.bench.speculation.texts import COPY, JSON, KINDS, ORDER_SCHEMA, all_asked
+from penstock.ops.bench.workload import WARM_UP, Item, Phase
 
 
 def test_each_answer_is_what_was_asked_for() -> None:
@@ -86,12 +87,37 @@ def test_who_says_anything_else_has_no_speed() -> None:
     assert "it lied" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_each_engine_runs_without_and_with_guesses() -> None:
-    found = [ours("ngram", ["--threads", "1"]), *rivals(frozenset({"vllm", "llama"}), Path("nowhere"))]
+def test_rivals_run_without_and_with_guesses() -> None:
+    found = rivals(frozenset({"vllm", "llama"}), Path("nowhere"))
     assert [(one.off.name, one.on.name) for one in found] == [
-        ("Penstock, off", "Penstock, ngram"),
         ("vLLM offline, off", "vLLM offline, ngram"),
         ("llama.cpp, off", "llama.cpp, prompt lookup"),
     ]
-    assert [one.is_batching for one in found] == [True, True, False]
-    assert {one.off.why_missing for one in found[1:]} == {"not installed"}
+    assert [one.is_batching for one in found] == [True, False]
+    assert {one.why_missing for one in found} == {"not installed"}
+
+
+def test_ours_gives_each_answer_both_ways_and_begins_with_either() -> None:
+    items = [Item([number], 8) for number in range(4)]
+    phases = [Phase(WARM_UP, items[:1], 1), Phase(COPY, items[:3], 1), Phase(MANY, items, 4)]
+    turns = turns_of(phases, 0)
+    assert turns[0] == phases[0]
+    assert [[item.prompt_token_ids for item in turn.items] for turn in turns[1::2]] == [
+        *([[number]] for number in range(3)),
+        [[number] for number in range(4)],
+    ]
+    assert [turn.is_guessing for turn in turns[1:]] == [False, True, True, False] * 2
+    assert [turn.is_guessing for turn in turns_of(phases, 1)[1:]] == [True, False, False, True] * 2
+    assert all(turn.is_fresh for turn in turns[1:])
+
+
+def test_parts_that_ran_one_after_the_other_are_one_phase() -> None:
+    parts = [
+        PhaseResult(name="a", wall_s=wall_s, output_token_ids=[ids], token_times_s=[[0.5, 1.0]], sent_s=[0.25], cpu_s=1)
+        for wall_s, ids in ((2.0, [1, 2]), (4.0, [3, 4]))
+    ]
+    whole = PhaseResult.joined("b", parts)
+    assert (whole.name, whole.wall_s, whole.cpu_s, whole.output_token_ids) == ("b", 6.0, 2.0, [[1, 2], [3, 4]])
+    assert whole.token_times_s == [[0.5, 1.0], [2.5, 3.0]]
+    assert whole.sent_s == [0.25, 2.25]
+    assert whole.ttft_ms == [250.0, 250.0]

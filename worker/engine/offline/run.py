@@ -58,12 +58,16 @@ class Phase(msgspec.Struct):
     Args:
         concurrency: at most so many requests are in the engine (0: all).
         observes_device: tell for which share of the time the GPU computed, for which it is profiled.
+        is_guessing: False to guess no tokens in this phase, though the engine was made to.
+        is_fresh: begin without what the prefix cache has of the phases before.
     """
 
     name: str
     requests: list[OfflineRequest]
     concurrency: int = 0
     observes_device: bool = False
+    is_guessing: bool = True
+    is_fresh: bool = False
 
 
 class Workload(msgspec.Struct):
@@ -123,6 +127,9 @@ def run_phases(core: EngineCore, phases: list[Phase], *, keeps_steps: bool = Fal
     ready_s = time.time() - process.create_time()
     results: list[OfflineResult] = []
     for phase in phases:
+        core.scheduler.set_guessing(phase.is_guessing)
+        if phase.is_fresh:
+            core.forget_blocks()
         activity = DeviceActivity(is_wanted=phase.observes_device)
         with activity:
             result = run_workload(core, phase.requests, ready_s, concurrency=phase.concurrency, keeps_steps=keeps_steps)

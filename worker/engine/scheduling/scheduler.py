@@ -88,7 +88,7 @@ class Scheduler:
         policy = policy or FirstComeFirstServed()
         self._prefix_cache = prefix_cache or NoPrefixCache()
         self._timeline = timeline or NoTimeline()
-        self._guessing = guessing or NoGuessing()
+        self._guessing = self._own_guessing = guessing or NoGuessing()
         # A queue of batches where none is in flight is false, too.
         self._flights = OneFlight() if flights is None else flights
         self._running = RequestQueue(policy)
@@ -247,6 +247,10 @@ class Scheduler:
 
     def wait(self, timeout_s: float) -> None:
         """After a ``schedule`` that has found nothing to compute yet: wait until it may, at most ``timeout_s``."""
+
+    def set_guessing(self, is_on: bool) -> None:
+        """Whether tokens are guessed from the next step on, in an engine that was made to; for who compares the two."""
+        self._guessing = self._own_guessing if is_on else NoGuessing()
 
     def forget_blocks(self) -> bool:
         """Forget what free blocks hold; False, and nothing is done, while any is in use."""
