@@ -17,7 +17,7 @@ from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.drafting.drafter import MakeDrafters, make_drafters
 from penstock.worker.engine.drafting.speculation import NoMemory, Speculation
-from penstock.worker.engine.offline.run import OfflineRequest, run_workload
+from penstock.worker.engine.offline.run import OfflineRequest, Phase, run_phases, run_workload
 
 from ....conftest import DEMO_MODEL
 from ....oracle import Oracle
@@ -128,3 +128,22 @@ def test_a_workload_file_holds_outputs_to_grammars_and_tells_guesses() -> None:
     assert len(found.output_token_ids[0]) > found.num_steps
     again = run_workload(core, [OfflineRequest([1, 40, 41], given | {"max_tokens": 1})], 0.0)
     assert (again.num_draft_tokens, again.num_accepted_tokens) == (0, 0)
+
+
+def test_a_phase_without_guesses_and_one_that_starts_afresh() -> None:
+    """What compares the two: the engine is the same one, and neither has the other's prompt."""
+    work = [OfflineRequest([1, *range(40, 80)], {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True})]
+    core = build_engine(config(), DEMO_MODEL).core
+    said = run_workload(core, work, load_s=0.0).output_token_ids[0]
+    core.scheduler._own_guessing = Speculation(6, NUM_FREE_ROWS, NoMemory(Oracle({"0": said}, 1.0, DEMO_VOCAB_SIZE)))
+    phases = [
+        Phase("off", work, is_guessing=False, is_fresh=True),
+        Phase("on", work, is_fresh=True),
+        Phase("again", work, is_guessing=False),
+    ]
+    *_, told = run_phases(core, phases)
+    off, on, again = told.phases
+    assert [one.output_token_ids for one in told.phases] == [[said]] * 3
+    assert off.num_draft_tokens == again.num_draft_tokens == 0 < on.num_accepted_tokens
+    hits = [one.prefix_cache_hits for one in told.phases]
+    assert hits[0] == hits[1] < hits[2]
