@@ -22,15 +22,16 @@ class _Drafting:
     """What guesses for one request, and what that may still cost."""
 
     def __init__(self, request: Request, drafters: Sequence[Drafter], max_draft_tokens: int) -> None:
+        self.request = request
         self._drafters = drafters
         self.allowance = Allowance(max_draft_tokens, request.num_tokens)
 
-    def draft(self, request: Request, room: int) -> list[int]:
+    def draft(self, room: int) -> list[int]:
         """Return at most ``room`` guesses, which is at least 1."""
-        room = min(room, self.allowance.room(request.num_tokens))
+        room = min(room, self.allowance.room(self.request.num_tokens))
         if room:
             for drafter in self._drafters:
-                if found := drafter.draft(request, room):
+                if found := drafter.draft(self.request, room):
                     return found
         return []
 
@@ -100,7 +101,7 @@ class Speculation:
             room = min(share, request.max_output_tokens - request.num_output_tokens - 1)
             if room <= 0:
                 continue
-            guesses = self._drafting_of(request).draft(request, room)
+            guesses = self._drafting_of(request).draft(room)
             if guesses:
                 num_kept_free = len(output.requests) * tables.blocks_at_once
                 guesses = guesses[: self._room_in_blocks(request, len(guesses), num_kept_free, tables)]
@@ -122,7 +123,8 @@ class Speculation:
 
     def _drafting_of(self, request: Request) -> _Drafting:
         drafting = self._draftings.get(request.request_id)
-        if drafting is None:
+        # An id may be another request's by now, if the end of the former was in a step that was not looked at.
+        if drafting is None or drafting.request is not request:
             drafting = _Drafting(request, self._memory.drafters_for(request), self._max_draft_tokens)
             self._draftings[request.request_id] = drafting
         return drafting

@@ -15,9 +15,10 @@ from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
-from penstock.worker.engine.drafting.drafter import MakeDrafters, make_drafters
+from penstock.worker.engine.drafting.drafter import Drafter, MakeDrafters, make_drafters
 from penstock.worker.engine.drafting.speculation import NoMemory, Speculation
 from penstock.worker.engine.offline.run import OfflineRequest, Phase, run_phases, run_workload
+from penstock.worker.engine.scheduling.request import Request
 
 from ....conftest import DEMO_MODEL
 from ....oracle import Oracle
@@ -130,20 +131,32 @@ def test_a_workload_file_holds_outputs_to_grammars_and_tells_guesses() -> None:
     assert (again.num_draft_tokens, again.num_accepted_tokens) == (0, 0)
 
 
-def test_a_phase_without_guesses_and_one_that_starts_afresh() -> None:
+def test_phases_without_guesses_and_those_that_start_afresh() -> None:
     """What compares the two: the engine is the same one, and neither has the other's prompt."""
-    work = [OfflineRequest([1, *range(40, 80)], {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True})]
+    params = {"temperature": 5.0, "seed": 3, "max_tokens": 12, "ignore_eos": True}
+    work = [OfflineRequest([1, *range(first, first + 40)], params) for first in range(40, 120, 20)]
     core = build_engine(config(), DEMO_MODEL).core
-    said = run_workload(core, work, load_s=0.0).output_token_ids[0]
-    core.scheduler._own_guessing = Speculation(6, NUM_FREE_ROWS, NoMemory(Oracle({"0": said}, 1.0, DEMO_VOCAB_SIZE)))
+    said = run_workload(core, work, load_s=0.0).output_token_ids
+    coming = {tuple(one.prompt_token_ids): tokens for one, tokens in zip(work, said, strict=True)}
+    assert len({*map(tuple, said)}) == 4
+
+    def make(request: Request) -> list[Drafter]:
+        """As of a drafter that looks at its request once."""
+        return Oracle({request.request_id: coming[tuple(request.prompt_token_ids)]}, 1.0, DEMO_VOCAB_SIZE)(request)
+
+    core.scheduler._own_guessing = Speculation(6, NUM_FREE_ROWS, NoMemory(make))
     phases = [
-        Phase("off", work, is_guessing=False, is_fresh=True),
-        Phase("on", work, is_fresh=True),
-        Phase("again", work, is_guessing=False),
+        Phase("on", work[:2], is_fresh=True),
+        Phase("off", work[:1], is_guessing=False, is_fresh=True),
+        Phase("other", work[2:], is_fresh=True),
+        Phase("cached", work[2:], is_guessing=False),
     ]
     *_, told = run_phases(core, phases)
-    off, on, again = told.phases
-    assert [one.output_token_ids for one in told.phases] == [[said]] * 3
-    assert off.num_draft_tokens == again.num_draft_tokens == 0 < on.num_accepted_tokens
+    on, off, other, cached = told.phases
+    assert [one.output_token_ids for one in told.phases] == [said[:2], said[:1], said[2:], said[2:]]
+    assert off.num_draft_tokens == cached.num_draft_tokens == 0
+    # Each guesses for the requests that it has, though others had their ids.
+    assert 0 < on.num_draft_tokens == on.num_accepted_tokens
+    assert 0 < other.num_draft_tokens == other.num_accepted_tokens
     hits = [one.prefix_cache_hits for one in told.phases]
-    assert hits[0] == hits[1] < hits[2]
+    assert hits[0] == hits[1] == hits[2] < hits[3]
