@@ -18,7 +18,8 @@ if redis.call('ZSCORE', KEYS[2], id) then
 end
 local at = 7
 for _ = 1, tonumber(ARGV[6]) do
-  redis.call('HSET', key, ARGV[at], ARGV[at + 1])
+  -- What a renewal counted that was under way beside the end says nothing any more.
+  if is_new or not ENDS[status] then redis.call('HSET', key, ARGV[at], ARGV[at + 1]) end
   at = at + 2
 end
 for k = 5, #KEYS do

@@ -122,6 +122,18 @@ async def test_a_runner_whose_lease_was_taken_writes_nothing_more(
     assert await store.get(batch.id) == ended
 
 
+async def test_a_renewal_beside_the_end_changes_no_counts(store: BatchStore) -> None:
+    """It was made before the end, and comes after it."""
+    batch = await make_batch(store, row(0), row(1))
+    async with await store.take(batch.id) as lease:
+        await lease.write(BatchStatus.IN_PROGRESS, {"total": 2})
+        await lease.write(BatchStatus.FINALIZING, {"completed": 1, "failed": 0})
+        await lease.write(BatchStatus.EXPIRED, {"completed": 1, "failed": 1})
+        assert await lease.write(None, {"completed": 1, "failed": 0}) is BatchStatus.EXPIRED
+    counts = (await store.get(batch.id)).request_counts
+    assert (counts.total, counts.completed, counts.failed) == (2, 1, 1)
+
+
 async def test_the_next_runner_attaches_and_asks_for_no_row_twice(
     store: BatchStore, client: Client, engine: Engine
 ) -> None:
