@@ -131,7 +131,7 @@ def _run_pair(
     try:
         off, on = pair.run(model, phases, number, scratch)
     except ConfigurationError as error:
-        row.wrong = f"{pair.name}: {error}"
+        row.wrong = str(error)
         return
     row.versions = on.versions or row.versions
     for name in [phase.name for phase in phases[1:]]:

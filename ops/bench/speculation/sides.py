@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from ....shared.errors import ConfigurationError
 from ..engines.sides import EngineAlone, PeerScript, Side, vllm_environment
 from ..result import PhaseResult, SideRun
 from ..workload import Phase
@@ -37,7 +38,7 @@ class Pair(Protocol):
         other one begins with the other of the two.
 
         Raises:
-            ConfigurationError: it failed; the message has its last words.
+            ConfigurationError: it failed; the message says which of the two, and has its last words.
         """
         ...
 
@@ -57,8 +58,15 @@ class InTurns:
         self._engine = EngineAlone([*engine_options, "--speculative", speculative], self.name)
 
     def run(self, model: Path, phases: list[Phase], number: int, scratch: Path) -> tuple[SideRun, SideRun]:
-        run = self._engine.run(model, turns_of(phases, number), DTYPE, scratch)
+        run = _run(self._engine, model, turns_of(phases, number), scratch)
         return _part_of(run, phases, WITHOUT), _part_of(run, phases, WITH)
+
+
+def _run(side: Side, model: Path, phases: list[Phase], scratch: Path) -> SideRun:
+    try:
+        return side.run(model, phases, DTYPE, scratch)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{side.name}: {error}") from error
 
 
 def turns_of(phases: list[Phase], number: int) -> list[Phase]:
@@ -67,10 +75,10 @@ def turns_of(phases: list[Phase], number: int) -> list[Phase]:
     for phase in phases[1:]:
         for start in range(0, len(phase.items), phase.concurrency):
             items = phase.items[start : start + phase.concurrency]
-            ways = [(WITHOUT, False), (WITH, True)]
-            for way, is_guessing in ways if (len(turns) // 2 + number) % 2 == 0 else ways[::-1]:
+            for way in (WITHOUT, WITH) if number % 2 == 0 else (WITH, WITHOUT):
                 name = _turn(phase.name, way)
-                turns.append(Phase(name, items, phase.concurrency, is_guessing=is_guessing, is_fresh=True))
+                turns.append(Phase(name, items, phase.concurrency, is_guessing=way == WITH, is_fresh=True))
+            number += 1  # the next begins with the other
     return turns
 
 
@@ -97,10 +105,9 @@ class OneAfterTheOther:
         return self.off.why_missing
 
     def run(self, model: Path, phases: list[Phase], number: int, scratch: Path) -> tuple[SideRun, SideRun]:
-        sides = [self.off, self.on]
-        runs = [side.run(model, phases, DTYPE, scratch) for side in (sides if number % 2 == 0 else sides[::-1])]
-        off, on = runs if number % 2 == 0 else runs[::-1]
-        return off, on
+        order = (self.off, self.on) if number % 2 == 0 else (self.on, self.off)
+        runs = {side: _run(side, model, phases, scratch) for side in order}
+        return runs[self.off], runs[self.on]
 
 
 def rivals(peers: frozenset[str], peers_folder: Path) -> list[OneAfterTheOther]:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.drafting.allowance import FULL, REFILL, Allowance
-from penstock.worker.engine.drafting.drafter import Drafter
 from penstock.worker.engine.drafting.speculation import NoMemory, Speculation
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
 from penstock.worker.engine.scheduling.blocks.block_tables import OneTable
@@ -16,19 +15,7 @@ from penstock.worker.engine.scheduling.guessing import STEP_COST
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
 
-
-class Always:
-    """Guesses as many tokens as there is room for, and notes how many that was."""
-
-    def __init__(self) -> None:
-        self.rooms: list[int] = []
-
-    def __call__(self, request: Request) -> list[Drafter]:
-        return [self]
-
-    def draft(self, request: Request, room: int) -> list[int]:
-        self.rooms.append(room)
-        return [9] * room
+from .always import Always
 
 
 class Decoding:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.engine.drafting.drafter import Drafter
 from penstock.worker.engine.drafting.ngram import NgramDrafter
 from penstock.worker.engine.drafting.predicted import PredictionDrafter
 from penstock.worker.engine.drafting.speculation import NoMemory, Speculation
@@ -36,6 +35,7 @@ from ..paged_hash import (
     run,
     verify,
 )
+from .always import Always
 
 
 @given(
@@ -128,20 +128,6 @@ def test_wrong_guesses_end_when_they_have_cost_enough() -> None:
     assert stats.step_counter == 20
     # 2 of them, and three times one; each step with guesses may have taken a quarter longer.
     assert (stats.num_draft_tokens, stats.num_accepted_tokens) == (5, 0)
-
-
-class Always:
-    """Guesses as many tokens as there is room for, and notes how many that was."""
-
-    def __init__(self) -> None:
-        self.rooms: list[int] = []
-
-    def __call__(self, request: Request) -> list[Drafter]:
-        return [self]
-
-    def draft(self, request: Request, room: int) -> list[int]:
-        self.rooms.append(room)
-        return [9] * room
 
 
 def decoding(request_id: str, num_tokens: int, block_pool: BlockPool, max_tokens: int = 50) -> Request:
