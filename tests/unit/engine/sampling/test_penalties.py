@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from penstock.kernels.sampling import reference
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.execution.batch import InputBatch
 from penstock.worker.engine.sampling.sampler import sample
@@ -18,6 +17,7 @@ from penstock.worker.engine.sampling.sampling_table import SamplingTable
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
 
+from .tables import assert_rows_are_their_own, table_of
 from .test_sampler import NUM_DRAWS, assert_distributed, exact_probabilities
 
 VOCAB_SIZE = 41
@@ -35,13 +35,6 @@ PENALTIES = [
 def make_request(request_id: str, prompt: list[int], output: list[int], **params: Any) -> Request:
     given = SamplingParams(**{"max_tokens": None, "temperature": 0.0, **params})
     return Request(request_id, prompt, given, max_model_len=300, output_token_ids=output)
-
-
-def table_of(*requests: Request) -> SamplingTable:
-    table = SamplingTable(len(requests))
-    for row, request in enumerate(requests):
-        table.set_row(row, request)
-    return table
 
 
 def penalised(logits: torch.Tensor, table: SamplingTable) -> torch.Tensor:
@@ -171,16 +164,5 @@ def test_a_penalised_token_does_not_depend_on_the_rest_of_the_batch(
         make_request(str(i), random_tokens(rng, 5), random_tokens(rng, i), seed=i, min_tokens=40, **kinds[i % 4])
         for i in range(num_rows)
     ]
-    table = table_of(*requests)
-    num_tokens = np.array([request.num_tokens for request in requests])
     logits = torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(3)).to(dtype)
-
-    def draw(index: np.ndarray) -> torch.Tensor:
-        return sample(logits[torch.from_numpy(index)].clone(), table.take(index, num_tokens[index]))
-
-    together = draw(np.arange(num_rows))
-    order = np.random.default_rng(0).permutation(num_rows)
-    assert torch.equal(torch.cat([draw(np.array([i])) for i in range(num_rows)]), together)
-    assert torch.equal(draw(order), together[torch.from_numpy(order)])
-    monkeypatch.setattr(reference, "_CPU_PIECE_ELEMENTS", 10 * VOCAB_SIZE)
-    assert torch.equal(draw(np.arange(num_rows)), together)
+    assert_rows_are_their_own(requests, logits, monkeypatch)

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
-from penstock.kernels.sampling import reference
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.sampling.bad_words import BadWords
 from penstock.worker.engine.sampling.sampler import sample
 from penstock.worker.engine.sampling.sampling_table import SamplingTable
 from penstock.worker.engine.scheduling.request import Request
 
+from .tables import assert_rows_are_their_own, table_of
 from .test_sampler import NUM_DRAWS, assert_distributed, exact_probabilities
 
 VOCAB_SIZE = 37
@@ -33,13 +33,6 @@ def make_request(output: list[int], request_id: str = "r", **params: Any) -> Req
     return Request(
         request_id, [7, 1, 6], given, max_model_len=300, eos_token_ids=frozenset({EOS}), output_token_ids=output
     )
-
-
-def table_of(*requests: Request) -> SamplingTable:
-    table = SamplingTable(len(requests))
-    for row, request in enumerate(requests):
-        table.set_row(row, request)
-    return table
 
 
 def changed(logits: torch.Tensor, table: SamplingTable, num_tokens: list[int]) -> torch.Tensor:
@@ -224,16 +217,5 @@ def test_a_row_does_not_depend_on_the_rest_of_the_batch(dtype: torch.dtype, monk
         )
         for i in range(num_rows)
     ]
-    table = table_of(*requests)
-    num_tokens = np.array([request.num_tokens for request in requests])
     logits = random_logits(num_rows, 3).to(dtype)
-
-    def draw(index: np.ndarray) -> torch.Tensor:
-        return sample(logits[torch.from_numpy(index)].clone(), table.take(index, num_tokens[index]))
-
-    together = draw(np.arange(num_rows))
-    order = np.random.default_rng(0).permutation(num_rows)
-    assert torch.equal(torch.cat([draw(np.array([i])) for i in range(num_rows)]), together)
-    assert torch.equal(draw(order), together[torch.from_numpy(order)])
-    monkeypatch.setattr(reference, "_CPU_PIECE_ELEMENTS", 10 * VOCAB_SIZE)
-    assert torch.equal(draw(np.arange(num_rows)), together)
+    assert_rows_are_their_own(requests, logits, monkeypatch)
