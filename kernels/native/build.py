@@ -26,7 +26,7 @@ _SOURCES = (
         "parallel.cpp",
         "sampling.cpp",
     ),
-    *("tile_product.cpp", "tiles.cpp", "instructions.cpp", "adapters.cpp", "mixers.cpp", "experts.cpp"),
+    *("tile_product.cpp", "tiles.cpp", "instructions.cpp", "adapters.cpp", "mixers.cpp", "experts.cpp", "meeting.cpp"),
 )
 # Products and sums may be fused, but no sum is rearranged: a row has the same bits in every loop that computes it.
 _FLAGS = (

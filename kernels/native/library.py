@@ -18,6 +18,7 @@ _ANY_DTYPE: dict[str, list[Any]] = {
     "get_num_threads": [],
     "ask_for_tiles": [],
     "instructions": [],
+    "meet": [_POINTER, _INT, _INT, _INT, _INT],
     "store_rows": [_POINTER, _INT, _POINTER, _POINTER, _INT, _INT],
 }
 _SIGNATURES: dict[str, list[Any]] = {

@@ -6,9 +6,7 @@
 #include <thread>
 #include <vector>
 
-#ifdef __x86_64__
-#include <immintrin.h>
-#endif
+#include "pause.h"
 
 namespace {
 
@@ -16,12 +14,6 @@ namespace {
 constexpr int SPINS_BEFORE_SLEEP = 1500;
 // A caller that waits longer than this for a helper's last piece lets others have the core.
 constexpr int SPINS_BEFORE_YIELD = 3000;
-
-void pause() {
-#ifdef __x86_64__
-  _mm_pause();
-#endif
-}
 
 // What this thread runs within an item of work, it does alone; or, where the item is one that is helped with, together
 // with threads that have no item.
@@ -142,7 +134,7 @@ class Pool {
       if (within_.take()) {
         spins = 0;
       } else {
-        spins < SPINS_BEFORE_YIELD ? pause() : std::this_thread::yield();
+        spins < SPINS_BEFORE_YIELD ? pause_for_a_turn() : std::this_thread::yield();
       }
     }
   }
@@ -152,7 +144,7 @@ class Pool {
       if (items_.take() || within_.take()) {
         spins = 0;
       } else if (++spins < SPINS_BEFORE_SLEEP) {
-        pause();
+        pause_for_a_turn();
       } else {
         std::unique_lock<std::mutex> lock(sleep_);
         num_sleeping_.fetch_add(1);

@@ -25,6 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from penstock.kernels import native
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.host_setup import load_native_kernels
@@ -79,7 +80,12 @@ def two_steps(forward: Forward) -> list[ModelInput]:
 
 @cache
 def groups_of(tensor: int, pipeline: int, is_expert_parallel: bool) -> RankGroups:
-    return RankGroups(ParallelLayout(tensor, pipeline, is_expert_parallel), dist.get_rank(), timeout_s=60)
+    """Ranks sum in memory that they share, as engines do where the kernels are compiled; they compute by the others."""
+    native.load()
+    try:
+        return RankGroups(ParallelLayout(tensor, pipeline, is_expert_parallel), dist.get_rank(), timeout_s=60)
+    finally:
+        native.unload()
 
 
 def load(folder: str, layout: Layout, **options: Any) -> LoadedModel:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine import composition
 from penstock.worker.models.images.processor import ImageProcessor
+from penstock.worker.models.loader import LoadedModel
 from penstock.worker.models.parallel.groups import RankGroups
 from penstock.worker.survey.images.models import SEEING
 from penstock.worker.survey.images.processors import PartsAlone, StandIn
@@ -23,10 +24,14 @@ _BYTES_PER_TOKEN = 512
 
 
 def serve_images(name: str, folder: str, groups: RankGroups, meeting: str) -> dict[str, Any]:
-    """Run the survey's comparison of the model ``name`` of ``SEEING`` through engines of both ranks."""
+    """Run the survey's comparison of the model ``name`` of ``SEEING`` through engines of both ranks.
+
+    Each rank loads its part once, for all of them.
+    """
+    loaded: dict[str, LoadedModel] = {}
     if groups.rank:
         while number := _told():
-            follow(folder, groups, f"{meeting}-{number}")
+            follow(folder, groups, f"{meeting}-{number}", loaded=loaded)
         return {}
     _, processor = SEEING[name]()
     load, make_ranks, num_engines = ImageProcessor.load, composition.make_ranks, 0
@@ -34,7 +39,7 @@ def serve_images(name: str, folder: str, groups: RankGroups, meeting: str) -> di
     def make(config: EngineConfig, path: Path) -> TwoRanks:
         nonlocal num_engines
         num_engines += 1
-        return TwoRanks(config, path, groups, f"{meeting}-{_told(num_engines)}")
+        return TwoRanks(config, path, groups, f"{meeting}-{_told(num_engines)}", loaded)
 
     composition.make_ranks = make
     if isinstance(processor, StandIn) and not isinstance(processor, PartsAlone):

@@ -5,6 +5,7 @@ All of it is the engine's own but the start and the end of the processes, which 
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 from collections.abc import Callable
 from contextlib import closing
@@ -32,6 +33,14 @@ from penstock.worker.survey import trial
 from penstock.worker.survey.outcome import SAME
 
 from ..engine.harness import BYTES_PER_TOKEN, generate, request
+
+
+def load_once(loaded: dict[str, LoadedModel], config: EngineConfig, folder: Path, groups: RankGroups) -> LoadedModel:
+    """This rank's part of the model in ``folder``; what it keeps in ``loaded`` are the engine's that is there now."""
+    part = loaded.get(str(folder))
+    if part is None:
+        part = loaded[str(folder)] = load_model(config, folder, groups)
+    return part
 
 
 def channel_of(path: str, kind: Any) -> RankChannel:
@@ -68,19 +77,36 @@ class Team:
 
 
 class TwoRanks(OneRank):
-    """The ``Ranks`` of an engine whose other rank is at ``path``: there is one for each engine."""
+    """The ``Ranks`` of an engine whose other rank is at ``path``: there is one for each engine.
 
-    def __init__(self, config: EngineConfig, folder: Path, groups: RankGroups, path: str) -> None:
+    Args:
+        loaded: the part of rank 0 by folder, for those that have one engine after the other; rank 1 keeps its own.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        folder: Path,
+        groups: RankGroups,
+        path: str,
+        loaded: dict[str, LoadedModel] | None = None,
+    ) -> None:
         super().__init__(config, folder)
         self._groups = groups
         self._channel = channel_of(path, RankAnswer)
+        self._loaded = {} if loaded is None else loaded
 
     def load(self) -> LoadedModel:
-        model = load_model(self._config, self._folder, self._groups)
+        part = load_once(self._loaded, self._config, self._folder, self._groups)
         team: Any = Team(self._channel)
-        model.forward = sharded_forward(model.forward, team)
-        self._model = model
-        return model
+        chosen = self._config.max_model_len
+        self._model = dataclasses.replace(
+            part,
+            forward=sharded_forward(part.forward, team),
+            max_model_len=chosen or part.max_model_len,
+            is_length_chosen=chosen is not None,
+        )
+        return self._model
 
     def close(self) -> None:
         self._channel.send(StopRank())
@@ -154,15 +180,22 @@ def resume(core: EngineCore, expectation: trial.Expectation) -> str:
     return SAME if all(found[str(i)] == tokens[half:] for i, tokens in enumerate(expectation.tokens)) else "differs"
 
 
-def follow(folder: str, groups: RankGroups, path: str, hold: Callable[[], object] | None = None) -> None:
+def follow(
+    folder: str,
+    groups: RankGroups,
+    path: str,
+    hold: Callable[[], object] | None = None,
+    loaded: dict[str, LoadedModel] | None = None,
+) -> None:
     """Be rank 1 of the engine at ``path`` until it ends.
 
     Args:
+        loaded: as of ``TwoRanks``, and given where that is.
         hold: called once, when a batch has come to this stage that may not be the only one.
     """
     channel = channel_of(path, RankCommand)
     config = EngineConfig(model=folder, max_model_len=trial.MAX_MODEL_LEN, num_threads=1)
-    model = load_model(config, Path(folder), groups)
+    model = load_once({} if loaded is None else loaded, config, Path(folder), groups)
     follower = Follower(config, model, groups.rank, Path(folder), lambda _: model.weights)
     network: Any = model.network
     while not isinstance(command := channel.receive(), StopRank):

@@ -55,7 +55,7 @@ class RankTeam:
         self.processes = processes
         self._timeout_s = timeout_s
         self._grace_s = LOAD_GRACE_S
-        self._is_closing = False
+        self._is_closing = threading.Event()
         self._verdict: EngineDeadError | None = None
         self._failures: list[tuple[RankProcess, RankFailed]] = []
         self._is_noticed = threading.Event()
@@ -176,9 +176,9 @@ class RankTeam:
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """End the ranks: asked first, killed after a while. Twice does nothing."""
-        if self._is_closing:
+        if self._is_closing.is_set():
             return
-        self._is_closing = True
+        self._is_closing.set()
         for process in self.processes:
             with suppress(OSError):
                 process.channel.send(StopRank())
@@ -202,13 +202,12 @@ class RankTeam:
     def _watch(self) -> None:
         """In a thread of its own: end this process once a rank has ended."""
         select.select([process.pidfd for process in self.processes], [], [])
-        if self._is_closing:
+        if self._is_closing.is_set():
             return
         if self._is_noticed.wait(self._grace_s):
             with self._judging:
                 pass  # the core's own thread finds out who it was
-            time.sleep(max(EXIT_TIMEOUT_S, self._grace_s))
-            if self._is_closing:
+            if self._is_closing.wait(max(EXIT_TIMEOUT_S, self._grace_s)):
                 return
         reason = self._judge("a rank has ended")
         log.error("rank_lost", error=str(reason))

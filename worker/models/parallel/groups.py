@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ....shared.errors import ConfigurationError
 from .layout import ParallelLayout
+from .shared_memory import SharedMemory, share_memory
 
 _LOADING_TIMEOUT_S = 3600
 
@@ -46,6 +47,10 @@ class RankGroups:
         # All ranks make all groups, their own or not: torch wants it so.
         for ranks in layout.tensor_groups if layout.tensor > 1 else ():
             self.tensor_group = _new_group(timeout, list(ranks)) or self.tensor_group
+        # gloo's ranks compute on a CPU, and those of a stage are on one host.
+        self._memory: SharedMemory | None = None
+        if self.tensor_group is not None and dist.get_backend(self.tensor_group) == "gloo":
+            self._memory = share_memory(self.tensor_group, timeout_s)
         # Of what is said while the model is loaded, when one may have to wait for another's disk.
         self._loading = _new_group(timedelta(seconds=_LOADING_TIMEOUT_S), backend="gloo")
         # What comes back has a group of its own: NCCL has one order for all that two ranks of a group send each other,
@@ -72,6 +77,8 @@ class RankGroups:
 
     def all_reduce(self, part: Tensor) -> Tensor:
         """Sum ``part`` over the ranks of the stage, in place; return it."""
+        if self._memory is not None:
+            return self._memory.sum(part)
         if self.tensor_group is not None:
             dist.all_reduce(part, group=self.tensor_group)
         return part
@@ -85,12 +92,18 @@ class RankGroups:
             return part
         first = self.layout.rank_at(self.pipeline_rank, 0)
         part = part.contiguous()
+        if self._memory is not None and self._memory.has_room(part):
+            parts = self._memory.parts(part)
+            return torch.cat(parts, dim=-1) if self.rank == first else self._not_here(part)
         if self.rank != first:
             dist.gather(part, dst=first, group=self.tensor_group)
-            return part.new_zeros(1).expand(*part.shape[:-1], part.shape[-1] * self.layout.tensor)
+            return self._not_here(part)
         parts = [torch.empty_like(part) for _ in range(self.layout.tensor)]
         dist.gather(part, parts, dst=first, group=self.tensor_group)
         return torch.cat(parts, dim=-1)
+
+    def _not_here(self, part: Tensor) -> Tensor:
+        return part.new_zeros(1).expand(*part.shape[:-1], part.shape[-1] * self.layout.tensor)
 
     def send_on(self, tensor: Tensor) -> None:
         """Send ``tensor`` to the next stage, or from the last one back to the first; does not wait until it is there.

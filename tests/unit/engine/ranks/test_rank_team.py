@@ -52,6 +52,9 @@ class PlayedRank(RankProcess):
         select.select([self.pidfd], [], [])
 
 
+WATCH = RankTeam._watch
+
+
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PlayedRank]]:
     # The thread would end this process; and nobody has time.
@@ -97,3 +100,18 @@ def test_words_of_a_rank_that_has_not_ended_yet_are_enough(ranks: list[PlayedRan
     team = RankTeam(ranks, timeout_s=60)
     ranks[1].its_end.send(RankFailed("", "KernelInputError: no", at_ns=1))
     assert str(team.loss(CLOSED)) == "rank 2 failed: KernelInputError: no"
+
+
+def test_who_was_refused_waits_for_nobody(ranks: list[PlayedRank], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch gives the core time to end by itself, and no more than the core takes."""
+    monkeypatch.setattr(RankTeam, "_watch", WATCH)
+    monkeypatch.setattr(team_module, "LOAD_GRACE_S", 1e6)
+    team = RankTeam(ranks, timeout_s=60)
+    for rank in ranks:
+        rank.its_end.send(RankFailed("configuration_error", "no", at_ns=1))
+        rank.its_end.close()
+        rank.end()
+        monkeypatch.setattr(rank, "close", lambda: None)  # the fixture does
+    assert str(team.failed_load(CLOSED)) == "no"
+    team.stop()
+    assert not team._watching.is_alive()
