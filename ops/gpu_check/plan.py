@@ -34,7 +34,7 @@ class Plan:
 
     Args:
         device: "cuda" or "cpu".
-        test_files: of ``tests/kernels``; a file is a process of its own.
+        test_files: of ``tests/kernels/gpu``; a file is a process of its own.
         num_test_files_at_once: what takes their time is the compiler, on the host.
         kernels: what is timed.
         shapes: of ``worker/models/random_model.py``, in the order in which they are measured.
@@ -80,7 +80,7 @@ class Plan:
 
 def full_plan(device: str) -> Plan:
     """What issue and README speak of; under 8 minutes on an H200 whatever hangs."""
-    tests = sorted((ROOT / "tests" / "kernels").glob("test_gpu_*.py"))
+    tests = sorted((ROOT / "tests" / "kernels" / "gpu").glob("test_gpu_*.py"))
     return Plan(
         device=device,
         is_quick=False,
@@ -123,7 +123,7 @@ def quick_plan(device: str) -> Plan:
     return Plan(
         device=device,
         is_quick=True,
-        test_files=(ROOT / "tests" / "kernels" / "test_gpu_penalties.py",),
+        test_files=(ROOT / "tests" / "kernels" / "gpu" / "test_gpu_penalties.py",),
         num_test_files_at_once=1,
         kernels=("rms_norm",),
         shapes=("tiny",),

@@ -13,7 +13,7 @@ from triton.runtime import interpreter
 from penstock.kernels.paged_attention import PagedBatch, gpu, gpu_config
 from penstock.kernels.paged_attention.variant import Variant
 
-from .paged_cases import Case, make_case
+from ..paged_cases import Case, make_case
 
 SPLIT_LEN = 64
 # Two prompts; the first ends in its third split, in the middle of a tile of keys.

@@ -22,7 +22,7 @@ from penstock.kernels.paged_attention import (
 )
 from penstock.kernels.paged_attention.variant import Variant
 
-from .paged_cases import Case, make_case, naive
+from ..paged_cases import Case, make_case, naive
 
 Compare = Callable[[Tensor, Tensor], None]
 KERNELS = {"as suits": gpu.paged_attention, "invariant": gpu.invariant_paged_attention}
