@@ -45,9 +45,10 @@ def _run_file(path: Path, plan: Plan, scratch: Path, deadline: float) -> dict[st
         return _summary(path, [], "not begun: no time was left", 0.0)
     notes = scratch / f"{path.stem}.notes"
     environment = {FILE_VARIABLE: str(notes)}
-    # Nothing of the project's own settings: they name plugins that only its developers have.
-    options = ["-c", "/dev/null", "--rootdir", str(ROOT), "--confcutdir", str(path.parent), "--import-mode=importlib"]
-    options += ["-q", "-p", "no:cacheprovider", "-p", "penstock.ops.gpu_check.notes"]
+    # Nothing of the project's own settings: they name plugins that only its developers have. The fixtures are those of
+    # the folder above, which holds the tests of all kernels.
+    options = ["-c", "/dev/null", "--rootdir", str(ROOT), "--confcutdir", str(path.parents[1])]
+    options += ["--import-mode=importlib", "-q", "-p", "no:cacheprovider", "-p", "penstock.ops.gpu_check.notes"]
     if plan.device == "cpu":
         environment["TRITON_INTERPRET"] = "1"
         options += ["-m", "not gpu"]
