@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,17 +19,35 @@ OPTIONS = ["--device", "cpu", "--served-model-name", "demo", "--threads", "1", "
 
 Start = Callable[..., Awaitable[LocalStack]]
 
+# Of the test that runs.
+_STACKS = pytest.StashKey[list[LocalStack]]()
+_NUM_LINES_TOLD = 80
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """What fails once in many runs is to tell then what its workers have logged: their folder goes with them."""
+    report: Any = yield
+    if call.when == "call" and report.failed:
+        for stack in item.stash.get(_STACKS, []):
+            for worker in stack.workers[:1]:  # all write one file
+                lines = worker.log.splitlines()[-_NUM_LINES_TOLD:]
+                report.sections.append(("the last lines of its workers", "\n".join(lines)))
+    return report
+
 
 @pytest.fixture
-def start(gate: Gate) -> Iterator[Start]:
+def start(gate: Gate, request: pytest.FixtureRequest) -> Iterator[Start]:
     """Starts a Redis and workers of the test's own: ``start(num_workers, *options)``; they heed the test's gate."""
+    stacks = request.node.stash[_STACKS] = []
     with ExitStack() as stack:
 
         async def start(
             num_workers: int, *options: str, model: Path = MODEL, trio: SentinelTrio | None = None
         ) -> LocalStack:
             def enter() -> LocalStack:
-                return stack.enter_context(LocalStack(model, [*OPTIONS, *options], num_workers=num_workers, trio=trio))
+                stacks.append(LocalStack(model, [*OPTIONS, *options], num_workers=num_workers, trio=trio))
+                return stack.enter_context(stacks[-1])
 
             return await asyncio.to_thread(enter)
 
