@@ -73,7 +73,8 @@ class _Spawned:
         # In a thread of its own: the default executor has too few for a host of many engines.
         def wait() -> None:
             process.wait()
-            loop.call_soon_threadsafe(ended.set)
+            with suppress(RuntimeError):  # the loop has ended before: nobody waits any more
+                loop.call_soon_threadsafe(ended.set)
 
         threading.Thread(target=wait, name=f"wait-{engine_id}", daemon=True).start()
 

@@ -120,9 +120,11 @@ def share_memory(group: dist.ProcessGroup, timeout_s: float) -> SharedMemory | N
     """Have all ranks of ``group``, which call this at the same time, share memory.
 
     None for all of them where one cannot: without the compiled kernels, on another host, where processes may not see
-    each other's descriptors.
+    each other's descriptors. Who is alone has nobody to add up with.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if size == 1:
+        return None
     meet = native.library("meet")
     mark = secrets.randbits(62)
     descriptor = _make_file(size_of(size), mark) if rank == 0 and meet is not None else _NOT_THERE

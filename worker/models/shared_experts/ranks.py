@@ -13,6 +13,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from ....shared.groups.errors import GroupBrokenError
 from ...config.data_parallel import RankPlace
+from ..parallel.shared_memory import SharedMemory, share_memory
 
 # The slowest rank's loading, which the others wait for at their first collective.
 LOAD_TIMEOUT_S = 1800.0
@@ -29,6 +30,7 @@ class ExpertRanks:
         self._timeout_s = place.timeout_s
         # None is all of them; what `new_group` returns has no public type.
         self._group: Any = None
+        self._memory: SharedMemory | None = None
 
     @classmethod
     def meet(cls, place: RankPlace, device: str) -> ExpertRanks:
@@ -61,6 +63,8 @@ class ExpertRanks:
         """All is loaded: from now on a rank that is silent for the group's time-out is gone."""
         try:
             self._group = dist.new_group(timeout=timedelta(seconds=self._timeout_s))
+            if dist.get_backend(self._group) == "gloo":
+                self._memory = share_memory(self._group, self._timeout_s)
         except RuntimeError as error:
             raise _broken(error) from error
         self.sum_of(torch.zeros(1, dtype=torch.int64))
@@ -68,6 +72,8 @@ class ExpertRanks:
     def sum_of(self, part: Tensor) -> Tensor:
         """Sum ``part`` over all ranks, in place; return it. Its shape is the same at all."""
         try:
+            if self._memory is not None:
+                return self._memory.sum(part)
             dist.all_reduce(part, group=self._group)
         except RuntimeError as error:
             raise _broken(error) from error
@@ -87,9 +93,12 @@ class ExpertRanks:
         most = max(num_rows)
         padded = rows.new_zeros(most, *rows.shape[1:])
         padded[: len(rows)] = rows
-        all_rows = [torch.empty_like(padded) for _ in num_rows]
         try:
-            dist.all_gather(all_rows, padded, group=self._group)
+            if self._memory is not None and self._memory.has_room(padded):
+                all_rows = self._memory.parts(padded)
+            else:
+                all_rows = [torch.empty_like(padded) for _ in num_rows]
+                dist.all_gather(all_rows, padded, group=self._group)
         except RuntimeError as error:
             raise _broken(error) from error
         return torch.cat([part[:count] for part, count in zip(all_rows, num_rows, strict=True)])

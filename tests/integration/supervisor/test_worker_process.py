@@ -1,0 +1,33 @@
+"""A worker process that is waited for in a thread, while the loop that wanted it may end."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from penstock.worker.supervisor import worker_process
+
+
+def test_a_process_may_end_after_the_loop_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its thread raises then would end nothing, and be told as an error of whatever runs at that moment."""
+    stdin, stdout = subprocess.PIPE, subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=stdin, stdout=stdout
+    ) as process:
+        monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: process)
+        raised: list[threading.ExceptHookArgs] = []
+        monkeypatch.setattr(threading, "excepthook", raised.append)
+
+        async def start() -> None:
+            worker_process._Spawned("late")
+
+        asyncio.run(start())
+        (waiting,) = (thread for thread in threading.enumerate() if thread.name == "wait-late")
+        assert process.stdin is not None
+        process.stdin.close()
+        waiting.join()
+    assert not raised
