@@ -148,10 +148,12 @@ class EngineProcess:
         return Death(f"the worker process ended with status {self.exit_code}", is_external=self.exit_code == 0)
 
     async def _see_end(self, process: WorkerProcess, reading: asyncio.Task[None]) -> None:
-        status = await process.wait()
-        # A worker that crashed leaves its engine core behind, which would keep the GPU and our pipe open.
-        kill_process_tree(process.pid)
-        self._close_life_line()
+        try:
+            status = await process.wait()
+            # A worker that crashed leaves its engine core behind, which would keep the GPU and our pipe open.
+            kill_process_tree(process.pid)
+        finally:
+            self._close_life_line()
         await asyncio.wait([reading], timeout=LAST_WORDS_TIMEOUT_S)
         reading.cancel()
         self.exit_code = status

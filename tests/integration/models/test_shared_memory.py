@@ -59,8 +59,8 @@ def test_all_do_without_where_one_has_no_kernels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("role", "words"),
     [
-        ("killed", "rank 2 of those that share layers is gone"),
-        ("stopped", "a rank of those that share layers has not come for 0.5 s"),
+        ("killed", "rank 2 of 3 is gone"),
+        ("stopped", "a rank of 3 has not come for 0.5 s"),
     ],
 )
 def test_who_waits_for_one_that_does_not_come_is_told(role: str, words: str, tmp_path: Path) -> None:

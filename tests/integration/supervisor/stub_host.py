@@ -136,6 +136,9 @@ class StubHost:
     async def destroy(self) -> None:
         self.running.cancel()
         await asyncio.gather(self.running, return_exceptions=True)
+        # What was killed at last ends before the loop does.
+        ending = [task for engine in self.engines for task in engine.life._tasks]
+        await asyncio.gather(*ending, return_exceptions=True)
 
 
 def _is_stub(process: psutil.Process) -> bool:

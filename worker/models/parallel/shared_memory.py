@@ -42,6 +42,7 @@ class SharedMemory:
         rank: this one's number among ``pids``.
         pids: of all ranks.
         timeout_s: who does not come for as long is lost.
+        meet: of the compiled kernels.
 
     Raises:
         OSError: a process cannot be watched.
@@ -55,9 +56,12 @@ class SharedMemory:
         self._number = 0
         self._watched: dict[int, int] = {}
         weakref.finalize(self, _close_all, self._watched)
+        self._ends = select.poll()
         for number, pid in enumerate(pids):
             if number != rank:
-                self._watched[os.pidfd_open(pid)] = number
+                descriptor = os.pidfd_open(pid)
+                self._watched[descriptor] = number
+                self._ends.register(descriptor, select.POLLIN)
         self._places = lru_cache(self._make_places)
 
     def sum(self, part: Tensor) -> Tensor:
@@ -98,12 +102,12 @@ class SharedMemory:
     def _await_all(self) -> None:
         give_up_at = time.monotonic() + self._timeout_s
         while not self._meet(self._address, self._rank, self._size, self._number, _LOOK_MS):
-            gone = [self._watched[descriptor] for descriptor in select.select([*self._watched], [], [], 0)[0]]
+            gone = [self._watched[descriptor] for descriptor, _ in self._ends.poll(0)]
             # Once more: it may have come before it went.
             if gone and not self._meet(self._address, self._rank, self._size, self._number, 0):
-                raise RuntimeError(f"rank {gone[0]} of those that share layers is gone")
+                raise RuntimeError(f"rank {gone[0]} of {self._size} is gone")
             if time.monotonic() > give_up_at:
-                raise RuntimeError(f"a rank of those that share layers has not come for {self._timeout_s:g} s")
+                raise RuntimeError(f"a rank of {self._size} has not come for {self._timeout_s:g} s")
 
     def _make_places(self, dtype: torch.dtype, turn: int) -> list[Tensor]:
         """Of all ranks, ``[ROOM_BYTES / element size]`` each."""
