@@ -116,10 +116,12 @@ class GroupMember:
         )
         return msgspec.structs.replace(self._engine, place=rank_place)
 
-    def serve(self, ready: Ready) -> None:
-        """The core is ready; from now on it hears of waves."""
+    async def serve(self, ready: Ready) -> None:
+        """The core is ready, and its group knows so; from now on it hears of waves."""
         self._num_experts = ready.num_shared_experts
         self._is_serving = True
+        if self._place is not None:
+            await self._renew(self._place)
 
     def note(self, stats: SchedulerStats | None) -> None:
         """Take where the core's wave is."""
@@ -187,15 +189,18 @@ class GroupMember:
     async def _keep(self, place: Place) -> None:
         """Say that the rank lives, until its generation is over."""
         while True:
-            renewal = await self._membership.renew(
-                place, address=self._address, serves=self._is_serving, num_experts=self._num_experts
-            )
-            if renewal.standing in _LEFT_BEHIND and not self.has_left.is_set():
-                # Each time, for the core may only be about to start.
-                self._core.end_for(_LEFT_BEHIND[renewal.standing])
-            if renewal.standing is Standing.LEAVE and self._is_serving:
-                self._core.tell(LeaveWave())
+            await self._renew(place)
             await asyncio.sleep(self._config.lease_ttl_s / 3)
+
+    async def _renew(self, place: Place) -> None:
+        renewal = await self._membership.renew(
+            place, address=self._address, serves=self._is_serving, num_experts=self._num_experts
+        )
+        if renewal.standing in _LEFT_BEHIND and not self.has_left.is_set():
+            # Each time, for the core may only be about to start.
+            self._core.end_for(_LEFT_BEHIND[renewal.standing])
+        if renewal.standing is Standing.LEAVE and self._is_serving:
+            self._core.tell(LeaveWave())
 
     async def _call(self, wave: int) -> None:
         """Have the other ranks come into a wave that was begun here."""
@@ -244,7 +249,7 @@ class NoGroup:
     async def enter(self) -> EngineConfig:
         return self._engine
 
-    def serve(self, ready: Ready) -> None:
+    async def serve(self, ready: Ready) -> None:
         pass
 
     def note(self, stats: SchedulerStats | None) -> None:

@@ -155,13 +155,14 @@ class WorkerProcess:
         self._heartbeat.core_pid = self._core.pid
         # A caller that will not wait for an engine asks for its lease: whoever hears of READY must find one.
         await self._service.take_lease()
+        # Who resizes the group of an engine that is READY is told what does not divide its experts.
+        await self._group.serve(ready)
         self._heartbeat.state = EngineState.READY
         await self._heartbeat.beat()
         _collect_garbage_rarely()
         self._status.report(EngineState.READY)
         watching = asyncio.create_task(self._watch_for_stalls())
         leaving = asyncio.create_task(self._leave_with_group(signals))
-        self._group.serve(ready)
         await self._service.serve(ready, codec, signals.stop)
         if not self._core.dead.is_set():
             self._status.report(EngineState.DRAINING)

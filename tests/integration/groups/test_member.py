@@ -10,6 +10,8 @@ import msgspec
 import pytest
 
 from penstock.shared.connection import CommandConnection, Subscriber
+from penstock.shared.groups.errors import GroupSizeError
+from penstock.shared.groups.membership import resize_group
 from penstock.shared.keys import Keys
 from penstock.shared.messages.from_core import Ready, SchedulerStats
 from penstock.shared.messages.waves import GroupStanding, LeaveWave, StartWave, WavePhase, WaveStarted, WaveState
@@ -44,7 +46,7 @@ class Rank:
 
     async def start(self, ready: Ready) -> None:
         self.place = (await self.member.enter()).place
-        self.member.serve(ready)
+        await self.member.serve(ready)
 
     def is_at(self, wave: int, phase: WavePhase) -> None:
         self.member.note(SchedulerStats(wave=WaveState(wave, phase)))
@@ -106,6 +108,25 @@ async def test_both_learn_their_places_and_one_address(make: Callable[[str], Any
     assert first.place.address == second.place.address
     assert first.place.address.startswith("127.0.0.1:")
     assert first.standings[-1] == GroupStanding("g", first.place.generation, 0, 2)
+
+
+async def test_who_serves_has_told_how_many_experts_there_are(
+    make: Callable[[str], Any], commands: CommandConnection, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another size is judged by that from then on, though each has said only before that it lives."""
+    renew, renewed = GroupMember._renew, list[GroupMember]()
+
+    async def noted(member: GroupMember, place: Any) -> None:
+        await renew(member, place)
+        renewed.append(member)
+
+    monkeypatch.setattr(GroupMember, "_renew", noted)
+    ranks = [await make("a"), await make("b")]
+    await asyncio.gather(*(rank.member.enter() for rank in ranks))
+    await until(lambda: len(renewed) == 2)
+    await asyncio.gather(*(rank.member.serve(READY) for rank in ranks))
+    with pytest.raises(GroupSizeError, match="3 does not divide the 8 experts"):
+        await resize_group(commands, Keys(namespace).model("m"), "g", 3)
 
 
 async def test_a_wave_is_said_until_all_are_in_it(make: Callable[[str], Any]) -> None:
