@@ -13,18 +13,17 @@
 
 namespace {
 
-// Some 20 us, as in parallel.cpp: ranks of a model have the same to do, and come soon after each other.
-constexpr int SPINS_BEFORE_SLEEP = 1500;
 constexpr int64_t NS_PER_MS = 1'000'000, NS_PER_S = 1'000'000'000;
 
 struct alignas(64) Seat {
   std::atomic<uint32_t> number;
   std::atomic<uint32_t> num_sleeping;
 
-  // Numbers go round after 2^32 meetings.
-  bool has(uint32_t wanted) const { return static_cast<int32_t>(number.load() - wanted) >= 0; }
 };
 static_assert(sizeof(std::atomic<uint32_t>) == 4, "a futex is a word");
+
+// Numbers go round after 2^32 meetings.
+bool is_reached(uint32_t number, uint32_t wanted) { return static_cast<int32_t>(number - wanted) >= 0; }
 
 int64_t now_ns() {
   timespec now;
@@ -37,23 +36,22 @@ void futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const tim
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, timeout, nullptr, 0);
 }
 
+// Who sits there has the same to do, and comes soon after or before.
 bool wait_for(Seat& seat, uint32_t wanted, int64_t until_ns) {
   for (int spins = 0; spins < SPINS_BEFORE_SLEEP; ++spins) {
-    if (seat.has(wanted)) return true;
+    if (is_reached(seat.number.load(), wanted)) return true;
     pause_for_a_turn();
   }
   // Whoever comes reads this after having written its number, and the number is read once more after this: one of both
   // sees the other.
   seat.num_sleeping.fetch_add(1);
-  int64_t left_ns = 1;
-  while (!seat.has(wanted) && (left_ns = until_ns - now_ns()) > 0) {
-    const uint32_t seen = seat.number.load();
-    if (seat.has(wanted)) break;
+  uint32_t seen;
+  for (int64_t left_ns; !is_reached(seen = seat.number.load(), wanted) && (left_ns = until_ns - now_ns()) > 0;) {
     const timespec timeout{left_ns / NS_PER_S, left_ns % NS_PER_S};
     futex(seat.number, FUTEX_WAIT, seen, &timeout);
   }
   seat.num_sleeping.fetch_sub(1);
-  return seat.has(wanted);
+  return is_reached(seen, wanted);
 }
 
 }  // namespace

@@ -10,8 +10,6 @@
 
 namespace {
 
-// Some 20 us: longer than the time between two operations of a model, shorter than that between two steps.
-constexpr int SPINS_BEFORE_SLEEP = 1500;
 // A caller that waits longer than this for a helper's last piece lets others have the core.
 constexpr int SPINS_BEFORE_YIELD = 3000;
 

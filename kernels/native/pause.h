@@ -1,9 +1,12 @@
-// A turn of a loop that waits for what another core writes.
+// Loops that wait for what another core writes: a turn of them, and how many before who waits sleeps.
 #pragma once
 
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
+
+// Some 20 us: longer than the time between two operations of a model, shorter than that between two steps.
+constexpr int SPINS_BEFORE_SLEEP = 1500;
 
 inline void pause_for_a_turn() {
 #ifdef __x86_64__

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import shutil
-from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels import native
 from penstock.kernels.errors import KernelInputError
-from penstock.kernels.sampling import Draws, argmax, reference, sample
+from penstock.kernels.sampling import argmax, reference, sample
 
-from ..native_library import native_as_before
+from .sampling_cases import draws_of, logits_of
+
+pytestmark = pytest.mark.usefixtures("compiled")
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Around the sizes of blocks, chunks and the number of tokens that are looked at first.
@@ -34,36 +33,10 @@ FILTERS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def compiled() -> Iterator[None]:
-    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        pytest.skip("needs a C++ compiler")
-    with native_as_before():
-        assert native.load() is None
-        yield
-
-
-def draws_of(num_rows: int, **params: float) -> Draws:
-    """``num_rows`` equal rows whose uniform numbers are spread over all there are."""
-    values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **params}
-    return Draws(
-        temperature=torch.full((num_rows,), values["temperature"]),
-        top_k=torch.full((num_rows,), int(values["top_k"])),
-        top_p=torch.full((num_rows,), values["top_p"]),
-        min_p=torch.full((num_rows,), values["min_p"]),
-        uniforms=(torch.arange(num_rows, dtype=torch.float64) + 0.37) / num_rows,
-    )
-
-
-def logits_of(num_rows: int, vocab_size: int, dtype: torch.dtype, scale: float = 2.0) -> Tensor:
-    generator = torch.Generator().manual_seed(num_rows * vocab_size)
-    return (scale * torch.randn(num_rows, vocab_size, generator=generator)).to(dtype)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_rows", "vocab_size"), SHAPES)
 def test_argmax_is_the_first_of_the_largest(num_rows: int, vocab_size: int, dtype: torch.dtype) -> None:
-    logits = logits_of(num_rows, vocab_size, dtype).clamp(max=1.0)  # bounded above, so that there are ties
+    logits = logits_of(num_rows, vocab_size, 2.0).to(dtype).clamp(max=1.0)  # bounded above, so that there are ties
     poisoned = torch.full((num_rows, vocab_size + 9), math.nan, dtype=dtype)
     poisoned[:, 4:-5] = logits
     expected = (logits == logits.amax(dim=-1, keepdim=True)).float().argmax(dim=-1)
@@ -77,7 +50,7 @@ def test_argmax_is_the_first_of_the_largest(num_rows: int, vocab_size: int, dtyp
 def test_the_same_token_is_drawn(params: dict[str, float], scale: float, dtype: torch.dtype) -> None:
     for num_rows, vocab_size in SHAPES:
         # Of float32 values, so that no two are equal: the order of equals is the reference's own.
-        logits = logits_of(num_rows, vocab_size, torch.float32, scale)
+        logits = logits_of(num_rows, vocab_size, scale)
         draws = draws_of(num_rows, **params)
         expected = reference.sample(logits.clone(), draws)
         if dtype == torch.bfloat16:
@@ -105,7 +78,7 @@ def _are_as_probable(logits: Tensor, found: Tensor, expected: Tensor) -> bool:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype) -> None:
     num_rows, vocab_size = 44, 999
-    logits, draws = logits_of(num_rows, vocab_size, dtype, 1.0), draws_of(num_rows)
+    logits, draws = logits_of(num_rows, vocab_size, 1.0).to(dtype), draws_of(num_rows)
     index = torch.arange(num_rows)
     draws.temperature = index % 3 * 0.7
     draws.top_k = torch.tensor([0, 5, 64, 300])[index % 4]

@@ -11,13 +11,12 @@ import torch.distributed as dist
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine import composition
 from penstock.worker.models.images.processor import ImageProcessor
-from penstock.worker.models.loader import LoadedModel
 from penstock.worker.models.parallel.groups import RankGroups
 from penstock.worker.survey.images.models import SEEING
 from penstock.worker.survey.images.processors import PartsAlone, StandIn
 from penstock.worker.survey.images.trial import compare
 
-from .two_rank_engine import TwoRanks, follow
+from .two_rank_engine import TwoRanks, follow, loading_once
 
 # Half of what a token has in the cache of one rank: of its heads, or of its layers.
 _BYTES_PER_TOKEN = 512
@@ -28,10 +27,10 @@ def serve_images(name: str, folder: str, groups: RankGroups, meeting: str) -> di
 
     Each rank loads its part once, for all of them.
     """
-    loaded: dict[str, LoadedModel] = {}
+    load_part = loading_once()
     if groups.rank:
         while number := _told():
-            follow(folder, groups, f"{meeting}-{number}", loaded=loaded)
+            follow(folder, groups, f"{meeting}-{number}", load_part=load_part)
         return {}
     _, processor = SEEING[name]()
     load, make_ranks, num_engines = ImageProcessor.load, composition.make_ranks, 0
@@ -39,7 +38,7 @@ def serve_images(name: str, folder: str, groups: RankGroups, meeting: str) -> di
     def make(config: EngineConfig, path: Path) -> TwoRanks:
         nonlocal num_engines
         num_engines += 1
-        return TwoRanks(config, path, groups, f"{meeting}-{_told(num_engines)}", loaded)
+        return TwoRanks(config, path, groups, f"{meeting}-{_told(num_engines)}", load_part)
 
     composition.make_ranks = make
     if isinstance(processor, StandIn) and not isinstance(processor, PartsAlone):

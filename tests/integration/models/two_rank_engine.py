@@ -35,12 +35,16 @@ from penstock.worker.survey.outcome import SAME
 from ..engine.harness import BYTES_PER_TOKEN, generate, request
 
 
-def load_once(loaded: dict[str, LoadedModel], config: EngineConfig, folder: Path, groups: RankGroups) -> LoadedModel:
-    """This rank's part of the model in ``folder``; what it keeps in ``loaded`` are the engine's that is there now."""
-    part = loaded.get(str(folder))
-    if part is None:
-        part = loaded[str(folder)] = load_model(config, folder, groups)
-    return part
+def loading_once() -> Callable[[EngineConfig, Path, RankGroups], LoadedModel]:
+    """``load_model`` for engines of one model, one after the other: each has what the first has loaded."""
+    loaded: list[LoadedModel] = []
+
+    def load(config: EngineConfig, folder: Path, groups: RankGroups) -> LoadedModel:
+        if not loaded:
+            loaded.append(load_model(config, folder, groups))
+        return loaded[0]
+
+    return load
 
 
 def channel_of(path: str, kind: Any) -> RankChannel:
@@ -80,7 +84,7 @@ class TwoRanks(OneRank):
     """The ``Ranks`` of an engine whose other rank is at ``path``: there is one for each engine.
 
     Args:
-        loaded: the part of rank 0 by folder, for those that have one engine after the other; rank 1 keeps its own.
+        load_part: loads the part of rank 0.
     """
 
     def __init__(
@@ -89,15 +93,15 @@ class TwoRanks(OneRank):
         folder: Path,
         groups: RankGroups,
         path: str,
-        loaded: dict[str, LoadedModel] | None = None,
+        load_part: Callable[[EngineConfig, Path, RankGroups], LoadedModel] = load_model,
     ) -> None:
         super().__init__(config, folder)
         self._groups = groups
         self._channel = channel_of(path, RankAnswer)
-        self._loaded = {} if loaded is None else loaded
+        self._load_part = load_part
 
     def load(self) -> LoadedModel:
-        part = load_once(self._loaded, self._config, self._folder, self._groups)
+        part = self._load_part(self._config, self._folder, self._groups)
         team: Any = Team(self._channel)
         chosen = self._config.max_model_len
         self._model = dataclasses.replace(
@@ -185,17 +189,17 @@ def follow(
     groups: RankGroups,
     path: str,
     hold: Callable[[], object] | None = None,
-    loaded: dict[str, LoadedModel] | None = None,
+    load_part: Callable[[EngineConfig, Path, RankGroups], LoadedModel] = load_model,
 ) -> None:
     """Be rank 1 of the engine at ``path`` until it ends.
 
     Args:
-        loaded: as of ``TwoRanks``, and given where that is.
         hold: called once, when a batch has come to this stage that may not be the only one.
+        load_part: loads the part of rank 1.
     """
     channel = channel_of(path, RankCommand)
     config = EngineConfig(model=folder, max_model_len=trial.MAX_MODEL_LEN, num_threads=1)
-    model = load_once({} if loaded is None else loaded, config, Path(folder), groups)
+    model = load_part(config, Path(folder), groups)
     follower = Follower(config, model, groups.rank, Path(folder), lambda _: model.weights)
     network: Any = model.network
     while not isinstance(command := channel.receive(), StopRank):
