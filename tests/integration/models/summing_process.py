@@ -55,9 +55,11 @@ def go_round(memory: SharedMemory, world: int) -> None:
             assert memory.sum(torch.ones(3)).tolist() == [world] * 3
 
 
-def see_the_end_of(how: str, groups: RankGroups, rank: int, world: int) -> None:
+def see_the_end_of(how: str, groups: RankGroups, memory: SharedMemory, rank: int, world: int) -> None:
     """The last rank ends, or stands still, before it has come; the others say what they see."""
     groups.all_reduce(torch.ones(1))
+    if how == "stopped":
+        memory._timeout_s = SILENCE_S
     if rank == world - 1:
         os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
     try:
@@ -65,8 +67,8 @@ def see_the_end_of(how: str, groups: RankGroups, rank: int, world: int) -> None:
     except RuntimeError as error:
         sys.stdout.write(f"{error}\n")
         sys.stdout.flush()
-    # gloo's threads would wait for the others.
-    os._exit(0)
+    # Till the test ends it: the end of one that has written is not what the others are to see.
+    signal.pause()
 
 
 def main(rank: int, world: int, meeting: str, role: str) -> None:
@@ -74,7 +76,7 @@ def main(rank: int, world: int, meeting: str, role: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
     if role != "without" or rank != world - 1:
         assert native.load() is None
-    groups = RankGroups(ParallelLayout(world), rank, timeout_s=SILENCE_S if role == "stopped" else 60)
+    groups = RankGroups(ParallelLayout(world), rank, timeout_s=60)
     memory = groups._memory
     if role == "without":
         assert memory is None
@@ -86,7 +88,7 @@ def main(rank: int, world: int, meeting: str, role: str) -> None:
         add_up(groups, rank, world)
         go_round(memory, world)
     else:
-        see_the_end_of(role, groups, rank, world)
+        see_the_end_of(role, groups, memory, rank, world)
 
 
 if __name__ == "__main__":
