@@ -32,7 +32,7 @@ from .fast import NEED_TORCH, SLOW, be_quick, do_without_torch, is_among
 from .gate import Gate
 from .lanes import arrange
 from .redis_server import RedisServer
-from .warm_python import WARM_PYTHON_VARIABLE, WarmProgram
+from .warm_python import LIGHT_PYTHON_VARIABLE, WARM_PYTHON_VARIABLE, WarmProgram
 
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
@@ -130,10 +130,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def _keep_fork_server(config: pytest.Config) -> None:
     """Those of all engines that the tests start, in all processes of the run: torch is imported once."""
     config.stash[_FORK_SERVER] = stack = ExitStack()
-    python = os.environ.get(WARM_PYTHON_VARIABLE, sys.executable)
-    program = (python, str(Path(__file__).parent / "fork_server.py"))
-    options = ("--model", str(DEMO_MODEL), "--log-level", "warning")
-    running = running_fork_server(options, (*program, "cores"), (*program, "workers"))
+    program = str(Path(__file__).parent / "fork_server.py")
+    cores, workers = (
+        (os.environ.get(variable, sys.executable), program, kind)
+        for variable, kind in ((WARM_PYTHON_VARIABLE, "cores"), (LIGHT_PYTHON_VARIABLE, "workers"))
+    )
+    running = running_fork_server(("--model", str(DEMO_MODEL), "--log-level", "warning"), cores, workers)
     os.environ[FORK_SERVER_VARIABLE] = stack.enter_context(running)
 
 
@@ -282,7 +284,7 @@ def warm_python(monkeypatch: pytest.MonkeyPatch) -> str:
 def _warm_supervisors() -> Iterator[None]:
     """In a run with lanes each `worker start` and gateway of a deployment is forked from who has its imports."""
     with pytest.MonkeyPatch.context() as patch:
-        for starter in (local_worker, local_server) if WARM_PYTHON_VARIABLE in os.environ else ():
+        for starter in (local_worker, local_server) if LIGHT_PYTHON_VARIABLE in os.environ else ():
             patch.setattr(starter, "start_program", WarmProgram)
         yield
 

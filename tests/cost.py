@@ -16,12 +16,13 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from .forked_lanes import FORKED_VARIABLE, import_tests
-from .warm_python import WARM_PYTHON_VARIABLE, start_program_server
+from .program_server import running_program_servers
 
 _VARIABLE = "PENSTOCK_TEST_COST"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -77,12 +78,11 @@ _BY_TEST: dict[str, float] = {}
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Programs and engines start as they do in lanes (``forked_lanes.py``)."""
+    keeping = ExitStack()
+    config.add_cleanup(keeping.close)
+    keeping.enter_context(running_program_servers(Path(keeping.enter_context(tempfile.TemporaryDirectory()))))
     import_tests(config)
     gc.freeze()
-    folder = tempfile.TemporaryDirectory(prefix="penstock-warm-")
-    config.add_cleanup(folder.cleanup)
-    os.environ[WARM_PYTHON_VARIABLE], held = start_program_server(Path(folder.name))
-    config.add_cleanup(lambda: os.close(held))
     os.environ[FORKED_VARIABLE] = "1"
 
 

@@ -20,7 +20,7 @@ import tempfile
 import types
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,8 @@ from hypothesis.strategies import integers
 from penstock.worker.forked_child import be_child
 
 from .fast import NEED_TORCH, is_among
-from .warm_python import WARM_PYTHON_VARIABLE, end_as_python_does, forget_exit_handlers, start_program_server
+from .forked_program import end_as_python_does, forget_exit_handlers
+from .program_server import running_program_servers
 
 # Of a lane's environment, if it was forked.
 FORKED_VARIABLE = "PENSTOCK_TEST_LANE_IS_FORKED"
@@ -52,10 +53,10 @@ class ForkedLane:
     Args:
         others: lanes so far, whose ends of pipes it must not hold: an end of a stream is seen when its last holder has
             let go of it.
-        held: a descriptor that it must not hold, for the same reason.
+        held: descriptors that it must not hold, for the same reason.
     """
 
-    def __init__(self, others: Sequence[ForkedLane], held: int) -> None:
+    def __init__(self, others: Sequence[ForkedLane], held: Sequence[int]) -> None:
         (theirs_in, ours_out), (ours_in, theirs_out) = os.pipe(), os.pipe()
         self._status: int | None = None
         self.pid = os.fork()
@@ -63,7 +64,7 @@ class ForkedLane:
             for lane in others:
                 lane.stdin.close()
                 lane.stdout.close()
-            for descriptor in (ours_out, ours_in, held):
+            for descriptor in (ours_out, ours_in, *held):
                 os.close(descriptor)
             be_child(partial(_become_lane, theirs_in, theirs_out))
         os.close(theirs_in)
@@ -102,6 +103,10 @@ def _become_lane(theirs_in: int, theirs_out: int) -> int:
 @pytest.hookimpl(tryfirst=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
     """Called before the first lane is started, and before execnet has threads."""
+    keeping = ExitStack()
+    config.add_cleanup(keeping.close)
+    folder = keeping.enter_context(tempfile.TemporaryDirectory(prefix="penstock-warm-"))
+    held = keeping.enter_context(running_program_servers(Path(folder)))
     import_tests(config)
     _read_constants()
     num_threads = len(os.listdir("/proc/self/task"))
@@ -114,10 +119,6 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None
     atexit.register(gc.unfreeze)
     sys.stdout.flush()
     sys.stderr.flush()
-    folder = tempfile.TemporaryDirectory(prefix="penstock-warm-")
-    config.add_cleanup(folder.cleanup)
-    os.environ[WARM_PYTHON_VARIABLE], held = start_program_server(Path(folder.name))
-    config.add_cleanup(lambda: os.close(held))
     lanes: list[ForkedLane] = []
     for _ in specs:
         lanes.append(ForkedLane(lanes, held))

@@ -12,38 +12,23 @@ ordinary way by one test as well.
 
 from __future__ import annotations
 
-import atexit
-import fcntl
-import gc
 import json
-import logging
-import multiprocessing.util
 import os
-import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import traceback
-import types
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
-
-from penstock.ops import local_server, local_worker
-from penstock.worker.forked_child import be_child
+from typing import Any
 
 # Where the script is; not there in a run without lanes, in which programs are started.
 WARM_PYTHON_VARIABLE = "PENSTOCK_TEST_WARM_PYTHON"
-
-# Standard streams, and what is inherited beside them.
-_MAX_DESCRIPTORS = 64
-_AWAY = 512
+# Another, of programs that need no torch.
+LIGHT_PYTHON_VARIABLE = "PENSTOCK_TEST_LIGHT_PYTHON"
 
 # With as little of Python as can be: ten milliseconds.
 _SCRIPT = """#!{python} -IS
@@ -84,7 +69,7 @@ class WarmProgram:
 
     def __init__(self, command: Sequence[str], *, stdout: Any, stderr: Any = 2, **others: object) -> None:
         self._server = socket.socket(socket.AF_UNIX)
-        self._server.connect(str(Path(os.environ[WARM_PYTHON_VARIABLE]).with_name("socket")))
+        self._server.connect(str(address_in(Path(os.environ[LIGHT_PYTHON_VARIABLE]).parent)))
         ours, theirs = os.pipe() if stdout is subprocess.PIPE else (-1, os.dup(stdout.fileno()))
         self.stdout = open(ours) if ours >= 0 else None  # noqa: SIM115  # whose process it is closes it
         request = json.dumps([*command[:1], command[1:], os.getcwd(), dict(os.environ), [0, 1, 2]]).encode()
@@ -128,159 +113,13 @@ class WarmProgram:
         os.close(self._pidfd)
 
 
-def start_program_server(folder: Path) -> tuple[str, int]:
-    """Fork one, and write the script for it into ``folder``, which is empty.
-
-    Returns:
-        The script's path, and a descriptor: when its last holder has gone the server ends.
-    """
-    address, script = str(folder / "socket"), folder / "python"
-    script.write_text(_SCRIPT.format(python=sys.executable, address=address))
+def write_script(folder: Path) -> Path:
+    """Write what is started in the place of ``sys.executable``; ``address_in(folder)`` is where it asks."""
+    script = folder / "python"
+    script.write_text(_SCRIPT.format(python=sys.executable, address=str(address_in(folder))))
     script.chmod(0o700)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
-    listener.listen(64)
-    lifeline, held = os.pipe()
-    if os.fork() == 0:
-        os.close(held)
-        _serve(listener, lifeline)
-    listener.close()
-    os.close(lifeline)
-    return str(script), held
+    return script
 
 
-def _serve(listener: socket.socket, lifeline: int) -> NoReturn:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    while lifeline not in select.select([listener, lifeline], [], [])[0]:
-        # Here and not by ignoring SIGCHLD: what programs have computed is told of who waits for them (``cost.py``).
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        connection, _ = listener.accept()
-        if os.fork() == 0:
-            try:
-                listener.close()
-                os.close(lifeline)
-                _watch_over(connection)
-            finally:
-                os._exit(1)
-        connection.close()
-    os._exit(0)
-
-
-def _watch_over(connection: socket.socket) -> None:
-    """Run one program: hand on signals, kill it when nobody waits for it any more, tell how it ended."""
-    size, descriptors, _, _ = socket.recv_fds(connection, 4, _MAX_DESCRIPTORS)
-    request = b""
-    while len(request) < int.from_bytes(size, "big"):
-        request += connection.recv(1 << 16)
-    pid = os.fork()
-    if pid == 0:
-        connection.close()
-        executable, words, folder, environment, numbers = json.loads(request)
-        there = dict(zip(numbers, descriptors, strict=True))
-        be_child(partial(_become_program, executable, words, folder, environment, there))
-    pidfd = os.pidfd_open(pid)
-    with suppress(OSError):
-        socket.send_fds(connection, [f"{pid} ".encode()], [pidfd])
-    while pidfd not in select.select([connection, pidfd], [], [])[0]:
-        number = b""
-        # Whoever is gone without having read the message above has reset the connection.
-        with suppress(ConnectionResetError):
-            number = connection.recv(1)
-        if number:
-            os.kill(pid, number[0])
-        else:
-            os.killpg(pid, signal.SIGKILL)
-            break
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    with suppress(OSError):
-        connection.sendall(str(status).encode())
-
-
-def _become_program(
-    executable: str, words: list[str], folder: str, environment: dict[str, str], descriptors: dict[int, int]
-) -> int:
-    os.setsid()
-    # Out of the way first: what one has now may be the number that another is to have.
-    away = {number: fcntl.fcntl(has, fcntl.F_DUPFD_CLOEXEC, _AWAY) for number, has in descriptors.items()}
-    for number, source in away.items():
-        os.dup2(source, number)
-        os.close(source)
-    os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(environment)
-    _begin_anew(executable)
-    return _status_of(words)
-
-
-def _begin_anew(executable: str) -> None:
-    """Undo what the process of the tests has done to the interpreter."""
-    import structlog
-
-    sys.executable = executable
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115  # for as long as the process is there
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("_pytest")]
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    structlog.reset_defaults()
-    logging.getLogger().handlers.clear()
-    # Those that Python begins with; in tests warnings are errors.
-    warnings.resetwarnings()
-    for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
-        warnings.simplefilter("ignore", category)
-    # Deployments that the program starts, as those of a test.
-    local_worker.start_program = local_server.start_program = WarmProgram
-    forget_exit_handlers()
-    gc.enable()
-
-
-def forget_exit_handlers() -> None:
-    """What is to be done at the end of the process from which this one was forked is not to be done at its own."""
-    atexit._clear()
-    atexit.register(logging.shutdown)
-    atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
-
-
-def end_as_python_does() -> None:
-    """Wait for threads and call exit handlers, as the interpreter does before it is taken down."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-
-
-def _status_of(words: list[str]) -> int:
-    try:
-        _run(words)
-    except SystemExit as ended:
-        if ended.code is None or isinstance(ended.code, int):
-            status = ended.code or 0
-        else:
-            sys.stderr.write(f"{ended.code}\n")
-            status = 1
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    else:
-        status = 0
-    end_as_python_does()
-    return status & 0xFF
-
-
-def _run(words: list[str]) -> None:
-    """As ``python`` does with ``-m MODULE …`` and ``SCRIPT …``."""
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
-    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if words[0] == "-m":
-        _, name, *rest = words
-        sys.path.insert(0, os.getcwd())
-        is_package = hasattr(sys.modules.get(name), "__path__")
-        # Else it is said to have been imported before.
-        sys.modules.pop(f"{name}.__main__" if is_package else name, None)
-        sys.argv = ["-m", *rest]
-        runpy._run_module_as_main(name)  # type: ignore[attr-defined]
-        return
-    sys.argv = words
-    sys.path.insert(0, str(Path(words[0]).parent))
-    main.__file__ = words[0]
-    exec(compile(Path(words[0]).read_bytes(), words[0], "exec"), main.__dict__)
+def address_in(folder: Path) -> Path:
+    return folder / "socket"

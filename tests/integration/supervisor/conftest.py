@@ -19,7 +19,7 @@ from penstock.shared.connection import CommandConnection
 from ...conftest import DEMO_MODEL
 from ...gate import Gate
 from ...processes import is_gone, living
-from ...warm_python import WARM_PYTHON_VARIABLE, WarmProgram
+from ...warm_python import LIGHT_PYTHON_VARIABLE, WarmProgram
 from .stub_host import StartHost, StubHost, use_stub_workers
 
 DEADLINE_S = 240.0
@@ -57,7 +57,7 @@ class StartedWorker:
         self._out, self._err = folder / "out", folder / "err"
         with self._out.open("w") as out, self._err.open("w") as err:
             command = [sys.executable, "-m", "penstock.worker.cli", "start", *arguments]
-            start = WarmProgram if WARM_PYTHON_VARIABLE in os.environ else subprocess.Popen
+            start = WarmProgram if LIGHT_PYTHON_VARIABLE in os.environ else subprocess.Popen
             self.process = start(command, stdout=out, stderr=err)
         self._seen: dict[int, psutil.Process] = {}
 
@@ -157,6 +157,6 @@ def start_worker(
 
 def run_worker(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run another ``worker`` command to its end."""
-    python = os.environ.get(WARM_PYTHON_VARIABLE, sys.executable)
+    python = os.environ.get(LIGHT_PYTHON_VARIABLE, sys.executable)
     command = [python, "-m", "penstock.worker.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=os.environ)

@@ -16,7 +16,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ...forked_lanes import FORKED_VARIABLE
 from ...warm_python import WARM_PYTHON_VARIABLE, WarmProgram
 
 PYTHON = sys.executable
@@ -38,12 +37,11 @@ while True:
 """
 
 
-def test_a_program_of_a_forked_lane_has_its_imports(tmp_path: Path, warm_python: str) -> None:
-    """Where a library has begun threads when it was imported lanes are started, and the run says so."""
+def test_a_program_of_a_run_with_lanes_has_its_imports(tmp_path: Path, warm_python: str) -> None:
     program = tmp_path / "program.py"
-    program.write_text("import sys; sys.exit(10 + ('hypothesis' in sys.modules))")
+    program.write_text(f"import sys; sys.exit(10 + ('redis' in sys.modules) + 2 * ({__name__!r} in sys.modules))")
     status = subprocess.run([warm_python, str(program)], check=False).returncode
-    assert status == 10 + (FORKED_VARIABLE in os.environ)
+    assert status == 10 + (WARM_PYTHON_VARIABLE in os.environ)
 
 
 @pytest.mark.parametrize("ending", ["status", "words", "none", "raise"])

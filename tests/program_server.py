@@ -1,0 +1,234 @@
+"""The processes from which the programs of tests are forked, for all lanes (``warm_python.py`` asks them).
+
+Each is forked before anything is imported, and imports what its programs are made of while the lanes' parent imports
+the tests. A fork, and the end of its child, cost by the memory that both share: without the tests it is half of it, and
+without torch, which neither supervisors nor gateways need, a seventh.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from penstock.worker.forked_child import be_child
+
+from .forked_program import become_program
+from .warm_python import LIGHT_PYTHON_VARIABLE, WARM_PYTHON_VARIABLE, address_in, write_script
+
+# Standard streams, and what is inherited beside them.
+_MAX_DESCRIPTORS = 64
+_READ_BYTES = 1 << 16
+
+_SOURCES = Path(__file__).parent.parent
+_PARTS = ("kernels", "ops", "producer", "shared", "worker")
+# They bring large libraries along that few programs want.
+_LEFT_OUT = ("ops/bench/peers", "ops/examples", "ops/sim/reports", "worker/fleet")
+# Of worker processes, supervisors, gateways.
+_WITHOUT_TORCH = ("ops/cli", "producer/gateway", "worker/cli", "worker/serving", "worker/supervisor")
+
+
+@dataclass(eq=False)
+class _Asking:
+    """Who asks for a program, and that program once it is there."""
+
+    socket: socket.socket
+    request: bytearray = field(default_factory=bytearray)
+    size: int | None = None
+    descriptors: list[int] = field(default_factory=list)
+    pid: int = 0
+    pidfd: int = -1
+
+    def read(self) -> bool:
+        """Read on in the request; whether it is whole.
+
+        Raises:
+            EOFError: nobody asks any more.
+        """
+        if self.size is None:
+            data, self.descriptors, _, _ = socket.recv_fds(self.socket, 4, _MAX_DESCRIPTORS)
+            self.size = int.from_bytes(data, "big")
+        else:
+            data = self.socket.recv(_READ_BYTES)
+            self.request += data
+        if not data:
+            raise EOFError
+        return len(self.request) == self.size
+
+    def close_descriptors(self) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors.clear()
+
+    def close(self) -> None:
+        self.close_descriptors()
+        self.socket.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+
+
+class ProgramServer:
+    """Forks programs, hands signals on to them, kills those for which nobody waits any more, tells how they ended.
+
+    Args:
+        listener: a listening Unix stream socket.
+        lifeline: a descriptor whose end means that nobody will ask any more.
+    """
+
+    def __init__(self, listener: socket.socket, lifeline: int) -> None:
+        self._listener = listener
+        self._lifeline = lifeline
+        self._asking: set[_Asking] = set()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(lifeline, selectors.EVENT_READ, self._end_lifeline)
+        self._is_open = True
+
+    def run(self) -> int:
+        """Serve until the lifeline ends and no program is left."""
+        while self._is_open or self._asking:
+            for key, _ in self._selector.select():
+                key.data()
+        return 0
+
+    def _accept(self) -> None:
+        asking = _Asking(self._listener.accept()[0])
+        self._asking.add(asking)
+        self._selector.register(asking.socket, selectors.EVENT_READ, partial(self._hear, asking))
+
+    def _end_lifeline(self) -> None:
+        self._selector.unregister(self._listener)
+        self._selector.unregister(self._lifeline)
+        self._listener.close()
+        self._is_open = False
+
+    def _hear(self, asking: _Asking) -> None:
+        """Read what is asked, and afterwards the numbers of signals."""
+        if asking not in self._asking:
+            return  # its program has ended meanwhile
+        try:
+            if not asking.pid:
+                if asking.read():
+                    self._fork(asking)
+                return
+            number = asking.socket.recv(1)
+        except (ConnectionResetError, EOFError):
+            number = b""  # gone without having read that the program runs, or having asked
+        if number:
+            os.kill(asking.pid, number[0])
+        elif asking.pid:
+            self._selector.unregister(asking.socket)
+            _kill(asking.pid)
+        else:
+            self._forget(asking)
+
+    def _fork(self, asking: _Asking) -> None:
+        asking.pid = os.fork()
+        if asking.pid == 0:
+            be_child(partial(self._become_program, asking))
+        asking.pidfd = os.pidfd_open(asking.pid)
+        asking.close_descriptors()
+        with suppress(OSError):
+            socket.send_fds(asking.socket, [f"{asking.pid} ".encode()], [asking.pidfd])
+        self._selector.register(asking.pidfd, selectors.EVENT_READ, partial(self._end, asking))
+
+    def _become_program(self, asked: _Asking) -> int:
+        # An end of a stream is seen when its last holder has let go of it.
+        for other in self._asking - {asked}:
+            other.close()
+        asked.socket.close()
+        self._listener.close()
+        self._selector.close()
+        os.close(self._lifeline)
+        executable, words, folder, environment, numbers = json.loads(asked.request)
+        there = dict(zip(numbers, asked.descriptors, strict=True))
+        return become_program(executable, words, folder, environment, there)
+
+    def _end(self, asking: _Asking) -> None:
+        status = os.waitstatus_to_exitcode(os.waitpid(asking.pid, 0)[1])
+        with suppress(OSError):
+            asking.socket.sendall(str(status).encode())
+        self._selector.unregister(asking.pidfd)
+        self._forget(asking)
+
+    def _forget(self, asking: _Asking) -> None:
+        with suppress(KeyError):  # nobody waits for it any more
+            self._selector.unregister(asking.socket)
+        self._asking.discard(asking)
+        asking.close()
+
+
+def _kill(pid: int) -> None:
+    """The program and what it has started; it has not been waited for, so the id is still its own."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        os.kill(pid, signal.SIGKILL)  # it has not come to have a group of its own
+
+
+@contextmanager
+def running_program_servers(folder: Path) -> Iterator[list[int]]:
+    """Fork one of programs of each kind, and have the environment tell where they are asked for.
+
+    Args:
+        folder: an empty one.
+
+    Yields:
+        Descriptors that no child may hold: when the last holder of one has gone its server ends.
+    """
+    held = []
+    for variable, parts in ((WARM_PYTHON_VARIABLE, _PARTS), (LIGHT_PYTHON_VARIABLE, _WITHOUT_TORCH)):
+        place = folder / variable.lower()
+        place.mkdir()
+        os.environ[variable] = str(write_script(place))
+        held.append(_start(address_in(place), parts, held))
+    yield held
+    for descriptor in held:
+        os.close(descriptor)
+
+
+def _start(address: Path, parts: Sequence[str], others: Sequence[int]) -> int:
+    # Whoever asks before all is imported waits.
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(address))
+    listener.listen(128)
+    lifeline, held = os.pipe()
+    if os.fork() == 0:
+        for descriptor in (held, *others):
+            os.close(descriptor)
+        be_child(partial(_serve, listener, lifeline, parts))
+    listener.close()
+    os.close(lifeline)
+    return held
+
+
+def _serve(listener: socket.socket, lifeline: int, parts: Sequence[str]) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in _modules(parts):
+            # What needs a library that is not here is told by the program that wants it.
+            with suppress(Exception):
+                importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    return ProgramServer(listener, lifeline).run()
+
+
+def _modules(parts: Sequence[str]) -> Iterator[str]:
+    """Of our own, in these folders, what may be imported and is not run."""
+    left_out = [_SOURCES / name for name in _LEFT_OUT]
+    for part in parts:
+        for path in sorted((_SOURCES / part).rglob("*.py")):
+            if path.stem not in ("__main__", "__init__") and not any(map(path.is_relative_to, left_out)):
+                yield ".".join(["penstock", *path.relative_to(_SOURCES).with_suffix("").parts])
