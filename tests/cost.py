@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import gc
 import os
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from .forked_lanes import FORKED_VARIABLE, import_tests
-from .program_server import running_program_servers
+from .program_server import serve_programs
 
 _VARIABLE = "PENSTOCK_TEST_COST"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -78,9 +76,7 @@ _BY_TEST: dict[str, float] = {}
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Programs and engines start as they do in lanes (``forked_lanes.py``)."""
-    keeping = ExitStack()
-    config.add_cleanup(keeping.close)
-    keeping.enter_context(running_program_servers(Path(keeping.enter_context(tempfile.TemporaryDirectory()))))
+    serve_programs(config)
     import_tests(config)
     gc.freeze()
     os.environ[FORKED_VARIABLE] = "1"

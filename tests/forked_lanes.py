@@ -16,11 +16,10 @@ import gc
 import os
 import signal
 import sys
-import tempfile
 import types
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ from penstock.worker.forked_child import be_child
 
 from .fast import NEED_TORCH, is_among
 from .forked_program import end_as_python_does, forget_exit_handlers
-from .program_server import running_program_servers
+from .program_server import serve_programs
 
 # Of a lane's environment, if it was forked.
 FORKED_VARIABLE = "PENSTOCK_TEST_LANE_IS_FORKED"
@@ -103,10 +102,7 @@ def _become_lane(theirs_in: int, theirs_out: int) -> int:
 @pytest.hookimpl(tryfirst=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
     """Called before the first lane is started, and before execnet has threads."""
-    keeping = ExitStack()
-    config.add_cleanup(keeping.close)
-    folder = keeping.enter_context(tempfile.TemporaryDirectory(prefix="penstock-warm-"))
-    held = keeping.enter_context(running_program_servers(Path(folder)))
+    held = serve_programs(config)
     import_tests(config)
     _read_constants()
     num_threads = len(os.listdir("/proc/self/task"))

@@ -14,12 +14,15 @@ import os
 import selectors
 import signal
 import socket
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+
+import pytest
 
 from penstock.worker.forked_child import be_child
 
@@ -31,11 +34,11 @@ _MAX_DESCRIPTORS = 64
 _READ_BYTES = 1 << 16
 
 _SOURCES = Path(__file__).parent.parent
-_PARTS = ("kernels", "ops", "producer", "shared", "worker")
-# They bring large libraries along that few programs want.
-_LEFT_OUT = ("ops/bench/peers", "ops/examples", "ops/sim/reports", "worker/fleet")
 # Of worker processes, supervisors, gateways.
 _WITHOUT_TORCH = ("ops/cli", "producer/gateway", "worker/cli", "worker/serving", "worker/supervisor")
+_WITH_TORCH = ("kernels", "ops/bench", "ops/chaos", "ops/cli", "ops/gpu_check", "worker")
+# They bring large libraries along that few programs want.
+_LEFT_OUT = ("ops/bench/peers", "worker/fleet")
 
 
 @dataclass(eq=False)
@@ -176,25 +179,28 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)  # it has not come to have a group of its own
 
 
-@contextmanager
-def running_program_servers(folder: Path) -> Iterator[list[int]]:
-    """Fork one of programs of each kind, and have the environment tell where they are asked for.
+def serve_programs(config: pytest.Config) -> list[int]:
+    """Fork one of programs of each kind for the run of ``config``, and have the environment tell where they are asked
+    for. Where torch must not be imported there is one, of all programs.
 
-    Args:
-        folder: an empty one.
-
-    Yields:
+    Returns:
         Descriptors that no child may hold: when the last holder of one has gone its server ends.
     """
-    held = []
-    for variable, parts in ((WARM_PYTHON_VARIABLE, _PARTS), (LIGHT_PYTHON_VARIABLE, _WITHOUT_TORCH)):
-        place = folder / variable.lower()
+    folder = tempfile.TemporaryDirectory(prefix="penstock-warm-")
+    config.add_cleanup(folder.cleanup)
+    kinds = {LIGHT_PYTHON_VARIABLE: _WITHOUT_TORCH, WARM_PYTHON_VARIABLE: _WITH_TORCH}
+    if config.getoption("--without-torch") or config.getoption("--fast"):
+        del kinds[WARM_PYTHON_VARIABLE]
+    held: list[int] = []
+    for variable, parts in kinds.items():
+        place = Path(folder.name) / variable.lower()
         place.mkdir()
         os.environ[variable] = str(write_script(place))
         held.append(_start(address_in(place), parts, held))
-    yield held
+    os.environ.setdefault(WARM_PYTHON_VARIABLE, os.environ[LIGHT_PYTHON_VARIABLE])
     for descriptor in held:
-        os.close(descriptor)
+        config.add_cleanup(partial(os.close, descriptor))
+    return held
 
 
 def _start(address: Path, parts: Sequence[str], others: Sequence[int]) -> int:
