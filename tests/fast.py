@@ -72,8 +72,8 @@ NEED_TORCH = (
 
 SLOW = (
     "integration/batches",
-    "integration/broker/test_fairness.py",
-    "integration/broker/test_shared_damage.py",
+    "integration/broker/claims/test_fairness.py",
+    "integration/broker/damage/test_shared_damage.py",
     "integration/client",
     "integration/commands",
     "integration/embedded",

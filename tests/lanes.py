@@ -17,7 +17,7 @@ TESTS = Path(__file__).parent
 # A minute or more of a busy machine, each.
 LONGEST = (
     "faults/test_chaos.py",
-    "integration/models/test_ranks.py",
+    "integration/models/ranks/test_ranks.py",
     "integration/groups/test_serving_groups.py",
     "faults/test_supervision.py",
     "faults/test_ranks.py",
@@ -27,7 +27,7 @@ LONGEST = (
     "integration/models/test_captured.py",
     "integration/supervisor/test_fork_server.py",
     "integration/commands/test_bench_sides.py",
-    "integration/broker/test_contract.py",
+    "integration/broker/contract/test_contract.py",
 )
 # By the first that a file lies in; all else is quick and comes last, where it evens out the ends of the lanes.
 COMPUTING = ("kernels", "integration/models", "integration/engine", "integration/checkpoints")

@@ -8,5 +8,5 @@
     DELETE /answers/{id}                        cancel it
 
 ``fastapi_app``, ``starlette_app``, ``django_app`` and ``flask_app`` answer the same, and are run by
-``tests/e2e/test_examples.py``. An app for the public would ask who the reader is, and keep ids apart by that.
+``tests/e2e/documents/test_examples.py``. An app for the public would ask who the reader is, and keep ids apart by that.
 """

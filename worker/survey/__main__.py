@@ -46,7 +46,7 @@ def main() -> int:
         if name not in kept.found:
             kept.add(_try(name, arguments.timeout_s, partial(try_model_type, options=options)))
             write()
-    # Over ranks they are tried by tests/integration/models/test_ranks.py.
+    # Over ranks they are tried by tests/integration/models/ranks/test_ranks.py.
     write([] if options else [_try(name, arguments.timeout_s, try_seeing_type) for name in of_images])
     num_identical = sum(kept.found[name].is_identical for name in tried)
     sys.stderr.write(f"{num_identical} of {len(tried)} give the tokens of transformers\n")

@@ -13,9 +13,9 @@ from penstock.shared.broker import SCRIPTS, Broker, Room
 from penstock.shared.broker.loaded_adapters import say_loaded
 from penstock.shared.connection import CommandConnection
 
+from .claims.test_wakes import Woken, look, woken
 from .conftest import die, enqueue, take
 from .snapshot import read_snapshot
-from .test_wakes import Woken, look, woken
 
 __all__ = ["woken"]
 

@@ -1,0 +1,85 @@
+"""Scripts that drive an engine by hand: add requests, and step until nothing is unfinished."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import LLM, PoolingParams, RequestOutput, RequestOutputKind, SamplingParams
+from penstock.shared import errors
+
+from ...gate import Gate
+from ..following import LONG, PROMPT
+
+pytestmark = pytest.mark.xdist_group("deployment")
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=32)
+KINDS = {kind: msgspec.structs.replace(GREEDY, output_kind=kind) for kind in RequestOutputKind}
+
+
+def driven(llm: LLM) -> list[RequestOutput]:
+    outputs = []
+    while llm.has_unfinished_requests():
+        came = llm.step()
+        assert came, "a step waits for something"
+        outputs += came
+    return outputs
+
+
+def test_every_output_comes_once_in_the_kind_that_was_asked_for(deployment: LocalStack) -> None:
+    with LLM(deployment.url, model="demo") as llm, LLM(deployment.url, model="demo") as other:
+        assert not llm.has_unfinished_requests()
+        assert llm.step() == []
+        other.add_request("elsewhere", "spell 40:", KINDS[RequestOutputKind.FINAL_ONLY])
+        for kind, params in KINDS.items():
+            llm.add_request(f"hand-{kind.name}", "count from four to nine:", params)
+        several = msgspec.structs.replace(KINDS[RequestOutputKind.FINAL_ONLY], n=2, temperature=1.0)
+        llm.add_request("hand-several", "spell 7:", several)
+        outputs = driven(llm)
+        assert not llm.has_unfinished_requests()
+        (elsewhere,) = driven(other)
+        told = " four five six seven eight nine."
+        parts = [one.outputs[0].text for one in outputs if one.request_id == "hand-DELTA"]
+        wholes = [one.outputs[0].text for one in outputs if one.request_id == "hand-CUMULATIVE"]
+        finals = [one for one in outputs if one.request_id == "hand-FINAL_ONLY"]
+        assert ("".join(parts), wholes[-1], [one.text for one in finals]) == (told, told, [told])
+        assert all(whole.startswith(before) for before, whole in itertools.pairwise(wholes))
+        assert [len(one.outputs) for one in outputs if one.request_id == "hand-several"] == [2]
+        assert elsewhere.text == " forty."
+        # One that is known is attached to: a script that is started again gets what there is.
+        other.add_request("hand-FINAL_ONLY", "anything", KINDS[RequestOutputKind.FINAL_ONLY])
+        assert [one.text for one in driven(other)] == [told]
+
+
+def test_one_that_is_aborted_gives_nothing_more_and_the_others_go_on(deployment: LocalStack, gate: Gate) -> None:
+    with LLM(deployment.url, model="demo") as llm:
+        gate.hold_at(2)
+        llm.add_request("hand-long", PROMPT, LONG)
+        llm.add_request("hand-short", "spell 7:", KINDS[RequestOutputKind.FINAL_ONLY])
+        with pytest.raises(errors.ValidationError, match="'hand-long' was added already and is not finished"):
+            llm.add_request("hand-long", PROMPT, LONG)
+        told: list[RequestOutput] = []
+        while sum(len(one.outputs[0].token_ids) for one in told) < 2:
+            told += llm.step()  # what the gate lets through may come one by one
+        assert {one.request_id for one in told} == {"hand-long"}
+        assert llm.step(timeout_s=0.0) == []
+        llm.abort_request(["hand-long", "nobody's"])
+        gate.open()
+        assert [(one.request_id, one.text) for one in driven(llm)] == [("hand-short", " seven.")]
+        assert llm.status("hand-long").state == "cancelled"
+
+
+def test_how_a_request_fails_is_raised_by_a_step_and_what_is_refused_by_the_call(deployment: LocalStack) -> None:
+    with LLM(deployment.url, model="demo") as llm:
+        with pytest.raises(errors.UnsupportedTaskError):
+            llm.add_request("hand-pooled", "spell 7:", PoolingParams())
+        assert not llm.has_unfinished_requests()
+        llm.add_request("hand-too-long", "x" * 9000, GREEDY)
+        with pytest.raises(errors.PromptTooLongError) as caught:
+            driven(llm)
+        assert caught.value.__notes__ == ["request hand-too-long"]
+        llm.add_request("hand-after", "spell 7:", GREEDY)
+        assert "".join(one.text for one in driven(llm)) == " seven."

@@ -1,0 +1,101 @@
+"""The Python examples of the guide run as they stand, with the demo model; ``# => value`` behind a line is checked."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+import penstock.ops.dashboard
+import penstock.producer.batches  # noqa: F401  # as the one above it reads files, which a page must not do in its loop
+from penstock.ops.local_server import LocalGateway
+from penstock.ops.local_stack import LocalStack
+from penstock.producer import Client, SamplingParams
+
+from .test_readme import BY_BLOCK
+
+pytestmark = pytest.mark.xdist_group("deployment")
+
+GUIDE = Path(__file__).parents[3] / "ops" / "guide"
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+CLAIM = re.compile(r"^(?P<indent> *)(?P<expression>.*\S) +# => (?P<value>.*)$")
+
+
+def checked(line: str) -> str:
+    """The line, or an assertion if it says what its expression is."""
+    claim = CLAIM.match(line)
+    if claim is None:
+        return line
+    ast.parse(claim["expression"], mode="eval")
+    return f"{claim['indent']}assert ({claim['expression']}) == ({claim['value']}), {line.strip()!r}"
+
+
+def source_of(page: Path) -> str:
+    """All blocks of a page as the body of one coroutine."""
+    blocks = BLOCK.findall(page.read_text())
+    assert blocks, f"{page.name} has no example"
+    lines = [checked(line) for block in blocks for line in block.splitlines()]
+    return "async def page(client):\n" + "\n".join(f"    {line}" for line in lines)
+
+
+PROSE = (
+    "README",
+    "checkpoints",
+    "commands",
+    "configuration",
+    "data_parallel",
+    "failures",
+    "figures",
+    "http_engines",
+    "images",
+    "logs",
+    "lora",
+    "models",
+    "operating/alerts",
+    "operating/backup",
+    "operating/glossary",
+    "operating/install",
+    "operating/metrics",
+    "operating/scale",
+    "operating/security",
+    "operating/shards",
+    "operating/sizing",
+    "operating/top",
+    "operating/upgrade",
+    "pooling",
+    "ray",
+    "ranks",
+    "simulator",
+    "vllm",
+)
+WITHOUT_EXAMPLES = {GUIDE / f"{name}.md" for name in PROSE}
+PAGES = sorted({*GUIDE.rglob("*.md")} - WITHOUT_EXAMPLES - {*BY_BLOCK})
+
+
+@pytest.fixture(scope="module")
+def gateway_url(gateway: LocalGateway) -> str:
+    """That of the shared gateway; the `openai` package has done a call, since it reads files at its first."""
+    with openai.OpenAI(base_url=gateway.base_url, api_key="any") as sdk:
+        sdk.models.list()
+    return gateway.base_url
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+async def test_the_examples_of_a_page_do_what_they_say(
+    page: Path, deployment: LocalStack, gateway_url: str, tmp_path: Path
+) -> None:
+    names: dict[str, Any] = {"SamplingParams": SamplingParams, "folder": tmp_path}
+    names |= {"url": deployment.url, "gateway_url": gateway_url}
+    exec(compile(source_of(page), str(page), "exec"), names)
+    async with Client.connect(deployment.url, model="demo") as client:
+        await names["page"](client)
+
+
+def test_a_claim_that_does_not_hold_is_found() -> None:
+    assert checked("x = 1  # a word") == "x = 1  # a word"
+    with pytest.raises(AssertionError):
+        exec(checked("1 + 1  # => 3"))
