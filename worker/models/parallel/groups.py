@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ....shared.errors import ConfigurationError
+from .communicator import Communicator, make_communicator
 from .layout import ParallelLayout
-from .shared_memory import SharedMemory, share_memory
 
 _LOADING_TIMEOUT_S = 3600
 
@@ -28,7 +28,7 @@ class RankGroups:
         timeout_s: how long a collective waits while steps are computed.
 
     Attributes:
-        tensor_group: the ranks of this one's stage; None where it is alone in it.
+        stage: what the ranks of this one's stage say to each other; None where it is alone in it.
 
     Raises:
         ConfigurationError: the default group has another size than the layout.
@@ -42,15 +42,11 @@ class RankGroups:
             )
         self.layout = layout
         self.rank = rank
-        self.tensor_group: dist.ProcessGroup | None = None
         timeout = timedelta(seconds=timeout_s)
         # All ranks make all groups, their own or not: torch wants it so.
-        for ranks in layout.tensor_groups if layout.tensor > 1 else ():
-            self.tensor_group = _new_group(timeout, list(ranks)) or self.tensor_group
-        # gloo's ranks compute on a CPU, and those of a stage are on one host.
-        self._memory: SharedMemory | None = None
-        if self.tensor_group is not None and dist.get_backend(self.tensor_group) == "gloo":
-            self._memory = share_memory(self.tensor_group, timeout_s)
+        stages = layout.tensor_groups if layout.tensor > 1 else ()
+        own = [group for ranks in stages if (group := _new_group(timeout, list(ranks))) is not None]
+        self.stage: Communicator | None = make_communicator(own[0], timeout_s) if own else None
         # Of what is said while the model is loaded, when one may have to wait for another's disk.
         self._loading = _new_group(timedelta(seconds=_LOADING_TIMEOUT_S), backend="gloo")
         # What comes back has a group of its own: NCCL has one order for all that two ranks of a group send each other,
@@ -77,33 +73,19 @@ class RankGroups:
 
     def all_reduce(self, part: Tensor) -> Tensor:
         """Sum ``part`` over the ranks of the stage, in place; return it."""
-        if self._memory is not None:
-            return self._memory.sum(part)
-        if self.tensor_group is not None:
-            dist.all_reduce(part, group=self.tensor_group)
-        return part
+        return part if self.stage is None else self.stage.sum(part)
 
     def gather(self, part: Tensor) -> Tensor:
         """Put the parts ``[..., V / tensor]`` of the ranks of the stage side by side, ``[..., V]``.
 
         Only the stage's first rank has them; the others get zeros of that shape, which nobody is to look at.
         """
-        if self.tensor_group is None:
+        if self.stage is None:
             return part
-        first = self.layout.rank_at(self.pipeline_rank, 0)
-        part = part.contiguous()
-        if self._memory is not None and self._memory.has_room(part):
-            parts = self._memory.parts(part)
-            return torch.cat(parts, dim=-1) if self.rank == first else self._not_here(part)
-        if self.rank != first:
-            dist.gather(part, dst=first, group=self.tensor_group)
-            return self._not_here(part)
-        parts = [torch.empty_like(part) for _ in range(self.layout.tensor)]
-        dist.gather(part, parts, dst=first, group=self.tensor_group)
+        parts = self.stage.parts_at_first(part.contiguous())
+        if parts is None:
+            return part.new_zeros(1).expand(*part.shape[:-1], part.shape[-1] * self.layout.tensor)
         return torch.cat(parts, dim=-1)
-
-    def _not_here(self, part: Tensor) -> Tensor:
-        return part.new_zeros(1).expand(*part.shape[:-1], part.shape[-1] * self.layout.tensor)
 
     def send_on(self, tensor: Tensor) -> None:
         """Send ``tensor`` to the next stage, or from the last one back to the first; does not wait until it is there.

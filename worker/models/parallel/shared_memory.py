@@ -26,6 +26,7 @@ from ....kernels import native
 # Of one rank's part; what is larger goes piece by piece.
 ROOM_BYTES = 1 << 20
 _SEAT_BYTES = 64
+_NUM_NUMBERS = 1 << 32
 # So often, while a rank does not come, is looked whether it is there at all.
 _LOOK_MS = 100
 _NOT_THERE = -1
@@ -51,6 +52,8 @@ class SharedMemory:
     def __init__(self, memory: mmap.mmap, rank: int, pids: Sequence[int], timeout_s: float, meet: Any) -> None:
         self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
         self._address = self._bytes.data_ptr()
+        # How often each has come, as ``meeting.cpp`` writes it.
+        self._come = self._bytes[: len(pids) * _SEAT_BYTES].view(torch.int32)[:: _SEAT_BYTES // 4]
         self._rank, self._size, self._timeout_s = rank, len(pids), timeout_s
         self._meet = meet
         self._number = 0
@@ -102,12 +105,16 @@ class SharedMemory:
     def _await_all(self) -> None:
         give_up_at = time.monotonic() + self._timeout_s
         while not self._meet(self._address, self._rank, self._size, self._number, _LOOK_MS):
-            gone = [self._watched[descriptor] for descriptor, _ in self._ends.poll(0)]
-            # Once more: it may have come before it went.
-            if gone and not self._meet(self._address, self._rank, self._size, self._number, 0):
-                raise RuntimeError(f"rank {gone[0]} of {self._size} is gone")
+            # Seats are read after ends: who has ended does not come any more.
+            for gone in [self._watched[descriptor] for descriptor, _ in self._ends.poll(0)]:
+                if not self._has_come(gone):
+                    raise RuntimeError(f"rank {gone} of {self._size} is gone")
             if time.monotonic() > give_up_at:
                 raise RuntimeError(f"a rank of {self._size} has not come for {self._timeout_s:g} s")
+
+    def _has_come(self, rank: int) -> bool:
+        """Whether it has to this meeting, or to the next since: numbers go round, as in ``meeting.cpp``."""
+        return (int(self._come[rank]) - self._number) % _NUM_NUMBERS < _NUM_NUMBERS // 2
 
     def _make_places(self, dtype: torch.dtype, turn: int) -> list[Tensor]:
         """Of all ranks, ``[ROOM_BYTES / element size]`` each."""

@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from ....shared.groups.errors import GroupBrokenError
 from ...config.data_parallel import RankPlace
-from ..parallel.shared_memory import SharedMemory, share_memory
+from ..parallel.communicator import Communicator, make_communicator
 
 # The slowest rank's loading, which the others wait for at their first collective.
 LOAD_TIMEOUT_S = 1800.0
@@ -28,9 +28,7 @@ class ExpertRanks:
     def __init__(self, place: RankPlace) -> None:
         self.rank, self.size = place.rank, place.size
         self._timeout_s = place.timeout_s
-        # None is all of them; what `new_group` returns has no public type.
-        self._group: Any = None
-        self._memory: SharedMemory | None = None
+        self._communicator = Communicator()
 
     @classmethod
     def meet(cls, place: RankPlace, device: str) -> ExpertRanks:
@@ -39,7 +37,6 @@ class ExpertRanks:
         Raises:
             GroupBrokenError: they do not come.
         """
-        ranks = cls(place)
         host, _, port = place.address.rpartition(":")
         patience = timedelta(seconds=LOAD_TIMEOUT_S)
         try:
@@ -57,14 +54,14 @@ class ExpertRanks:
             )
         except (RuntimeError, ValueError) as error:
             raise GroupBrokenError(f"the ranks of the group have not met at {place.address}: {error}") from error
-        return ranks
+        return cls(place)
 
     def settle(self) -> None:
         """All is loaded: from now on a rank that is silent for the group's time-out is gone."""
         try:
-            self._group = dist.new_group(timeout=timedelta(seconds=self._timeout_s))
-            if dist.get_backend(self._group) == "gloo":
-                self._memory = share_memory(self._group, self._timeout_s)
+            # What `new_group` returns has no public type.
+            group: Any = dist.new_group(timeout=timedelta(seconds=self._timeout_s))
+            self._communicator = make_communicator(group, self._timeout_s)
         except RuntimeError as error:
             raise _broken(error) from error
         self.sum_of(torch.zeros(1, dtype=torch.int64))
@@ -72,12 +69,9 @@ class ExpertRanks:
     def sum_of(self, part: Tensor) -> Tensor:
         """Sum ``part`` over all ranks, in place; return it. Its shape is the same at all."""
         try:
-            if self._memory is not None:
-                return self._memory.sum(part)
-            dist.all_reduce(part, group=self._group)
+            return self._communicator.sum(part)
         except RuntimeError as error:
             raise _broken(error) from error
-        return part
 
     def await_all(self) -> None:
         """Return when all have come here, or one is gone: whom a rank leaves before they have met it miss it."""
@@ -94,11 +88,7 @@ class ExpertRanks:
         padded = rows.new_zeros(most, *rows.shape[1:])
         padded[: len(rows)] = rows
         try:
-            if self._memory is not None and self._memory.has_room(padded):
-                all_rows = self._memory.parts(padded)
-            else:
-                all_rows = [torch.empty_like(padded) for _ in num_rows]
-                dist.all_gather(all_rows, padded, group=self._group)
+            all_rows = self._communicator.parts(padded)
         except RuntimeError as error:
             raise _broken(error) from error
         return torch.cat([part[:count] for part, count in zip(all_rows, num_rows, strict=True)])

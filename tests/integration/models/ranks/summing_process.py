@@ -8,12 +8,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from penstock.kernels import native
+from penstock.worker.models.parallel.communicator import Communicator, MemoryCommunicator
 from penstock.worker.models.parallel.groups import RankGroups
 from penstock.worker.models.parallel.layout import ParallelLayout
 from penstock.worker.models.parallel.shared_memory import ROOM_BYTES, SharedMemory
@@ -71,24 +76,49 @@ def see_the_end_of(how: str, groups: RankGroups, memory: SharedMemory, rank: int
     signal.pause()
 
 
+def outlive_one_that_has_come(groups: RankGroups, memory: SharedMemory, rank: int, seen: Path) -> None:
+    """The last of three ranks ends once it has come; the next comes when the first has seen that, and has waited on."""
+    meet, ends = memory._meet, memory._ends
+
+    def come_and_end(*place_and_number: int) -> None:
+        meet(*place_and_number[:-1], 0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def look(timeout_ms: int) -> list[tuple[int, int]]:
+        if found := ends.poll(timeout_ms):
+            seen.touch()
+        return found
+
+    if rank == 2:
+        memory._meet = come_and_end
+    elif rank == 1:
+        while not seen.exists():
+            time.sleep(0.01)
+    else:
+        looking: Any = SimpleNamespace(poll=look)
+        memory._ends = looking
+    assert groups.all_reduce(torch.full((2,), float(rank))).tolist() == [3.0, 3.0]
+
+
 def main(rank: int, world: int, meeting: str, role: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
     if role != "without" or rank != world - 1:
         assert native.load() is None
     groups = RankGroups(ParallelLayout(world), rank, timeout_s=60)
-    memory = groups._memory
     if role == "without":
-        assert memory is None
+        assert type(groups.stage) is Communicator
         groups.all_reduce(total := torch.ones(2))
         assert total.tolist() == [world] * 2
         return
-    assert memory is not None
+    assert isinstance(groups.stage, MemoryCommunicator)
     if role == "sums":
         add_up(groups, rank, world)
-        go_round(memory, world)
+        go_round(groups.stage.memory, world)
+    elif role == "left":
+        outlive_one_that_has_come(groups, groups.stage.memory, rank, Path(f"{meeting}.seen"))
     else:
-        see_the_end_of(role, groups, memory, rank, world)
+        see_the_end_of(role, groups, groups.stage.memory, rank, world)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -67,3 +68,8 @@ def test_who_waits_for_one_that_does_not_come_is_told(role: str, words: str, tmp
     with Ranks(3, role, tmp_path / "meeting") as ranks:
         told = [rank.stdout.readline().strip() for rank in ranks[:2] if rank.stdout is not None]
         assert told == [words, words]
+
+
+def test_one_that_has_come_may_end(tmp_path: Path) -> None:
+    with Ranks(3, "left", tmp_path / "meeting") as ranks:
+        assert [rank.wait() for rank in ranks] == [0, 0, -signal.SIGKILL]
