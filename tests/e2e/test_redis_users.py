@@ -94,7 +94,7 @@ def test_the_contract_of_the_broker_holds_for_a_worker(users: Users) -> None:
     words = [word.replace("penstock", "test-*") for word in rights(Role.WORKER, "penstock")]
     users.redis.execute_command("ACL", "SETUSER", "tester", "on", ">any", *words, *OF_TESTS)
     environment = os.environ | {"PENSTOCK_TEST_REDIS_URL": users.url_as("tester:any")}
-    tests = ["test_states.py", "test_deaths.py", "test_input.py", "test_waves.py"]
+    tests = ["test_states.py", "test_deaths.py", "test_input.py", "claims/test_waves.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "not on_cluster"]
     command += [f"tests/integration/broker/{name}" for name in tests]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -86,13 +86,19 @@ def gateway_url(gateway: LocalGateway) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 async def test_the_examples_of_a_page_do_what_they_say(
-    page: Path, deployment: LocalStack, gateway_url: str, tmp_path: Path
+    page: Path, deployment: LocalStack, gateway_url: str, tmp_path: Path, demo_model: Path
 ) -> None:
+    source = source_of(page)
     names: dict[str, Any] = {"SamplingParams": SamplingParams, "folder": tmp_path}
     names |= {"url": deployment.url, "gateway_url": gateway_url}
-    exec(compile(source_of(page), str(page), "exec"), names)
+    exec(compile(source, str(page), "exec"), names)
     async with Client.connect(deployment.url, model="demo") as client:
-        await names["page"](client)
+        try:
+            await names["page"](client)
+        finally:
+            # The deployment is other tests' as well.
+            if "reload_weights" in source:
+                await client.reload_weights(str(demo_model))
 
 
 def test_a_claim_that_does_not_hold_is_found() -> None:
