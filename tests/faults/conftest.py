@@ -31,7 +31,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if call.when == "call" and report.failed:
         for stack in item.stash.get(_STACKS, []):
             for worker in stack.workers[:1]:  # all write one file
-                lines = worker.log.splitlines()[-_NUM_LINES_TOLD:]
+                # Every few seconds, as long as a test waits: they would be all that is told.
+                lines = [line for line in worker.log.splitlines() if '"engine_stats"' not in line][-_NUM_LINES_TOLD:]
                 report.sections.append(("the last lines of its workers", "\n".join(lines)))
     return report
 

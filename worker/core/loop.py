@@ -143,6 +143,7 @@ def run_engine_core(channel: CoreChannel, progress: ProgressWriter, build: Build
     # Shutdown or closes the channel.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    engine: Engine | None = None
     try:
         channel.send(Hello(WIRE_VERSION, os.getpid()))
         backlog = channel.receive(None)
@@ -154,7 +155,9 @@ def run_engine_core(channel: CoreChannel, progress: ProgressWriter, build: Build
         CoreLoop(channel, engine, progress).run(backlog)
         engine.close()
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        log.warning("worker_process_gone")
+        # Until it serves somebody has given its start up, and says why.
+        if engine is not None:
+            log.warning("worker_process_gone")
     except BaseException as error:  # the panic of a library in Rust is no Exception
         log.exception("engine_core_died")
         last_words.write(traceback.format_exc())

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.shared.control.caches import PrefixCacheReset, ResetPrefixCache
 from penstock.shared.control.diagnosis import CheckInvariants, Invariants
-from penstock.shared.messages.from_core import Ready, StartupFailed, UtilityOutput
+from penstock.shared.messages.from_core import Hello, Ready, StartupFailed, UtilityOutput
 from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.messages.to_core import AbortRequests, Shutdown, UtilityCall
 from penstock.worker.config.engine_config import EngineConfig
@@ -79,7 +79,13 @@ def test_a_life_of_a_core(
 def test_a_core_ends_with_its_worker(core_process: CoreProcess, model_folder: Callable[[str], Path]) -> None:
     assert isinstance(core_process.start(EngineConfig(model=str(model_folder("llama")), **OPTIONS).encode()), Ready)
     core_process.send(request("endless", [1, 2], max_tokens=None))
-    core_process.close()
+    assert "worker_process_gone" in core_process.close()
+    assert core_process.process.returncode == 0
+
+
+def test_a_core_whose_start_is_given_up_ends_and_says_nothing(core_process: CoreProcess) -> None:
+    assert isinstance(core_process.receive(), Hello)
+    assert core_process.close() == ""
     assert core_process.process.returncode == 0
 
 
