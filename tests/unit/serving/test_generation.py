@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -115,6 +117,44 @@ def test_the_text_is_that_of_the_whole_however_it_is_gathered(codec: TextCodec, 
     assert [delta.index for delta in deltas] == [0, *(delta.next_index for delta in deltas[:-1])]
     assert [delta.finished for delta in deltas] == [False] * (len(deltas) - 1) + [True]
     assert deltas[-1].stop_reason == (stop if stop and stop in text + "x" else None)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text("ab déj日🙂", max_size=16), data=st.data())
+def test_who_goes_on_tells_the_rest_of_the_text_however_it_was_written(
+    codec: TextCodec, text: str, data: st.DataObject
+) -> None:
+    """Deltas are merged while a call to Redis is under way, and the first engine dies after any of them."""
+    stop = data.draw(st.sampled_from([None, ["d x"], ["日本"], ["🙂🙂🙂"]]))
+    token_ids = codec.encode(text + "x")
+    params = SamplingParams(max_tokens=99, seed=1, stop=stop)
+    request = EngineCoreRequest(request_id="r", prompt_token_ids=[1], sampling_params=params, epoch=1)
+
+    def tell(logged: list[Delta]) -> Iterator[Delta]:
+        """What is told of the tokens that ``logged`` does not have, and is then written with it."""
+        generation = Generation(
+            Segment(request, [*logged]), codec, Claim("r", b"", epoch=1, num_logged_tokens=0, attempt=1)
+        )
+        start = generation.num_resumed_tokens
+        for number, token_id in enumerate(token_ids[start:], start=start):
+            output = EngineCoreOutput("r", [token_id], FinishReason.LENGTH if number == len(token_ids) - 1 else None)
+            delta, _ = generation.absorb(output)
+            if delta is None and data.draw(st.booleans()):
+                delta = generation.take()
+            if delta is not None:
+                yield delta
+            if generation.finished:
+                return
+
+    logged: list[Delta] = []
+    for delta in itertools.islice(tell([]), data.draw(st.integers(0, len(token_ids)))):
+        if logged and data.draw(st.booleans()):
+            logged[-1] = logged[-1].followed_by(delta)
+        else:
+            logged.append(delta)
+    rest = [] if logged and logged[-1].finished else [*tell(logged)]
+    whole = [*tell([])]
+    assert "".join(delta.text for delta in logged + rest) == "".join(delta.text for delta in whole)
 
 
 def test_the_token_that_ends_it_is_a_sign_and_no_text(codec: TextCodec) -> None:

@@ -20,6 +20,7 @@ from ...text.stop_strings import StopStrings
 from ...text.tokenizer import TextCodec
 from ..telling.request_timing import RequestTiming
 from .segments import Segment
+from .untold_text import UntoldText
 
 # What ends a segment of a resumable request; any other end is that of the whole request.
 _SEGMENT_REASONS = frozenset({FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION})
@@ -29,7 +30,7 @@ class Generation:
     """The text side of a claimed request, whose prompt is token ids by now.
 
     A resumed request replays its logged tokens through detokenizer and stop strings, so both go on where the
-    former engine left them; text it had logged is not given out again.
+    former engine left them; of the text only what follows the logged is given out (``untold_text.py``).
 
     ``expiry`` is the call that ends it at its deadline; None without one. ``num_resumed_tokens`` are output tokens that
     were there at the claim, and ``operation`` is OpenTelemetry's name for what is asked. ``weights_version`` is what
@@ -78,8 +79,9 @@ class Generation:
         self._include_stop = params.include_stop_str_in_output
         self._predicted = Predicted(request.draft_token_ids or [], self._next_index)
         self.finished = False
+        self._untold = UntoldText()
         for delta in segment.logged:
-            self._text_of(delta.token_ids)
+            self._untold.replay(self._text_of(delta.token_ids)[0], delta.text)
             self._next_index = delta.next_index
             self._predicted.follow(delta)
         self.num_resumed_tokens = self._next_index
@@ -203,7 +205,7 @@ class Generation:
             return self._seek_stop(delta, end)
         text, _ = self._text_of(delta.token_ids[self._num_read : end])
         self._num_read = end
-        delta.text += text
+        delta.text += self._untold.take(text)
         return None
 
     def _seek_stop(self, delta: Delta, end: int) -> str | None:
@@ -211,7 +213,7 @@ class Generation:
         for index in range(self._num_read, end):
             text, stopped_at = self._text_of(delta.token_ids[index : index + 1])
             self._num_read = index + 1
-            delta.text += text
+            delta.text += self._untold.take(text)
             if stopped_at is not None:
                 self._next_index = delta.index + self._num_read
                 del delta.token_ids[self._num_read :], delta.logprobs[self._num_read :]
@@ -235,7 +237,7 @@ class Generation:
         if self._detokenizer is None:
             return ""
         text, _ = self._stop.add(self._detokenizer.flush())
-        return text + self._stop.flush()
+        return self._untold.take(text + self._stop.flush())
 
 
 class Predicted:
