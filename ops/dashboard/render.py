@@ -22,22 +22,25 @@ _TEMPLATES = {path.name: path.read_text() for path in (Path(__file__).parent / "
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
+# One for all dashboards of a process: it keeps what it has compiled.
+_ENVIRONMENT = Environment(
+    loader=DictLoader(_TEMPLATES),
+    autoescape=True,
+    auto_reload=False,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.filters |= FILTERS
+
+
 class Renderer:
     """Knows the templates. All that is filled in is escaped."""
 
     def __init__(self, pages: Sequence[Page], *, has_login: bool = False) -> None:
         self._menu = [page for page in pages if page.nav]
         self._by_name = {page.name: page for page in pages}
-        self._environment = Environment(
-            loader=DictLoader(_TEMPLATES),
-            autoescape=True,
-            auto_reload=False,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self._environment.filters |= FILTERS
-        self._environment.globals["has_login"] = has_login
+        self._has_login = has_login
 
     def page(self, page: Page, view: View, params: Params, access: Access, root: str, note: str = "") -> str:
         """A whole page; ``note`` is told on top."""
@@ -56,17 +59,18 @@ class Renderer:
 
     def plain(self, name: str, root: str, **values: Any) -> str:
         """A page that shows nothing of the deployment: the login, an error."""
-        return self._environment.get_template(f"{name}.html").render(
-            url=_urls(root), menu=[], page=None, note="", **values
+        return _ENVIRONMENT.get_template(f"{name}.html").render(
+            url=_urls(root), has_login=self._has_login, menu=[], page=None, note="", **values
         )
 
     def _template(self, page: Page) -> Any:
-        return self._environment.get_template(f"{page.name}.html")
+        return _ENVIRONMENT.get_template(f"{page.name}.html")
 
     def _values(self, page: Page, view: View, params: Params, access: Access, root: str) -> dict[str, Any]:
         return {
             **view,
             "page": page,
+            "has_login": self._has_login,
             "title": title_of(page, params),
             "params": {name: params.get(name, "") for name in page.query},
             "url": _urls(root),

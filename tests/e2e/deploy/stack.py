@@ -19,12 +19,13 @@ from typing import Any
 
 import httpx
 import redis
-import yaml
 
 from penstock.ops.demo.run import MODEL
 from penstock.ops.redis_processes import free_port
 from penstock.shared.embedded import find_redis_server
 from penstock.shared.redis_access.users import Role
+
+from ...yaml_files import load_yaml
 
 COMPOSE = Path(__file__).parents[3] / "ops" / "deploy" / "compose" / "compose.yaml"
 # Of other projects; nobody has their programs.
@@ -34,7 +35,7 @@ PROGRAMS = {"penstock": "penstock.ops.cli", "worker": "penstock.worker.cli"}
 
 
 def services() -> dict[str, dict[str, Any]]:
-    return yaml.safe_load(COMPOSE.read_text())["services"]
+    return load_yaml(COMPOSE.read_text())["services"]
 
 
 class ComposeStack:

@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-import yaml
 
 from penstock.producer import Client, SamplingParams
 from penstock.producer.jobs import JobSet, JobSettings
 from penstock.shared.redis_access.users import Role
 
+from ...yaml_files import load_yaml
 from .stack import COMPOSE, FOREIGN, ComposeStack, running, services
 
 # One stack for all, which the last of them ends.
@@ -125,7 +125,7 @@ def test_all_tell_their_service_manager_and_end_in_order(stack: ComposeStack) ->
 
 
 def test_the_file_names_what_is_there() -> None:
-    whole = yaml.safe_load(COMPOSE.read_text())
+    whole = load_yaml(COMPOSE.read_text())
     for name, service in services().items():
         for mount in service.get("volumes", []):
             source = mount.split(":")[0]

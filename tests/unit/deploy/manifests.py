@@ -13,7 +13,7 @@ import pytest
 
 from penstock.shared.metrics.catalogue import ALL, MetricKind
 
-yaml = pytest.importorskip("yaml")
+from ...yaml_files import load_yaml, load_yaml_all
 
 DEPLOY = Path(__file__).parents[3] / "ops" / "deploy"
 # What the gateway counts itself, in producer/gateway/metrics.py and its parent process.
@@ -30,7 +30,7 @@ def tool(name: str) -> str:
 
 def kustomized(folder: str) -> list[dict[str, Any]]:
     """The objects that ``kubectl apply --kustomize`` would send."""
-    return [*yaml.safe_load_all(_kustomize(folder))]
+    return load_yaml_all(_kustomize(folder))
 
 
 @functools.cache
@@ -43,7 +43,7 @@ def _kustomize(folder: str) -> str:
 
 
 def alert_rules() -> dict[str, Any]:
-    return yaml.safe_load((DEPLOY / "prometheus" / "penstock.yml").read_text())
+    return load_yaml((DEPLOY / "prometheus" / "penstock.yml").read_text())
 
 
 def unknown_metrics(expression: str) -> set[str]:

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
+from ...yaml_files import load_yaml, load_yaml_all
 from .manifests import DEPLOY, kustomized
 
 jsonschema = pytest.importorskip("jsonschema")
-yaml = pytest.importorskip("yaml")
-
 CHART = DEPLOY / "helm" / "penstock"
-VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+VALUES: dict[str, Any] = load_yaml((CHART / "values.yaml").read_text())
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 COMMENT = re.compile(r"\{\{- /\*.*?\*/\}\}\n", re.DOTALL)
 CONDITION = re.compile(r"^\{\{- if (\S+) \}\}\n(.*?)^\{\{- end \}\}\n", re.DOTALL | re.MULTILINE)
@@ -33,7 +32,7 @@ def render(values: dict[str, Any], namespace: str = "penstock") -> list[dict[str
     text = CONDITION.sub(lambda found: found[2] if value(found[1]) else "", text)
     text = REFERENCE.sub(lambda found: str(value(found[1])), text)
     assert "{{" not in text
-    return [*yaml.safe_load_all(text)]
+    return load_yaml_all(text)
 
 
 def by_name(objects: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:

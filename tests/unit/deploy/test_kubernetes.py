@@ -10,11 +10,10 @@ import pytest
 
 from penstock.shared.redis_access.users import Role
 
+from ...yaml_files import load_yaml
 from .manifests import DEPLOY, alert_rules, kustomized
 
 jsonschema = pytest.importorskip("jsonschema")
-yaml = pytest.importorskip("yaml")
-
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
 VERSION = "1.32"
@@ -56,7 +55,7 @@ def definitions() -> dict[str, Any]:
         pytest.skip(f"{SCHEMAS_VARIABLE} names no folder with the definitions of KEDA and the Prometheus operator")
     found = {}
     for path in Path(folder).glob("*.yaml"):
-        definition = yaml.safe_load(path.read_text())
+        definition = load_yaml(path.read_text())
         schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
         close(schema["properties"]["spec"])
         found[definition["spec"]["names"]["kind"]] = schema
@@ -152,6 +151,6 @@ def test_the_operator_has_the_same_alerts() -> None:
 def test_every_manifest_is_part_of_a_kustomization() -> None:
     for folder in FOLDERS:
         path = DEPLOY / "kubernetes" / folder
-        whole = yaml.safe_load((path / "kustomization.yaml").read_text())
+        whole = load_yaml((path / "kustomization.yaml").read_text())
         named = {*whole["resources"], *(patch["path"] for patch in whole.get("patches", []))}
         assert named == {file.name for file in path.glob("*.yaml")} - {"kustomization.yaml"}

@@ -8,11 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from ...yaml_files import load_yaml
 from .manifests import DEPLOY, kustomized, tool, unknown_metrics
-
-yaml = pytest.importorskip("yaml")
 
 
 def test_the_board_asks_for_metrics_that_are_there() -> None:
@@ -44,7 +41,7 @@ def keeps_engines(relabelings: list[dict[str, Any]], sources: str) -> bool:
 
 def test_compose_reads_engines_from_workers_alone() -> None:
     """`penstock metrics` tells of them, too, and boards add up what is there."""
-    scraped = yaml.safe_load((DEPLOY / "compose" / "prometheus.yml").read_text())
+    scraped = load_yaml((DEPLOY / "compose" / "prometheus.yml").read_text())
     kept = {
         job["static_configs"][0]["targets"][0]
         for job in scraped["scrape_configs"]
@@ -62,11 +59,11 @@ def test_a_cluster_reads_engines_from_workers_alone() -> None:
 
 
 def test_compose_scrapes_and_provisions_what_it_runs() -> None:
-    compose = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
-    scraped = yaml.safe_load((DEPLOY / "compose" / "prometheus.yml").read_text())
+    compose = load_yaml((DEPLOY / "compose" / "compose.yaml").read_text())
+    scraped = load_yaml((DEPLOY / "compose" / "prometheus.yml").read_text())
     for job in scraped["scrape_configs"]:
         for target in job["static_configs"][0]["targets"]:
             name, _, port = target.partition(":")
             assert port in compose["services"][name]["command"]
-    source = yaml.safe_load((DEPLOY / "compose" / "grafana" / "datasources" / "prometheus.yml").read_text())
+    source = load_yaml((DEPLOY / "compose" / "grafana" / "datasources" / "prometheus.yml").read_text())
     assert source["datasources"][0]["url"] == "http://prometheus:9090"

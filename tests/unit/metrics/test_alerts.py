@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from penstock.producer.gateway.metrics import Metrics
 from penstock.shared.metrics import ALL, MetricKind
+
+from ...yaml_files import load_yaml
 
 ROOT = Path(__file__).parents[3]
 RULES = ROOT / "ops" / "deploy" / "prometheus" / "penstock.yml"
@@ -21,7 +22,7 @@ RUNBOOK = ROOT / "ops" / "guide" / "operating" / "alerts.md"
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="needs promtool (Debian: apt-get install prometheus)")
 
-(GROUP,) = yaml.safe_load(RULES.read_text())["groups"]
+(GROUP,) = load_yaml(RULES.read_text())["groups"]
 ALERTS: dict[str, dict[str, Any]] = {rule["alert"]: rule for rule in GROUP["rules"]}
 
 # Of the gateway's processes, told by the gateway that has several.

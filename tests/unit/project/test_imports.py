@@ -8,7 +8,7 @@ import graphlib
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -45,8 +45,17 @@ def sources(part: str) -> list[Path]:
 
 @functools.cache
 def import_statements(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
-    nodes = ast.walk(ast.parse(path.read_text()))
-    return tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
+    return tuple(
+        node for node in statements(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)
+    )
+
+
+def statements(within: ast.AST) -> Iterator[ast.stmt | ast.ExceptHandler | ast.match_case]:
+    """All statements in a node, at any depth; expressions, which are most of a file, hold none."""
+    for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for node in getattr(within, part, ()):
+            yield node
+            yield from statements(node)
 
 
 def imported(path: Path, *, with_names: bool = False) -> set[str]:
