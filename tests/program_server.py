@@ -1,8 +1,8 @@
 """The processes from which the programs of tests are forked, for all lanes (``warm_python.py`` asks them).
 
 Each is forked before anything is imported, and imports what its programs are made of while the lanes' parent imports
-the tests. A fork, and the end of its child, cost by the memory that both share: without the tests it is half of it, and
-without torch, which neither supervisors nor gateways need, a seventh.
+the tests. A fork, and the end of its child, cost by the memory that both share: without the tests it is two thirds of
+that, and without torch, which neither supervisors nor gateways need, a ninth.
 """
 
 from __future__ import annotations

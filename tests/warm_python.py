@@ -1,7 +1,7 @@
 """A Python whose imports are done: programs that the tests start are forked from a process that has what they need.
 
-A program that imports torch and transformers computes for 4 to 5 seconds before its first line. ``make test`` imports
-all of that once (``forked_lanes.py``); a child of that process waits for programs at a socket. What tests start instead
+A program that imports torch and transformers computes for 4 to 5 seconds before its first line. In ``make test`` one
+process imports all of that once, and waits for programs at a socket (``program_server.py``). What tests start instead
 of ``sys.executable`` is a script that hands over its command line, folder, environment and descriptors, and ends as
 the program does. Whoever kills it kills the program and its group.
 
