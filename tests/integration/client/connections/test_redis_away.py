@@ -54,9 +54,13 @@ def assert_whole(deltas: list[Delta]) -> None:
 
 
 async def test_streams_go_on_after_redis_was_killed_and_started_again(server: RedisServer, engine: Broker) -> None:
+    # One after the other: two that kill one server would start two.
+    killing = asyncio.Lock()
+
     async def kill_and_restart() -> None:
-        await asyncio.to_thread(server.kill)
-        server.start()
+        async with killing:
+            await asyncio.to_thread(server.kill)
+            server.start()
 
     async with Client.connect(server.url) as client:
         streams = [asyncio.ensure_future(collect(client, f"r{i}")) for i in range(NUM_STREAMS)]
