@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
-from penstock.shared.broker import NEW, Broker, Claim, FinalRecord, Queue, Record, Room
+from penstock.shared.broker import NEW, SCRIPTS, Broker, Claim, FinalRecord, Queue, Record, Room
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.deployment.records import DeathCause
 from penstock.shared.keys import Keys
@@ -26,6 +28,21 @@ _epochs: dict[tuple[str, int], int] = {}
 
 # What runs on a cluster as well, each time: where channels, counts of subscribers and damage are.
 ON_BOTH = ("test_deaths", "test_input", "test_pause", "test_scripts", "test_wakes")
+
+
+def leave_to_others_for(monkeypatch: pytest.MonkeyPatch, leave_ms: int) -> None:
+    """How long an engine leaves to others what it has its part of, in this test."""
+    script = SCRIPTS["claim"]
+    text = script.text.replace("PATIENCE_MS, RESERVED_TTL_MS = 100,", f"PATIENCE_MS, RESERVED_TTL_MS = {leave_ms},")
+    assert text != script.text
+    sha = hashlib.sha1(text.encode()).hexdigest()
+    monkeypatch.setitem(SCRIPTS, "claim", msgspec.structs.replace(script, text=text, sha=sha))
+
+
+@pytest.fixture
+def patient_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines leave requests to each other for so long that a slow machine makes no difference."""
+    leave_to_others_for(monkeypatch, 60_000)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from typing import Any
 
-import msgspec
 import pytest
 
-from penstock.shared.broker import SCRIPTS, Broker, Room
+from penstock.shared.broker import Broker, Room
 from penstock.shared.broker.loaded_adapters import say_loaded
 from penstock.shared.connection import CommandConnection
 
@@ -22,16 +20,6 @@ __all__ = ["woken"]
 CATS, DOGS = "c" * 64, "d" * 64
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines leave requests to others for longer than any test takes."""
-    script = SCRIPTS["claim"]
-    text = script.text.replace("PATIENCE_MS, RESERVED_TTL_MS = 100,", "PATIENCE_MS, RESERVED_TTL_MS = 60000,")
-    assert text != script.text
-    sha = hashlib.sha1(text.encode()).hexdigest()
-    monkeypatch.setitem(SCRIPTS, "claim", msgspec.structs.replace(script, text=text, sha=sha))
-
-
 async def load(broker: Broker, commands: CommandConnection, engine: str, *digests: str, ttl_ms: int = 30_000) -> None:
     await say_loaded(commands, broker.keys, engine, digests, ttl_ms=ttl_ms)
 
@@ -40,7 +28,7 @@ async def ids(broker: Broker, engine: str, limit: int = 10, **options: Any) -> l
     return [claim.request_id for claim in await take(broker, engine, limit, **options)]
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("patient_engines")
 async def test_a_request_is_left_to_an_engine_that_has_its_adapter(broker: Broker, commands: CommandConnection) -> None:
     for engine in ("e0", "e1"):
         await look(broker, engine)
@@ -52,7 +40,7 @@ async def test_a_request_is_left_to_an_engine_that_has_its_adapter(broker: Broke
     assert await ids(broker, "e1") == ["cat"]
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("patient_engines")
 async def test_what_others_are_left_does_not_hold_up_the_rest(broker: Broker, commands: CommandConnection) -> None:
     for engine in ("e0", "e1"):
         await look(broker, engine)
@@ -80,7 +68,7 @@ async def test_then_anybody_takes_it(broker: Broker, commands: CommandConnection
     assert [claim.request_id for claim in wave.claims] == ["cat"]
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("patient_engines")
 async def test_nothing_is_left_to_an_engine_that_is_full_dead_or_has_let_go_of_it(
     broker: Broker, commands: CommandConnection
 ) -> None:
@@ -98,7 +86,7 @@ async def test_nothing_is_left_to_an_engine_that_is_full_dead_or_has_let_go_of_i
     assert await ids(broker, "e0") == ["dead"]
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("patient_engines")
 async def test_what_an_engine_has_not_said_for_a_while_does_not_count(
     broker: Broker, commands: CommandConnection
 ) -> None:
@@ -113,7 +101,7 @@ async def test_what_an_engine_has_not_said_for_a_while_does_not_count(
     assert (await read_snapshot(commands, broker.keys)).kinds & {"adapter", "adapters_of"} == set()
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("patient_engines")
 async def test_who_has_it_takes_it_even_with_more_than_its_part(broker: Broker, commands: CommandConnection) -> None:
     """Else both would leave it to the other."""
     await look(broker, "e0")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -12,6 +13,7 @@ from penstock.shared.deployment.records import ModelCard
 from penstock.shared.keys import Keys
 
 from ...redis_server import RedisServer
+from .harness import reap_for_ever
 
 
 @pytest.fixture
@@ -26,6 +28,14 @@ async def broker(commands: CommandConnection, namespace: str) -> Broker:
 async def client(redis_url: str, namespace: str, broker: Broker) -> AsyncIterator[Client]:
     async with Client.connect(redis_url, namespace=namespace) as client:
         yield client
+
+
+@pytest.fixture
+async def reaper(broker: Broker) -> AsyncIterator[None]:
+    reaping = asyncio.create_task(reap_for_ever(broker))
+    yield
+    reaping.cancel()
+    await asyncio.gather(reaping, return_exceptions=True)
 
 
 @pytest.fixture

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 
-import msgspec
 import pytest
 
-from penstock.shared.broker import SCRIPTS, Broker, Room
+from penstock.shared.broker import Broker, Room
 
 from ..conftest import die, enqueue
 from ..engine import PATIENCE_S, Engine, pass_patience, small, teach
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines leave requests to each other for so long that a slow machine makes no difference."""
-    script = SCRIPTS["claim"]
-    text = script.text.replace("PATIENCE_MS, RESERVED_TTL_MS = 100,", "PATIENCE_MS, RESERVED_TTL_MS = 60000,")
-    assert text != script.text
-    sha = hashlib.sha1(text.encode()).hexdigest()
-    monkeypatch.setitem(SCRIPTS, "claim", msgspec.structs.replace(script, text=text, sha=sha))
 
 
 def engines_of(broker: Broker, *sizes: int, of: str) -> list[Engine]:
@@ -32,7 +20,7 @@ def engines_of(broker: Broker, *sizes: int, of: str) -> list[Engine]:
     return [Engine(broker, f"e{i}", num_kv_tokens=size) for i, size in enumerate(sizes)]
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("patient_engines")
 @pytest.mark.parametrize("of", ["max_num_seqs", "num_kv_tokens"])
 @pytest.mark.parametrize("max_tokens", [1, 4000])
 @pytest.mark.parametrize("num_requests", [6, 12])
@@ -51,7 +39,7 @@ async def test_engines_get_their_parts_in_proportion(
     assert sorted(waves[0] + waves[1]) == sorted(ids)
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("patient_engines")
 @pytest.mark.parametrize("of", ["max_num_seqs", "num_kv_tokens"])
 async def test_an_engine_that_holds_less_gets_more(broker: Broker, of: str) -> None:
     busy, idle = engines_of(broker, 1000, 1000, of=of)
@@ -63,7 +51,7 @@ async def test_an_engine_that_holds_less_gets_more(broker: Broker, of: str) -> N
     assert len(await idle.claim()) == 7
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("patient_engines")
 async def test_nothing_is_left_to_an_engine_that_has_withdrawn(broker: Broker, commands) -> None:
     first, other = engines_of(broker, 10, 10, of="max_num_seqs")
     for engine in (first, other):
@@ -101,7 +89,7 @@ async def test_what_the_others_have_not_taken_is_anybodys_after_a_while(broker: 
         wave = await first.look()
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("patient_engines")
 async def test_until_then_they_are_left_to_the_others(broker: Broker) -> None:
     first, other = engines_of(broker, 10, 10, of="max_num_seqs")
     for engine in (first, other):
@@ -114,7 +102,7 @@ async def test_until_then_they_are_left_to_the_others(broker: Broker) -> None:
     assert len(await other.claim()) == 4
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("patient_engines")
 @pytest.mark.parametrize("end", ["death", "lease"])
 async def test_engines_that_are_gone_or_not_there_yet_get_no_part(broker: Broker, end: str) -> None:
     (first,) = engines_of(broker, 10, of="max_num_seqs")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
-import msgspec
 import pytest
 
-from penstock.shared.broker import SCRIPTS, Broker, Entry, Queue, Room
+from penstock.shared.broker import Broker, Entry, Queue, Room
 from penstock.shared.connection import CommandConnection
 from penstock.shared.messages.requests import InputChunk
 from penstock.shared.queue.policy import Order, QueuePolicy, TenantPolicy
 
-from ..conftest import TTL_MS, die, enqueue, held, take
+from ..conftest import TTL_MS, die, enqueue, held, leave_to_others_for, take
 from ..engine import Engine
 from ..snapshot import read_snapshot
 from ..test_states import end_segment
@@ -35,11 +33,7 @@ async def patient(queue: Queue) -> None:
 @pytest.fixture
 def leave_for_ms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How long an engine leaves to others what it has its part of: not at all unless a test says so."""
-    script, leave_ms = SCRIPTS["claim"], getattr(request, "param", 0)
-    text = script.text.replace("PATIENCE_MS, RESERVED_TTL_MS = 100,", f"PATIENCE_MS, RESERVED_TTL_MS = {leave_ms},")
-    assert text != script.text
-    sha = hashlib.sha1(text.encode()).hexdigest()
-    monkeypatch.setitem(SCRIPTS, "claim", msgspec.structs.replace(script, text=text, sha=sha))
+    leave_to_others_for(monkeypatch, getattr(request, "param", 0))
 
 
 def turn(number: int, conversation: str = "c") -> dict[str, Any]:

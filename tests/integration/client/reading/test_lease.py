@@ -16,7 +16,7 @@ from penstock.shared import errors
 from penstock.shared.broker import NEW, Broker, Room
 from penstock.shared.connection import CommandConnection
 
-from ..harness import DEADLINE_S, claim_one, reap_for_ever, until, write
+from ..harness import DEADLINE_S, claim_one, until, write
 
 LEASE_TTL_S = 0.6
 
@@ -33,14 +33,6 @@ async def main(url, namespace):
 
 asyncio.run(main(*sys.argv[1:]))
 """
-
-
-@pytest.fixture
-async def reaper(broker: Broker) -> AsyncIterator[None]:
-    reaping = asyncio.create_task(reap_for_ever(broker))
-    yield
-    reaping.cancel()
-    await asyncio.gather(reaping, return_exceptions=True)
 
 
 @pytest.fixture

@@ -13,19 +13,11 @@ from penstock.producer.reconnect import StreamPosition, reconnect
 from penstock.shared import errors
 from penstock.shared.broker import Broker, Claim
 
-from ..harness import claim_one, reap_for_ever, until, write
+from ..harness import claim_one, until, write
 
 LINGER_S = 0.6
 # However long a busy machine needs to come back.
 LONG_S = 600.0
-
-
-@pytest.fixture
-async def reaper(broker: Broker) -> AsyncIterator[None]:
-    reaping = asyncio.create_task(reap_for_ever(broker))
-    yield
-    reaping.cancel()
-    await asyncio.gather(reaping, return_exceptions=True)
 
 
 @pytest.fixture
