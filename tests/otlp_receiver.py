@@ -11,6 +11,8 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from penstock.shared.tracing.provider import CLOSING_THREAD
+
 TIMEOUT_S = 60.0
 
 
@@ -81,6 +83,7 @@ class OtlpReceiver:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._lets_pass.set()
+        _await_exporters()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -119,6 +122,16 @@ class OtlpReceiver:
                 """Nothing."""
 
         return Handler
+
+
+def _await_exporters() -> None:
+    """Wait for providers of this process that were closed and have spans yet to send.
+
+    Each tries again with a delay that it draws from ``random``: beside the next test, where hypothesis watches who does.
+    """
+    for thread in threading.enumerate():
+        if thread.name == CLOSING_THREAD:
+            thread.join()
 
 
 def spans_of(message: ExportTraceServiceRequest) -> list[ReceivedSpan]:

@@ -27,6 +27,8 @@ from .endpoint import check_endpoint
 
 # A process that leaves waits so long for its last spans to be sent.
 CLOSE_TIMEOUT_S = 1.0
+# Who goes on sending them after that.
+CLOSING_THREAD = "penstock-spans"
 
 log = structlog.get_logger()
 
@@ -54,7 +56,7 @@ def open_provider(endpoint: str, *, service: str, instance: str = "", ids: IdGen
 
 async def close_provider(provider: TracerProvider) -> None:
     """Send what waits, and end: within ``CLOSE_TIMEOUT_S``, whatever the receiver does."""
-    closing = threading.Thread(target=provider.shutdown, name="penstock-spans", daemon=True)
+    closing = threading.Thread(target=provider.shutdown, name=CLOSING_THREAD, daemon=True)
     closing.start()
     await asyncio.to_thread(closing.join, CLOSE_TIMEOUT_S)
     if closing.is_alive():
