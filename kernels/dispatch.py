@@ -15,8 +15,9 @@ import torch
 
 REFERENCE = "reference"
 AUTO = "auto"
+NATIVE = "native"
 # What a caller may ask for instead of what its device suggests, and where that stands in a table of implementations.
-BACKENDS = {"triton": "cuda", "native": "cpu", "reference": REFERENCE}
+BACKENDS = {"triton": "cuda", NATIVE: "cpu", "reference": REFERENCE}
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 Implementation = Callable[..., Any]

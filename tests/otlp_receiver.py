@@ -127,7 +127,7 @@ class OtlpReceiver:
 def _await_exporters() -> None:
     """Wait for providers of this process that were closed and have spans yet to send.
 
-    Each tries again with a delay that it draws from ``random``: beside the next test, where hypothesis watches who does.
+    Each tries again with a delay that it draws from ``random``: beside the next test, in which hypothesis watches that.
     """
     for thread in threading.enumerate():
         if thread.name == CLOSING_THREAD:

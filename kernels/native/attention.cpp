@@ -1,5 +1,8 @@
-// Attention of one query token per request over the paged cache, read where it lies: nothing is gathered.
+// Attention of one query token per row over the paged cache, read where it lies: nothing is gathered. A row's result has
+// the same bits whatever the others are: nothing of them, nor where it lies, decides how it is computed.
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <vector>
 
 #include "parallel.h"
@@ -7,29 +10,49 @@
 
 namespace {
 
+// Query heads of one key/value head that are computed at once.
+constexpr int64_t MAX_GROUP = 16;
+
 struct Shape {
   int64_t num_heads, num_kv_heads, block_size, table_stride, query_stride;
   float scale;
-  int64_t window;  // positions a token sees; 0: all before it
 };
 
-// One request and one key/value head: the group's query heads share what is read. D is a constant, so loops unroll.
+// Scores of a group of heads, aligned alike for every row: loops over them are peeled by where they begin.
+struct Scores {
+  static constexpr int64_t LANES = 16, BYTES = LANES * sizeof(float);
+  float* first;
+  int64_t stride;
+
+  static Scores of(int64_t num_positions) {
+    static thread_local std::vector<float> space;
+    const int64_t stride = (num_positions + LANES - 1) / LANES * LANES;
+    const size_t wanted = MAX_GROUP * stride + LANES;
+    if (space.size() < wanted) space.resize(wanted);
+    const uintptr_t address = reinterpret_cast<uintptr_t>(space.data());
+    return {reinterpret_cast<float*>((address + BYTES - 1) / BYTES * BYTES), stride};
+  }
+
+  float* row(int64_t head) const { return first + head * stride; }
+};
+
+// One row and one key/value head: the group's query heads share what is read. D is a constant, so loops unroll.
 template <typename T, int D>
-void attend(const T* query, const T* key_cache, const T* value_cache, const int64_t* table, int64_t seq_len,
-            const Shape& shape, int64_t kv_head, T* out, float* scores) {
+void attend(const T* query, const T* key_cache, const T* value_cache, const int64_t* table, int64_t first, int64_t end,
+            const Shape& shape, int64_t kv_head, T* out) {
   const int64_t group = shape.num_heads / shape.num_kv_heads;
-  const int64_t first = shape.window > 0 ? std::max<int64_t>(0, seq_len - shape.window) : 0;
-  const int64_t len = seq_len - first;
+  const int64_t len = end - first;
+  const Scores scores = Scores::of(len);
   const int64_t token_size = shape.num_kv_heads * D;
-  float q[16][D];
-  for (int64_t start = 0; start < group; start += 16) {
-    const int64_t num = std::min<int64_t>(16, group - start);
+  float q[MAX_GROUP][D];
+  for (int64_t start = 0; start < group; start += MAX_GROUP) {
+    const int64_t num = std::min<int64_t>(MAX_GROUP, group - start);
     for (int64_t g = 0; g < num; ++g) {
       const T* in = query + (kv_head * group + start + g) * D;
 #pragma omp simd
       for (int i = 0; i < D; ++i) q[g][i] = to_float(in[i]) * shape.scale;
     }
-    float highest[16];
+    float highest[MAX_GROUP];
     std::fill(highest, highest + num, -INFINITY);
     for (int64_t s = 0; s < len; ++s) {
       const int64_t position = first + s;
@@ -42,13 +65,13 @@ void attend(const T* query, const T* key_cache, const T* value_cache, const int6
         float dot = 0;
 #pragma omp simd reduction(+ : dot)
         for (int i = 0; i < D; ++i) dot += q[g][i] * k[i];
-        scores[g * len + s] = dot;
+        scores.row(g)[s] = dot;
         highest[g] = std::max(highest[g], dot);
       }
     }
-    float total[16], sum[16][D];
+    float total[MAX_GROUP], sum[MAX_GROUP][D];
     for (int64_t g = 0; g < num; ++g) {
-      float* row = scores + g * len;
+      float* row = scores.row(g);
       const float top = highest[g];
       float all = 0;
 #pragma omp simd reduction(+ : all)
@@ -67,7 +90,7 @@ void attend(const T* query, const T* key_cache, const T* value_cache, const int6
 #pragma omp simd
       for (int i = 0; i < D; ++i) v[i] = to_float(value[i]);
       for (int64_t g = 0; g < num; ++g) {
-        const float weight = scores[g * len + s];
+        const float weight = scores.row(g)[s];
 #pragma omp simd
         for (int i = 0; i < D; ++i) sum[g][i] += weight * v[i];
       }
@@ -82,41 +105,39 @@ void attend(const T* query, const T* key_cache, const T* value_cache, const int6
 }
 
 template <typename T, int D>
-void decode(const T* query, const T* key_cache, const T* value_cache, const int64_t* tables, const int64_t* seq_lens,
+void decode(const T* query, const T* key_cache, const T* value_cache, const int64_t* tables, const int64_t* seen,
             int64_t num_rows, const Shape& shape, T* out) {
   for_each(num_rows * shape.num_kv_heads, [&](int64_t item) {
-    static thread_local std::vector<float> scores;
     const int64_t row = item / shape.num_kv_heads, kv_head = item % shape.num_kv_heads;
-    const size_t wanted = 16 * seq_lens[row];
-    if (scores.size() < wanted) scores.resize(wanted);
     attend<T, D>(query + row * shape.query_stride, key_cache, value_cache, tables + row * shape.table_stride,
-                 seq_lens[row], shape, kv_head, out + row * shape.num_heads * D, scores.data());
+                 seen[2 * row], seen[2 * row + 1], shape, kv_head, out + row * shape.num_heads * D);
   });
 }
 
 template <typename T>
-int decode_any(const T* query, const T* key_cache, const T* value_cache, const int64_t* tables,
-               const int64_t* seq_lens, int64_t num_rows, int64_t head_dim, const Shape& shape, T* out) {
+int decode_any(const T* query, const T* key_cache, const T* value_cache, const int64_t* tables, const int64_t* seen,
+               int64_t num_rows, int64_t head_dim, const Shape& shape, T* out) {
   switch (head_dim) {
-    case 16: decode<T, 16>(query, key_cache, value_cache, tables, seq_lens, num_rows, shape, out); return 0;
-    case 32: decode<T, 32>(query, key_cache, value_cache, tables, seq_lens, num_rows, shape, out); return 0;
-    case 64: decode<T, 64>(query, key_cache, value_cache, tables, seq_lens, num_rows, shape, out); return 0;
-    case 96: decode<T, 96>(query, key_cache, value_cache, tables, seq_lens, num_rows, shape, out); return 0;
-    case 128: decode<T, 128>(query, key_cache, value_cache, tables, seq_lens, num_rows, shape, out); return 0;
-    case 256: decode<T, 256>(query, key_cache, value_cache, tables, seq_lens, num_rows, shape, out); return 0;
+    case 16: decode<T, 16>(query, key_cache, value_cache, tables, seen, num_rows, shape, out); return 0;
+    case 32: decode<T, 32>(query, key_cache, value_cache, tables, seen, num_rows, shape, out); return 0;
+    case 64: decode<T, 64>(query, key_cache, value_cache, tables, seen, num_rows, shape, out); return 0;
+    case 96: decode<T, 96>(query, key_cache, value_cache, tables, seen, num_rows, shape, out); return 0;
+    case 128: decode<T, 128>(query, key_cache, value_cache, tables, seen, num_rows, shape, out); return 0;
+    case 256: decode<T, 256>(query, key_cache, value_cache, tables, seen, num_rows, shape, out); return 0;
     default: return 1;
   }
 }
 
 }  // namespace
 
+// ``seen`` has the first position that a row sees, and the one behind its last.
 #define PENSTOCK_ATTENTION(T, suffix)                                                                               \
   extern "C" int decode_##suffix(const T* query, int64_t query_stride, const T* key_cache, const T* value_cache,   \
-                                 const int64_t* tables, int64_t table_stride, const int64_t* seq_lens,             \
+                                 const int64_t* tables, int64_t table_stride, const int64_t* seen,                 \
                                  int64_t num_rows, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,      \
-                                 int64_t block_size, float scale, int64_t window, T* out) {                       \
-    Shape shape{num_heads, num_kv_heads, block_size, table_stride, query_stride, scale, window};                  \
-    return decode_any<T>(query, key_cache, value_cache, tables, seq_lens, num_rows, head_dim, shape, out);         \
+                                 int64_t block_size, float scale, T* out) {                                       \
+    Shape shape{num_heads, num_kv_heads, block_size, table_stride, query_stride, scale};                          \
+    return decode_any<T>(query, key_cache, value_cache, tables, seen, num_rows, head_dim, shape, out);             \
   }
 
 PENSTOCK_ATTENTION(float, float32)

@@ -33,7 +33,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "sample": [_POINTER, _INT, *(_POINTER,) * 6, _INT, _INT],
     "decode": [
         *(_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _POINTER),
-        *(_INT, _INT, _INT, _INT, _INT, _FLOAT, _INT, _POINTER),
+        *(_INT, _INT, _INT, _INT, _INT, _FLOAT, _POINTER),
     ],
     "run_decoder": [_POINTER, _POINTER, _INT],
     "mix": [_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT],

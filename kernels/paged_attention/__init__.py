@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..dispatch import AUTO, REFERENCE, OnGpu, select
+from ..dispatch import AUTO, NATIVE, REFERENCE, OnGpu, select
 from ..errors import KernelInputError
 from ..kv_cache import FP8_DTYPES
 from . import invariant, native, reference
@@ -21,6 +21,7 @@ _IMPLEMENTATIONS = {
 }
 _INVARIANT_IMPLEMENTATIONS = {
     REFERENCE: invariant.paged_attention,
+    "cpu": native.invariant_paged_attention,
     "cuda": OnGpu(f"{__package__}.gpu", "invariant_paged_attention"),
 }
 
@@ -44,8 +45,8 @@ def backend_of(
     chosen = select(implementations, device, dtype, backend)
     if chosen is implementations[REFERENCE]:
         return REFERENCE
-    if chosen is native.paged_attention:
-        return "native" if native.has_loop(dtype, cache_dtype, *head_dims) else REFERENCE
+    if chosen in (native.paged_attention, native.invariant_paged_attention):
+        return NATIVE if native.has_loop(dtype, cache_dtype, *head_dims) else REFERENCE
     return "triton"
 
 
@@ -91,8 +92,8 @@ def paged_attention(
         mask_rule: replaces causality and ``window``: ``rule(0, 0, query_positions, key_positions)``, two
             broadcastable integer tensors, is True where the query may see the key.
         key_scale, value_scale: a key or value is the number in its float8 cache times this scale.
-        is_batch_invariant: a token's result has the same bits in every batch of ``T`` tokens (on a GPU, of any
-            number), whatever the others are and however its request is cut up; slower.
+        is_batch_invariant: a token's result has the same bits in every batch of ``T`` tokens (by a kernel for the
+            device, of any number), whatever the others are and however its request is cut up; slower.
         backend: one of ``dispatch.BACKENDS`` to have that one, where it can do what is asked.
 
     Returns:

@@ -143,6 +143,19 @@ class PagedBatch:
             )
         return self._device_rows
 
+    def rows_and_positions(self) -> tuple[Tensor, Tensor]:
+        """Of each packed token its row and its position in the request, ``[T]`` int64 on the host."""
+        query_lens, seq_lens = torch.tensor(self.query_lens), torch.tensor(self.seq_lens)
+        row = torch.repeat_interleave(torch.arange(len(query_lens)), query_lens)
+        return row, torch.arange(self.num_tokens) + (seq_lens - query_lens.cumsum(0))[row]
+
+    def ends_of(self, row: Tensor, position: Tensor) -> Tensor:
+        """Where what each token sees ends, ``[T]`` on the host, by what ``rows_and_positions`` tells."""
+        if self.visible_ends is None:
+            return position + 1
+        has_several = torch.tensor(self.query_lens)[row] > 1
+        return torch.where(has_several, self.visible_ends.cpu(), position + 1)
+
     def derived(self, key: Hashable, build: Callable[[], Any]) -> Any:
         """Return what ``build`` makes of this batch, made once and shared by all layers of the step."""
         value = self._derived.get(key)

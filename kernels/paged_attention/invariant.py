@@ -1,5 +1,7 @@
 """Batch-invariant attention in plain torch: no token's result depends on which others are computed with it.
 
+What runs where no kernel has that property: on a CPU ``native.py`` has it for scores that nothing else is done to.
+
 The reference multiplies matrices whose shapes follow the batch, and a product of another shape may add up in another
 order. Here every product has one shape. A token reads its keys in tiles of ``_TILE_LEN`` positions that begin at
 multiples of it, and folds one tile after the other into a running softmax. How many tiles there are follows the token
@@ -107,17 +109,15 @@ def _plan(
 def _key_tiles(batch: PagedBatch, window: int | None, mask_rule: MaskRule | None) -> list[KeyTile]:
     """As many tiles as the token needs that sees most."""
     device = batch.device
-    query_lens, seq_lens = torch.tensor(batch.query_lens), torch.tensor(batch.seq_lens)
-    row = torch.repeat_interleave(torch.arange(len(query_lens)), query_lens)
-    position = torch.arange(batch.num_tokens) + (seq_lens - query_lens.cumsum(0))[row]
+    row, position = batch.rows_and_positions()
     # Keys [start, stop) of a token are looked at.
-    start, stop = torch.zeros_like(position), position + 1
+    start = torch.zeros_like(position)
     if mask_rule is not None:
-        stop = seq_lens[row]
-    elif window is not None:
-        start = (stop - window).clamp(min=0)
-    if mask_rule is None and batch.visible_ends is not None:
-        stop = torch.where((query_lens > 1)[row], batch.visible_ends.cpu(), stop)
+        stop = torch.tensor(batch.seq_lens)[row]
+    else:
+        stop = batch.ends_of(row, position)
+        if window is not None:
+            start = (position + 1 - window).clamp(min=0)
     first_tile = start // _TILE_LEN
     num_tiles = int((-(-stop // _TILE_LEN) - first_tile).max())
     row, position, start, stop, first_tile = (t.to(device)[:, None] for t in (row, position, start, stop, first_tile))

@@ -38,10 +38,9 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     def is_deterministic(self) -> bool:
         """Whether engines make the same tokens of a request whatever they compute beside it.
 
-        Of vLLM nobody knows it. Engines of stages would have one batch at a time for it, and what is to be seen is how
-        they lose several; so of these, too, greedy requests alone have one right answer.
+        Of vLLM nobody knows it: of its requests greedy ones alone have one right answer.
         """
-        return self.engine == "penstock" and self.pipeline_parallel_size == 1
+        return self.engine == "penstock"
 
     @property
     def engine_arguments(self) -> list[str]:

@@ -36,9 +36,11 @@ from .watching import (
 )
 
 RANKS = ("--tensor-parallel-size", "2", "--deterministic")
-# With --deterministic they would have one batch in flight; without, only what is greedy has one right answer.
-STAGES = ("--pipeline-parallel-size", "2")
-GREEDY = [SamplingParams(temperature=0.0, max_tokens=LONG - number, ignore_eos=True) for number in range(8)]
+STAGES = ("--pipeline-parallel-size", "2", "--deterministic")
+MANY = [
+    SamplingParams(temperature=number % 2, seed=number, max_tokens=LONG - number, ignore_eos=True)
+    for number in range(8)
+]
 
 
 def ranks_of(beat: EngineHeartbeat) -> RankSetup:
@@ -114,9 +116,9 @@ async def test_batches_in_flight_in_both_stages_are_lost_with_a_rank_and_no_toke
 ) -> None:
     stack = await start(2, *STAGES)
     async with Client.connect(stack.url) as client:
-        whole = await undisturbed(client, GREEDY)
+        whole = await undisturbed(client, MANY)
         gate.hold_at(LONG // 2)
-        watched = [Watched(client.stream(PROMPT, params)) for params in GREEDY]
+        watched = [Watched(client.stream(PROMPT, params)) for params in MANY]
         await all_under_way(watched)
         gate.keep_in_flight()
         beat = await busiest(stack.url)

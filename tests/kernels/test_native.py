@@ -18,9 +18,6 @@ from penstock.kernels.kv_cache import CacheSlots, store_kv_cache
 from penstock.kernels.kv_cache import reference as kv_reference
 from penstock.kernels.native import build as build_module
 from penstock.kernels.native.build import BuildError, build
-from penstock.kernels.paged_attention import PagedBatch, paged_attention
-from penstock.kernels.paged_attention import reference as attention_reference
-from penstock.kernels.paged_attention.variant import Variant
 from penstock.kernels.rms_norm import add_rms_norm, rms_norm
 from penstock.kernels.rms_norm import reference as norm_reference
 from penstock.kernels.rotary import apply_rotary
@@ -98,58 +95,6 @@ def test_store_kv_cache(dtype: torch.dtype) -> None:
     kv_reference.store_kv_cache(key, value, CacheSlots(caches[2], caches[3], slots))
     assert torch.equal(caches[0], caches[2])
     assert torch.equal(caches[1], caches[3])
-
-
-@pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [None, 1, 9])
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (6, 2), (8, 8), (40, 2)])
-@pytest.mark.parametrize("head_dim", [16, 128])
-def test_paged_attention(
-    head_dim: int, num_heads: int, num_kv_heads: int, window: int | None, dtype: torch.dtype
-) -> None:
-    """Decodes of many lengths beside prefill chunks; what no request owns is NaN."""
-    rows, block_size = [(1, 1), (1, 7), (1, 8), (1, 41), (5, 5), (3, 20)], 7
-    num_blocks = 6 * 6
-    table = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).view(6, 6)
-    key_cache = random(num_blocks, block_size, num_kv_heads, head_dim, dtype=dtype)
-    value_cache = random(num_blocks, block_size, num_kv_heads, head_dim, dtype=dtype)
-    for row, (_, seq_len) in enumerate(rows):
-        for position in range(seq_len, 6 * block_size):
-            block = table[row, position // block_size]
-            key_cache[block, position % block_size] = value_cache[block, position % block_size] = float("nan")
-    query_lens, seq_lens = [list(lens) for lens in zip(*rows, strict=True)]
-    num_tokens = sum(query_lens)
-    batch = PagedBatch(table, torch.zeros(num_tokens, dtype=torch.int64), query_lens, seq_lens, block_size)
-    query = random(num_tokens, num_heads + 1, head_dim, dtype=dtype)[:, 1:]
-    scale = head_dim**-0.5
-    actual = paged_attention(query, key_cache, value_cache, batch, scale=scale, window=window)
-    expected = attention_reference.paged_attention(query, key_cache, value_cache, batch, Variant(scale, window))
-    assert not actual.isnan().any()
-    rtol, atol = (1e-5, 1e-5) if dtype is torch.float32 else (2e-2, 2e-2)
-    torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
-
-
-@pytest.mark.usefixtures("compiled")
-def test_a_row_has_the_same_bits_in_any_company_and_on_any_number_of_threads() -> None:
-    table = torch.arange(64).view(8, 8)
-    key_cache, value_cache = (random(64, 4, 2, 32, dtype=torch.float32) + i for i in range(2))
-    query = random(8, 6, 32, dtype=torch.float32)
-
-    def attend(rows: list[int]) -> Tensor:
-        lens = [5 + 3 * row for row in rows]
-        batch = PagedBatch(table[rows], torch.zeros(len(rows), dtype=torch.int64), [1] * len(rows), lens, 4)
-        return paged_attention(query[rows], key_cache, value_cache, batch, scale=0.1)
-
-    together = attend(list(range(8)))
-    num_threads = 1
-    native.set_num_threads(2)
-    try:
-        assert torch.equal(attend(list(range(8))), together)
-    finally:
-        native.set_num_threads(num_threads)
-    for row in range(8):
-        assert torch.equal(attend([row])[0], together[row])
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")

@@ -6,6 +6,7 @@ import structlog
 
 from ..config.engine_config import EngineConfig
 from ..models.loader import LoadedModel
+from .execution.deterministic import TiledRunner
 from .execution.model_runner import ModelRunner
 from .execution.staged import StagedRunner
 from .ranks.sharded_forward import StagedShardedForward
@@ -20,11 +21,11 @@ def make_flights(config: EngineConfig, model: LoadedModel, runner: ModelRunner) 
     num_stages = config.pipeline_parallel_size
     if num_stages == 1 or not isinstance(model.forward, StagedShardedForward):
         return OneFlight()
-    if config.deterministic:
+    if isinstance(runner, TiledRunner):
         log.warning(
             "one_batch_in_flight",
             num_stages=num_stages,
-            reason="--deterministic computes a step in several forwards: stages wait for each other",
+            reason="--deterministic computes a step of this model in several forwards: stages wait for each other",
         )
         return OneFlight()
     return StagedBatches(StagedRunner(runner, model.forward), num_stages)

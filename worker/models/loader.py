@@ -18,6 +18,7 @@ from .adapters.slots import AdapterSlots
 from .cache.page_layout import PageLayout
 from .checkpoint.load import check_finite
 from .checkpoint.model_config import eos_token_ids, max_model_len, read_config
+from .checks.rows_alone import computes_rows_alone
 from .device import device_of
 from .folder import tokenizer_folder
 from .forward import Forward, ForwardSettings
@@ -61,6 +62,7 @@ class LoadedModel:
         groups: the ranks that compute it together; None of a model that one does.
         expert_ranks: who has the other experts; None of a model that has all.
         num_experts: of a layer, at all ranks together; 0 where they are not shared.
+        computes_rows_alone: nothing in the way that it is computed lets bits of a token depend on the others.
         pages: how its layers share the KV cache, where some look at the last tokens alone; None for one table of all.
     """
 
@@ -82,6 +84,7 @@ class LoadedModel:
     groups: RankGroups | None = None
     expert_ranks: ExpertRanks | None = None
     num_experts: int = 0
+    computes_rows_alone: bool = False
     pages: PageLayout | None = None
 
     @property
@@ -165,6 +168,7 @@ def load_model(
         seeing=seeing,
         image_refusal=refusal,
         groups=groups,
+        computes_rows_alone=computes_rows_alone(forward, backend),
         **common,
     )
 

@@ -25,6 +25,9 @@ def make_rendezvous() -> int:
 def join(descriptor: int, layout: ParallelLayout, rank: int, device: str, timeout_s: float) -> RankGroups:
     """Meet the other ranks, and return what they say to each other by; waits for all of them.
 
+    ``descriptor`` is not to be closed any more. When torch's store is destroyed, whenever that is, it opens the file by
+    this number once more, and writes into it: another's file, if that has got the number.
+
     Args:
         device: "cpu", where gloo speaks for them, or "cuda": rank ``n`` has the ``n``-th of the visible GPUs.
 

@@ -84,7 +84,9 @@ class SeveralRanks:
             for process in self._team.processes:
                 mine = RankConfigure(config.encode(), str(self._folder), process.rank, self._timeout_s)
                 process.channel.send(mine)
-            self._groups = join(self._rendezvous, config.layout, 0, config.device, self._timeout_s)
+            # From here on it is open for as long as this process lives, see ``join``.
+            rendezvous, self._rendezvous = self._rendezvous, -1
+            self._groups = join(rendezvous, config.layout, 0, config.device, self._timeout_s)
             self._local = load_model(config, self._folder, self._groups)
             answers = self._team.gather()
         except Exception as error:

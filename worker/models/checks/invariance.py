@@ -1,10 +1,10 @@
 """A check at load that a model's logits do not depend on the batch, bit by bit.
 
-A way of computing may say that of itself: then it is tried in forwards of any size. For the others there are forwards
-of few sizes. They leave three questions open: whether this machine's products give a row the same bits wherever it
-stands, and in each of those sizes, and whether the model computes in shapes that follow the data, as one that sends
-tokens to experts does. None is written down anywhere. So a short prompt is computed in many ways, by the forwards that
-will serve. Every shape that they will ever have is among them; hence the third question has its own test.
+A way of computing may say that of itself (``rows_alone.py``): then it is tried in forwards of any size. For the others
+there are forwards of few sizes. They leave three questions open: whether this machine's products give a row the same
+bits wherever it stands, and in each of those sizes, and whether the model computes in shapes that follow the data, as
+one that sends tokens to experts does. None is written down anywhere. So a short prompt is computed in many ways, by the
+forwards that will serve. Every shape that they will ever have is among them; hence the third question has its own test.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....shared.errors import ConfigurationError
-from ..lean.native import NativeForward
 from ..loader import LoadedModel
 from ..ways.fixed_shapes import IntArray, PackedTokens, forward_at_once, forward_in_tiles
 
@@ -47,9 +46,9 @@ log = structlog.get_logger(__name__)
 def keeps_bits(model: LoadedModel) -> bool:
     """Whether the logits of ``model`` have the same bits however requests are cut and batched, in forwards of any size.
 
-    Only the compiled decoder says so. Its caches are made anew: allocate the real ones afterwards.
+    Asked of what says so of itself (``rows_alone.py``). Its caches are made anew: allocate the real ones afterwards.
     """
-    if not isinstance(model.forward, NativeForward) or model.forward.keeps_state:
+    if not model.computes_rows_alone:
         return False
     is_invariant = _invariant_logits(model, _MANY_TOKENS, partial(forward_at_once, model, block_size=_BLOCK_SIZE))
     if is_invariant is not None:

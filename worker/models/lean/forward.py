@@ -16,6 +16,7 @@ from ....shared.errors import ModelLoadError
 from ..cache.page_layout import PageLayout
 from ..cache.pages import allocate_pages
 from ..forward import ForwardSettings, ModelInput
+from ..parallel.groups import RankGroups
 from ..ways.attention_call import AttentionCall, caches_of
 from ..ways.packed import PackedForward
 from .decoder import LeanDecoder
@@ -65,6 +66,15 @@ class LeanForward:
     @property
     def is_batch_invariant(self) -> bool:
         return self._settings.is_batch_invariant
+
+    @property
+    def groups(self) -> RankGroups | None:
+        """The ranks that compute the model together; None where one does."""
+        return self._settings.groups
+
+    @property
+    def attending_layers(self) -> list[LeanLayer]:
+        return self._layers
 
     @property
     def caches(self) -> list[Tensor]:

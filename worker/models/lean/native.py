@@ -159,14 +159,19 @@ def is_native(lean: LeanForward) -> bool:
     All its products are to be packed by us.
     """
     network = lean.network
-    dtype, of_all = network.embed_tokens.weight.dtype, network.layer_embeddings
-    linears = [network.lm_head, *(linear for layer in _layers_of(network) for linear in _linears_of(layer))]
-    linears += [] if of_all is None else [of_all.projection]
+    dtype = network.embed_tokens.weight.dtype
     return (
         all(can_decode(dtype, layer.head_dim) for layer in _attending_layers_of(network))
-        and all(isinstance(linear, OwnPackedLinear) for linear in linears)
+        and all(isinstance(linear, OwnPackedLinear) for linear in products_of(network))
         and any(layer.mlp is not None for layer in _layers_of(network))
     )
+
+
+def products_of(network: LeanDecoder) -> list[object]:
+    """All that multiplies by a weight in ``network``; None stands for what only Python knows."""
+    of_all = network.layer_embeddings
+    products = [network.lm_head, *(linear for layer in _layers_of(network) for linear in _linears_of(layer))]
+    return products if of_all is None else [*products, of_all.projection]
 
 
 def _layers_of(network: LeanDecoder) -> list[AnyLayer]:

@@ -18,6 +18,11 @@ class OfLean:
         self.network = lean.network
         self._lean = lean
 
+    @property
+    def lean(self) -> LeanForward:
+        """What it is of."""
+        return self._lean
+
     def network_of(self, module: PreTrainedModel) -> LeanDecoder:
         return self._lean.network_of(module)
 

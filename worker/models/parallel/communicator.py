@@ -22,6 +22,11 @@ class Communicator:
         self._size = dist.get_world_size(group)
         self._is_first = dist.get_rank(group) == 0
 
+    @property
+    def adds_in_order(self) -> bool:
+        """Parts are added in the same order whatever their shape: of two there is but one."""
+        return self._size <= 2
+
     def sum(self, part: Tensor) -> Tensor:
         """Add up the parts of all ranks, of one shape, in place; return ``part``."""
         dist.all_reduce(part, group=self._group)
@@ -50,6 +55,10 @@ class MemoryCommunicator(Communicator):
     def __init__(self, group: dist.ProcessGroup, memory: SharedMemory) -> None:
         super().__init__(group)
         self.memory = memory
+
+    @property
+    def adds_in_order(self) -> bool:
+        return True
 
     def sum(self, part: Tensor) -> Tensor:
         return self.memory.sum(part)

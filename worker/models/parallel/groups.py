@@ -71,6 +71,11 @@ class RankGroups:
     def is_last_stage(self) -> bool:
         return self.pipeline_rank == self.layout.pipeline - 1
 
+    @property
+    def adds_in_order(self) -> bool:
+        """A number of a sum has the same bits whatever else is summed with it."""
+        return self.stage is None or self.stage.adds_in_order
+
     def all_reduce(self, part: Tensor) -> Tensor:
         """Sum ``part`` over the ranks of the stage, in place; return it."""
         return part if self.stage is None else self.stage.sum(part)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,8 @@ from penstock.worker.survey.images.models import write_seeing_model
 from penstock.worker.survey.images.processors import PLACEHOLDER
 from penstock.worker.survey.images.truth import picture, png
 
+from ....conftest import DEMO_MODEL
+from ....warm_python import WARM_PYTHON_VARIABLE
 from ..harness import CoreProcess, request
 
 SPOILING = """
@@ -45,6 +49,7 @@ def spoil(engine):
 """
 PROMPTS = [[5, 6, 7], [9] * 40]
 WEIGHTS = "model.safetensors"
+ROOT = Path(__file__).parents[4]
 
 
 def start(core: CoreProcess, model: Path, **options: Any) -> Any:
@@ -273,3 +278,12 @@ def test_what_no_rank_can_do_is_refused_in_its_own_words(core_process: CoreProce
     assert failed.code == "configuration_error"
     assert failed.trace == ""
     assert "tensor_parallel_size is 5" in failed.message
+
+
+def test_nothing_is_written_into_files_that_were_opened_after_the_end() -> None:
+    """torch's file of the ranks' meeting was opened by its number once more when it was destroyed."""
+    python = os.environ.get(WARM_PYTHON_VARIABLE, sys.executable)
+    command = [python, "-m", "tests.integration.engine.ranks.closed_engine", str(DEMO_MODEL)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "0"

@@ -30,6 +30,7 @@ from penstock.shared.errors import ConfigurationError
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.host_setup import load_native_kernels
 from penstock.worker.models import loader
+from penstock.worker.models.checks.invariance import keeps_bits
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
 from penstock.worker.models.lean.part import plan_of_part
 from penstock.worker.models.lean.reading.decoder import read_decoder
@@ -113,6 +114,19 @@ def serve(folder: str, layout: Layout, prompts: list[list[int]], tokens: list[li
 
 def only_load(folder: str, layout: Layout, **options: Any) -> dict[str, Any]:
     return describe(load(folder, layout, **options))
+
+
+def tried_bits(folder: str, layout: Layout, *, is_compiled: bool) -> dict[str, Any]:
+    """Whether tokens keep their bits in forwards of any size, by what the part says of itself and by trial."""
+    groups_of(*layout)
+    if is_compiled:
+        native.load()
+    try:
+        model = load(folder, layout, deterministic=True)
+        model.forward = Echoed(model.forward)  # pyright: ignore[reportAttributeAccessIssue]
+        return {"alone": model.computes_rows_alone, "kept": keeps_bits(model)}
+    finally:
+        native.unload()
 
 
 def cut(module: PreTrainedModel, groups: RankGroups) -> ForwardSettings:
@@ -223,7 +237,7 @@ def see(name: str, folder: str, layout: Layout, meeting: str) -> dict[str, Any]:
 
 JOBS: dict[str, Callable[..., dict[str, Any]]] = {
     job.__name__: job
-    for job in (serve, only_load, lean_logits, in_flight, sleep, saved, choose, pipelined, flying, see)
+    for job in (serve, only_load, tried_bits, lean_logits, in_flight, sleep, saved, choose, pipelined, flying, see)
 }
 
 

@@ -264,6 +264,32 @@ def test_parts_take_the_options_of_whole_models(
     assert [answer.get("mode", answer) for answer in answers] == ["lean"] * 2
 
 
+@pytest.mark.parametrize(
+    ("model_type", "fields", "layout", "is_compiled", "keeps"),
+    [
+        ("llama", {}, TENSOR, True, True),
+        ("llama", {"attention_bias": True, "mlp_bias": True}, STAGES, True, True),
+        ("qwen3", {"tie_word_embeddings": True}, TENSOR, True, True),
+        ("llama", {}, TENSOR, False, False),
+        ("llama", {"head_dim": 8}, TENSOR, True, False),  # heads of eight, which no loop of ours attends to
+        ("qwen2_moe", {}, TENSOR, True, False),  # experts get as many rows as are sent to them
+        ("gemma2", {}, TENSOR, True, False),  # by transformers' plan and code
+    ],
+)
+def test_parts_that_compute_each_token_by_itself_keep_its_bits(
+    model_type: str,
+    fields: dict[str, Any],
+    layout: list[Any],
+    is_compiled: bool,
+    keeps: bool,
+    pair: Pair,
+    found: Callable[..., tuple[Path, trial.Expectation]],
+) -> None:
+    """Others have forwards of fixed sizes."""
+    told, _ = pair.do("tried_bits", folder=str(found(model_type, **fields)[0]), layout=layout, is_compiled=is_compiled)
+    assert told == {"alone": keeps, "kept": keeps}
+
+
 SAVED: dict[str, tuple[str, dict[str, Any], list[Any], str]] = {
     "lean": ("llama", {"attention_bias": True, "mlp_bias": True}, TENSOR, "lean"),
     "stages": ("llama", {"tie_word_embeddings": True}, STAGES, "lean"),
