@@ -1,13 +1,13 @@
 """Follow one request: log and channel become one row of deltas without gap or repeat.
 
-Invariant: ``_next_index`` is the index of the first token not yet delivered to the caller's side. A record that
-starts there is taken, one that starts before it was seen, one that starts after it proves a gap; then the log,
-which got every record in the same script that published it, is read from the first record not yet seen.
+A record that comes next in what is known of the log is taken from the channel; one that was seen says nothing; any
+other proves a gap, or that the log is another one than was known. Then the log, which got every record in the same
+script that published it, is read from the last known record on (``taken_records.py``).
 
 A Redis that crashed may come back without the last records it had sent (``appendfsync everysec`` promises no more).
 The generation is then resumed at an earlier token, cut into other records: the log is read as a whole, and what lies
-beyond ``_next_index`` is taken. What comes again is held against what was seen: tokens that differ are an error, since
-what the caller has would go on with the end of another output.
+beyond what was taken is told. What comes again is held against that: tokens that differ are an error, since what the
+caller has would go on with the end of another output.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ...shared.connection import Subscriber, Subscription
 from ...shared.errors import OutputChangedError, RequestLostError, RequestNotFoundError, ValidationError, from_wire
 from ...shared.messages.deltas import Delta
 from ...shared.shown import shown
+from .taken_records import TakenRecords
 
 _decoder = msgspec.msgpack.Decoder(Delta)
 log = structlog.get_logger()
@@ -51,18 +52,12 @@ class DeltaReader:
         self._request_id = request_id
         self._skip_until = after + 1
         self._border = border
-        self._next_index = 0
-        self._token_ids: list[int] = []
-        self._num_records = 0
-        self._num_chars = 0
-        # Up to the end of the last record that is counted.
-        self._num_chars_at_last = 0
-        self._last = (0, 0)
-        self._num_segments = 0
+        self._taken = TakenRecords(request_id)
         self._pending: deque[Delta] = deque()
-        self._ended = False
         self._failure: BaseException | None = None
         self._look_at_log = False
+        # What comes by the channel while the log is read.
+        self._held: list[Delta] | None = None
         self._is_silent = False
         # Whether Redis has ever known the request, as far as this reader can tell.
         self._was_known = False
@@ -106,7 +101,7 @@ class DeltaReader:
     @property
     def num_records(self) -> int:
         """How many records of the log it has taken."""
-        return self._num_records
+        return self._taken.place.num_records
 
     @property
     def log_key(self) -> str:
@@ -116,7 +111,7 @@ class DeltaReader:
     def take_silence(self) -> bool:
         """Whether nothing has come since this was last asked, and the end is still to come."""
         is_silent, self._is_silent = self._is_silent, True
-        return is_silent and not self._ended
+        return is_silent and not self._taken.ended
 
     def catch_up(self) -> None:
         """Read the log before the next delta: something may have been published while nobody listened."""
@@ -130,7 +125,7 @@ class DeltaReader:
     @property
     def may_have_missed_first(self) -> bool:
         """Whether it waits and has heard nothing yet: something may have been published before it was subscribed."""
-        return not (self._num_records or self._is_closed)
+        return not (self.num_records or self._is_closed)
 
     def fail(self, error: BaseException) -> None:
         """Raise ``error`` to the caller instead of the next delta."""
@@ -146,7 +141,7 @@ class DeltaReader:
     @property
     def ended(self) -> bool:
         """Whether the last delta has been handed to the caller."""
-        return self._ended and not self._pending
+        return self._taken.ended and not self._pending
 
     def __aiter__(self) -> DeltaReader:
         return self
@@ -157,14 +152,14 @@ class DeltaReader:
                 self._look_at_log = False
                 try:
                     await self._read_log()
-                except asyncio.CancelledError:
+                except BaseException:
                     self._look_at_log = True  # the caller may come back: a conversation outlives a read with a timeout
                     raise
             if self._failure is not None:
                 raise self._failure
             if self._pending:
                 return self._pending.popleft()
-            if self._ended:
+            if self._taken.ended:
                 raise StopAsyncIteration
             if not self._look_at_log:
                 # An Event costs several times as much.
@@ -198,27 +193,18 @@ class DeltaReader:
 
     def _offer(self, delta: Delta) -> None:
         """Take a record of the channel if it is the next one; have the log read if it neither is nor was seen."""
-        if self._ended or (delta.segment_ends and self._has_seen_end(delta)):
-            return
-        if delta.index == self._next_index:
-            self._take(delta)
-            return
-        self._compare(delta)
-        if delta.finished or delta.next_index > self._next_index:
+        taken = self._taken
+        if taken.ended or self._look_at_log or taken.has_end_of(delta):
+            return  # of a log that is to be read, the log says where it belongs
+        if self._held is not None:
+            self._held.append(delta)
+        elif taken.is_followed_by(delta):
+            self._tell(taken.take(delta))
+        elif taken.is_beyond(delta):
             self._look_at_log = True
 
-    def _take(self, delta: Delta) -> None:
+    def _tell(self, delta: Delta) -> None:
         self._was_known = True
-        self._num_records += 1
-        self._num_chars += len(delta.text)
-        self._num_chars_at_last = self._num_chars
-        next_index = delta.next_index
-        self._token_ids += delta.token_ids
-        self._last = (delta.index, next_index)
-        self._next_index = next_index
-        self._ended = delta.finish_reason is not None
-        if delta.segment_ends:
-            self._num_segments = delta.segment_ends[-1].number + 1
         beyond = delta if delta.index >= self._skip_until else self._unskipped(delta)
         if beyond is None:
             return
@@ -228,17 +214,6 @@ class DeltaReader:
             self._pending[-1].extend(beyond)
         else:
             self._pending.append(beyond)
-
-    def _compare(self, delta: Delta) -> None:
-        """Raises ``OutputChangedError`` if tokens that were seen have come again as others."""
-        seen = self._token_ids[delta.index : delta.next_index]
-        if seen == delta.token_ids[: len(seen)]:
-            return
-        place = next(i for i, (old, new) in enumerate(zip(seen, delta.token_ids, strict=False)) if old != new)
-        raise OutputChangedError(
-            f"request {shown(self._request_id)}: Redis lost a part of the output, and token {delta.index + place} came "
-            f"again as {delta.token_ids[place]} where it had been {seen[place]}; send the request again"
-        )
 
     def _unskipped(self, delta: Delta) -> Delta | None:
         """Return what is to be told of a delta that begins before what the caller wants; None if nothing is."""
@@ -259,33 +234,23 @@ class DeltaReader:
             first_prompt_token=None,
         )
 
-    def _has_seen_end(self, delta: Delta) -> bool:
-        """Whether it tells the end of a segment that is known to have ended."""
-        return bool(delta.segment_ends) and delta.segment_ends[-1].number < self._num_segments
-
     async def _read_log(self) -> None:
-        """Take what the log has beyond what was taken.
-
-        The last record taken is read again: if it is not in its place, Redis has lost it, and our count of records
-        means nothing any more.
-        """
-        known, num_chars, last = self._num_records, self._num_chars_at_last, self._last
-        records = await self._broker.read_log(self._request_id, max(known - 1, 0))
-        if known:
-            if not records or (records[0].index, records[0].next_index) != last:
-                self._num_records, self._look_at_log = 0, True
-                return
-            records = records[1:]
-        else:
-            num_chars = 0
-        for delta in records:
-            self._take_unseen(delta, num_chars)
-            num_chars += len(delta.text)
-        if not known and records and self._next_index >= records[-1].next_index:
-            # All of it was seen, and more: what comes next begins before the end of what was.
-            self._num_records, self._last = len(records), (records[-1].index, records[-1].next_index)
-            self._num_chars_at_last = num_chars
-        if not known and not records and not self._ended:
+        """Tell what the log has beyond what was taken, then what the channel has brought meanwhile."""
+        was_known = self.num_records > 0
+        self._held = held = []
+        try:
+            records = await self._broker.read_log(self._request_id, self._taken.place.first_read)
+        finally:
+            self._held = None
+        told = self._taken.take_log(records)
+        if told is None:
+            self._look_at_log = True
+            return
+        for delta in told:
+            self._tell(delta)
+        for delta in held:
+            self._offer(delta)
+        if not was_known and not records and not self._taken.ended:
             await self._check_known()
 
     async def _check_known(self) -> None:
@@ -300,28 +265,6 @@ class DeltaReader:
             raise RequestNotFoundError(
                 f"request {shown(self._request_id)} is unknown, or its result is past its time to live"
             )
-
-    def _take_unseen(self, delta: Delta, num_chars_before: int) -> None:
-        """Take the part of a record of the log that was not taken yet; a record of the channel may have come first."""
-        self._compare(delta)
-        num_seen = self._next_index - delta.index
-        has_new_text = num_chars_before + len(delta.text) > self._num_chars
-        has_new_end = bool(delta.segment_ends) and not self._has_seen_end(delta)
-        is_new = delta.finished or delta.next_index > self._next_index or has_new_text or has_new_end
-        if self._ended or num_seen < 0 or not is_new:
-            return
-        if num_seen > 0:
-            text = delta.text[max(0, self._num_chars - num_chars_before) :]
-            delta = msgspec.structs.replace(
-                delta,
-                index=self._next_index,
-                token_ids=delta.token_ids[num_seen:],
-                text=text,
-                logprobs=delta.logprobs[num_seen:],
-                prompt_logprobs=[],
-                first_prompt_token=None,
-            )
-        self._take(delta)
 
 
 def _inside(delta: Delta, index: int) -> ValidationError:

@@ -30,8 +30,17 @@ async def claim_one(broker: Broker) -> Claim:
                 return wave[0]
 
 
-async def write(broker: Broker, claim: Claim, index: int, *tokens: int, end: FinishReason | None = None) -> None:
-    delta = Delta(index=index, token_ids=list(tokens), text="".join(map(chr, tokens)), finish_reason=end)
+async def write(
+    broker: Broker,
+    claim: Claim,
+    index: int,
+    *tokens: int,
+    end: FinishReason | None = None,
+    text: str | None = None,
+) -> None:
+    """``text`` is by default a character for each token."""
+    text = "".join(map(chr, tokens)) if text is None else text
+    delta = Delta(index=index, token_ids=list(tokens), text=text, finish_reason=end)
     if end is None:
         assert await broker.append([Record(claim.request_id, claim.epoch, delta)]) == []
     else:

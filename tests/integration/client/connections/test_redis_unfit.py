@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 
 import pytest
@@ -132,10 +133,23 @@ async def has_refused(commands: CommandConnection) -> bool:
     return b"total_error_replies:0\r" not in await commands.execute("INFO", "stats")
 
 
+@pytest.mark.parametrize(
+    ("told", "again"),
+    [
+        ("ABCD", ((1, "BCDEF"), (6, "G"))),  # a record begins in what was seen, and ends beyond it
+        ("ABCD", ((1, "BC"), (4, "DEF"), (6, "G"))),  # the text lags where what was seen ends
+        ("ABC", ((1, "BCD"), (4, "EF"), (6, "G"))),  # it lagged before
+        ("ABCD", ((1, "B"), (3, ""), (4, "C"), (5, "DEFG"))),
+    ],
+)
 async def test_text_is_told_once_when_a_shorter_log_is_read_before_it_grows(
-    broker: Broker, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    told: str,
+    again: tuple[tuple[int, str], ...],
+    broker: Broker,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What comes again is cut into other records: one of them begins in what was seen, and ends beyond it."""
+    """What comes again is cut into other records."""
     subscriber, has_read, read_log = Subscriber(redis_url), asyncio.Event(), broker.read_log
 
     async def noted_read_log(request_id: str, start: int = 0) -> list[Delta]:
@@ -148,8 +162,8 @@ async def test_text_is_told_once_when_a_shorter_log_is_read_before_it_grows(
     await broker.enqueue("r", b"payload", result_ttl_ms=60_000)
     await reader.subscribe()
     first = asyncio.ensure_future(anext(reader))
-    await write(broker, await claim_one(broker), 0, 65, 66, 67, 68)
-    assert (await first).text == "ABCD"
+    await write(broker, await claim_one(broker), 0, 65, 66, 67, 68, text=told)
+    assert (await first).text == told
     await broker.forget("r")
     await broker.enqueue("r", b"payload", result_ttl_ms=60_000)
     claim = await claim_one(broker)
@@ -158,9 +172,10 @@ async def test_text_is_told_once_when_a_shorter_log_is_read_before_it_grows(
     rest = asyncio.ensure_future(collect_all(reader))
     reader.catch_up()
     await has_read.wait()
-    await write(broker, claim, 1, 66, 67, 68, 69, 70)
-    await write(broker, claim, 6, 71, end=FinishReason.STOP)
-    assert "".join(delta.text for delta in await rest) == "EFG"
+    for (index, text), (stop, _) in itertools.pairwise((*again, (7, ""))):
+        end = FinishReason.STOP if stop == 7 else None
+        await write(broker, claim, index, *range(65 + index, 65 + stop), end=end, text=text)
+    assert told + "".join(delta.text for delta in await rest) == "ABCDEFG"
     reader.close()
     await subscriber.close()
 
