@@ -101,7 +101,7 @@ class DeltaReader:
     @property
     def num_records(self) -> int:
         """How many records of the log it has taken."""
-        return self._taken.place.num_records
+        return self._taken.num_records
 
     @property
     def log_key(self) -> str:
@@ -194,12 +194,12 @@ class DeltaReader:
     def _offer(self, delta: Delta) -> None:
         """Take a record of the channel if it is the next one; have the log read if it neither is nor was seen."""
         taken = self._taken
-        if taken.ended or self._look_at_log or taken.has_end_of(delta):
+        if taken.ended or self._look_at_log or (delta.segment_ends and taken.has_end_of(delta)):
             return  # of a log that is to be read, the log says where it belongs
         if self._held is not None:
             self._held.append(delta)
-        elif taken.is_followed_by(delta):
-            self._tell(taken.take(delta))
+        elif (told := taken.take_next(delta)) is not None:
+            self._tell(told)
         elif taken.is_beyond(delta):
             self._look_at_log = True
 
@@ -239,7 +239,7 @@ class DeltaReader:
         was_known = self.num_records > 0
         self._held = held = []
         try:
-            records = await self._broker.read_log(self._request_id, self._taken.place.first_read)
+            records = await self._broker.read_log(self._request_id, self._taken.first_read)
         finally:
             self._held = None
         told = self._taken.take_log(records)

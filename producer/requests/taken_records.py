@@ -9,7 +9,6 @@ before a record, which only those know who have read the log up to there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -18,55 +17,58 @@ from ...shared.messages.deltas import Delta
 from ...shared.shown import shown
 
 
-@dataclass(frozen=True)
-class LogPlace:
-    """Up to where a log is known.
-
-    Args:
-        num_records: from the first on.
-        last: begin, end and number of characters of the last of them; None where nothing is known of what comes next.
-        num_chars: of all of them.
-    """
-
-    num_records: int
-    last: tuple[int, int, int] | None
-    num_chars: int
-
-    @property
-    def first_read(self) -> int:
-        """The record at which reading begins: the last one known is read again, to see whether it is still there."""
-        return max(self.num_records - 1, 0)
-
-
-_BEGIN, _UNKNOWN = LogPlace(0, (0, 0, 0), 0), LogPlace(0, None, 0)
-
-
 class TakenRecords:
     """Puts records of the channel, and of the log whenever it is read, into one row without gap or repeat.
 
     Attributes:
         next_index: index of the first token that was not taken yet.
         ended: whether the end was taken.
-        place: up to where the log is known.
+        num_records: of the log, from its first on, that are known.
     """
 
     def __init__(self, request_id: str) -> None:
         self.next_index = 0
         self.ended = False
-        self.place = _BEGIN
+        self.num_records = 0
         self._request_id = request_id
         self._token_ids: list[int] = []
-        self._num_chars = 0
         self._num_segments = 0
+        self._num_chars = 0
+        # Of the records that are known: how many characters, and begin, end and characters of the last one; None for
+        # that where the log is another one than was known.
+        self._num_log_chars = 0
+        self._last: tuple[int, int, int] | None = (0, 0, 0)
+
+    @property
+    def first_read(self) -> int:
+        """The record at which reading begins: the last one known is read again, to see whether it is still there."""
+        return max(self.num_records - 1, 0)
 
     def has_end_of(self, delta: Delta) -> bool:
         """Whether it tells the end of a segment that is known to have ended."""
         return bool(delta.segment_ends) and delta.segment_ends[-1].number < self._num_segments
 
-    def is_followed_by(self, delta: Delta) -> bool:
-        """Whether ``delta`` comes next in the log, of which all before it is known."""
-        last = self.place.last
-        return last is not None and delta.index == self.next_index == last[1]
+    def take_next(self, delta: Delta) -> Delta | None:
+        """Take ``delta`` if it comes next in the log, of which all before it is known; returns what is to be told.
+
+        What a client computes for each record that it is sent: next to nothing, unless the log was lost once.
+        """
+        last, index = self._last, self.next_index
+        if delta.index != index or last is None or last[1] != index:
+            return None
+        if self._num_chars != self._num_log_chars or delta.segment_ends:
+            told = self._told(delta, self._num_log_chars)
+            self._know(self.num_records + 1, delta, self._num_log_chars + len(delta.text))
+            return told
+        self._token_ids += delta.token_ids
+        self.next_index = next_index = len(self._token_ids)
+        num_chars = len(delta.text)
+        self._num_log_chars += num_chars
+        self._num_chars = self._num_log_chars
+        self._last = (index, next_index, num_chars)
+        self.num_records += 1
+        self.ended = delta.finish_reason is not None
+        return delta
 
     def is_beyond(self, delta: Delta) -> bool:
         """Whether ``delta``, which does not come next, has something that was not taken, so that the log must be read.
@@ -77,35 +79,30 @@ class TakenRecords:
         self._compare(delta)
         return delta.finished or delta.index == self.next_index or delta.next_index > self.next_index
 
-    def take(self, delta: Delta) -> Delta:
-        """Take what comes next in the log; returns what of it is to be told."""
-        place = self.place
-        told = self._told(delta, place.num_chars)
-        self.place = LogPlace(place.num_records + 1, _ends_of(delta), place.num_chars + len(delta.text))
-        return told
-
     def take_log(self, records: Sequence[Delta]) -> list[Delta] | None:
-        """Take what is new of ``records``, which were read from ``place.first_read`` on; returns what is to be told.
+        """Take what is new of ``records``, which were read from ``first_read`` on; returns what is to be told.
 
         None if the last known one is not in its place: Redis has lost it, and the log is to be read as a whole.
 
         Raises:
             OutputChangedError: as ``is_beyond``.
         """
-        place = self.place
-        if place.num_records:
-            if not records or _ends_of(records[0]) != place.last:
-                self.place = _UNKNOWN
+        told, num_records, num_chars = [], self.num_records, self._num_log_chars
+        if num_records:
+            if not records or _ends_of(records[0]) != self._last:
+                self.num_records, self._num_log_chars, self._last = 0, 0, None
                 return None
             records = records[1:]
-        told, num_chars = [], place.num_chars
         for delta in records:
             if self._is_new(delta, num_chars):
                 told.append(self._told(delta, num_chars))
             num_chars += len(delta.text)
         if records:
-            self.place = LogPlace(place.num_records + len(records), _ends_of(records[-1]), num_chars)
+            self._know(num_records + len(records), records[-1], num_chars)
         return told
+
+    def _know(self, num_records: int, last: Delta, num_chars: int) -> None:
+        self.num_records, self._last, self._num_log_chars = num_records, _ends_of(last), num_chars
 
     def _is_new(self, delta: Delta, num_chars_before: int) -> bool:
         self._compare(delta)

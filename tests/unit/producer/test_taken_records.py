@@ -60,13 +60,13 @@ class Reader:
     def hear(self, delta: Delta) -> None:
         if self.must_look or self.taken.ended:
             return
-        if self.taken.is_followed_by(delta):
-            self.told.append(self.taken.take(delta))
+        if (told := self.taken.take_next(delta)) is not None:
+            self.told.append(told)
         else:
             self.must_look = self.taken.is_beyond(delta)
 
     def look(self, log: list[Delta]) -> None:
-        found = self.taken.take_log(log[self.taken.place.first_read :])
+        found = self.taken.take_log(log[self.taken.first_read :])
         self.must_look = found is None
         self.told += found or []
 
