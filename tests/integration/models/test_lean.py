@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,21 @@ def test_logits_are_those_of_the_general_way(variant: str) -> None:
     actual = logits_of(LeanForward(make_model(variant, torch.float32), SETTINGS))
     for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_angles_of_a_position_are_the_same_bits_in_every_step() -> None:
+    """As one asks for them whose attention is batch-invariant; each other forward makes them for its own positions."""
+    settings = dataclasses.replace(SETTINGS, is_batch_invariant=True)
+    network = LeanForward(make_model("gemma3", torch.float32), settings).network
+    hidden, every = torch.zeros(1), torch.arange(SETTINGS.max_model_len)
+    whole = network.make_angles(hidden, every)
+    for positions in (every[37:38], every[5:40:3], every.flip(0)):
+        for made, of_all, own in zip(
+            network.make_angles(hidden, positions), whole, network.angles(hidden, positions), strict=True
+        ):
+            assert all(map(torch.equal, made, [table[positions] for table in of_all]))
+            torch.testing.assert_close(made, own)
 
 
 @torch.inference_mode()

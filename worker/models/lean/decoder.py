@@ -15,7 +15,7 @@ from .layer_embeddings import LayerEmbeddings
 from .mixing import MixingLayer
 from .norms import make_norm
 from .plan import DecoderPlan, LayerPlan, MixerPlan
-from .rotation import angles_of
+from .rotation import MakeAngles, angles_of
 
 
 class LeanDecoder(nn.Module):
@@ -36,6 +36,8 @@ class LeanDecoder(nn.Module):
         of_layers = plan.layer_embeddings
         self.layer_embeddings = None if of_layers is None else LayerEmbeddings(own, of_layers, own.device)
         self.token_adapters = TokenAdapters()
+        # What ``run_layers`` asks.
+        self.make_angles: MakeAngles = self.angles
 
     def get_input_embeddings(self) -> nn.Module:
         """What makes a row ``[hidden size]`` of a token id."""
@@ -92,7 +94,7 @@ class LeanDecoder(nn.Module):
             last_rows: ``[R]``, all that the last of them transforms; None for every row.
             embedded: ``[T, layers, size]``, what layers let in; None where they have no such part.
         """
-        angles = self.angles(hidden, positions)
+        angles = self.make_angles(hidden, positions)
         last = self.layers[-1]
         for index, (layer, attend) in enumerate(zip(self.layers, attentions, strict=True)):
             assert isinstance(layer, AnyLayer)

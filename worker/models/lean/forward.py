@@ -23,6 +23,7 @@ from .decoder import LeanDecoder
 from .layer import Angles, Attend, LeanLayer
 from .mixing import MixingLayer, mix_nothing
 from .reading.decoder import read_decoder
+from .rotation import AngleTable
 from .states import LayerStates
 
 
@@ -38,6 +39,8 @@ class LeanForward:
     def __init__(self, module: PreTrainedModel, settings: ForwardSettings) -> None:
         plan = settings.plan or read_decoder(module, settings.max_model_len)
         self.network = LeanDecoder(module, plan)
+        if settings.is_batch_invariant and module.device.type == "cpu":
+            self.network.make_angles = AngleTable(self.network.angles, settings.max_model_len)
         self._settings = settings
         self._layers = [layer for layer in self.network.layers if isinstance(layer, LeanLayer)]
         self.mixing_layers = [layer for layer in self.network.layers if isinstance(layer, MixingLayer)]

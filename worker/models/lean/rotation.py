@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor, nn
 
 from ....kernels.rotary import apply_rotary
 from .plan import AnglesPlan, RotationPlan
+
+# make(hidden, positions [T]): cosines and sines [T, R], by each of a model's ways, of the dtype and device of hidden.
+MakeAngles = Callable[[Tensor, Tensor], list[tuple[Tensor, Tensor]]]
+
+
+class AngleTable:
+    """A ``MakeAngles`` whose angles of a position are the same bits in every step: all are made once.
+
+    Torch computes cosines of many numbers at once by one function, and of those that are left by another.
+    """
+
+    def __init__(self, make: MakeAngles, num_positions: int) -> None:
+        self._make = make
+        self._num_positions = num_positions
+        self._tables: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, hidden: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        if not self._tables:
+            self._tables = self._make(hidden, torch.arange(self._num_positions, device=positions.device))
+        return [(cos[positions], sin[positions]) for cos, sin in self._tables]
 
 
 def angles_of(module: nn.Module, plan: AnglesPlan, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -274,6 +274,7 @@ def test_parts_take_the_options_of_whole_models(
         ("llama", {"head_dim": 8}, TENSOR, True, False),  # heads of eight, which no loop of ours attends to
         ("qwen2_moe", {}, TENSOR, True, False),  # experts get as many rows as are sent to them
         ("gemma2", {}, TENSOR, True, False),  # by transformers' plan and code
+        ("llama", {"hidden_act": "gelu"}, TENSOR, True, False),  # torch's, element by element
     ],
 )
 def test_parts_that_compute_each_token_by_itself_keep_its_bits(
