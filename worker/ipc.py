@@ -131,6 +131,15 @@ class WorkerChannel(asyncio.Protocol):
         self._encoder = msgspec.msgpack.Encoder()
         self._transport: asyncio.Transport | None = None
 
+    async def open(self, ours: socket.socket) -> None:
+        """Speak on ``ours`` from now on."""
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: self, sock=ours)
+        except BaseException:
+            # Given up meanwhile: uvloop has closed the transport, and tells nobody.
+            self._transport = None
+            raise
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
 

@@ -262,7 +262,7 @@ def test_model_that_cannot_be_loaded(start_worker: StartWorker, tmp_path: Path) 
     *before, line = worker.err.splitlines()
     assert line.startswith("error: ")
     assert "empty-model" in line
-    assert len(before) == len(worker.events)
+    assert len(before) == len(worker.events), worker.err
     # A machine that is very busy is told of as well.
     told = {"core_started", "worker_started", "redis_risk", "supervisor_paused", "worker_process_paused"}
     assert {event["event"] for event in worker.events} <= told
@@ -276,7 +276,7 @@ def test_a_start_that_fails_late_ends_with_the_cause_in_words(start_worker: Star
     assert last.startswith("error: ")
     assert "cache" in last
     assert {"leaving", "supervisor_gone"}.isdisjoint(e["event"] for e in worker.events)
-    assert all(line.startswith("{") for line in before)
+    assert all(line.startswith("{") for line in before), worker.err
 
 
 def assert_refused(worker: StartedWorker, status: int, *parts: str) -> None:

@@ -146,7 +146,7 @@ class CoreClient:
         theirs.close()
         self._watching = asyncio.create_task(self._watch(self._process))
         ours.setblocking(False)
-        await asyncio.get_running_loop().create_connection(lambda: self._channel, sock=ours)
+        await self._channel.open(ours)
         hello = await self._expect(Hello)
         if hello.version != WIRE_VERSION:
             raise ConfigurationError(f"the engine core speaks wire version {hello.version}, this worker {WIRE_VERSION}")

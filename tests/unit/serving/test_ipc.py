@@ -1,0 +1,45 @@
+"""The worker process's end of the socket to its core."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import pytest
+import uvloop
+
+from penstock.shared.messages.to_core import Shutdown
+from penstock.worker.ipc import WorkerChannel
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_channel_that_was_given_up_while_it_opened_drops_what_is_sent(
+    make_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """As a worker process's is that is told to stop while it starts its core. The core sees the end."""
+
+    async def give_up() -> bytes:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        channel = WorkerChannel(lambda _: None, lambda: None)
+        opening = asyncio.create_task(channel.open(ours))
+        is_made = channel.connection_made
+
+        def made(transport: asyncio.BaseTransport) -> None:
+            is_made(transport)
+            opening.cancel()
+
+        channel.connection_made = made
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        channel.send(Shutdown())
+        channel.close()
+        with theirs:
+            return await asyncio.to_thread(theirs.recv, 1)
+
+    loop = make_loop()
+    try:
+        assert loop.run_until_complete(give_up()) == b""
+    finally:
+        loop.close()
