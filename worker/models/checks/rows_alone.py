@@ -12,7 +12,7 @@ from ....kernels.dispatch import NATIVE
 from ..forward import Forward
 from ..lean.forward import LeanForward
 from ..lean.gated_mlp import GatedMlp
-from ..lean.layer import HeadNorm
+from ..lean.layer import EmbeddingPart, HeadNorm
 from ..lean.native import NativeForward, products_of
 from ..lean.norms import CentredNorm
 from ..lean.rotation import AngleTable
@@ -44,6 +44,7 @@ def _is_by_rows(lean: LeanForward) -> bool:
         and isinstance(lean.network.make_angles, AngleTable)
         and all(isinstance(_inner(product), OwnPackedLinear) for product in products_of(lean.network))
         and all(_is_compiled(part) for part in lean.network.modules())
+        and lean.network.plan.logit_softcap is None
         and not any(layer.attention.softcap is not None or layer.sinks is not None for layer in lean.attending_layers)
     )
 
@@ -58,4 +59,4 @@ def _is_compiled(part: nn.Module) -> bool:
     if isinstance(part, GatedMlp):
         return part.is_gated and part.activation == "silu"
     is_centred = isinstance(part, CentredNorm) or (isinstance(part, HeadNorm) and part.is_centred)
-    return not is_centred
+    return not (is_centred or isinstance(part, EmbeddingPart))
