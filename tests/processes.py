@@ -42,7 +42,9 @@ def kill_at_once(pids: Iterable[int]) -> None:
     for victim in victims:
         victim.suspend()
     for victim in victims:
-        victim.kill()
+        # A fork server kills a core as soon as its worker process has ended.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.kill()
 
 
 def resume(processes: Iterable[psutil.Process]) -> None:
