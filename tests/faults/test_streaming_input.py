@@ -12,6 +12,7 @@ import msgspec
 from penstock.producer import Client, Conversation, Delta, SamplingParams, StreamingInput
 
 from ..gate import Gate
+from ..processes import is_alive
 from .conftest import Start
 from .watching import beating, busiest, until
 
@@ -30,7 +31,13 @@ async def kill_in_the_middle(url: str, role: str, seen: list[list[Delta]]) -> No
     """kill -9 of what runs the segments, once one of them has made a few tokens; the gate lets none end before."""
     num_before = seen[0][-1].next_index
     await until(lambda: any(deltas[-1].next_index > num_before + 5 for deltas in seen), what="no segment starts")
-    os.kill(getattr(await busiest(url), f"{role}_pid"), signal.SIGKILL)
+    await kill(getattr(await busiest(url), f"{role}_pid"))
+
+
+async def kill(pid: int) -> None:
+    """kill -9, and wait for the end: who is still ending may be given what comes next, and be taken for alive."""
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: not is_alive(pid), what="a killed process lives on")
 
 
 # The segment in which a worker process dies, and the one after it, have parameters of their own.
@@ -77,7 +84,7 @@ async def test_conversations_outlive_every_engine_they_meet(start: Start, gate: 
                 gate.open()
             await asyncio.gather(*reading)
             if number == 0:  # nobody holds the requests now
-                os.kill((await beating(stack.url, 2))[0].core_pid, signal.SIGKILL)
+                await kill((await beating(stack.url, 2))[0].core_pid)
         for conversation, deltas in zip(pair, seen, strict=True):
             await conversation.close_input()
             deltas += [delta async for delta in conversation]
