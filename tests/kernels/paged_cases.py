@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.paged_attention import MaskRule, PagedBatch
+from penstock.kernels.paged_attention import MaskRule, PagedBatch, paged_attention
 
 
 @dataclass
@@ -24,6 +25,10 @@ class Case:
     batch: PagedBatch
     keys: list[Tensor]
     values: list[Tensor]
+
+    def attend(self, **options: Any) -> Tensor:
+        """``paged_attention`` of all of it."""
+        return paged_attention(self.query, self.key_cache, self.value_cache, self.batch, **options)
 
     def on(self, device: torch.device) -> Case:
         """The same with what the kernel is given on ``device``."""

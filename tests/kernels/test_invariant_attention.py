@@ -97,7 +97,5 @@ def test_several_tiles(
 ) -> None:
     monkeypatch.setattr(invariant, "_TILE_LEN", 16)
     case = make_case([(1, 9), (1, 100), (1, 16), (30, 95), (2, 17)], 6, 2, 24, 16, torch.float32)
-    out = paged_attention(
-        case.query, case.key_cache, case.value_cache, case.batch, scale=0.2, is_batch_invariant=True, **options
-    )
+    out = case.attend(scale=0.2, is_batch_invariant=True, **options)
     assert_close(out, naive(case, 0.2, **options))

@@ -47,11 +47,7 @@ def test_paged_attention(
     rows = [(1, 1), (1, 7), (1, 8), (1, 41), (5, 5), (3, 20)]
     case = make_case(rows, num_heads, num_kv_heads, head_dim, head_dim, dtype)
     scale = head_dim**-0.5
-    out = paged_attention(
-        case.query,
-        case.key_cache,
-        case.value_cache,
-        case.batch,
+    out = case.attend(
         scale=scale,
         window=window,
         is_batch_invariant=is_batch_invariant,
@@ -63,11 +59,7 @@ def test_paged_attention(
 def test_tokens_that_see_each_other(window: int | None, assert_close: Callable[[Tensor, Tensor], None]) -> None:
     case = make_case([(1, 12), (9, 9), (6, 30)], 4, 2, 32, 32, torch.float32)
     case.batch.visible_ends = torch.tensor([12, *[9] * 9, 25, 29, 29, 29, 29, 30])
-    out = paged_attention(
-        case.query,
-        case.key_cache,
-        case.value_cache,
-        case.batch,
+    out = case.attend(
         scale=0.5,
         window=window,
         is_batch_invariant=True,

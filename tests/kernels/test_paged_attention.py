@@ -39,9 +39,7 @@ def test_causal(
 ) -> None:
     case = make_case(rows, num_heads, num_kv_heads, 40, 40, dtype)
     scale = 1 / math.sqrt(40)
-    out = paged_attention(
-        case.query, case.key_cache, case.value_cache, case.batch, scale=scale, is_batch_invariant=is_batch_invariant
-    )
+    out = case.attend(scale=scale, is_batch_invariant=is_batch_invariant)
     assert_close(out, naive(case, scale))
 
 
@@ -60,11 +58,7 @@ def test_window_softcap_and_sinks(
 ) -> None:
     case = make_case(rows, 4, 2, 24, 16, torch.float32)
     sinks = torch.linspace(-1.0, 2.0, 4) if has_sinks else None
-    out = paged_attention(
-        case.query,
-        case.key_cache,
-        case.value_cache,
-        case.batch,
+    out = case.attend(
         scale=0.5,
         window=window,
         softcap=softcap,
@@ -82,10 +76,7 @@ def test_tokens_that_see_each_other(
     """All of a prompt; some of a chunk, whose first and last do not; and a chunk in which nobody does."""
     case = make_case(MIXES["mixed"], 4, 2, 32, 32, torch.float32)
     case.batch.visible_ends = torch.tensor([30, 2, *[41] * 41, 52, *[57] * 5, 58, 59, 60, 32, 33])
-    out = paged_attention(
-        case.query, case.key_cache, case.value_cache, case.batch, scale=0.5, window=window,
-        is_batch_invariant=is_batch_invariant,
-    )  # fmt: skip
+    out = case.attend(scale=0.5, window=window, is_batch_invariant=is_batch_invariant)
     assert_close(out, naive(case, 0.5, window))
 
 
@@ -98,11 +89,7 @@ def test_a_mask_rule_of_the_models_own(
         return (key <= query) & (query // 8 == key // 8)
 
     case = make_case(MIXES["mixed"], 4, 2, 24, 24, torch.float32)
-    out = paged_attention(
-        case.query,
-        case.key_cache,
-        case.value_cache,
-        case.batch,
+    out = case.attend(
         scale=0.3,
         softcap=softcap,
         mask_rule=chunked,
@@ -118,8 +105,7 @@ def test_alibi_slopes(
 ) -> None:
     options = options | {"scale": 0.3, "alibi_slopes": torch.tensor([0.5, 0.25, 0.1, 0.0])}
     case = make_case(MIXES["mixed"], 4, 2, 24, 24, torch.float32)
-    inputs = (case.query, case.key_cache, case.value_cache, case.batch)
-    assert_close(paged_attention(*inputs, is_batch_invariant=is_batch_invariant, **options), naive(case, **options))
+    assert_close(case.attend(is_batch_invariant=is_batch_invariant, **options), naive(case, **options))
 
 
 @pytest.mark.parametrize("is_batch_invariant", [False, True])
@@ -135,8 +121,7 @@ def test_a_float8_cache(
 ) -> None:
     options: dict[str, Any] = {"scale": 0.3, "softcap": softcap, "key_scale": 0.7, "value_scale": 1.5}
     case = make_case(MIXES["mixed"], 4, 2, 24, 16, dtype, cache_dtype=cache_dtype)
-    inputs = (case.query, case.key_cache, case.value_cache, case.batch)
-    assert_close(paged_attention(*inputs, is_batch_invariant=is_batch_invariant, **options), naive(case, **options))
+    assert_close(case.attend(is_batch_invariant=is_batch_invariant, **options), naive(case, **options))
 
 
 def test_rows_of_very_different_length_are_grouped(
@@ -144,7 +129,7 @@ def test_rows_of_very_different_length_are_grouped(
 ) -> None:
     monkeypatch.setattr(gather, "_MIN_TOKENS_SAVED_BY_SPLIT", 50)
     case = make_case([(1, 9), (1, 100), (1, 3), (1, 95), (1, 20), (1, 8)], 4, 2, 24, 24, torch.float32)
-    out = paged_attention(case.query, case.key_cache, case.value_cache, case.batch, scale=0.3)
+    out = case.attend(scale=0.3)
     groups = gather.decode_groups(case.batch, None, None)
     assert [group.rows.tolist() for group in groups if group.rows is not None] == [[1, 3], [4, 0, 5, 2]]
     assert_close(out, naive(case, 0.3))
@@ -155,7 +140,7 @@ def test_a_long_chunk_is_done_in_tiles(
 ) -> None:
     monkeypatch.setattr(reference, "_MAX_TILE_ELEMENTS", 4 * 41 * 9)
     case = make_case([(30, 41)], 4, 2, 24, 24, torch.float32)
-    out = paged_attention(case.query, case.key_cache, case.value_cache, case.batch, scale=0.3, softcap=5.0)
+    out = case.attend(scale=0.3, softcap=5.0)
     assert_close(out, naive(case, 0.3, softcap=5.0))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from penstock.worker.models.lean.feed_forward import OwnMlp, SparseMlp
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.lean.reading import experts
 from penstock.worker.models.lean.reading.decoder import read_decoder
+from penstock.worker.models.lean.rotation import AngleTable
 from penstock.worker.models.loader import load_model
 from penstock.worker.models.ways.packed import PackedForward
 
@@ -36,14 +36,14 @@ def test_logits_are_those_of_the_general_way(variant: str) -> None:
 
 @torch.inference_mode()
 def test_angles_of_a_position_are_the_same_bits_in_every_step() -> None:
-    """As one asks for them whose attention is batch-invariant; each other forward makes them for its own positions."""
-    settings = dataclasses.replace(SETTINGS, is_batch_invariant=True)
-    network = LeanForward(make_model("gemma3", torch.float32), settings).network
+    """As ranks ask for them whose attention is batch-invariant."""
+    network = LeanForward(make_model("gemma3", torch.float32), SETTINGS).network
+    make_angles = AngleTable(network.angles, SETTINGS.max_model_len)
     hidden, every = torch.zeros(1), torch.arange(SETTINGS.max_model_len)
-    whole = network.make_angles(hidden, every)
+    whole = make_angles(hidden, every)
     for positions in (every[37:38], every[5:40:3], every.flip(0)):
         for made, of_all, own in zip(
-            network.make_angles(hidden, positions), whole, network.angles(hidden, positions), strict=True
+            make_angles(hidden, positions), whole, network.angles(hidden, positions), strict=True
         ):
             assert all(map(torch.equal, made, [table[positions] for table in of_all]))
             torch.testing.assert_close(made, own)

@@ -35,7 +35,7 @@ def spoil(forward: Forward, slots: list[int]) -> None:
             state.pool[slots] = float("nan")
         return
     assert isinstance(forward, NativeForward)
-    for tensor in forward._lean.states.tensors():
+    for tensor in forward.lean.states.tensors():
         for slot in slots:
             tensor[2 * slot : 2 * slot + 2] = float("nan")
 

@@ -136,11 +136,11 @@ class CapturedForward(OfLean):
     @property
     def caches(self) -> list[Tensor]:
         """See ``LeanForward.caches``."""
-        return self._lean.caches
+        return self.lean.caches
 
     def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
         self._let_go()
-        self._lean.allocate(num_blocks, block_size, num_slots, device)
+        self.lean.allocate(num_blocks, block_size, num_slots, device)
         if num_blocks > 0:
             self._capture_for(num_blocks, block_size, num_slots, device, num_groups=1)
 
@@ -149,7 +149,7 @@ class CapturedForward(OfLean):
     ) -> None:
         """See ``pages.PagedByGroups``."""
         self._let_go()
-        self._lean.allocate_pages(layout, num_pages, block_size, num_slots, device)
+        self.lean.allocate_pages(layout, num_pages, block_size, num_slots, device)
         self._capture_for(num_pages, block_size, num_slots, device, num_groups=len(layout.windows))
 
     def _let_go(self) -> None:
@@ -162,7 +162,7 @@ class CapturedForward(OfLean):
     ) -> None:
         self._sizes, self._num_groups = capture_sizes(num_slots), num_groups
         self._block_size = block_size
-        self._num_columns = min(num_blocks, -(-self._lean.max_model_len // block_size))
+        self._num_columns = min(num_blocks, -(-self.lean.max_model_len // block_size))
         # Weights may still be asleep when the cache wakes up; then ``capture`` is called when they are back.
         if self.network.embed_tokens.weight.device.type == device.type:
             self.capture()
@@ -178,7 +178,7 @@ class CapturedForward(OfLean):
         num_rows = len(step.batch.query_lens)
         place = bisect_left(self._sizes, num_rows)
         if place == len(self._sizes) or step.batch.num_decodes < num_rows or step.inputs_embeds is not None:
-            return self._lean.run(step)
+            return self.lean.run(step)
         self.capture()
         assert self._graphs is not None
         size, buffers = self._sizes[place], self._graphs.buffers
@@ -201,7 +201,7 @@ class CapturedForward(OfLean):
         free_before = _free_bytes(weight.device)
         recorder = self._make_recorder(weight.device)
         buffers = DecodeBuffers(self._sizes[-1], self._num_columns, weight, self._num_groups)
-        max_seq_len = min(self._lean.max_model_len, self._num_columns * self._block_size)
+        max_seq_len = min(self.lean.max_model_len, self._num_columns * self._block_size)
         replays = {}
         kinds = (False, True) if self.network.token_adapters.is_used else (False,)
         for size, has_adapters in itertools.product(reversed(self._sizes), kinds):
@@ -218,7 +218,7 @@ class CapturedForward(OfLean):
 
     def _transform(self, step: ModelInput, out: Tensor) -> None:
         # Copied out, so that nothing keeps memory of the pool from the other graphs.
-        out.copy_(self._lean.transform(step))
+        out.copy_(self.lean.transform(step))
 
 
 def make_captured(forward: Forward) -> Forward:
@@ -234,7 +234,7 @@ def make_captured(forward: Forward) -> Forward:
 
 def plain_of(forward: Forward) -> Forward:
     """What computes the same without graphs, in the same caches: ``forward`` itself unless it has some."""
-    return forward._lean if isinstance(forward, CapturedForward) else forward
+    return forward.lean if isinstance(forward, CapturedForward) else forward
 
 
 def _obstacle(lean: LeanForward) -> str | None:

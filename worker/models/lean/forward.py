@@ -39,7 +39,8 @@ class LeanForward:
     def __init__(self, module: PreTrainedModel, settings: ForwardSettings) -> None:
         plan = settings.plan or read_decoder(module, settings.max_model_len)
         self.network = LeanDecoder(module, plan)
-        if settings.is_batch_invariant and module.device.type == "cpu":
+        # A whole model's is made by the compiled decoder for itself.
+        if settings.is_batch_invariant and settings.groups is not None and module.device.type == "cpu":
             self.network.make_angles = AngleTable(self.network.angles, settings.max_model_len)
         self._settings = settings
         self._layers = [layer for layer in self.network.layers if isinstance(layer, LeanLayer)]

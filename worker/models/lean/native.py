@@ -63,7 +63,7 @@ class NativeForward(OfLean):
         groups: Sequence[int],
     ) -> None:
         """Give each layer the cache of its place, and the table of its group."""
-        self._cache = _no_cache(self._lean)  # first let go of what was
+        self._cache = _no_cache(self.lean)  # first let go of what was
         self._decoder.use_cache(*self._cache)
         dtype = self.network.embed_tokens.weight.dtype
         # Layers that keep states instead have no keys and values.
@@ -79,8 +79,8 @@ class NativeForward(OfLean):
         )
         self._cache = [keys[place] for place in places], [values[place] for place in places], block_size, groups
         self._decoder.use_cache(*self._cache)
-        self._lean.states.allocate(num_slots, device)
-        self._decoder.use_states(self._lean.states.states)
+        self.lean.states.allocate(num_slots, device)
+        self._decoder.use_states(self.lean.states.states)
 
     def run(self, step: ModelInput) -> Tensor:
         if self._weights_seen() is not self.network.embed_tokens.weight:
@@ -89,7 +89,7 @@ class NativeForward(OfLean):
         tables = batch.block_table if batch.group_tables is None else batch.group_tables
         max_seq_len = max(batch.seq_lens)
         if max_seq_len > self._num_angles:
-            self._angles = self._make_angles(max(max_seq_len, min(2 * max_seq_len, self._lean.max_model_len)))
+            self._angles = self._make_angles(max(max_seq_len, min(2 * max_seq_len, self.lean.max_model_len)))
         return self._decoder.run(
             DecoderBatch(
                 token_ids=step.token_ids,
@@ -103,7 +103,7 @@ class NativeForward(OfLean):
                 inputs_embeds=step.inputs_embeds,
                 token_lora=step.token_lora,
                 visible_ends=batch.visible_ends,
-                states=self._lean.states.begin(step) if self.keeps_state else None,
+                states=self.lean.states.begin(step) if self.keeps_state else None,
             )
         )
 
@@ -124,11 +124,11 @@ class NativeForward(OfLean):
 
     def _take_weights(self) -> None:
         """At the start, and after the model has slept: then its weights lie elsewhere."""
-        self._decoder = Decoder(weights_of(self._lean))
+        self._decoder = Decoder(weights_of(self.lean))
         self._decoder.use_cache(*self._cache)
         self._decoder.use_adapters(self._adapters)
-        if self._lean.states.states:
-            self._decoder.use_states(self._lean.states.states)
+        if self.lean.states.states:
+            self._decoder.use_states(self.lean.states.states)
         self._weights_seen = weakref.ref(self.network.embed_tokens.weight)
 
     def _make_angles(self, num_positions: int) -> list[tuple[Tensor, Tensor]]:

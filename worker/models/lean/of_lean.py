@@ -16,38 +16,33 @@ class OfLean:
 
     def __init__(self, lean: LeanForward) -> None:
         self.network = lean.network
-        self._lean = lean
-
-    @property
-    def lean(self) -> LeanForward:
-        """What it is of."""
-        return self._lean
+        self.lean = lean
 
     def network_of(self, module: PreTrainedModel) -> LeanDecoder:
-        return self._lean.network_of(module)
+        return self.lean.network_of(module)
 
     @property
     def takes_embeds(self) -> bool:
-        return self._lean.takes_embeds
+        return self.lean.takes_embeds
 
     @property
     def attention_calls(self) -> list[AttentionCall]:
-        return self._lean.attention_calls
+        return self.lean.attention_calls
 
     @property
     def keeps_state(self) -> bool:
-        return self._lean.keeps_state
+        return self.lean.keeps_state
 
     @property
     def bytes_per_request(self) -> int:
-        return self._lean.bytes_per_request
+        return self.lean.bytes_per_request
 
     @property
     def bytes_per_token(self) -> int:
-        return self._lean.bytes_per_token
+        return self.lean.bytes_per_token
 
     def commit(self) -> None:
-        self._lean.commit()
+        self.lean.commit()
 
     def profile(self, num_tokens: int, num_logit_rows: int) -> None:
-        self._lean.profile(num_tokens, num_logit_rows)
+        self.lean.profile(num_tokens, num_logit_rows)

@@ -34,12 +34,12 @@ class StagedForward(OfLean):
         self._num_logit_rows: deque[int] = deque()
 
     def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
-        self._lean.allocate(num_blocks, block_size, num_slots, device)
+        self.lean.allocate(num_blocks, block_size, num_slots, device)
 
     @property
     def caches(self) -> list[Tensor]:
         """Of the layers of this stage."""
-        return self._lean.caches
+        return self.lean.caches
 
     def run(self, step: ModelInput) -> Tensor:
         """Logits ``[R, V]`` at the first stage; elsewhere zeros ``[R, 1]``."""
@@ -49,7 +49,7 @@ class StagedForward(OfLean):
     def start(self, step: ModelInput) -> None:
         """Compute what this stage has of ``step``, and hand it on."""
         self.network.token_adapters.begin(step.token_lora)
-        attentions = self._lean.attend_to(step)
+        attentions = self.lean.attend_to(step)
         self._compute(step.token_ids, step.positions, step.logit_rows, step.inputs_embeds, attentions)
 
     def finish(self) -> Tensor:
@@ -62,10 +62,10 @@ class StagedForward(OfLean):
 
     def profile(self, num_tokens: int, num_logit_rows: int) -> None:
         device = self.network.norm.weight.device
-        positions = torch.arange(min(num_tokens, self._lean.max_model_len), device=device)
+        positions = torch.arange(min(num_tokens, self.lean.max_model_len), device=device)
         self.network.token_adapters.begin(None)
         rows = positions[-num_logit_rows:]
-        self._compute(torch.zeros_like(positions), positions, rows, None, self._lean.attend_to_nothing())
+        self._compute(torch.zeros_like(positions), positions, rows, None, self.lean.attend_to_nothing())
         self.finish()
 
     def _compute(
