@@ -47,7 +47,7 @@ def sample(logits: Tensor, draws: Draws) -> Tensor:
     """See ``sampling.sample``."""
     logits = _rows_of(logits)
     num_rows, vocab_size = logits.shape
-    params = _on_device(draws, logits.device)
+    settings = _on_device(draws, logits.device)
     tokens, bounds = _bounds(logits)
     block = _block_size(vocab_size)
     group = _group_size(block)
@@ -56,15 +56,15 @@ def sample(logits: Tensor, draws: Draws) -> Tensor:
     state = torch.zeros(num_rows, STATES.value, dtype=torch.int32, device=logits.device)
     if num_rows:
         block_weights_kernel[(num_rows, triton.cdiv(vocab_size, block * group))](
-            logits, logits.stride(0), params, bounds, sums, candidates, state,
+            logits, logits.stride(0), settings, bounds, sums, candidates, state,
             num_rows, vocab_size, BLOCK=block, GROUP=group, MAX_BLOCKS=MAX_BLOCKS, CAPACITY=CAPACITY, num_warps=8,
         )  # fmt: skip
         draw_kernel[(num_rows,)](
-            logits, logits.stride(0), params, bounds, sums, candidates, state, tokens,
+            logits, logits.stride(0), settings, bounds, sums, candidates, state, tokens,
             num_rows, vocab_size, BLOCK=block, MAX_BLOCKS=MAX_BLOCKS, CAPACITY=CAPACITY, WIDTH=WIDTH, num_warps=8,
         )  # fmt: skip
         search_kernel[(num_rows,)](
-            logits, logits.stride(0), params, bounds, state, tokens,
+            logits, logits.stride(0), settings, bounds, state, tokens,
             num_rows, vocab_size, BLOCK=_SEARCH_BLOCK, WIDTH=WIDTH, num_warps=16,
         )  # fmt: skip
     return tokens

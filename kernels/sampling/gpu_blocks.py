@@ -49,9 +49,9 @@ def to_weight(value, largest, temperature, min_p):
 
 
 @triton.jit
-def load_param(params, which: tl.constexpr, row, num_rows):
+def load_param(settings, which: tl.constexpr, row, num_rows):
     """A parameter of a row, float64."""
-    return tl.load(params + which * num_rows + row)
+    return tl.load(settings + which * num_rows + row)
 
 
 @triton.jit
@@ -100,7 +100,7 @@ def row_bounds_kernel(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def block_weights_kernel(
-    logits, stride, params, bounds, sums, candidates, state, num_rows, vocab_size,
+    logits, stride, settings, bounds, sums, candidates, state, num_rows, vocab_size,
     BLOCK: tl.constexpr, GROUP: tl.constexpr, MAX_BLOCKS: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
     """Store the sums of the weights of GROUP blocks, and keys and ids of their tokens that reach the row's bound.
@@ -110,9 +110,9 @@ def block_weights_kernel(
     In which order programs put their candidates is left to chance; ``draw_kernel`` gives the same for any.
     """
     row, group = tl.program_id(0), tl.program_id(1)
-    temperature = load_param(params, TEMPERATURE, row, num_rows).to(tl.float32)
+    temperature = load_param(settings, TEMPERATURE, row, num_rows).to(tl.float32)
     if temperature > 0.0:
-        min_p = load_param(params, MIN_P, row, num_rows).to(tl.float32)
+        min_p = load_param(settings, MIN_P, row, num_rows).to(tl.float32)
         largest = to_value(tl.load(bounds + row * 2))
         least = tl.load(bounds + row * 2 + 1)
         at = group * GROUP * BLOCK + tl.arange(0, GROUP * BLOCK)

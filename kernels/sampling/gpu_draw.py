@@ -39,17 +39,17 @@ def _exact(weight):
 
 @triton.jit(do_not_specialize=["num_rows"])
 def draw_kernel(
-    logits, stride, params, bounds, sums, candidates, state, tokens, num_rows, vocab_size,
+    logits, stride, settings, bounds, sums, candidates, state, tokens, num_rows, vocab_size,
     BLOCK: tl.constexpr, MAX_BLOCKS: tl.constexpr, CAPACITY: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Draw a row's token, or note that it is to be searched; one that weighs nothing keeps its most probable token."""
     row = tl.program_id(0)
-    temperature = load_param(params, TEMPERATURE, row, num_rows).to(tl.float32)
+    temperature = load_param(settings, TEMPERATURE, row, num_rows).to(tl.float32)
     if temperature > 0.0:
-        top_k = load_param(params, TOP_K, row, num_rows).to(tl.int64)
-        top_p = load_param(params, TOP_P, row, num_rows)
-        min_p = load_param(params, MIN_P, row, num_rows).to(tl.float32)
-        uniform = load_param(params, UNIFORM, row, num_rows)
+        top_k = load_param(settings, TOP_K, row, num_rows).to(tl.int64)
+        top_p = load_param(settings, TOP_P, row, num_rows)
+        min_p = load_param(settings, MIN_P, row, num_rows).to(tl.float32)
+        uniform = load_param(settings, UNIFORM, row, num_rows)
         largest = to_value(tl.load(bounds + row * 2))
         has_limit = (top_k > 0) & (top_k < vocab_size)
         token = tl.full([], -1, tl.int32)

@@ -34,16 +34,16 @@ _DIGITS = tl.constexpr(16)
 
 @triton.jit(do_not_specialize=["num_rows"])
 def search_kernel(
-    logits, stride, params, bounds, state, tokens, num_rows, vocab_size, BLOCK: tl.constexpr, WIDTH: tl.constexpr
+    logits, stride, settings, bounds, state, tokens, num_rows, vocab_size, BLOCK: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
     """Draw the token of a row that ``draw_kernel`` left."""
     row = tl.program_id(0)
     if tl.load(state + row * STATES + IS_SEARCHED) != 0:
-        temperature = load_param(params, TEMPERATURE, row, num_rows).to(tl.float32)
-        top_k = load_param(params, TOP_K, row, num_rows)
-        top_p = load_param(params, TOP_P, row, num_rows)
-        min_p = load_param(params, MIN_P, row, num_rows).to(tl.float32)
-        uniform = load_param(params, UNIFORM, row, num_rows)
+        temperature = load_param(settings, TEMPERATURE, row, num_rows).to(tl.float32)
+        top_k = load_param(settings, TOP_K, row, num_rows)
+        top_p = load_param(settings, TOP_P, row, num_rows)
+        min_p = load_param(settings, MIN_P, row, num_rows).to(tl.float32)
+        uniform = load_param(settings, UNIFORM, row, num_rows)
         largest = to_value(tl.load(bounds + row * 2))
         place = logits + row.to(tl.int64) * stride
         floor = tl.full([], _LEAST_KEY, tl.int32)

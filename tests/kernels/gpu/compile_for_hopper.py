@@ -15,8 +15,8 @@ import triton
 from launches import all_launches  # beside this program
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.runtime.jit import JITFunction
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
 
 HOPPER = GPUTarget("cuda", 90, 32)
 TYPES = {
@@ -35,6 +35,8 @@ TYPES = {
 
 def compile_launch(self: JITFunction[Any], *args: Any, grid: object, warmup: bool, **kwargs: Any) -> None:
     """In the place of ``JITFunction.run``."""
+    # Written anew for each kernel: a parameter may have a name that Triton has a use for itself.
+    create_function_from_signature(self.signature, self.params, make_backend(HOPPER))(*args, **kwargs)
     given = dict(zip(self.arg_names, args, strict=False)) | kwargs
     signature: dict[str, str] = {}
     constants: dict[str, object] = {}
