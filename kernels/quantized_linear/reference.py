@@ -12,7 +12,8 @@ def quantize_rows(inputs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """See ``quantized_linear.quantize_rows``."""
     wide = inputs.float()
     largest = wide.abs().amax(dim=-1)
-    scales = torch.where(largest > 0, largest / LARGEST[dtype], 1.0)
+    # By a tensor: on a GPU torch makes of a division by a number a product with its reciprocal, which is rounded twice.
+    scales = torch.where(largest > 0, largest / torch.full_like(largest, LARGEST[dtype]), 1.0)
     steps = wide / scales[:, None]
     if dtype == torch.int8:
         steps = torch.floor(steps + 0.5)

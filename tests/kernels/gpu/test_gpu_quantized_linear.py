@@ -71,6 +71,8 @@ def test_the_product_of_bytes(
     rows, row_scales = reference.quantize_rows(random(num_rows, num_inputs, dtype=dtype), kind)
     given = (rows, row_scales, weight.values, weight.scales, bias)
     found = gpu.multiply(*(None if part is None else part.to(device) for part in given), dtype)
+    # Sums of float8 keep 14 bits on Hopper's tensor cores, whatever they are asked for.
+    found = found.half() if (kind, dtype) == (torch.float8_e4m3fn, torch.float32) else found
     assert_close(found.cpu(), reference.multiply(*given, torch.float64))
 
 
@@ -78,7 +80,7 @@ def test_the_product_of_bytes(
 def test_a_row_has_the_same_bits_in_any_company(kind: torch.dtype, device: torch.device) -> None:
     weight = quantize_weight(random(40, 96), kind)
     values, scales = weight.values.to(device), weight.scales.to(device)
-    rows, row_scales = (part.to(device) for part in gpu.quantize_rows(random(70, 96), kind))
+    rows, row_scales = gpu.quantize_rows(random(70, 96).to(device), kind)
     found = gpu.multiply(rows, row_scales, values, scales, None, torch.float32)
     # Sums of int8 are exact, however many rows there are; those of float8 may depend on how blocks are cut.
     num_rows = 3 if kind == torch.int8 else 66
