@@ -23,9 +23,10 @@ def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
     size = inputs.shape[-1]
     if size > _MAX_SIZE:
         return reference.rms_norm(inputs, weight, eps)
-    rows = _as_rows(inputs)
     out = torch.empty(inputs.shape, dtype=inputs.dtype, device=inputs.device)
-    _launch(rows, None, weight, out, eps)
+    if inputs.ndim != 3 or inputs.stride(2) != 1:
+        inputs = _as_rows(inputs)[:, None]
+    _launch(inputs, None, weight, out, eps)
     return out
 
 
@@ -35,7 +36,7 @@ def add_rms_norm(inputs: Tensor, residual: Tensor, weight: Tensor, eps: float) -
         return reference.add_rms_norm(inputs, residual, weight, eps)
     residual = _as_rows(residual)
     out = torch.empty(inputs.shape, dtype=inputs.dtype, device=inputs.device)
-    _launch(_as_rows(inputs), residual, weight, out, eps)
+    _launch(_as_rows(inputs)[:, None], residual, weight, out, eps)
     return out, residual
 
 
@@ -45,26 +46,31 @@ def _as_rows(inputs: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
-def _launch(rows: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, eps: float) -> None:
-    num_rows, size = rows.shape
+def _launch(inputs: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, eps: float) -> None:
+    """``inputs`` are ``[T, N, E]``: heads beside others that are not to be normalised lie so, and are not copied."""
+    num_tokens, num_heads, size = inputs.shape
+    num_rows = num_tokens * num_heads
     if num_rows == 0:
         return
     block = triton.next_power_of_2(size)
     rows_per_program = max(1, _BLOCK_SIZE // block)
-    sums = rows if residual is None else residual
+    sums = inputs if residual is None else residual
     # A single row may have any distance to a next one, and each other distance is a compilation of its own.
-    rows_stride, sums_stride = (rows.stride(0), sums.stride(0)) if num_rows > 1 else (size, size)
+    token_stride = inputs.stride(0) if num_tokens > 1 else num_heads * size
+    head_stride = inputs.stride(1) if num_heads > 1 else size
+    sums_stride = sums.stride(0) if num_tokens > 1 else size
     constants: dict[str, Any] = {
         "SIZE": size,
+        "NUM_HEADS": num_heads,
         "BLOCK": block,
         "ROWS": rows_per_program,
         "HAS_RESIDUAL": residual is not None,
-        "IS_WIDE": weight.dtype != rows.dtype,
+        "IS_WIDE": weight.dtype != inputs.dtype,
         "num_warps": min(16, max(4, rows_per_program * block // 512)),
     }
     _rms_norm_kernel[(triton.cdiv(num_rows, rows_per_program),)](
-        *(rows, sums, weight.contiguous(), out),
-        *(num_rows, weight.numel() // size, rows_stride, sums_stride, eps),
+        *(inputs, sums, weight.contiguous(), out),
+        *(num_rows, weight.numel() // size, token_stride, head_stride, sums_stride, eps),
         **constants,
     )
 
@@ -78,10 +84,12 @@ def _rms_norm_kernel(
     out,
     num_rows,
     num_weights,
-    inputs_stride,
+    token_stride,
+    head_stride,
     residual_stride,
     eps,
     SIZE: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
@@ -92,7 +100,8 @@ def _rms_norm_kernel(
     columns = tl.arange(0, BLOCK)[None, :]
     mask = (row_numbers < num_rows) & (columns < SIZE)
     rows = row_numbers.to(tl.int64)
-    wide = tl.load(inputs + rows * inputs_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    starts = (rows // NUM_HEADS) * token_stride + (rows % NUM_HEADS) * head_stride
+    wide = tl.load(inputs + starts + columns, mask=mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         sums = residual + rows * residual_stride + columns
         # Rounded as what is written, as in a model that adds first.
