@@ -67,8 +67,11 @@ class TransformersContinuous:
 
 def _config_for_cpu(workload: dict[str, Any]) -> ContinuousBatchingConfig:
     num_tokens = max(sum(_num_tokens(r) for r in phase["requests"]) for phase in workload["phases"])
+    # The field was block_size once (5.17).
+    name = "page_size" if "page_size" in ContinuousBatchingConfig.__dataclass_fields__ else "block_size"
+    page_size: dict[str, Any] = {name: PAGE_SIZE}
     return ContinuousBatchingConfig(
-        page_size=PAGE_SIZE,
+        **page_size,
         num_blocks=num_tokens // PAGE_SIZE + 2 * max(len(p["requests"]) for p in workload["phases"]),
         max_batch_tokens=2048,
         allow_block_sharing=False,
