@@ -23,6 +23,7 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_shards: int = 0
     num_partitions: int = 1
     dtype: str = "float32"
+    device: str = "cpu"
     engine: str = "penstock"
     engine_python: str = ""
     speculative: str = "off"
@@ -41,6 +42,13 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
         Of vLLM nobody knows it: of its requests greedy ones alone have one right answer.
         """
         return self.engine == "penstock"
+
+    @property
+    def device_arguments(self) -> list[str]:
+        """Of `worker start`, for where engines compute; all of them on the first GPU, as much memory for each."""
+        if self.device == "cpu":
+            return ["--device", "cpu", "--threads", "1"]
+        return ["--gpus", "0", "--kv-cache-memory", "256MiB"]
 
     @property
     def engine_arguments(self) -> list[str]:

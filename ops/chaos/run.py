@@ -66,7 +66,7 @@ def run_chaos(options: ChaosOptions) -> int:
     """Run both, print the table, and return 1 if any request was harmed, or nothing was killed."""
     console = Console()
     console.print(f"seed {options.seed}; starting Redis and {options.num_engines} engines …")
-    worker_options = ["--device", "cpu", "--dtype", options.dtype, "--threads", "1", "--max-num-seqs", "32"]
+    worker_options = [*options.device_arguments, "--dtype", options.dtype, "--max-num-seqs", "32"]
     worker_options += ["--drain-timeout", "1", "--stall-timeout", str(STALL_TIMEOUT_S), *options.engine_arguments]
     # Kills at random, every other second, are no request's fault: three in a row before its first token can happen.
     worker_options += ["--max-deliveries", str(MAX_DELIVERIES)]

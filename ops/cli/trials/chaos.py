@@ -36,6 +36,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the model's weights (default float32, in which it was trained)",
     )
     parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="of all engines; cuda is the first GPU, which they share (default cpu)",
+    )
+    parser.add_argument(
         "--engine",
         choices=("penstock", "vllm"),
         default="penstock",
@@ -65,6 +71,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError("a home that loses its data forgets --partitions; leave --lose-data out")
     if arguments.engine != "penstock" and (arguments.tensor_parallel_size, arguments.pipeline_parallel_size) != (1, 1):
         raise UsageError(f"ranks of engine {arguments.engine} are its own; leave --tensor-parallel-size out")
+    if arguments.device == "cuda" and arguments.tensor_parallel_size * arguments.pipeline_parallel_size > 1:
+        raise UsageError("--device cuda is one GPU for all engines, and ranks want one each; leave one of them out")
     if arguments.interval_tokens < 0:
         raise UsageError(f"--interval-tokens must be at least 1, or 0 for none, got {arguments.interval_tokens}")
     if not 1 <= arguments.partitions <= MAX_PARTITIONS:
@@ -85,6 +93,7 @@ def _run(arguments: argparse.Namespace) -> int:
         num_shards=arguments.shards,
         num_partitions=arguments.partitions,
         dtype=arguments.dtype,
+        device=arguments.device,
         engine=arguments.engine,
         engine_python=arguments.engine_python,
         speculative=arguments.speculative,
