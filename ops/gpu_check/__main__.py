@@ -15,11 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .correctness import check_correctness
+from .correctness import check_correctness, check_engine
 from .engine import PartFailedError, lack_gpus, measure_engine, measure_rival, measure_variant
 from .goals import add_shares, find_goals
 from .kernel_times import time_kernels
 from .plan import ROOT, Plan, full_plan, quick_plan
+from .probe import NEEDED, OPTIONAL
 from .program import run_program
 from .report import goal_lines, lines_of
 from .workload import SEED
@@ -28,6 +29,7 @@ _PROBE_LIMIT_S = 60.0
 # What each kind of part cannot do without.
 _NEEDS = {
     "correctness": {"torch", "triton", "transformers", "pytest"},
+    "engine-tests": {*NEEDED, *OPTIONAL},
     "kernels": {"torch", "triton"},
     "engine": {"torch", "triton", "transformers", "tokenizers", "msgspec", "redis", "structlog", "psutil"},
     "transformers": {"torch", "transformers", "tokenizers", "psutil"},
@@ -79,7 +81,10 @@ def run_parts(plan: Plan, parts: dict[str, Part], about: dict[str, Any], scratch
 
 def _parts(plan: Plan, engine_options: tuple[str, ...], num_gpus: int) -> dict[str, Part]:
     """In the order of their worth: if time runs out, the last go without."""
-    parts: dict[str, Part] = {"correctness": partial(check_correctness, plan), "kernels": partial(time_kernels, plan)}
+    parts: dict[str, Part] = {"correctness": partial(check_correctness, plan)}
+    if plan.device != "cpu":  # where all of them would be skipped
+        parts["engine-tests"] = partial(check_engine, plan)
+    parts["kernels"] = partial(time_kernels, plan)
     parts |= {f"engine {shape}": partial(measure_engine, shape, engine_options, plan) for shape in plan.shapes}
     parts |= {f"transformers {shape}": partial(measure_rival, shape, plan) for shape in plan.shapes}
     for variant in plan.variants:

@@ -1,4 +1,4 @@
-"""Part 1: the tests of the kernels, on the device."""
+"""The tests of the kernels on the device, and those of the engine that are marked as wanting a GPU."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from .program import run_program
 _NUM_FAILURES_TOLD = 20
 # Where pytest-xdist is. Compiling for every test's shapes is what takes the time.
 _NUM_PROCESSES_PER_FILE = 2
+_NUM_ENGINE_PROCESSES = 6
 
 
 def check_correctness(plan: Plan, scratch: Path, limit_s: float) -> dict[str, Any]:
@@ -39,6 +40,26 @@ def check_correctness(plan: Plan, scratch: Path, limit_s: float) -> dict[str, An
     return {"error": "; ".join(errors) or None, **total, "files": found}
 
 
+def check_engine(plan: Plan, scratch: Path, limit_s: float) -> dict[str, Any]:
+    """Run the tests of ``plan.engine_tests`` that are marked "gpu", by the project's own settings.
+
+    Returns as ``check_correctness``.
+    """
+    # A plugin of this name, where it is installed, warns of the processes, and warnings are errors here.
+    options = ["-m", "gpu", "-p", "no:benchmark", "-p", "no:cacheprovider", "-q", "--rootdir", str(ROOT)]
+    options += ["-c", str(ROOT / "pyproject.toml"), "-p", "penstock.ops.gpu_check.notes"]
+    if importlib.util.find_spec("xdist") is not None:
+        options += ["-n", str(min(_NUM_ENGINE_PROCESSES, len(plan.engine_tests)))]
+    notes, log = scratch / "engine-tests.notes", scratch / "engine-tests.log"
+    command = [sys.executable, "-m", "pytest", *options, *map(str, plan.engine_tests)]
+    started = time.monotonic()
+    ended = run_program(command, log, limit_s, {FILE_VARIABLE: str(notes)})
+    found = _summary(ROOT / "tests", _noted(notes), ended.error, time.monotonic() - started)
+    error = f"{found['failed']} tests failed" if found["failed"] else found["error"]
+    counts = {name: found[name] for name in ("passed", "failed", "skipped")}
+    return {"error": error or (None if found["passed"] else "no test passed"), **counts, "files": [found]}
+
+
 def _run_file(path: Path, plan: Plan, scratch: Path, deadline: float) -> dict[str, Any]:
     started = time.monotonic()
     if started >= deadline:
@@ -56,8 +77,11 @@ def _run_file(path: Path, plan: Plan, scratch: Path, deadline: float) -> dict[st
         options += ["-n", str(_NUM_PROCESSES_PER_FILE)]
     command = [sys.executable, "-m", "pytest", *options, str(path)]
     ended = run_program(command, scratch / f"{path.stem}.log", deadline - started, environment)
-    lines = notes.read_text().splitlines() if notes.exists() else []
-    return _summary(path, [json.loads(line) for line in lines], ended.error, time.monotonic() - started)
+    return _summary(path, _noted(notes), ended.error, time.monotonic() - started)
+
+
+def _noted(notes: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
 
 
 def _summary(path: Path, tests: list[dict[str, Any]], error: str, seconds: float) -> dict[str, Any]:

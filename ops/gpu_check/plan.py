@@ -35,6 +35,7 @@ class Plan:
     Args:
         device: "cuda" or "cpu".
         test_files: of ``tests/kernels/gpu``; a file is a process of its own.
+        engine_tests: files whose tests are of the engine, and some of them marked as wanting a GPU.
         num_test_files_at_once: what takes their time is the compiler, on the host.
         kernels: what is timed.
         shapes: of ``worker/models/random_model.py``, in the order in which they are measured.
@@ -53,6 +54,7 @@ class Plan:
     device: str
     is_quick: bool
     test_files: tuple[Path, ...]
+    engine_tests: tuple[Path, ...]
     num_test_files_at_once: int
     kernels: tuple[str, ...]
     shapes: tuple[str, ...]
@@ -86,6 +88,7 @@ def full_plan(device: str) -> Plan:
         is_quick=False,
         # Compiling for a GPU that is not there proves nothing more where one is.
         test_files=tuple(path for path in tests if path.name != "test_gpu_compiles.py"),
+        engine_tests=_files_with_marks(),
         num_test_files_at_once=max(1, len(os.sched_getaffinity(0)) // 2),
         kernels=_kernels_with_cases(),
         shapes=("qwen06", "qwen8b"),
@@ -113,7 +116,7 @@ def full_plan(device: str) -> Plan:
         mixed_prompt_tokens=(64, 1024),
         mixed_output_tokens=(64, 256),
         max_model_len=16384,
-        limits_s={"correctness": 120.0, "kernels": 150.0, "engine": 70.0, "transformers": 45.0},
+        limits_s={"correctness": 120.0, "engine-tests": 90.0, "kernels": 150.0, "engine": 70.0, "transformers": 45.0},
         total_s=460.0,
     )
 
@@ -124,6 +127,7 @@ def quick_plan(device: str) -> Plan:
         device=device,
         is_quick=True,
         test_files=(ROOT / "tests" / "kernels" / "gpu" / "test_gpu_penalties.py",),
+        engine_tests=(),
         num_test_files_at_once=1,
         kernels=("rms_norm",),
         shapes=("tiny",),
@@ -145,9 +149,16 @@ def quick_plan(device: str) -> Plan:
         mixed_output_tokens=(4, 8),
         max_model_len=256,
         # Whatever else the machine is doing.
-        limits_s={"correctness": 240.0, "kernels": 240.0, "engine": 240.0, "transformers": 240.0},
+        limits_s={"correctness": 240.0, "engine-tests": 240.0, "kernels": 240.0, "engine": 240.0, "transformers": 240.0},
         total_s=900.0,
     )
+
+
+def _files_with_marks() -> tuple[Path, ...]:
+    """Of tests of single parts of the engine; those of the kernels are run by themselves."""
+    folders = (ROOT / "tests" / "integration", ROOT / "tests" / "unit" / "engine")
+    files = sorted(path for folder in folders for path in folder.rglob("test_*.py"))
+    return tuple(path for path in files if "mark.gpu" in path.read_text())
 
 
 def _kernels_with_cases() -> tuple[str, ...]:

@@ -13,9 +13,9 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-# Of the engine, and the rival.
+# Of the engine, and the rival; and of tests.
 NEEDED = ("torch", "triton", "transformers", "msgspec", "redis", "structlog", "psutil", "tokenizers")
-OPTIONAL = ("pytest",)
+OPTIONAL = ("pytest", "pytest_asyncio", "pytest_timeout", "hypothesis", "blockbuster", "rich", "prometheus_client")
 
 
 def probe() -> dict[str, Any]:

@@ -11,7 +11,7 @@ def lines_of(name: str, part: dict[str, Any]) -> Iterator[str]:
     kind = name.split()[0]
     said = part["error"] or part.get("needs")
     yield f"{name} ({part['seconds']:.0f} s){': ' + said if said else ''}"
-    if kind == "correctness" and "passed" in part:
+    if "passed" in part:
         yield f"  {part['passed']} passed, {part['failed']} failed, {part['skipped']} skipped"
         for file in part["files"]:
             for failure in file["failures"]:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from penstock.ops.gpu_check.__main__ import _parts, main, run_parts
+from penstock.ops.gpu_check.correctness import check_engine
 from penstock.ops.gpu_check.engine import PartFailedError, measure_variant
 from penstock.ops.gpu_check.figures import decode_figures, prefill_figures, serving_figures
 from penstock.ops.gpu_check.goals import Goal, add_shares, find_goals
@@ -52,6 +53,25 @@ def test_a_program_that_fails_says_so_in_its_last_words(tmp_path: Path) -> None:
     assert run_program([*PYTHON, "pass"], tmp_path / "log", 240.0).is_well
     ended = run_program([*PYTHON, "raise SystemExit('no kernel image')"], tmp_path / "log", 240.0)
     assert ended.error == "ended with 1: no kernel image"
+
+
+def test_the_engine_s_tests_that_want_a_gpu_are_run_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "test_it.py"
+    marked = "import pytest\n\n@pytest.mark.gpu\n@pytest.mark.parametrize('found', [1, 2])\n"
+    path.write_text(f"{marked}def test_it(found):\n    assert found == 1\n\ndef test_other():\n    assert False\n")
+    found = check_engine(replace(full_plan("cuda"), engine_tests=(path,)), tmp_path, 240.0)
+    assert {name: found[name] for name in ("error", "passed", "failed")} == {
+        "error": "1 tests failed",
+        "passed": 1,
+        "failed": 1,
+    }
+    assert any("test_it[2]" in line for line in lines_of("engine-tests", {**found, "seconds": 1.0}))
+
+
+def test_the_engine_s_tests_that_want_a_gpu_are_found() -> None:
+    names = {path.name for path in full_plan("cuda").engine_tests}
+    assert {"test_captured.py", "test_identity.py", "test_structured_table.py"} <= names
+    assert not any(name.startswith("test_gpu_") for name in names)
 
 
 def test_a_part_that_fails_costs_its_own_row_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
