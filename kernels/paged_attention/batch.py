@@ -24,12 +24,15 @@ class DeviceRows:
         query_starts: ``[B + 1]`` int32 on the device; row ``b`` has the packed tokens ``query_starts[b]`` and on.
         seq_lens: ``[B]`` int32 on the device.
         max_query_len, max_seq_len: no row has more; from them grids and splits are made.
+        decode_lens: ``[B]`` int32 on the device, ``seq_lens`` of the rows with one query token and -1 of all others;
+            None where the host knows which rows these are.
     """
 
     query_starts: Tensor
     seq_lens: Tensor
     max_query_len: int
     max_seq_len: int
+    decode_lens: Tensor | None = None
 
 
 class PagedBatch:
@@ -124,6 +127,35 @@ class PagedBatch:
         groups = {"group_tables": group_tables, "group_slots": group_slots}
         return cls(block_table, slot_mapping, *lens, block_size, rows, **groups)
 
+    @classmethod
+    def captured_rows(
+        cls,
+        block_table: Tensor,
+        slot_mapping: Tensor,
+        device_rows: DeviceRows,
+        block_size: int,
+        group_tables: Tensor | None = None,
+        group_slots: Tensor | None = None,
+    ) -> PagedBatch:
+        """As ``captured_decode``, of rows of any number of tokens, which lie one behind the other.
+
+        Args:
+            block_table: ``[B, MB]``; of a row that is not in use nothing is read.
+            slot_mapping: ``[T]``; negative for a token that is not in use. Attention gives it zeros.
+            device_rows: with ``decode_lens``. A row that is not in use begins where the last one ends, has a
+                ``seq_len`` of 0 and no place among the decodes.
+            group_tables, group_slots: as of any batch.
+
+        Raises:
+            KernelInputError: there are no ``decode_lens``, or there is one token alone, which is a decode.
+        """
+        num_rows, num_tokens = len(block_table), len(slot_mapping)
+        if device_rows.decode_lens is None or num_tokens < 2:
+            raise KernelInputError(f"captured rows want decode_lens and two tokens or more, got {num_tokens}")
+        lens = [num_tokens, *[0] * (num_rows - 1)], [device_rows.max_seq_len] * num_rows
+        groups = {"group_tables": group_tables, "group_slots": group_slots}
+        return cls(block_table, slot_mapping, *lens, block_size, device_rows, **groups)
+
     @property
     def device(self) -> torch.device:
         """Where the index tensors live."""
@@ -142,6 +174,11 @@ class PagedBatch:
                 on_device[: num_rows + 1], on_device[num_rows + 1 :], max(self.query_lens), max(self.seq_lens)
             )
         return self._device_rows
+
+    @property
+    def finds_decodes(self) -> bool:
+        """Whether which rows are decodes is found on the device alone."""
+        return self._device_rows is not None and self._device_rows.decode_lens is not None
 
     def rows_and_positions(self) -> tuple[Tensor, Tensor]:
         """Of each packed token its row and its position in the request, ``[T]`` int64 on the host."""
@@ -176,3 +213,7 @@ class _GroupBatch(PagedBatch):
     def device_rows(self) -> DeviceRows:
         """Those of the whole batch, which are copied once for all groups."""
         return self._whole.device_rows
+
+    @property
+    def finds_decodes(self) -> bool:
+        return self._whole.finds_decodes

@@ -48,13 +48,14 @@ def paged_attention(
         tell_once("attention with a mask rule of the model's own has no kernel: the reference runs instead")
         return reference.paged_attention(query, key_cache, value_cache, batch, variant)
     launch = _Launch(query, key_cache, value_cache, batch, variant, 0)
-    if batch.num_decodes:
-        launch.split_decodes(gpu_config.decode_tile(launch.group_size, launch.dim, query.itemsize))
+    sizes = launch.group_size, launch.dim, query.itemsize, key_cache.itemsize
+    if batch.num_decodes or batch.finds_decodes:
+        launch.split_decodes(gpu_config.decode_tile(*sizes))
     if batch.visible_ends is not None:
         reference.attend_prefill_rows(query, key_cache, value_cache, batch, variant, launch.out)
     elif batch.num_decodes < len(batch.query_lens):
         max_query_len = batch.device_rows.max_query_len
-        tile = gpu_config.varlen_tile(launch.group_size, launch.dim, query.itemsize, max_query_len)
+        tile = gpu_config.varlen_tile(*sizes, max_query_len)
         launch.attend_rows(tile, batch.num_decodes)
     return launch.out
 
@@ -104,7 +105,9 @@ class _Launch:
         )
         self.group_size = self.num_heads // num_kv_heads
         self.dim = max(gpu_config.padded(head_dim), gpu_config.padded(value_dim))
-        self.out = torch.empty(num_tokens, self.num_heads, value_dim, dtype=query.dtype, device=query.device)
+        # There some tokens may be of no row.
+        new = torch.zeros if batch.finds_decodes else torch.empty
+        self.out = new(num_tokens, self.num_heads, value_dim, dtype=query.dtype, device=query.device)
         self._query, self._caches, self._batch, self._variant = query, (key_cache, value_cache), batch, variant
         self._split_len = split_len
         self._table = batch.block_table if batch.block_table.stride(1) == 1 else batch.block_table.contiguous()
@@ -138,6 +141,7 @@ class _Launch:
             *(self._table, batch.device_rows.query_starts, batch.device_rows.seq_lens),
             *(variant.sinks, variant.alibi_slopes, *self._query.stride(), self._table.stride(0), self._reach),
             *(first_row, len(batch.query_lens), *self._scoring, variant.value_scale),
+            SKIPS_DECODES=batch.finds_decodes and self._split_len == 0,
             **self._options(tile),
         )
 
@@ -145,7 +149,9 @@ class _Launch:
         """The decode rows, their keys split among programs."""
         batch, variant = self._batch, self._variant
         num_rows, seq_lens = batch.num_decodes, batch.device_rows.seq_lens
-        num_splits = self._num_splits(tile)
+        if batch.device_rows.decode_lens is not None:
+            num_rows, seq_lens = len(batch.query_lens), batch.device_rows.decode_lens
+        num_splits = self._num_splits(tile, num_rows)
         is_whole = num_splits == 1
         parts = (self.out,) * 3
         if not is_whole:
@@ -169,12 +175,12 @@ class _Launch:
                 **{name: options[name] for name in kept},
             )
 
-    def _num_splits(self, tile: Tile) -> int:
+    def _num_splits(self, tile: Tile, num_rows: int) -> int:
         window, max_seq_len = self._variant.window, self._batch.device_rows.max_seq_len
         max_keys = max_seq_len if window is None else min(window, max_seq_len)
         if self._split_len == 0:
             num_sms = gpu_config.sm_count(self.out.device)
-            return gpu_config.num_splits(self.num_programs(tile, self._batch.num_decodes), max_keys, num_sms)
+            return gpu_config.num_splits(self.num_programs(tile, num_rows), max_keys, num_sms)
         # A window that begins in the middle of a split ends in one more.
         all_keys, own_keys = -(-max_seq_len // self._split_len), -(-(max_keys - 1) // self._split_len) + 1
         return max(1, min(all_keys, own_keys))

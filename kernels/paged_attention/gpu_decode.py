@@ -37,13 +37,16 @@ def decode_kernel(
 
     With ``IS_WHOLE`` there is one split, and its result goes to ``out`` ``[B, H, DV]``. Else the running softmax
     of the split goes to ``part_maximum`` and ``part_total`` ``[B, H, S]`` and ``part_acc`` ``[B, H, S, DV]``, all
-    float32; places of splits that a row does not need are left as they are.
+    float32; places of splits that a row does not need are left as they are. A row whose length is negative is left
+    as it is.
     """
     head_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     kv_head = tl.program_id(0) // head_blocks
     split = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
     seq_len = tl.load(seq_lens + row)
+    if seq_len < 0:  # no decode
+        return
     first_key = first_visible(seq_len - 1, window, HAS_WINDOW)
     start, length, count = split_keys(first_key, seq_len, num_splits, BLOCK_N, SPLIT_LEN)
     # The first split of an empty row goes on, because it may have to write the row's zeros.

@@ -37,6 +37,8 @@ def reduce_kernel(
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     seq_len = tl.load(seq_lens + row)
+    if seq_len < 0:  # no decode
+        return
     first_key = first_visible(seq_len - 1, window, HAS_WINDOW)
     _, _, count = split_keys(first_key, seq_len, num_splits, BLOCK_N, SPLIT_LEN)
     row_head = row * tl.num_programs(0) + head

@@ -76,12 +76,13 @@ def varlen_kernel(
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    SPLIT_LEN: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    SPLIT_LEN: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, SKIPS_DECODES: tl.constexpr,
 ):  # fmt: skip
     """Program ``(query block, head block of a KV head)``: rows ``first_row .. num_rows`` of the batch, into ``out``.
 
-    Blocks that see most begin first. With a ``SPLIT_LEN`` the keys between two multiples of it are attended to by
-    themselves and then folded in, exactly as ``decode_kernel`` and ``reduce_kernel`` do it.
+    With ``SKIPS_DECODES`` rows of one token are left as they are. Blocks that see most begin first. With a
+    ``SPLIT_LEN`` the keys between two multiples of it are attended to by themselves and then folded in, exactly as
+    ``decode_kernel`` and ``reduce_kernel`` do it.
     """
     BLOCK_Q: tl.constexpr = BLOCK_M // HEADS
     head_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
@@ -90,7 +91,7 @@ def varlen_kernel(
     query_start = tl.load(query_starts + row)
     query_len = tl.load(query_starts + row + 1) - query_start
     first_token = block * BLOCK_Q
-    if first_token >= query_len:
+    if (first_token >= query_len) | (SKIPS_DECODES & (query_len == 1)):
         return
 
     seq_len = tl.load(seq_lens + row)

@@ -68,7 +68,7 @@ class ComputingOptions(OptionGroup):
     enforce_eager: Annotated[
         bool,
         Option(
-            "on a GPU, capture no CUDA graphs: a quicker start and less memory, for slower decodes",
+            "on a GPU, capture no CUDA graphs: a quicker start and less memory, for slower steps",
             Switch(),
             group=COMPUTING,
         ),

@@ -10,7 +10,7 @@ from ..config.engine_config import EngineConfig
 from .cache.eight_bit import hold_in_eight_bits
 from .checks.conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE
 from .forward import Forward
-from .lean.captured import make_captured
+from .lean.graphs.captured import make_captured
 from .lean.native import make_native
 from .packed_linear import pack_linear_layers
 from .quantized_linear import quantize_linear_layers
@@ -26,7 +26,7 @@ def prepare(
         hold_in_eight_bits(forward, config.eight_bit_cache, vocab_size, max_model_len)
     pack(forward.network, config, device)
     if device.type == "cuda":
-        return forward if config.enforce_eager else make_captured(forward)
+        return forward if config.enforce_eager else make_captured(forward, config.token_budget)
     # The compiled decoder attends by itself, and has caches in the dtype of the weights.
     is_native = config.attention_backend in ("auto", "native") and config.eight_bit_cache is None
     return make_native(forward, config.block_size) if is_native else forward

@@ -23,10 +23,11 @@ from penstock.worker.models.adapters.sites import layers_of, sites_of
 from penstock.worker.models.cache.eight_bit import hold_in_eight_bits
 from penstock.worker.models.cache.pages import plan_pages
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
-from penstock.worker.models.lean import captured
-from penstock.worker.models.lean.captured import CapturedForward, capture_sizes, make_captured
-from penstock.worker.models.lean.cuda_graph import CudaGraphRecorder
 from penstock.worker.models.lean.forward import LeanForward
+from penstock.worker.models.lean.graphs import captured
+from penstock.worker.models.lean.graphs.captured import CapturedForward, make_captured
+from penstock.worker.models.lean.graphs.cuda_graph import CudaGraphRecorder
+from penstock.worker.models.lean.graphs.sizes import capture_sizes, row_sizes, token_sizes
 from penstock.worker.models.preparing import prepare
 
 from .lean_models import SETTINGS, in_groups, make_model, make_step
@@ -53,7 +54,16 @@ WORK: tuple[tuple[tuple[int, int], ...], ...] = (
 SHORT = (((0, 3), (1, 2)), ((0, 1), (1, 1)), ((2, 1), (0, 1), (1, 1)), ((1, 1),))
 # One layer, one group of heads.
 SMALLEST = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
-NUM_DECODES = sum(all(num_new == 1 for _, num_new in work) for work in WORK)
+# The first step of ``WORK`` is larger.
+TOKEN_BUDGET = 12
+NUM_REPLAYED = sum(
+    sum(num_new for _, num_new in work) <= TOKEN_BUDGET or all(num_new == 1 for _, num_new in work) for work in WORK
+)
+
+
+def num_graphs(max_num_seqs: int) -> int:
+    """Of decodes, and one for all steps with prompts."""
+    return len(capture_sizes(max_num_seqs)) + 1
 
 
 class Recording:
@@ -158,21 +168,21 @@ def test_logits_and_caches_are_those_of_single_operations(
     variant: str, max_model_len: int, shape: dict[str, int], device: torch.device, recording: Recording
 ) -> None:
     lean, other = (lean_forward(variant, device, max_model_len, **shape) for _ in range(2))
-    forward = CapturedForward(other, recording)
+    forward = CapturedForward(other, TOKEN_BUDGET, recording)
     allocate(lean, device, MAX_NUM_SEQS)
     allocate(forward, device, MAX_NUM_SEQS)
     # All at the end: a step may not change what an earlier one has returned.
     assert_equal(run(forward, device, WORK), run(lean, device, WORK))
     assert_equal(forward.caches, lean.caches)
     assert not any(cache.isfinite().all() for cache in forward.caches), "a row that is not in use was stored"
-    assert (recording.num_captured, recording.num_replayed) == (len(capture_sizes(MAX_NUM_SEQS)), NUM_DECODES)
+    assert (recording.num_captured, recording.num_replayed) == (num_graphs(MAX_NUM_SEQS), NUM_REPLAYED)
 
 
 @torch.inference_mode()
 def test_each_group_of_layers_has_its_table_in_the_buffers(device: torch.device, recording: Recording) -> None:
     """Behind windows of five tokens there is a null block."""
     lean, other = (lean_forward("gemma3", device, **{**SMALLEST, "num_hidden_layers": 2}) for _ in range(2))
-    forward = CapturedForward(other, recording)
+    forward = CapturedForward(other, TOKEN_BUDGET, recording)
     layout = plan_pages(forward.attention_calls, 1000, BLOCK_SIZE)
     assert layout is not None
     null_block = NUM_BLOCKS * len(layout.windows)
@@ -183,7 +193,7 @@ def test_each_group_of_layers_has_its_table_in_the_buffers(device: torch.device,
     works = (((0, 9), (1, 2)), ((0, 1), (1, 1)), ((0, 1),))
     grouped = [in_groups(step, layout, null_block) for step in steps(device, works)]
     assert_equal([forward.run(step) for step in grouped], run(lean, device, works))
-    assert (recording.num_captured, recording.num_replayed) == (len(capture_sizes(2)), 2)
+    assert (recording.num_captured, recording.num_replayed) == (num_graphs(2), 3)
 
 
 # Rows that fill a graph up are computed with whatever lies in memory, and nobody reads them.
@@ -191,7 +201,7 @@ def test_each_group_of_layers_has_its_table_in_the_buffers(device: torch.device,
 @torch.inference_mode()
 def test_adapters_have_graphs_of_their_own(device: torch.device, recording: Recording) -> None:
     lean, other = smallest_forward(device), smallest_forward(device)
-    forward = CapturedForward(other, recording)
+    forward = CapturedForward(other, TOKEN_BUDGET, recording)
     generator = torch.Generator().manual_seed(3)
     matrices = [
         {
@@ -215,15 +225,15 @@ def test_adapters_have_graphs_of_their_own(device: torch.device, recording: Reco
     ]
     found = [forward.run(step) for step in adapted]
     assert_equal(found, [lean.run(step) for step in adapted])
-    assert recording.num_captured == 2 * len(capture_sizes(MAX_NUM_SEQS))
-    assert recording.num_replayed == NUM_DECODES
+    assert recording.num_captured == 2 * num_graphs(MAX_NUM_SEQS)
+    assert recording.num_replayed == NUM_REPLAYED
     base = [lean.run(step) for step in plain]
     assert not any(torch.allclose(ours, theirs) for ours, theirs in zip(found[1:3], base[1:3], strict=True))
 
 
 @torch.inference_mode()
 def test_new_caches_are_captured_anew_and_the_old_graphs_are_gone(device: torch.device, recording: Recording) -> None:
-    forward = CapturedForward(smallest_forward(device), recording)
+    forward = CapturedForward(smallest_forward(device), TOKEN_BUDGET, recording)
     allocate(forward, device)
     expected = run(forward, device)
     old_graphs = recording.replays[:]
@@ -236,7 +246,7 @@ def test_new_caches_are_captured_anew_and_the_old_graphs_are_gone(device: torch.
 
 @torch.inference_mode()
 def test_weights_that_have_moved_are_captured_anew(device: torch.device, recording: Recording) -> None:
-    forward = CapturedForward(smallest_forward(device), recording)
+    forward = CapturedForward(smallest_forward(device), TOKEN_BUDGET, recording)
     allocate(forward, device)
     expected = run(forward, device)
     before = [(parameter, parameter.data) for parameter in forward.network.parameters()]
@@ -252,7 +262,7 @@ def test_weights_that_have_moved_are_captured_anew(device: torch.device, recordi
 
 @torch.inference_mode()
 def test_a_cache_may_wake_up_before_the_weights(device: torch.device, recording: Recording) -> None:
-    forward = CapturedForward(smallest_forward(device), recording)
+    forward = CapturedForward(smallest_forward(device), TOKEN_BUDGET, recording)
     allocate(forward, device)
     expected = run(forward, device)
     num_captured = recording.num_captured
@@ -270,7 +280,7 @@ def test_a_cache_may_wake_up_before_the_weights(device: torch.device, recording:
 
 @torch.inference_mode()
 def test_logits_of_some_rows_and_of_none(device: torch.device, recording: Recording) -> None:
-    forward = CapturedForward(smallest_forward(device), recording)
+    forward = CapturedForward(smallest_forward(device), TOKEN_BUDGET, recording)
     allocate(forward, device)
     *first, last = steps(device, SHORT[:3])
     for step in first:
@@ -283,7 +293,7 @@ def test_logits_of_some_rows_and_of_none(device: torch.device, recording: Record
 
 @torch.inference_mode()
 def test_embeddings_and_batches_beyond_the_largest_go_one_by_one(device: torch.device, recording: Recording) -> None:
-    lean, forward = smallest_forward(device), CapturedForward(smallest_forward(device), recording)
+    lean, forward = smallest_forward(device), CapturedForward(smallest_forward(device), TOKEN_BUDGET, recording)
     allocate(lean, device)
     forward.allocate(NUM_BLOCKS, BLOCK_SIZE, 2, device)
     *first, last = steps(device, SHORT[:3])
@@ -303,7 +313,7 @@ def test_caches_of_eight_bits(device: torch.device, recording: Recording) -> Non
     plain, lean, other = (smallest_forward(device) for _ in range(3))
     for one in (lean, other):
         hold_in_eight_bits(one, "fp8_e4m3", 97, 64)
-    forward = CapturedForward(other, recording)
+    forward = CapturedForward(other, TOKEN_BUDGET, recording)
     for one in (plain, lean, forward):
         allocate(one, device)
     assert {cache.dtype for cache in forward.caches} == {torch.float8_e4m3fn}
@@ -315,6 +325,9 @@ def test_caches_of_eight_bits(device: torch.device, recording: Recording) -> Non
 
 
 def test_sizes() -> None:
+    assert row_sizes(5) == (5,)
+    assert row_sizes(64) == (16, 64)
+    assert row_sizes(1000) == (16, 512)
     assert capture_sizes(1) == (1,)
     assert capture_sizes(5) == (1, 2, 4, 5)
     assert capture_sizes(20) == (1, 2, 4, 8, 16, 20)
@@ -324,19 +337,33 @@ def test_sizes() -> None:
     assert len(capture_sizes(2000)) == 43
 
 
+def test_steps_with_prompts_are_captured_as_far_as_the_host_takes_longest() -> None:
+    def network(num_weights: int) -> torch.nn.Module:
+        layer = torch.nn.Module()
+        layer.weight = torch.nn.Parameter(torch.empty(num_weights, device="meta"))
+        return torch.nn.ModuleDict({"layers": torch.nn.ModuleList([layer, layer])})
+
+    assert token_sizes(2048, network(16_000_000))[-3:] == (1024, 1536, 2048)
+    assert token_sizes(2000, network(16_000_000))[-3:] == (1024, 1536, 2000)
+    assert token_sizes(8192, network(16_000_000))[-1] == 2048
+    assert token_sizes(2048, network(193_000_000))[-2:] == (768, 1024)
+    assert token_sizes(20, network(16_000_000)) == (20,)
+    assert token_sizes(1, network(16_000_000)) == ()
+
+
 @pytest.mark.usefixtures("references")  # by the compiled decoder's plan experts are none of transformers
 def test_what_cannot_be_captured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     lean = LeanForward(make_model("llama", torch.float32), SETTINGS)
-    assert make_captured(lean) is lean, "there is no kernel for it on a CPU"
+    assert make_captured(lean, TOKEN_BUDGET) is lean, "there is no kernel for it on a CPU"
     monkeypatch.setattr(captured, "is_capturable", lambda *_: True)
-    assert isinstance(make_captured(lean), CapturedForward)
+    assert isinstance(make_captured(lean, TOKEN_BUDGET), CapturedForward)
     invariant = LeanForward(make_model("llama", torch.float32), ForwardSettings(64, is_batch_invariant=True))
     experts = LeanForward(make_model("mixtral", torch.float32), SETTINGS)
     follows_batch = LeanForward(make_model("llama", torch.float32), SETTINGS)
     rotary: Any = follows_batch.network.rotary_embs[0]
     rotary.rope_type = "dynamic"
     for other in (invariant, experts, follows_batch):
-        assert make_captured(other) is other
+        assert make_captured(other, TOKEN_BUDGET) is other
 
 
 def test_only_kernels_of_a_gpu_can_be_captured() -> None:

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.dispatch import OnGpu
+from penstock.kernels.errors import KernelInputError
 from penstock.kernels.paged_attention import (
     _IMPLEMENTATIONS,
     _INVARIANT_IMPLEMENTATIONS,
+    DeviceRows,
     PagedBatch,
     gpu,
     gpu_config,
@@ -137,8 +139,8 @@ def test_a_full_device_does_not_split(
 
 def test_few_query_tokens_a_row_take_a_small_tile(device: torch.device, assert_close: Compare) -> None:
     case = make_case([(2, 40), (4, 4), (3, 50)], 4, 1, 16, 16, torch.float32, block_size=16)
-    tile = gpu_config.varlen_tile(4, 16, 4, case.batch.device_rows.max_query_len)
-    assert tile == gpu_config.decode_tile(4, 16, 4)
+    tile = gpu_config.varlen_tile(4, 16, 4, 4, case.batch.device_rows.max_query_len)
+    assert tile == gpu_config.decode_tile(4, 16, 4, 4)
     assert_close(attend("as suits", case, device, scale=0.3), naive(case, 0.3))
 
 
@@ -148,7 +150,7 @@ def test_more_heads_in_a_group_than_fit_a_tile(
 ) -> None:
     monkeypatch.setattr(gpu_config, "_max_heads", lambda _: 4)
     case = make_case([(1, 100), (5, 9)], 14, 2, 16, 16, torch.float32, block_size=16)
-    assert gpu_config.decode_tile(7, 16, 4).heads == 4
+    assert gpu_config.decode_tile(7, 16, 4, 4).heads == 4
     assert_close(attend(kernel, case, device, scale=0.3), naive(case, 0.3))
 
 
@@ -173,6 +175,36 @@ def test_a_batch_for_capture_follows_its_tensors(
     out = KERNELS[kernel](*inputs).cpu()
     assert_close(out[:3], expected)
     assert torch.equal(out[3:], torch.zeros(2, 4, 16))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("window", [None, 20])
+def test_captured_rows_of_any_number_of_tokens(
+    kernel: str, window: int | None, device: torch.device, assert_close: Compare
+) -> None:
+    """Two decodes, two chunks, two rows and six tokens that are not in use."""
+    case = make_case([(1, 100), (1, 17), (9, 40), (3, 3)], 4, 2, 16, 16, torch.float32, block_size=16)
+    expected = naive(case, 0.3, window)
+    case = case.on(device)
+    table = torch.full((6, 16), 10**6, dtype=torch.int32, device=device)
+    table[:4, : case.batch.block_table.shape[1]] = case.batch.block_table
+    starts, seq_lens, decode_lens = (
+        torch.tensor(numbers, dtype=torch.int32, device=device)
+        for numbers in ([0, 1, 2, 11, 14, 14, 14], [100, 17, 40, 3, 0, 0], [100, 17, -1, -1, -1, -1])
+    )
+    rows = DeviceRows(starts, seq_lens, 20, 256, decode_lens)
+    slots, query = torch.full((20,), -1, device=device), torch.full((20, 4, 16), float("nan"), device=device)
+    query[:14] = case.query
+    batch = PagedBatch.captured_rows(table, slots, rows, 16)
+    out = KERNELS[kernel](query, case.key_cache, case.value_cache, batch, Variant(0.3, window)).cpu()
+    assert_close(out[:14], expected)
+    assert torch.equal(out[14:], torch.zeros(6, 4, 16))
+
+
+def test_captured_rows_say_which_are_decodes() -> None:
+    rows = DeviceRows(torch.tensor([0, 2]), torch.tensor([2]), 2, 8)
+    with pytest.raises(KernelInputError, match="decode_lens"):
+        PagedBatch.captured_rows(torch.zeros(1, 2), torch.zeros(2), rows, 16)
 
 
 @pytest.mark.gpu

@@ -12,7 +12,7 @@ from ....shared.control.sleeping import KV_CACHE, WEIGHTS
 from ....shared.control.weights import SaveShardedState, ShardedStateSaved
 from ...config.engine_config import EngineConfig
 from ...models.cache.eight_bit import fit_again
-from ...models.lean.captured import plain_of
+from ...models.lean.graphs.captured import plain_of
 from ...models.loader import LoadedModel, load_weights
 from ...models.weights.live_state import empty_module
 from ...models.weights.movable import return_free_memory

@@ -10,7 +10,7 @@ import torch
 
 from ...config.engine_config import EngineConfig
 from ...host import free_host_bytes
-from ...models.lean.captured import CapturedForward, capture_sizes
+from ...models.lean.graphs.captured import CapturedForward
 from ...models.loader import LoadedModel
 from ..scheduling.prompt_budget import MAX_PROMPT_ROWS
 
@@ -52,7 +52,7 @@ def _measure_gpu(model: LoadedModel, config: EngineConfig) -> DeviceMemory:
     graph_bytes = 0
     if isinstance(forward, CapturedForward):
         # The largest graph's; smaller ones compute in the same memory.
-        graph_bytes = _peak_bytes(partial(forward.profile, capture_sizes(config.max_num_seqs)[-1], 1))
+        graph_bytes = _peak_bytes(partial(forward.profile_graphs, config.max_num_seqs))
     free_bytes = torch.cuda.mem_get_info()[0] - activation_bytes - graph_bytes
     return DeviceMemory(free_bytes, activation_bytes, graph_bytes)
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from ...models.cache.page_layout import PageLayout
 from ...models.cache.pages import PagedByGroups
 from ...models.forward import Forward, ModelInput
-from ...models.lean.captured import CapturedForward
+from ...models.lean.graphs.captured import CapturedForward
 from ...models.lean.staged import StagedForward
 from ...models.ways.attention_call import AttentionCall
 from .messages import Allocate, CommitStep, FinishStep, Profile

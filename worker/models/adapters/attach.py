@@ -11,8 +11,8 @@ from ....kernels.decoder import PRODUCTS_PER_LAYER
 from ....kernels.lora.packed import can_pack_lora
 from ....shared.errors import ConfigurationError
 from ..forward import Forward
-from ..lean.captured import CapturedForward
 from ..lean.forward import LeanForward
+from ..lean.graphs.captured import CapturedForward
 from ..lean.native import NativeForward
 from ..token_adapters import TokenAdapters
 from ..ways.packed import PackedForward
