@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -27,10 +28,10 @@ async def engine_stats(client: Client) -> EngineStats:
     return engine.stats
 
 
-async def settled(client: Client, num_finished: int) -> EngineStats:
-    """The engine's figures once a heartbeat tells of so many ended requests."""
+async def told(client: Client, is_enough: Callable[[EngineStats], bool]) -> EngineStats:
+    """The engine's figures once a heartbeat has them so. What ran before a test may be counted during it, too."""
     async with asyncio.timeout(120):
-        while sum((stats := await engine_stats(client)).num_finished.values()) < num_finished:
+        while not is_enough(stats := await engine_stats(client)):
             await asyncio.sleep(0.05)
     return stats
 
@@ -66,15 +67,19 @@ async def test_every_answer_and_a_detached_result_carry_theirs(client: Client) -
 async def test_the_engine_adds_up_what_its_requests_took(client: Client) -> None:
     for _ in range(2):
         await client.generate([7, 8, 9] * 20, SamplingParams(temperature=0, max_tokens=1))
-    before = await settled(client, 1)
+    before = await told(client, lambda now: sum(now.num_finished.values()) > 0)
     params = [SamplingParams(temperature=1, max_tokens=n + 1, ignore_eos=True) for n in range(9)]
     outputs = await asyncio.gather(*(client.generate(COUNT, one) for one in params))
-    after = await settled(client, sum(before.num_finished.values()) + len(outputs))
-    assert after.num_finished["length"] - before.num_finished["length"] >= len(outputs)
-    assert after.num_output_tokens - before.num_output_tokens >= sum(range(1, 10))
-    assert after.inter_token_latency_s.count - before.inter_token_latency_s.count >= sum(range(9))
-    assert after.time_to_first_token_s.count - before.time_to_first_token_s.count >= len(outputs)
-    assert after.latency_s.count - before.latency_s.count >= len(outputs)
+    after = await told(
+        client,
+        lambda now: (
+            now.num_finished["length"] - before.num_finished["length"] >= len(outputs)
+            and now.num_output_tokens - before.num_output_tokens >= sum(range(1, 10))
+            and now.inter_token_latency_s.count - before.inter_token_latency_s.count >= sum(range(9))
+            and now.time_to_first_token_s.count - before.time_to_first_token_s.count >= len(outputs)
+            and now.latency_s.count - before.latency_s.count >= len(outputs)
+        ),
+    )
     assert after.num_steps == after.step_time_s.count > before.num_steps
     assert after.num_decode_tokens + after.num_prefill_tokens >= after.num_output_tokens
     assert 0 < after.prefix_cache_hits <= after.prefix_cache_queries
@@ -82,21 +87,26 @@ async def test_the_engine_adds_up_what_its_requests_took(client: Client) -> None
 
 
 async def test_tokens_count_while_an_answer_runs(client: Client, gate: Gate) -> None:
-    before = await settled(client, 0)
+    before = await engine_stats(client)
     gate.hold_at(5)
     running = asyncio.create_task(client.generate(COUNT, SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)))
-    # What ran before may be counted late, so there may be more.
-    async with asyncio.timeout(60):
-        while (now := await engine_stats(client)).num_output_tokens < before.num_output_tokens + 5:
-            await asyncio.sleep(0.05)
-    assert now.num_prompt_tokens > before.num_prompt_tokens
+    await told(
+        client,
+        lambda now: (
+            now.num_output_tokens >= before.num_output_tokens + 5 and now.num_prompt_tokens > before.num_prompt_tokens
+        ),
+    )
     assert not running.done()
     gate.open()
     usage = (await running).usage
     assert usage is not None
-    after = await settled(client, sum(now.num_finished.values()) + 1)
-    assert after.num_output_tokens >= before.num_output_tokens + 9
-    assert after.num_prompt_tokens >= before.num_prompt_tokens + usage.num_prompt_tokens
+    await told(
+        client,
+        lambda now: (
+            now.num_output_tokens >= before.num_output_tokens + 9
+            and now.num_prompt_tokens >= before.num_prompt_tokens + usage.num_prompt_tokens
+        ),
+    )
 
 
 async def test_the_engine_adds_to_the_series_and_its_supervisor_says_that_it_is_there(

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.shared import connection as connection_module
 from penstock.shared.broker import NEW, SCRIPTS, Broker, Claim, FinalRecord, Queue, Record, Room
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.deployment.records import DeathCause
@@ -60,6 +61,12 @@ def broker_on(request: pytest.FixtureRequest) -> str:
     if request.param == "server":
         return request.getfixturevalue("redis_url")
     return request.getfixturevalue("cluster").url
+
+
+@pytest.fixture(autouse=True)
+def _patient_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that a busy machine keeps silent for seconds is not asked again: what it has done it says once."""
+    monkeypatch.setattr(connection_module, "MAX_SILENT_LOOKS", 120)
 
 
 @pytest.fixture
