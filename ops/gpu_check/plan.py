@@ -149,7 +149,7 @@ def quick_plan(device: str) -> Plan:
         mixed_output_tokens=(4, 8),
         max_model_len=256,
         # Whatever else the machine is doing.
-        limits_s={"correctness": 240.0, "engine-tests": 240.0, "kernels": 240.0, "engine": 240.0, "transformers": 240.0},
+        limits_s=dict.fromkeys(("correctness", "engine-tests", "kernels", "engine", "transformers"), 240.0),
         total_s=900.0,
     )
 
