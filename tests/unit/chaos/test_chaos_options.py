@@ -26,6 +26,6 @@ def test_engines_of_ours_have_one_right_answer(fields: dict[str, object], is_det
 def test_engines_on_a_gpu_share_the_first() -> None:
     ways = {"num_requests": 1, "min_seconds": 0.0, "min_events": 0, "num_engines": 2, "concurrency": 1}
     fields = {**ways, "interval_s": 1.0, "seed": 1, "json_path": "", "log_path": ""}
-    assert ChaosOptions(**fields).device_arguments == ["--device", "cpu", "--threads", "1"]  # type: ignore[arg-type]
-    on_gpu = ChaosOptions(**fields, device="cuda").device_arguments  # type: ignore[arg-type]
+    assert ChaosOptions(**fields).device_arguments == ["--device", "cpu", "--threads", "1"]
+    on_gpu = ChaosOptions(**fields, device="cuda").device_arguments
     assert on_gpu == ["--gpus", "0", "--kv-cache-memory", "256MiB"]
