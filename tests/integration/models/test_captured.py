@@ -351,6 +351,17 @@ def test_steps_with_prompts_are_captured_as_far_as_the_host_takes_longest() -> N
     assert token_sizes(1, network(16_000_000)) == ()
 
 
+@torch.inference_mode()
+def test_no_step_with_a_prompt_may_be_captured(device: torch.device, recording: Recording) -> None:
+    """As where a layer's weights are many."""
+    lean, forward = smallest_forward(device), CapturedForward(smallest_forward(device), 1, recording)
+    allocate(lean, device)
+    allocate(forward, device)
+    forward.profile_graphs(MAX_NUM_SEQS)
+    assert_equal(run(forward, device), run(lean, device))
+    assert recording.num_captured == len(capture_sizes(3))
+
+
 @pytest.mark.usefixtures("references")  # by the compiled decoder's plan experts are none of transformers
 def test_what_cannot_be_captured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     lean = LeanForward(make_model("llama", torch.float32), SETTINGS)

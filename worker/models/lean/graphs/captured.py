@@ -93,7 +93,7 @@ class CapturedForward(OfLean):
 
     def profile_graphs(self, max_num_seqs: int) -> None:
         """Compute the largest step that is captured for ``max_num_seqs`` rows, in no graph, for the memory it takes."""
-        self.lean.profile(max(*self._token_sizes, capture_sizes(max_num_seqs)[-1]), 1)
+        self.lean.profile(max((*self._token_sizes, capture_sizes(max_num_seqs)[-1])), 1)
 
     def _let_go(self) -> None:
         """Of what holds the caches that were."""
