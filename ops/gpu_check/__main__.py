@@ -20,7 +20,7 @@ from .engine import PartFailedError, lack_gpus, measure_engine, measure_rival, m
 from .goals import add_shares, find_goals
 from .kernel_times import time_kernels
 from .plan import ROOT, Plan, full_plan, quick_plan
-from .probe import NEEDED, OPTIONAL
+from .probe import NEEDED, TESTS_NEED
 from .program import run_program
 from .report import goal_lines, lines_of
 from .workload import SEED
@@ -29,9 +29,9 @@ _PROBE_LIMIT_S = 60.0
 # What each kind of part cannot do without.
 _NEEDS = {
     "correctness": {"torch", "triton", "transformers", "pytest"},
-    "engine-tests": {*NEEDED, *OPTIONAL},
+    "engine-tests": {*NEEDED, *TESTS_NEED},
     "kernels": {"torch", "triton"},
-    "engine": {"torch", "triton", "transformers", "tokenizers", "msgspec", "redis", "structlog", "psutil"},
+    "engine": {*NEEDED},
     "transformers": {"torch", "transformers", "tokenizers", "psutil"},
 }
 Part = Callable[[Path, float], dict[str, Any]]

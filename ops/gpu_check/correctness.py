@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -46,42 +47,48 @@ def check_engine(plan: Plan, scratch: Path, limit_s: float) -> dict[str, Any]:
     Returns as ``check_correctness``.
     """
     # A plugin of this name, where it is installed, warns of the processes, and warnings are errors here.
-    options = ["-m", "gpu", "-p", "no:benchmark", "-p", "no:cacheprovider", "-q", "--rootdir", str(ROOT)]
-    options += ["-c", str(ROOT / "pyproject.toml"), "-p", "penstock.ops.gpu_check.notes"]
-    if importlib.util.find_spec("xdist") is not None:
-        options += ["-n", str(min(_NUM_ENGINE_PROCESSES, len(plan.engine_tests)))]
-    notes, log = scratch / "engine-tests.notes", scratch / "engine-tests.log"
-    command = [sys.executable, "-m", "pytest", *options, *map(str, plan.engine_tests)]
-    started = time.monotonic()
-    ended = run_program(command, log, limit_s, {FILE_VARIABLE: str(notes)})
-    found = _summary(ROOT / "tests", _noted(notes), ended.error, time.monotonic() - started)
+    options = ["-m", "gpu", "-p", "no:benchmark", "-c", str(ROOT / "pyproject.toml")]
+    num_processes = min(_NUM_ENGINE_PROCESSES, len(plan.engine_tests))
+    found = _run_pytest(ROOT / "tests", plan.engine_tests, options, num_processes, scratch, limit_s)
     error = f"{found['failed']} tests failed" if found["failed"] else found["error"]
     counts = {name: found[name] for name in ("passed", "failed", "skipped")}
     return {"error": error or (None if found["passed"] else "no test passed"), **counts, "files": [found]}
 
 
 def _run_file(path: Path, plan: Plan, scratch: Path, deadline: float) -> dict[str, Any]:
-    started = time.monotonic()
-    if started >= deadline:
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
         return _summary(path, [], "not begun: no time was left", 0.0)
-    notes = scratch / f"{path.stem}.notes"
-    environment = {FILE_VARIABLE: str(notes)}
     # Nothing of the project's own settings: they name plugins that only its developers have. The fixtures are those of
     # the folder above, which holds the tests of all kernels.
-    options = ["-c", "/dev/null", "--rootdir", str(ROOT), "--confcutdir", str(path.parents[1])]
-    options += ["--import-mode=importlib", "-q", "-p", "no:cacheprovider", "-p", "penstock.ops.gpu_check.notes"]
+    options = ["-c", "/dev/null", "--confcutdir", str(path.parents[1]), "--import-mode=importlib"]
     if plan.device == "cpu":
-        environment["TRITON_INTERPRET"] = "1"
-        options += ["-m", "not gpu"]
-    elif importlib.util.find_spec("xdist") is not None:
-        options += ["-n", str(_NUM_PROCESSES_PER_FILE)]
-    command = [sys.executable, "-m", "pytest", *options, str(path)]
-    ended = run_program(command, scratch / f"{path.stem}.log", deadline - started, environment)
-    return _summary(path, _noted(notes), ended.error, time.monotonic() - started)
+        environment = {"TRITON_INTERPRET": "1"}
+        return _run_pytest(path, [path], [*options, "-m", "not gpu"], 0, scratch, left_s, environment)
+    return _run_pytest(path, [path], options, _NUM_PROCESSES_PER_FILE, scratch, left_s)
 
 
-def _noted(notes: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
+def _run_pytest(
+    name: Path,
+    paths: Sequence[Path],
+    options: Sequence[str],
+    num_processes: int,
+    scratch: Path,
+    limit_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """What came of the tests of ``paths``, told under the last part of ``name``; 0 processes are pytest's own."""
+    started = time.monotonic()
+    notes = scratch / f"{name.stem}.notes"
+    command = [sys.executable, "-m", "pytest", "-q", "--rootdir", str(ROOT), "-p", "no:cacheprovider"]
+    command += ["-p", "penstock.ops.gpu_check.notes", *options]
+    if num_processes and importlib.util.find_spec("xdist") is not None:
+        command += ["-n", str(num_processes)]
+    command += map(str, paths)
+    given = {FILE_VARIABLE: str(notes), **(environment or {})}
+    ended = run_program(command, scratch / f"{name.stem}.log", limit_s, given)
+    lines = notes.read_text().splitlines() if notes.exists() else []
+    return _summary(name, [json.loads(line) for line in lines], ended.error, time.monotonic() - started)
 
 
 def _summary(path: Path, tests: list[dict[str, Any]], error: str, seconds: float) -> dict[str, Any]:

@@ -13,14 +13,15 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-# Of the engine, and the rival; and of tests.
+# Of the engine, and the rival.
 NEEDED = ("torch", "triton", "transformers", "msgspec", "redis", "structlog", "psutil", "tokenizers")
-OPTIONAL = ("pytest", "pytest_asyncio", "pytest_timeout", "hypothesis", "blockbuster", "rich", "prometheus_client")
+# Of tests.
+TESTS_NEED = ("pytest", "pytest_asyncio", "pytest_timeout", "hypothesis", "blockbuster", "rich", "prometheus_client")
 
 
 def probe() -> dict[str, Any]:
     """Names and versions; ``missing`` are packages that cannot be imported."""
-    missing = [name for name in (*NEEDED, *OPTIONAL) if importlib.util.find_spec(name) is None]
+    missing = [name for name in (*NEEDED, *TESTS_NEED) if importlib.util.find_spec(name) is None]
     found: dict[str, Any] = {
         "device": None,
         "num_devices": 0,
@@ -28,7 +29,7 @@ def probe() -> dict[str, Any]:
         "cuda": None,
         "python": platform.python_version(),
         "processor": platform.processor() or platform.machine(),
-        "versions": {name: _version(name) for name in (*NEEDED, *OPTIONAL) if name not in missing},
+        "versions": {name: _version(name) for name in (*NEEDED, *TESTS_NEED) if name not in missing},
         "missing": missing,
     }
     if "torch" not in missing:

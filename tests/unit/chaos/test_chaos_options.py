@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.ops.chaos.options import ChaosOptions
+
+
+def chaos_options(**fields: Any) -> ChaosOptions:
+    ways = {"num_requests": 1, "min_seconds": 0.0, "min_events": 0, "num_engines": 2, "concurrency": 1}
+    return ChaosOptions(**{**ways, "interval_s": 1.0, "seed": 1, "json_path": "", "log_path": "", **fields})
 
 
 @pytest.mark.parametrize(
@@ -17,15 +24,11 @@ from penstock.ops.chaos.options import ChaosOptions
     ],
 )
 def test_engines_of_ours_have_one_right_answer(fields: dict[str, object], is_deterministic: bool) -> None:
-    ways = {"num_requests": 1, "min_seconds": 0.0, "min_events": 0, "num_engines": 1, "concurrency": 1}
-    options = ChaosOptions(**ways, interval_s=1.0, seed=1, json_path="", log_path="", **fields)  # type: ignore[arg-type]
+    options = chaos_options(**fields)
     assert options.is_deterministic is is_deterministic
     assert ("--deterministic" in options.engine_arguments) is is_deterministic
 
 
 def test_engines_on_a_gpu_share_the_first() -> None:
-    ways = {"num_requests": 1, "min_seconds": 0.0, "min_events": 0, "num_engines": 2, "concurrency": 1}
-    fields = {**ways, "interval_s": 1.0, "seed": 1, "json_path": "", "log_path": ""}
-    assert ChaosOptions(**fields).device_arguments == ["--device", "cpu", "--threads", "1"]
-    on_gpu = ChaosOptions(**fields, device="cuda").device_arguments
-    assert on_gpu == ["--gpus", "0", "--kv-cache-memory", "256MiB"]
+    assert chaos_options().device_arguments == ["--device", "cpu", "--threads", "1"]
+    assert chaos_options(device="cuda").device_arguments == ["--gpus", "0", "--kv-cache-memory", "256MiB"]

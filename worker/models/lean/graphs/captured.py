@@ -29,8 +29,9 @@ from ..feed_forward import OwnMlp
 from ..forward import LeanForward
 from ..of_lean import OfLean
 from ..rotation import AngleTable
+from .buffers import Places
 from .cuda_graph import CudaGraphRecorder, Recorder
-from .kinds import DecodeGraphs, Places, PromptGraphs
+from .kinds import DecodeGraphs, PromptGraphs
 from .sizes import capture_sizes, row_sizes, token_sizes
 
 # Their code looks at positions on the host, or copies from there.

@@ -5,34 +5,14 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from ...forward import ModelInput
-from .buffers import DecodeBuffers, PromptBuffers
+from .buffers import DecodeBuffers, Places, PromptBuffers
 
 # capture(step, out): records what writes the hidden rows of ``step`` into ``out``; returns what does it again.
 Capture = Callable[[ModelInput, Tensor], Callable[[], None]]
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where captured steps find what they read.
-
-    Args:
-        num_columns, num_groups: of block tables, and how many a request has.
-        max_seq_len: most tokens of a request.
-        like: a tensor ``[..., hidden size]`` of the dtype and device of hidden rows.
-        has_adapters: both, where steps may have adapters: such steps have graphs of their own.
-    """
-
-    num_columns: int
-    num_groups: int
-    block_size: int
-    max_seq_len: int
-    like: Tensor
-    has_adapters: tuple[bool, ...]
 
 
 class DecodeGraphs:
@@ -44,11 +24,10 @@ class DecodeGraphs:
 
     def __init__(self, sizes: tuple[int, ...], places: Places, capture: Capture) -> None:
         self._sizes = sizes
-        self._buffers = DecodeBuffers(sizes[-1], places.num_columns, places.like, places.num_groups)
+        self._buffers = DecodeBuffers(sizes[-1], places)
         self._replays = {
             (size, has_adapters): capture(
-                self._buffers.input_of(size, places.max_seq_len, places.block_size, has_adapters=has_adapters),
-                self._buffers.hidden[:size],
+                self._buffers.input_of(size, has_adapters=has_adapters), self._buffers.hidden[:size]
             )
             for size, has_adapters in itertools.product(reversed(sizes), places.has_adapters)
         }
@@ -80,14 +59,10 @@ class PromptGraphs:
         self, token_sizes: tuple[int, ...], row_sizes: tuple[int, ...], places: Places, capture: Capture
     ) -> None:
         self._token_sizes, self._row_sizes = token_sizes, row_sizes
-        self._buffers = PromptBuffers(
-            token_sizes[-1], row_sizes[-1], places.num_columns, places.like, places.num_groups
-        )
+        self._buffers = PromptBuffers(token_sizes[-1], row_sizes[-1], places)
         self._replays = {
             (num_tokens, num_rows, has_adapters): capture(
-                self._buffers.input_of(
-                    num_tokens, num_rows, places.max_seq_len, places.block_size, has_adapters=has_adapters
-                ),
+                self._buffers.input_of(num_tokens, num_rows, has_adapters=has_adapters),
                 self._buffers.hidden[:num_rows],
             )
             for num_tokens, num_rows, has_adapters in itertools.product(
