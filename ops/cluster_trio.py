@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import socket
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -12,7 +10,7 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from ..shared.errors import ConfigurationError
-from .redis_processes import RedisProcesses, text_of
+from .redis_processes import RedisProcesses, free_ports, text_of
 
 NUM_NODES = 3
 NUM_SLOTS = 16384
@@ -47,7 +45,7 @@ class ClusterTrio(RedisProcesses):
 
     def start(self) -> None:
         for tries_left in reversed(range(START_TRIES)):
-            self.ports = [_free_port() for _ in range(NUM_NODES)]
+            self.ports = free_ports(NUM_NODES, PORTS, BUS_OFFSET)
             try:
                 self._begin()
                 return
@@ -109,13 +107,3 @@ class ClusterTrio(RedisProcesses):
         if self._password:
             options += ["--requirepass", self._password, "--masterauth", self._password]
         self._spawn(port, *options)
-
-
-def _free_port() -> int:
-    """A port that is free, as is the one at which its node talks to others."""
-    while True:
-        port = secrets.choice(PORTS)
-        with socket.socket() as probe, socket.socket() as bus, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            bus.bind(("127.0.0.1", port + BUS_OFFSET))
-            return port

@@ -101,10 +101,11 @@ class RedisProcesses(ABC):
                 [self._program, *arguments], stdout=log, stderr=log, start_new_session=True
             )
 
-    def _is_ours(self, port: int) -> bool:
-        """Whether it is our own process that answers at a port."""
-        with suppress(RedisError):
-            return f"process_id:{self._processes[port].pid}" in text_of(self.do(port, "INFO", "server")).split()
+    def _is_ours(self, port: int, connect: Callable[[int], redis.Redis] | None = None) -> bool:
+        """Whether it is our own process that answers at a port; ``connect`` makes a client, if not ``client``."""
+        with suppress(RedisError), closing((connect or self.client)(port)) as client:
+            info = text_of(client.execute_command("INFO", "server"))
+            return f"process_id:{self._processes[port].pid}" in info.split()
         return False
 
     def _wait_until(self, condition: Callable[[], bool], what: str, port: int | None = None) -> None:
@@ -130,8 +131,25 @@ def text_of(reply: object) -> str:
 
 def free_port() -> int:
     """Return a port of the loopback device that is free, and that no connection gets meanwhile."""
-    while True:
-        port = secrets.choice(PORTS)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+    (port,) = free_ports(1)
+    return port
+
+
+def free_ports(count: int, among: range = PORTS, offset: int = 0) -> list[int]:
+    """Return ports as ``free_port`` does, all different, and so are with them those that are ``offset`` higher."""
+    ports: list[int] = []
+    taken: set[int] = set()
+    while len(ports) < count:
+        port = secrets.choice(among)
+        own = {port, port + offset}
+        if not own & taken and all(map(_is_free, own)):
+            ports.append(port)
+            taken |= own
+    return ports
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe, suppress(OSError):
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from ..shared.connection import CommandConnection
 from ..shared.embedded import find_redis_server
 from ..shared.errors import ConfigurationError
-from .redis_processes import RedisProcesses, free_port
+from .redis_processes import RedisProcesses, free_port, free_ports
 
 NAME = "penstock"
 NUM_SERVERS = NUM_SENTINELS = 3
@@ -37,8 +37,8 @@ class SentinelTrio(RedisProcesses):
 
     def __init__(self, folder: Path, password: str = "") -> None:
         super().__init__(folder, password)
-        self._ports = [free_port() for _ in range(NUM_SERVERS)]
-        self._sentinel_ports = [free_port() for _ in range(NUM_SENTINELS)]
+        ports = free_ports(NUM_SERVERS + NUM_SENTINELS)
+        self._ports, self._sentinel_ports = ports[:NUM_SERVERS], ports[NUM_SERVERS:]
 
     @property
     def url(self) -> str:
@@ -149,12 +149,7 @@ class SentinelTrio(RedisProcesses):
             ]
         config.write_text("\n".join(lines) + "\n")
         self._spawn(port, str(config), "--sentinel")
-        self._wait_until(lambda: self._answers(port), "a Sentinel does not answer", port)
-
-    def _answers(self, port: int) -> bool:
-        with suppress(RedisError), closing(self._sentinel(port)) as sentinel:
-            return bool(sentinel.ping())
-        return False
+        self._wait_until(lambda: self._is_ours(port, self._sentinel), "a Sentinel does not answer", port)
 
 
 def has_sentinel_mode(folder: Path) -> bool:

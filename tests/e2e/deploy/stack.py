@@ -21,7 +21,7 @@ import httpx
 import redis
 
 from penstock.ops.demo.run import MODEL
-from penstock.ops.redis_processes import free_port
+from penstock.ops.redis_processes import free_ports
 from penstock.shared.embedded import find_redis_server
 from penstock.shared.redis_access.users import Role
 
@@ -44,7 +44,8 @@ class ComposeStack:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.secrets = folder / "secrets"
-        self.ports = {name: free_port() for name in ("redis", "worker", "gateway", "dashboard", "metrics")}
+        names = ("redis", "worker", "gateway", "dashboard", "metrics")
+        self.ports: dict[str, int] = dict(zip(names, free_ports(len(names)), strict=True))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._managers: dict[str, socket.socket] = {}
         made = subprocess.run(
