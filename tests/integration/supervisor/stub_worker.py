@@ -36,6 +36,8 @@ def main() -> None:
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
 
+    # Who is told of a state may signal at once.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else lambda *_: sys.exit(0))
     say("starting")
     if behaviour == "refuse":
         say("failed", code="model_load_error", message="there is no such model")
@@ -47,7 +49,6 @@ def main() -> None:
     if behaviour == "lose-core":
         say("failed", code="engine_dead", message="the engine core died (killed by signal 11)", num_tokens=7)
         sys.exit(3)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else lambda *_: sys.exit(0))
     while True:
         if behaviour != "mute":
             say(state)
