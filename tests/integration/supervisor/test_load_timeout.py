@@ -10,7 +10,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import redis
 
+from penstock.shared.keys import Keys
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.serving.process import EXIT_LOAD_TIMED_OUT
@@ -18,7 +20,7 @@ from penstock.worker.serving.process import EXIT_LOAD_TIMED_OUT
 from ...conftest import DEMO_MODEL
 from ...processes import is_alive
 from ..gated_weights import GatedModel
-from .conftest import DEADLINE_S, StartWorker, run_worker, wait_until
+from .conftest import DEADLINE_S, StartWorker, wait_until
 
 # Long enough for a machine that is busy to give a core that loads some of its time.
 LOAD_TIMEOUT_S = 10
@@ -45,10 +47,9 @@ def test_a_core_that_hangs_is_restarted_until_it_loads(
     lost = next(event for event in worker.events if event.get("cause") == finding)
     assert (lost["event"], lost["is_external"]) == ("engine_lost", False)
     # By now it may have hung once more, for a tenth of a second longer.
-    wait_until(
-        lambda: HUNG in run_worker("list", "--redis-url", redis_url, "--namespace", namespace).stdout,
-        "the heartbeat says nothing",
-    )
+    listed = Keys(namespace).engine(str(lost["engine_id"]))
+    with redis.Redis.from_url(redis_url, decode_responses=True) as commands:
+        wait_until(lambda: HUNG in (commands.get(listed) or ""), "the heartbeat says nothing")
     model.open()
     worker.await_event("engine_restarted")
     worker.process.terminate()

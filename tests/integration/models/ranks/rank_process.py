@@ -57,17 +57,16 @@ Layout = list[Any]
 class Echoed:
     """A forward whose logits all ranks have: so each runs the same scheduler, as if it were alone."""
 
-    def __init__(self, forward: Forward) -> None:
-        self._forward = forward
+    def __init__(self, model: LoadedModel) -> None:
+        self._forward, self._vocab_size = model.forward, model.vocab_size
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._forward, name)
 
     def run(self, step: ModelInput) -> Tensor:
         logits = self._forward.run(step).contiguous()
-        shape: list[Any] = [list(logits.shape)]
-        dist.broadcast_object_list(shape, 0)
-        logits = logits if dist.get_rank() == 0 else logits.new_empty(shape[0])
+        if dist.get_rank():
+            logits = logits.new_empty(len(step.logit_rows), self._vocab_size)
         dist.broadcast(logits, 0)
         return logits
 
@@ -106,7 +105,7 @@ def describe(model: LoadedModel) -> dict[str, Any]:
 def serve(folder: str, layout: Layout, prompts: list[list[int]], tokens: list[list[int]]) -> dict[str, Any]:
     """Run the survey's comparison through engines."""
     model = load(folder, layout)
-    model.forward = Echoed(model.forward)  # pyright: ignore[reportAttributeAccessIssue]
+    model.forward = Echoed(model)  # pyright: ignore[reportAttributeAccessIssue]
     run = partial(trial.run_engine, model=model)
     told = trial.compare(Path(folder), trial.Expectation(prompts, tokens), model.forward, run)
     return describe(model) | {"told": told}
@@ -123,7 +122,7 @@ def tried_bits(folder: str, layout: Layout, *, is_compiled: bool) -> dict[str, A
         native.load()
     try:
         model = load(folder, layout, deterministic=True)
-        model.forward = Echoed(model.forward)  # pyright: ignore[reportAttributeAccessIssue]
+        model.forward = Echoed(model)  # pyright: ignore[reportAttributeAccessIssue]
         return {"alone": model.computes_rows_alone, "kept": keeps_bits(model)}
     finally:
         native.unload()
