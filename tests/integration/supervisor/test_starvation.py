@@ -16,6 +16,7 @@ from .conftest import wait_until
 pytestmark = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel counts no waiting")
 
 BUSY, ASLEEP = "while True: pass", "input()"
+SHARED_S = 0.1
 
 
 def test_who_shares_a_processor_waits_and_who_sleeps_does_not() -> None:
@@ -33,8 +34,9 @@ def test_who_shares_a_processor_waits_and_who_sleeps_does_not() -> None:
         wait_until(lambda: Path(f"/proc/{asleep}/stat").read_text().split()[2] == "S", "it does not sleep")
         before = [waited_for_processor_s(pid) for pid in (*busy, asleep)]
         for pid, had in zip(busy, before[:2], strict=True):
-            wait_until(lambda pid=pid, had=had: waited_for_processor_s(pid) > had + 0.1, "a processor is not shared")
-        assert waited_for_processor_s(asleep) == before[2]
+            wait_until(lambda pid=pid, had=had: waited_for_processor_s(pid) > had + SHARED_S, "no processor is shared")
+        # Whatever wakes it for a moment, it wants none meanwhile.
+        assert waited_for_processor_s(asleep) < before[2] + SHARED_S
     finally:
         for child in children:
             child.kill()
