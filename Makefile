@@ -39,7 +39,7 @@ test-versions:
 
 # What needs neither torch nor an engine process and is quick, as tests/fast.py says.
 test-fast: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $$(( $(LANES) - 2 )) --fast
+	$(BIN)/python -m pytest -n $$(( $(LANES) - 1 )) --fast
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

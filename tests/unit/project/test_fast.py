@@ -42,6 +42,7 @@ def test_its_files_are_imported_without_torch(request: pytest.FixtureRequest) ->
     assert not [name for name in chosen if name.startswith(NEED_TORCH)]
 
 
+@pytest.mark.slow
 def test_files_that_need_it_are_left_out() -> None:
     # A folder and a file of another. The conftest.py of a folder that is named is imported before anything is left out,
     # so it is one whose conftest.py does without.

@@ -164,6 +164,7 @@ LIGHT = (
 )
 
 
+@pytest.mark.slow
 def test_light_modules_load_no_heavy_library() -> None:
     """Each in a child of one process, which has what all import."""
     # Where OpenTelemetry is installed, redis-py has loaded it by itself since 7.2.
