@@ -49,7 +49,7 @@ def test_a_core_that_hangs_is_restarted_until_it_loads(
     # By now it may have hung once more, for a tenth of a second longer.
     listed = Keys(namespace).engine(str(lost["engine_id"]))
     with redis.Redis.from_url(redis_url, decode_responses=True) as commands:
-        wait_until(lambda: HUNG in (commands.get(listed) or ""), "the heartbeat says nothing")
+        wait_until(lambda: HUNG in str(commands.get(listed)), "the heartbeat says nothing")
     model.open()
     worker.await_event("engine_restarted")
     worker.process.terminate()
