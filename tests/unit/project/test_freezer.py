@@ -1,0 +1,59 @@
+"""``make test-frozen``: what it freezes, and that it lets go of all in the end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ... import freezer
+from ...freezer import hierarchy
+
+needs_groups = pytest.mark.skipif(hierarchy() is None, reason="no cgroup v2 hierarchy to write to: needs root")
+
+# Ends when it has seen another process of the command stand still, and run again.
+WATCHES = """
+import subprocess, sys
+from pathlib import Path
+sleeper = subprocess.Popen(["sleep", "1000"])
+group = Path(f"/proc/{sleeper.pid}/cgroup")
+for name in ("still", "running"):
+    while not group.read_text().rstrip().endswith(name): pass
+sleeper.kill()
+sleeper.wait()
+sys.exit(7)
+"""
+
+
+@needs_groups
+def test_processes_stand_still_and_run_again(capsys: pytest.CaptureFixture[str]) -> None:
+    place = hierarchy()
+    assert place is not None
+    before = {group for group in place.iterdir() if group.is_dir()}
+    assert freezer.run([sys.executable, "-c", WATCHES], seed=5) == 7
+    assert capsys.readouterr().err.startswith("seed 5: processes were frozen ")
+    assert {group for group in place.iterdir() if group.is_dir()} <= before
+
+
+@needs_groups
+def test_who_is_born_where_others_stand_still_is_let_go(tmp_path: Path) -> None:
+    place = hierarchy()
+    assert place is not None
+    groups = freezer.Freezer(place / f"penstock-{tmp_path.name}", seed=0)
+    process = subprocess.Popen(["sleep", "1000"])
+    try:
+        (groups.running.with_name("still") / "cgroup.procs").write_text(str(process.pid))
+        groups.look(0.0)
+        assert Path(f"/proc/{process.pid}/cgroup").read_text().rstrip().endswith("running")
+    finally:
+        process.kill()
+        process.wait()
+        groups.close()
+
+
+def test_without_a_place_for_groups_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(freezer, "hierarchy", lambda: None)
+    with pytest.raises(SystemExit, match="run this as root"):
+        freezer.run(["true"], seed=0)
