@@ -42,21 +42,24 @@ class Meter:
         pids = {int(entry) for entry in os.listdir("/proc") if entry.isdecimal()}
         self._known &= pids
         ticks = 0
-        for pid in filter(self._belongs, pids):
+        for pid in sorted(pids):
             try:
                 fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue  # it is among the children of its parent now
-            ticks += sum(map(int, fields[11:15]))
+            if self._belongs(pid, int(fields[1])):
+                ticks += sum(map(int, fields[11:15]))
         return ticks / _TICKS_PER_S
 
-    def _belongs(self, pid: int) -> bool:
-        # Asked again until it is: a child that has not become its program yet has its parent's variables.
+    def _belongs(self, pid: int, parent: int) -> bool:
+        # Asked again until it is: a child that has not become its program yet has its parent's variables. redis-server
+        # has none that can be seen, since it writes its title over them.
         if pid not in self._known:
             try:
-                if f"{_VARIABLE}={_MARK}".encode() not in Path(f"/proc/{pid}/environ").read_bytes():
-                    return False
+                environment = Path(f"/proc/{pid}/environ").read_bytes()
             except OSError:
+                return False
+            if parent not in self._known and f"{_VARIABLE}={_MARK}".encode() not in environment:
                 return False
             self._known.add(pid)
         return True

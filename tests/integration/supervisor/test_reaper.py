@@ -127,10 +127,15 @@ async def test_a_model_in_disorder_keeps_no_reaper_from_the_others(
         async def is_queued() -> bool:
             return await broker.state("r") == "queued"
 
-        await eventually(is_queued)
-    said = [entry["error"] for entry in logs if entry["event"] == "reaping_failed"]
+        def said() -> list[str]:
+            return [entry["error"] for entry in logs if entry["event"] == "reaping_failed"]
+
+        async def is_put_right() -> bool:
+            """What another program has put in a key's place is."""
+            return await commands.execute("TYPE", keys.model("a-broken-one").prefix + "reaper") != b"string"
+
+        # Whoever had asked which models there are before these were listed has not seen them yet.
+        for found in (is_queued, is_put_right, lambda: any("an{unusable}name" in error for error in said())):
+            await eventually(found)
     # The two reapers look at different times, and each says once what it found.
-    assert 1 <= len(said) <= 4
-    assert "an{unusable}name" in said[-1]
-    # What another program has put in a key's place is put right.
-    assert await commands.execute("TYPE", keys.model("a-broken-one").prefix + "reaper") != b"string"
+    assert len(said()) <= 4
