@@ -26,7 +26,7 @@ from .redis_access.link import (
     RETRY_PAUSE_S,
     Fullness,
     Outage,
-    close_connection,
+    clear_away,
     full_error,
     heed_cancellation,
     is_read_only,
@@ -39,13 +39,15 @@ from .redis_access.link import (
 )
 from .redis_access.replies import deliver_replies
 from .redis_access.subscriber import Subscriber, Subscription
+from .redis_access.traffic import Traffic
 from .redis_access.url import mask_url
 
 __all__ = ["RETRY_FOR_S", "CommandConnection", "Subscriber", "Subscription"]
 
 RETRY_FOR_S = 60.0
-# A connection on which commands wait is dropped after this many looks in a row that found no reply. Looks are
-# counted, not seconds: a process that was itself stopped for a while must read what has come before it judges.
+# A connection on which commands wait is dropped after this many looks in a row that found no reply, nor that a part of
+# a large one had come, or of a large command gone. Looks are counted, not seconds: a process that was itself stopped
+# for a while must read what has come before it judges.
 LOOK_INTERVAL_S = 1.0
 MAX_SILENT_LOOKS = 5
 
@@ -55,7 +57,7 @@ class CommandConnection:
 
     A lost connection is opened again, and commands in flight are sent again for up to ``retry_for_s`` (``inf`` for
     ever): all of Penstock's scripts may run twice without harm, except ``claim``, which asks for ``retry=False``.
-    A connection counts as lost, too, when commands wait and nothing is answered for 5 s, and when the server says
+    A connection counts as lost, too, when commands wait and nothing comes or goes for 5 s, and when the server says
     that it is loading, failing over or busy. What a full server refuses is sent again, too, over the same connection.
 
     Args:
@@ -199,6 +201,7 @@ class CommandConnection:
         self._outbox = []
         self._has_output = asyncio.Event()
         self._num_silent_looks = 0
+        self._traffic = Traffic(connection)
         self._tasks = [
             asyncio.create_task(self._write(connection, self._has_output)),
             asyncio.create_task(self._read(connection)),
@@ -252,7 +255,7 @@ class CommandConnection:
 
     async def _read(self, connection: AbstractConnection) -> None:
         try:
-            await deliver_replies(connection, partial(self._take, self._waiting))
+            await deliver_replies(connection, partial(self._take, self._waiting), self._traffic.note_part)
         except Exception as error:
             # Whatever it is, a reply that nobody reads would be waited for in vain.
             self._drop(error, connection)
@@ -276,7 +279,7 @@ class CommandConnection:
         self._next_look = None
         if not self._waiting or self._connection is None:
             return
-        self._num_silent_looks += 1
+        self._num_silent_looks = 0 if self._traffic.has_moved() else self._num_silent_looks + 1
         if self._num_silent_looks > MAX_SILENT_LOOKS:
             error = RedisConnectionError(f"no reply for {MAX_SILENT_LOOKS * LOOK_INTERVAL_S:g} s")
             self._drop(error, self._connection)
@@ -292,17 +295,6 @@ class CommandConnection:
         for future in waiting:
             if not future.done():
                 future.set_exception(RedisConnectionError(str(error) or type(error).__name__))
-        leftover = asyncio.create_task(_clear_away(self._tasks, asyncio.current_task(), connection))
+        leftover = asyncio.create_task(clear_away(self._tasks, asyncio.current_task(), connection))
         self._leftovers.add(leftover)
         leftover.add_done_callback(self._leftovers.discard)
-
-
-async def _clear_away(
-    tasks: list[asyncio.Task[None]], dropper: asyncio.Task[Any] | None, connection: AbstractConnection
-) -> None:
-    """End the tasks of a dropped connection and close it; the task that dropped it ends by itself."""
-    for task in tasks:
-        if task is not dropper:
-            task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await close_connection(connection)

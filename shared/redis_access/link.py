@@ -214,3 +214,14 @@ class Fullness(Outage):
 
     def _tell_of_the_end(self, away_s: float) -> None:
         self._log.info("redis_has_room", full_s=away_s)
+
+
+async def clear_away(
+    tasks: list[asyncio.Task[None]], dropper: asyncio.Task[Any] | None, connection: AbstractConnection
+) -> None:
+    """End the tasks of a dropped connection and close it; the task that dropped it ends by itself."""
+    for task in tasks:
+        if task is not dropper:
+            task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await close_connection(connection)

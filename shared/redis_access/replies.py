@@ -24,10 +24,15 @@ from .link import heed_cancellation
 _NOT_ENOUGH = object()
 
 
-async def deliver_replies(connection: AbstractConnection, on_reply: Callable[[Any], None]) -> NoReturn:
+async def deliver_replies(
+    connection: AbstractConnection, on_reply: Callable[[Any], None], on_part: Callable[[], None] = lambda: None
+) -> NoReturn:
     """Call ``on_reply`` with each reply, in order, until the connection is lost; a refusal comes as an exception.
 
     To be called once, when all replies so far have been read. Without hiredis, redis-py reads them.
+
+    Args:
+        on_part: called when bytes have come that end no reply; without hiredis it never is.
 
     Raises:
         redis.exceptions.ConnectionError, OSError: how the connection was lost, or that the server is loading.
@@ -37,7 +42,7 @@ async def deliver_replies(connection: AbstractConnection, on_reply: Callable[[An
     if hiredis is None or writer is None:
         await _read_each(connection, on_reply)
     transport: asyncio.Transport = writer.transport  # type: ignore[assignment,union-attr]  # a stream has such a one
-    protocol = _ReplyProtocol(transport.get_protocol(), on_reply)
+    protocol = _ReplyProtocol(transport.get_protocol(), on_reply, on_part)
     transport.set_protocol(protocol)
     # An end that came with the last reply was told to the protocol before.
     reader: asyncio.StreamReader | None = getattr(connection, "_reader", None)
@@ -62,10 +67,11 @@ class _ReplyProtocol(asyncio.Protocol):
     ``ended`` fails when the connection is lost.
     """
 
-    def __init__(self, streams: Any, on_reply: Callable[[Any], None]) -> None:
+    def __init__(self, streams: Any, on_reply: Callable[[Any], None], on_part: Callable[[], None]) -> None:
         assert hiredis is not None
         self._streams = streams
         self._on_reply = on_reply
+        self._on_part = on_part
         self._reader = hiredis.Reader(replyError=DefaultParser.parse_error, notEnoughData=_NOT_ENOUGH)
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -75,10 +81,14 @@ class _ReplyProtocol(asyncio.Protocol):
         gets, on_reply = self._reader.gets, self._on_reply
         try:
             self._reader.feed(data)
-            while (reply := gets()) is not _NOT_ENOUGH:
+            reply = gets()
+            if reply is _NOT_ENOUGH:
+                self._on_part()
+            while reply is not _NOT_ENOUGH:
                 if isinstance(reply, RedisConnectionError):  # it says that it is loading
                     raise reply
                 on_reply(reply)
+                reply = gets()
         except Exception as error:
             self._end(error)
 

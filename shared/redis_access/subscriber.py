@@ -215,7 +215,10 @@ class Subscriber:
         raise RedisConnectionError("there was a failover")
 
     async def _read(self, connection: AbstractConnection) -> None:
-        await deliver_replies(connection, self._take)
+        await deliver_replies(connection, self._take, self._note_part)
+
+    def _note_part(self) -> None:
+        self._heard = True
 
     def _take(self, reply: Any) -> None:
         self._heard = True
