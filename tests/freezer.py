@@ -97,12 +97,24 @@ def _move(pid: int, group: Path) -> bool:
 
 
 def hierarchy() -> Path | None:
-    """Where groups of processes can be made; None if nowhere."""
+    """Where groups of processes can be made and frozen; None if nowhere."""
     for line in Path("/proc/mounts").read_text().splitlines():
         _, place, kind, *_ = line.split()
-        if kind == "cgroup2" and os.access(place, os.W_OK):
+        if kind == "cgroup2" and _can_freeze(Path(place)):
             return Path(place)
     return None
+
+
+def _can_freeze(place: Path) -> bool:
+    tried = place / f"penstock-tried-{os.getpid()}"
+    try:
+        tried.mkdir()
+        try:
+            return all(os.access(tried / name, os.W_OK) for name in ("cgroup.procs", "cgroup.freeze"))
+        finally:
+            tried.rmdir()
+    except OSError:
+        return False
 
 
 def run(command: list[str], seed: int) -> int:
