@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 
 LOOK_INTERVAL_S = 0.015
-# So many stand still at once, at most. More than that is a slower machine, and not another order of events.
-MAX_FROZEN = 5
+# So many stand still at once, at most, and one of four. More is a slower machine, and not another order of events.
+MAX_FROZEN, ONE_OF = 5, 4
 # Of those that begin, how many are frozen soon after; and when, at most.
 SHARE_OF_YOUNG, YOUNG_S = 0.5, 0.5
 # Squares of what is drawn: mostly short, sometimes as long as this.
@@ -72,7 +72,8 @@ class Freezer:
             self._freeze(pid, now)
 
     def _freeze(self, pid: int, now: float) -> None:
-        if len(self._thaw_at) < MAX_FROZEN and pid not in self._thaw_at and _move(pid, self._still):
+        most = min(MAX_FROZEN, (len(self._seen) + ONE_OF // 2) // ONE_OF)
+        if len(self._thaw_at) < most and pid not in self._thaw_at and _move(pid, self._still):
             self._thaw_at[pid] = now + self._random.random() ** 2 * MAX_FREEZE_S
             self.num_freezes += 1
 

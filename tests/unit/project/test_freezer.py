@@ -15,12 +15,12 @@ needs_groups = pytest.mark.skipif(hierarchy() is None, reason="no cgroup v2 hier
 
 # Ends when it has seen another process of the command stand still, and run again.
 WATCHES = """
-import subprocess, sys
+import subprocess, sys, time
 from pathlib import Path
 sleeper = subprocess.Popen(["sleep", "1000"])
 group = Path(f"/proc/{sleeper.pid}/cgroup")
 for name in ("still", "running"):
-    while not group.read_text().rstrip().endswith(name): pass
+    while not group.read_text().rstrip().endswith(name): time.sleep(0.005)
 sleeper.kill()
 sleeper.wait()
 sys.exit(7)
