@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import pytest
 from penstock.shared import connection as connection_module
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.redis_access import replies
-from penstock.shared.redis_access import subscriber as subscriber_module
 
 from ....redis_server import RedisServer
 from ..harness import until
@@ -22,26 +21,29 @@ from ..harness import until
 CHUNK_BYTES = 1 << 18
 LARGE = b"penstock" * (32 * CHUNK_BYTES // 8)
 LOOKS_PER_CHUNK = 2
-# More than the link takes for the last chunks, which it holds when nothing of them is left at either end.
+# Of the event loop, in which whoever has been sent something reads it.
+TURNS = 10
+# More than are made of the last chunks, which the link holds when nothing of them is left at either end.
 MAX_SILENT_LOOKS = 12
-PING_INTERVAL_S = 0.2
 
 needs_hiredis = pytest.mark.skipif(replies.hiredis is None, reason="without hiredis a part of a reply is not seen")
 
 
 class SlowLink:
-    """Stands between clients and a Redis, at once until it ``is_slow``, and then with a chunk at a time.
+    """Stands between clients and a Redis, and counts time by the chunks that have passed: however slow Redis is.
 
     Attributes:
-        next_chunks: lets one chunk pass, of either direction, each time that it is released.
+        is_open: a chunk passes when it is set.
+        on_chunk: called when one has passed, and who waits for it has had the time to read it; whether Redis sent it.
     """
 
     def __init__(self, server: RedisServer, path: Path) -> None:
         self._target = server.url.removeprefix("unix://")
         self._path = path
         self.url = f"unix://{path}"
-        self.is_slow = False
-        self.next_chunks = asyncio.Semaphore(0)
+        self.is_open = asyncio.Event()
+        self.is_open.set()
+        self.on_chunk: Callable[[bool], None] = lambda _: None
         self._serving: list[asyncio.Task[Any]] = []
 
     async def start(self) -> None:
@@ -59,16 +61,18 @@ class SlowLink:
         self._serving.append(task)
         upstream, downstream = await asyncio.open_unix_connection(self._target)
         with suppress(asyncio.CancelledError):  # by ``close``
-            await asyncio.gather(self._pass_on(reader, downstream), self._pass_on(upstream, writer))
+            await asyncio.gather(self._pass_on(reader, downstream, False), self._pass_on(upstream, writer, True))
         for end in (writer, downstream):
             end.close()
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_reply: bool) -> None:
         while data := await reader.read(CHUNK_BYTES):
-            if self.is_slow:
-                await self.next_chunks.acquire()
+            await self.is_open.wait()
             writer.write(data)
             await writer.drain()
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+            self.on_chunk(is_reply)
         writer.close()  # which ends the other direction as well
 
 
@@ -82,22 +86,21 @@ async def link(server: RedisServer, tmp_path: Path) -> AsyncIterator[SlowLink]:
 
 @pytest.fixture
 async def commands(link: SlowLink, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[CommandConnection]:
-    """A chunk passes with every second look of it."""
-    monkeypatch.setattr(connection_module, "LOOK_INTERVAL_S", 0.01)
+    """It looks when a chunk has passed, and at no other time."""
+    monkeypatch.setattr(connection_module, "LOOK_INTERVAL_S", 3600.0)
     monkeypatch.setattr(connection_module, "MAX_SILENT_LOOKS", MAX_SILENT_LOOKS)
-    look, num_looks = CommandConnection._look, 0
-
-    def counted(self: CommandConnection) -> None:
-        nonlocal num_looks
-        num_looks += 1
-        if num_looks % LOOKS_PER_CHUNK == 0:
-            link.next_chunks.release()
-        look(self)
-
-    monkeypatch.setattr(CommandConnection, "_look", counted)
-    commands = CommandConnection(link.url)
+    commands, num_looks = CommandConnection(link.url), 0
     await commands.open()
-    link.is_slow = True
+
+    def look(is_reply: bool) -> None:
+        nonlocal num_looks
+        for _ in range(LOOKS_PER_CHUNK):
+            if (timer := commands._next_look) is not None:
+                num_looks += 1
+                timer.cancel()
+                commands._look()
+
+    link.on_chunk = look
     yield commands
     assert num_looks > 2 * MAX_SILENT_LOOKS, "it was no longer under way than it may be silent"
     await commands.close()
@@ -118,28 +121,28 @@ async def test_a_large_reply_is_read(link: SlowLink, commands: CommandConnection
 
 
 @needs_hiredis
-async def test_a_large_message_is_read(link: SlowLink, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriber_module, "PING_INTERVAL_S", PING_INTERVAL_S)
+async def test_a_part_of_a_large_message_is_a_sign_of_life(link: SlowLink, server: RedisServer) -> None:
     direct, subscriber = CommandConnection(server.url), Subscriber(link.url)
     heard: list[bytes] = []
     subscriber.start()
     await subscriber.subscribe("channel", heard.append)
-
-    async def let_pass() -> None:
-        # Answers to pings stand behind what passes meanwhile, and come too late.
-        while True:
-            await asyncio.sleep(PING_INTERVAL_S / 3)
-            link.next_chunks.release()
-
-    passing = asyncio.ensure_future(let_pass())
-    link.is_slow = True
+    for _ in range(2 * TURNS):  # what was told of the subscription has passed
+        await asyncio.sleep(0)
+    link.on_chunk = lambda is_reply: link.is_open.clear() if is_reply else None
+    # As a ping begins, whose answer stands behind the message.
+    subscriber._heard = False
     await direct.execute("PUBLISH", "channel", LARGE)
 
-    async def is_heard() -> bool:
-        return bool(heard)
+    async def is_alive() -> bool:
+        return subscriber._heard
 
-    await until(is_heard)
-    assert heard == [LARGE]
-    passing.cancel()
+    async def has_all() -> bool:
+        return heard == [LARGE]
+
+    await until(is_alive)
+    assert heard == []
+    link.on_chunk = lambda _: None
+    link.is_open.set()
+    await until(has_all)
     await subscriber.close()
     await direct.close()
