@@ -12,6 +12,7 @@ LANES ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) < 5 ? $$(getconf _NPROC
 BIN := $(VENV)/bin
 # Folders of sources.
 PARTS := kernels ops producer shared worker
+SUITE = $(BIN)/python -m pytest -n $(LANES) --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: demo demo-dashboard test test-fast test-frozen test-versions test-cost check format bench bench-peers engine-vllm gpu-check chaos models layouts portable vendor screenshots install clean test-ray
@@ -24,12 +25,11 @@ demo-dashboard: $(VENV)/.installed-dashboard
 	$(BIN)/penstock demo --dashboard
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(LANES) --dist loadgroup --no-loadscope-reorder
+	$(SUITE)
 
-# The suite, whose processes stand still at random moments; as root. Whatever fails by itself has failed on some machine.
+# The suite while its processes stand still at random moments; as root. What fails there would fail on some machine.
 test-frozen: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.freezer $(if $(SEED),--seed $(SEED)) -- \
-		$(BIN)/python -m pytest -n $(LANES) --dist loadgroup --no-loadscope-reorder $(TESTS)
+	$(BIN)/python -m tests.freezer $(if $(SEED),--seed $(SEED)) -- $(SUITE) $(TESTS)
 
 # Which tests cost what, in seconds of processors; TESTS are files or folders.
 test-cost: $(VENV)/.installed-dev

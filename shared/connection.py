@@ -39,7 +39,7 @@ from .redis_access.link import (
 )
 from .redis_access.replies import deliver_replies
 from .redis_access.subscriber import Subscriber, Subscription
-from .redis_access.traffic import Traffic
+from .redis_access.unsent import Unsent
 from .redis_access.url import mask_url
 
 __all__ = ["RETRY_FOR_S", "CommandConnection", "Subscriber", "Subscription"]
@@ -201,7 +201,7 @@ class CommandConnection:
         self._outbox = []
         self._has_output = asyncio.Event()
         self._num_silent_looks = 0
-        self._traffic = Traffic(connection)
+        self._unsent = Unsent(connection)
         self._tasks = [
             asyncio.create_task(self._write(connection, self._has_output)),
             asyncio.create_task(self._read(connection)),
@@ -255,10 +255,13 @@ class CommandConnection:
 
     async def _read(self, connection: AbstractConnection) -> None:
         try:
-            await deliver_replies(connection, partial(self._take, self._waiting), self._traffic.note_part)
+            await deliver_replies(connection, partial(self._take, self._waiting), self._note_part)
         except Exception as error:
             # Whatever it is, a reply that nobody reads would be waited for in vain.
             self._drop(error, connection)
+
+    def _note_part(self) -> None:
+        self._num_silent_looks = 0
 
     def _take(self, waiting: deque[asyncio.Future[Any]], reply: Any) -> None:
         """Give a reply to the command that has waited longest on its connection."""
@@ -279,7 +282,7 @@ class CommandConnection:
         self._next_look = None
         if not self._waiting or self._connection is None:
             return
-        self._num_silent_looks = 0 if self._traffic.has_moved() else self._num_silent_looks + 1
+        self._num_silent_looks = 0 if self._unsent.has_shrunk() else self._num_silent_looks + 1
         if self._num_silent_looks > MAX_SILENT_LOOKS:
             error = RedisConnectionError(f"no reply for {MAX_SILENT_LOOKS * LOOK_INTERVAL_S:g} s")
             self._drop(error, self._connection)

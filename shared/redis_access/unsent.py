@@ -1,4 +1,4 @@
-"""Whether anything comes or goes over a connection: what is large takes its time on a slow link."""
+"""Whether a connection still sends what it was given: what is large takes its time on a slow link."""
 
 from __future__ import annotations
 
@@ -15,25 +15,19 @@ except ImportError:  # where there are none, what the system has still to send i
     fcntl = termios = None
 
 
-class Traffic:
-    """What is on its way over ``connection``, seen from look to look."""
+class Unsent:
+    """What ``connection`` has still to send, seen from look to look."""
 
     def __init__(self, connection: AbstractConnection) -> None:
         self._transport: Any = getattr(getattr(connection, "_writer", None), "transport", None)
-        self._has_come = False
-        self._unsent = 0
+        self._num_bytes = 0
 
-    def note_part(self) -> None:
-        """Bytes have come that are no whole reply yet."""
-        self._has_come = True
+    def has_shrunk(self) -> bool:
+        """Whether it is less than when this was asked last."""
+        before, self._num_bytes = self._num_bytes, self._count()
+        return self._num_bytes < before
 
-    def has_moved(self) -> bool:
-        """Whether a part of a reply has come since this was asked last, or a part of what is to be sent has gone."""
-        before, self._unsent = self._unsent, self._count_unsent()
-        has_come, self._has_come = self._has_come, False
-        return has_come or self._unsent < before
-
-    def _count_unsent(self) -> int:
+    def _count(self) -> int:
         """Bytes that the other end has not confirmed: the transport's, and those that the system holds for it."""
         if self._transport is None or self._transport.is_closing():
             return 0
