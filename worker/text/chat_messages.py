@@ -35,7 +35,8 @@ class MessageForm:
             ValidationError: one is none, or a part of a content is no text.
         """
         messages = [self._content.apply(message) for message in check_messages(messages)]
-        return [self._of_message(message) if message.get("role") == "assistant" else message for message in messages]
+        messages = [self._of_message(message) if message["role"] == "assistant" else message for message in messages]
+        return _without_none(messages)
 
     def _of_message(self, message: dict[str, Any]) -> dict[str, Any]:
         reasoning = next((message[name] for name in _REASONING_FIELDS if message.get(name) is not None), None)
@@ -73,6 +74,16 @@ class MessageForm:
         is_python, is_quoted_twice = f"'{_KEY}'" in text, f'\\"{_KEY}' in text
         shows_none = text.count("None") > before.count("None")
         return _KEY in text and not is_python and not is_quoted_twice and not shows_none
+
+
+def _without_none(messages: Messages) -> Messages:
+    """Drop keys whose value is None, as transformers does: templates ask whether there are ``tool_calls``, not which.
+
+    A content stays, since DeepSeek's templates ask whether it is None.
+    """
+    return [
+        {key: value for key, value in message.items() if value is not None or key == "content"} for message in messages
+    ]
 
 
 def _of_call(call: Any, *, wants_text: bool) -> Any:

@@ -1,21 +1,18 @@
 """A model's chat template, rendered in jinja2's sandbox with the names that templates on the hub expect.
 
-Source: transformers, "Chat templates" (trim_blocks, lstrip_blocks, ``raise_exception``, ``strftime_now``, ``tojson``,
-``tools`` and ``documents`` that are None where there are none, a template of its own for tools).
+Source: transformers, "Chat templates" (``tools`` and ``documents`` that are None where there are none, a template of
+its own for tools). Tags, filters and globals are in ``chat_environment.py``.
 """
 
 from __future__ import annotations
 
-import datetime
-import json
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...shared.errors import ModelLoadError, ValidationError
+from .chat_environment import make_environment
 from .chat_messages import MessageForm, Messages
 
 
@@ -23,10 +20,7 @@ class ChatTemplate:
     """Turns chat messages into the text the model was trained on."""
 
     def __init__(self, source: str, special_tokens: dict[str, str], tool_use_source: str | None = None) -> None:
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
+        environment = make_environment()
         self.source, self.tool_use_source = source, source if tool_use_source is None else tool_use_source
         try:
             self._template = environment.from_string(self.source)
@@ -83,21 +77,3 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
         if isinstance(value, str):
             tokens[name] = value
     return tokens
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.datetime.now().strftime(pattern)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -113,6 +113,11 @@ def test_no_tools_are_none_as_in_transformers() -> None:
     assert template.render([], {}) == "TrueTrue"
 
 
+def test_fields_that_are_none_are_not_there() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{{ 'tool_calls' in m }}{% endfor %}", {})
+    assert template.render([{"role": "assistant", "content": "6", "tool_calls": None, "audio": None}], {}) == "6False"
+
+
 def test_reasoning_is_there_under_each_of_its_names() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.reasoning_content }}{{ m.thinking }}{% endfor %}", {})
     assert template.render([{"role": "assistant", "content": "6", "reasoning": "4 + 2"}], {}) == "4 + 24 + 2"
