@@ -20,6 +20,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
 from .encodable import unencodable
+from .redis_access.channels import DatabaseChannels
 from .redis_access.link import (
     FULL_PAUSE_S,
     LOST,
@@ -69,6 +70,7 @@ class CommandConnection:
     ) -> None:
         self._url = url
         self._pool = make_pool(url)
+        self._channels = DatabaseChannels(self._pool)
         self._retry_for_s = retry_for_s
         self._on_moved = on_moved
         self._has_refused = False
@@ -123,6 +125,7 @@ class CommandConnection:
             redis.exceptions.ResponseError: Redis refused the command.
         """
         loop = asyncio.get_running_loop()
+        args = self._channels.in_command(args)
         give_up_at = loop.time() + self._retry_for_s
         may_have_run = was_full = was_refused = False
         while True:
@@ -162,10 +165,15 @@ class CommandConnection:
         Args:
             how: as of ``execute``.
         """
+        script = self.script_here(script)
         try:
             return await self.execute("EVALSHA", script.sha, len(keys), *keys, *args, **how)
         except NoScriptError:
             return await self.execute("EVAL", script.text, len(keys), *keys, *args, **how)
+
+    def script_here(self, script: Any) -> Any:
+        """Return a ``Script`` as it is run in the database of this connection."""
+        return self._channels.in_script(script)
 
     async def close(self) -> None:
         """Drop the connection; commands in flight fail."""

@@ -7,6 +7,9 @@ A model may have several partitions (``partitions/``), each with keys of its own
 only one of most models, {MODEL#1} the second. Each is placed on shards, and moved, as a model is.
 A namespace keeps deployments (and tests) on one Redis apart.
 
+A database of Redis has its own keys, but channels belong to the whole server. So each connection writes the number of
+its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` in database 3. Database 0 has none.
+
     key                                    type      lives
     NS:models                              hash      for ever; model name -> ModelCard
     NS:engines                             set       engine ids; dead ones are dropped by whoever lists them
@@ -103,6 +106,23 @@ from __future__ import annotations
 
 from .encodable import check_text
 from .names import DEFAULT_NAMESPACE, as_literal, check_name, partition_name
+
+
+def channel_in(database: int, channel: str) -> str:
+    """Return the name that a channel of ``Keys`` or ``ModelKeys`` has in a database of Redis.
+
+    The number stands behind the model's tag, or behind ``worker``, where the names of database 0 have a colon.
+    """
+    if database == 0:
+        return channel
+    mark = "}:" if "}:" in channel else ":worker:"
+    before, _, rest = channel.partition(mark)
+    return f"{before}{mark[:-1]}/{database}:{rest}"
+
+
+def lua_channel_prefix_in(database: int) -> str:
+    """Return the Lua expression for the first part of such a name, made of ``prefix``, the prefix of a model's keys."""
+    return f"string.sub(prefix, 1, -2) .. '/{database}:'"
 
 
 class Keys:

@@ -16,7 +16,6 @@ from .source import PATIENCE_S, Moment
 MOST_SHOWN = 20
 # Nothing becomes slow within a second.
 KEPT_S = 10.0
-_SCRIPTS = {script.sha.encode(): name for name, script in SCRIPTS.items()}
 
 
 async def read_slow(moment: Moment) -> tuple[list[dict[str, Any]], list[str]]:
@@ -39,10 +38,11 @@ async def _ask(link: CommandConnection, namespace: str) -> tuple[list[dict[str, 
         return [], ""  # that it is away is told of the server itself
     except RedisError as error:
         return [], f"Redis {link.shown_url} does not tell what was slow: {error}"
-    return [_call(link.shown_url, entry, namespace) for entry in entries], ""
+    scripts = {link.script_here(script).sha.encode(): name for name, script in SCRIPTS.items()}
+    return [_call(link.shown_url, entry, namespace, scripts) for entry in entries], ""
 
 
-def _call(url: str, entry: list[Any], namespace: str) -> dict[str, Any]:
+def _call(url: str, entry: list[Any], namespace: str, scripts: dict[bytes, str]) -> dict[str, Any]:
     _, at, micros, words, *_ = entry
     command = words[0].decode(errors="replace").upper()
     is_script = command in ("EVALSHA", "EVAL")
@@ -55,6 +55,6 @@ def _call(url: str, entry: list[Any], namespace: str) -> dict[str, Any]:
         "took_s": micros / 1e6,
         "command": command,
         # The first call of a script sends its text, which the log cuts.
-        "script": _SCRIPTS.get(words[1], "another") if command == "EVALSHA" else "",
+        "script": scripts.get(words[1], "another") if command == "EVALSHA" else "",
         "key": key if key.startswith(f"{namespace}:") else "",
     }

@@ -16,7 +16,7 @@ async def read_heartbeats(execute: Callable[..., Awaitable[Any]], keys: Keys) ->
     """Return the heartbeats that have not expired, by engine id, and drop the ids of the others.
 
     Args:
-        execute: runs one command: ``CommandConnection.execute``, or ``execute_command`` of redis-py's client.
+        execute: runs one command: ``CommandConnection.execute``.
     """
     beats = await read_listed(execute, keys.engines(), keys.engine)
     return [msgspec.json.decode(beat, type=EngineHeartbeat) for beat in beats]

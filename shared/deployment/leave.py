@@ -31,7 +31,7 @@ async def make_leave(
     """Send ``command`` to workers and return when they are gone; those that are not there are.
 
     Args:
-        execute: runs one command: ``CommandConnection.execute``, or ``execute_command`` of redis-py's client.
+        execute: runs one command: ``CommandConnection.execute``.
 
     Raises:
         PenstockError: some are still there after ``patience_s``; the message names them.

@@ -134,7 +134,7 @@ async def read_processes(execute: Callable[..., Awaitable[Any]], keys: Keys) -> 
     """Return the processes that are there, by kind and start, and drop the ids of the others.
 
     Args:
-        execute: runs one command: ``CommandConnection.execute``, or ``execute_command`` of redis-py's client.
+        execute: runs one command: ``CommandConnection.execute``.
     """
     found: list[ProcessRecord] = []
     for data in await read_listed(execute, keys.processes(), keys.process):

@@ -31,7 +31,7 @@ async def scale_worker(execute: Execute, keys: Keys, worker_id: str, num_engines
     """Have the worker serve with so many engines; returns when it does.
 
     Args:
-        execute: runs one command: ``CommandConnection.execute``, or ``execute_command`` of redis-py's client.
+        execute: runs one command: ``CommandConnection.execute``.
 
     Raises:
         ValidationError: there is no such worker, it has no room for so many, or its engines are ranks of a group.

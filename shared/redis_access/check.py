@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-import redis.asyncio
 import structlog
 from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.sentinel import MasterNotFoundError
@@ -30,6 +29,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..connection import CommandConnection
 from ..errors import ConfigurationError, RedisUnavailableError, RedisUnsupportedError
 from ..keys import Keys
 from ..names import DEFAULT_NAMESPACE
@@ -108,16 +108,14 @@ async def check_server(
 
 
 @asynccontextmanager
-async def checked_client(url: str, *, namespace: str = DEFAULT_NAMESPACE) -> AsyncIterator[redis.asyncio.Redis]:
-    """A redis-py client for the rare traffic of commands and the supervisor, after ``check_redis``."""
+async def checked_connection(url: str, *, namespace: str = DEFAULT_NAMESPACE) -> AsyncIterator[CommandConnection]:
+    """Open the connection of a command, after ``check_redis``."""
     await check_redis(url, namespace=namespace)
-    client = redis.asyncio.Redis(connection_pool=parse_pool(url))
+    connection = CommandConnection(url)
     try:
-        yield client
-    except (RedisConnectionError, RedisTimeoutError) as error:
-        raise explain(error, url) from error
+        yield connection
     finally:
-        await client.aclose(close_connection_pool=True)
+        await connection.close()
 
 
 def explain(error: Exception, url: str) -> ConfigurationError:

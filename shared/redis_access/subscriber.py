@@ -12,6 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ..errors import BrokerError, RedisUnavailableError
 from ..shown import shown
+from .channels import DatabaseChannels
 from .command_parts import MAX_ARGUMENTS
 from .link import (
     LOST,
@@ -58,6 +59,7 @@ class Subscriber:
     def __init__(self, url: str) -> None:
         self._url = url
         self._pool = make_pool(url)
+        self._channels = DatabaseChannels(self._pool)
         self._outage = Outage(url, "subscriptions")
         self._connection: AbstractConnection | None = None
         self._subscriptions: dict[bytes, list[Subscription]] = {}
@@ -109,22 +111,24 @@ class Subscriber:
 
     def follow(self, subscription: Subscription) -> None:
         """Begin to follow the channel of a subscription; one that was confirmed elsewhere is restored here."""
-        self._subscriptions.setdefault(subscription.channel, []).append(subscription)
-        if subscription.channel in self._confirmed:
+        channel = self._channels.in_subscription(subscription.channel)
+        self._subscriptions.setdefault(channel, []).append(subscription)
+        if channel in self._confirmed:
             _settle(subscription)
         else:
-            self._change(self.SUBSCRIBE, subscription.channel)
+            self._change(self.SUBSCRIBE, channel)
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """Stop the callbacks at once; doing it twice does nothing."""
-        others = self._subscriptions.get(subscription.channel, [])
+        channel = self._channels.in_subscription(subscription.channel)
+        others = self._subscriptions.get(channel, [])
         if subscription not in others:
             return
         others.remove(subscription)
         if not others:
-            del self._subscriptions[subscription.channel]
-            self._confirmed.discard(subscription.channel)
-            self._change(self.UNSUBSCRIBE, subscription.channel)
+            del self._subscriptions[channel]
+            self._confirmed.discard(channel)
+            self._change(self.UNSUBSCRIBE, channel)
 
     def reconnect(self) -> None:
         """Connect anew: the server that answers may no longer be the one to which others publish."""

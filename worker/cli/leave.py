@@ -7,14 +7,13 @@ import asyncio
 from functools import partial
 
 from ...shared.command_line import Command, UsageError, add_redis_arguments
-from ...shared.connection import CommandConnection
 from ...shared.deployment.audit import Audit, acting_as, process_actor
 from ...shared.deployment.leave import MARGIN_S, known_workers, make_leave
 from ...shared.embedded import resolve_redis_url
 from ...shared.errors import ConfigurationError
 from ...shared.keys import Keys
 from ...shared.messages.commands import DrainCommand, StopCommand, WorkerCommand
-from ...shared.redis_access.check import checked_client
+from ...shared.redis_access.check import checked_connection
 
 
 def _add_arguments(parser: argparse.ArgumentParser, *, drains: bool) -> None:
@@ -51,18 +50,14 @@ def _make_leave(arguments: argparse.Namespace, command: WorkerCommand, patience_
 async def _command(url: str, arguments: argparse.Namespace, command: WorkerCommand, patience_s: float) -> list[str]:
     """Send ``command`` to the workers meant and return their ids when they are gone."""
     keys = Keys(arguments.namespace)
-    async with checked_client(url, namespace=arguments.namespace) as client:
-        worker_ids = _choose(arguments, sorted(await known_workers(client.execute_command, keys)))
+    async with checked_connection(url, namespace=arguments.namespace) as connection:
+        worker_ids = _choose(arguments, sorted(await known_workers(connection.execute, keys)))
         if not worker_ids:
             return []
-        commands = CommandConnection(url)
         action = "worker.drain" if isinstance(command, DrainCommand) else "worker.stop"
-        try:
-            with acting_as(process_actor("cli")):
-                async with Audit(commands, keys).audited(action, ", ".join(worker_ids)):
-                    await make_leave(client.execute_command, keys, worker_ids, command, patience_s)
-        finally:
-            await commands.close()
+        with acting_as(process_actor("cli")):
+            async with Audit(connection, keys).audited(action, ", ".join(worker_ids)):
+                await make_leave(connection.execute, keys, worker_ids, command, patience_s)
     return worker_ids
 
 

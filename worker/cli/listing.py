@@ -9,13 +9,13 @@ import time
 import msgspec
 
 from ...shared.command_line import Command, add_redis_arguments, format_bytes, format_table
+from ...shared.deployment.heartbeats import read_heartbeats
 from ...shared.deployment.records import EngineHeartbeat, EngineSetup
 from ...shared.embedded import resolve_redis_url
 from ...shared.keys import Keys
 from ...shared.messages.waves import GroupStanding
 from ...shared.messages.worker_status import EngineState
-from ...shared.redis_access.check import checked_client
-from .heartbeats import read_heartbeats
+from ...shared.redis_access.check import checked_connection
 from .plugins import list_plugins
 
 _HEADER = (
@@ -52,8 +52,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 async def _read(url: str, namespace: str) -> list[EngineHeartbeat]:
-    async with checked_client(url, namespace=namespace) as client:
-        return await read_heartbeats(client, Keys(namespace))
+    async with checked_connection(url, namespace=namespace) as connection:
+        return await read_heartbeats(connection.execute, Keys(namespace))
 
 
 def _row(beat: EngineHeartbeat) -> list[str]:

@@ -6,12 +6,11 @@ import argparse
 import asyncio
 
 from ...shared.command_line import Command, add_redis_arguments
-from ...shared.connection import CommandConnection
 from ...shared.deployment.audit import Audit, acting_as, process_actor
 from ...shared.deployment.scaling import scale_worker
 from ...shared.embedded import resolve_redis_url
 from ...shared.keys import Keys
-from ...shared.redis_access.check import checked_client
+from ...shared.redis_access.check import checked_connection
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,14 +30,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 async def _scale(url: str, arguments: argparse.Namespace) -> None:
     keys, worker_id, num_engines = Keys(arguments.namespace), arguments.worker_id, arguments.num_engines
-    async with checked_client(url, namespace=arguments.namespace) as client:
-        commands = CommandConnection(url)
-        try:
-            with acting_as(process_actor("cli")):
-                async with Audit(commands, keys).audited("worker.scale", worker_id, num_engines=num_engines):
-                    await scale_worker(client.execute_command, keys, worker_id, num_engines, arguments.timeout)
-        finally:
-            await commands.close()
+    async with checked_connection(url, namespace=arguments.namespace) as connection:
+        with acting_as(process_actor("cli")):
+            async with Audit(connection, keys).audited("worker.scale", worker_id, num_engines=num_engines):
+                await scale_worker(connection.execute, keys, worker_id, num_engines, arguments.timeout)
 
 
 COMMAND = Command("scale", "Serve with more engines or fewer.", run=_run, add_arguments=_add_arguments)

@@ -10,7 +10,7 @@ from penstock.ops.sentinel_trio import SentinelTrio
 from penstock.producer import Client
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.errors import RedisUnavailableError
-from penstock.shared.redis_access.check import check_redis, checked_client
+from penstock.shared.redis_access.check import check_redis, checked_connection
 
 from ...gate import Gate
 from ..conftest import Start
@@ -47,8 +47,8 @@ async def test_streams_wait_a_failover_out(trio: SentinelTrio, start: Start, gat
 
 async def test_all_that_takes_a_url_takes_one_of_sentinels(trio: SentinelTrio) -> None:
     await check_redis(trio.url, for_worker=True, for_jobs=True)
-    async with checked_client(trio.url) as client:
-        assert await client.execute_command("PING")
+    async with checked_connection(trio.url) as connection:
+        assert await connection.execute("PING")
     with pytest.raises(RedisUnavailableError, match="knows a live primary of that name") as caught:
         await check_redis(trio.url.replace("/penstock", "/other"))
     assert "s3cret" not in str(caught.value)

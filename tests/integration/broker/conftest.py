@@ -27,7 +27,7 @@ CAUSE = DeathCause(engine_id="e0", reason="it fell over", last_step=7, trace="Tr
 _epochs: dict[tuple[str, int], int] = {}
 
 
-# What runs on a cluster as well, each time: where channels, counts of subscribers and damage are.
+# What runs on a cluster and in another database, too: where channels, counts of subscribers and damage are.
 ON_BOTH = ("test_deaths", "test_input", "test_pause", "test_scripts", "test_wakes")
 
 
@@ -47,19 +47,20 @@ def patient_engines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each test that talks to Redis is told where: "server" or "cluster"."""
+    """Tell each test that talks to Redis where: "server", "cluster", or "database", which is not number 0."""
     if "broker_on" in metafunc.fixturenames:
         places = [metafunc.config.getoption("--broker-on")]
         if metafunc.definition.path.stem in ON_BOTH and places == ["server"]:
-            places.append("cluster")
+            places += ["cluster", "database"]
         metafunc.parametrize("broker_on", places, indirect=True, ids=[f"on_{place}" for place in places])
 
 
 @pytest.fixture
 def broker_on(request: pytest.FixtureRequest) -> str:
     """The URL of the Redis that the test is about."""
-    if request.param == "server":
-        return request.getfixturevalue("redis_url")
+    if request.param in ("server", "database"):
+        url = request.getfixturevalue("redis_url")
+        return url if request.param == "server" else f"{url}?db=3"
     return request.getfixturevalue("cluster").url
 
 

@@ -38,3 +38,13 @@ def test_every_key_of_a_script_stands_in_the_table() -> None:
 
 def test_every_key_of_the_table_is_used() -> None:
     assert kinds_in_the_table() == kinds_in_scripts().keys() | kinds_in_python()
+
+
+def test_every_channel_of_a_script_begins_with_the_prefix_of_its_model() -> None:
+    """In other databases than 0 connections replace these words by the database's (``DatabaseChannels``)."""
+    lua = [path for folder in ("shared", "producer", "ops") for path in (ROOT / folder).rglob("*.lua")]
+    uses = [
+        use for path in lua for use in re.findall(r"'(?:S?PUBLISH|(?:SHARD)?NUMSUB)',? ?(\w+ ?\.\.)?", path.read_text())
+    ]
+    assert len(uses) >= 7
+    assert {*uses} == {"prefix .."}

@@ -1,7 +1,8 @@
 -- This partition is in a new layout of its model's partitions: what goes by an older one is refused from now on.
 -- KEYS: leases. ARGV: prefix, version of the layout. Returns 1; 0 if it has a newer one.
-local key = ARGV[1] .. 'layout'
+local prefix = ARGV[1]
+local key = prefix .. 'layout'
 if (tonumber(redis.call('GET', key) or 0) or 0) > tonumber(ARGV[2]) then return 0 end
 redis.call('SET', key, ARGV[2])
-redis.call('PUBLISH', ARGV[1] .. 'wake', '')
+redis.call('PUBLISH', prefix .. 'wake', '')
 return 1
