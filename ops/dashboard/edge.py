@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ...producer.web.request_body import REQUEST_TIMEOUT_S, RequestBody
 from ...shared.deployment.audit import Actor, acting_as
 from ..views.access import Access
 from .access import KeyAccess, Resolve
@@ -40,18 +42,23 @@ class Edge:
     Args:
         hosts: names by which the pages may be called; any if there are none. Where everybody on this machine is let in,
             it keeps out a page of another site whose name has been pointed to this machine.
+        request_timeout_s: time for the body of a request.
     """
 
-    def __init__(self, app: ASGIApp, resolve: Resolve, hosts: Sequence[str] = ()) -> None:
+    def __init__(
+        self, app: ASGIApp, resolve: Resolve, hosts: Sequence[str] = (), request_timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> None:
         self._app = app
         self._resolve = resolve
         self._hosts = hosts
+        self._request_timeout_s = request_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         connection = HTTPConnection(scope)
+        body = RequestBody(receive, self._request_timeout_s, _late_body)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -59,16 +66,18 @@ class Edge:
                 for name, value in HEADERS.items():
                     headers[name] = value
                 headers.setdefault("cache-control", "no-store")
+                if body.is_late:
+                    headers["connection"] = "close"
             await send(message)
 
         refusal = await self._refusal(scope, connection)
         if refusal is not None:
-            await refusal(scope, receive, send_with_headers)
+            await refusal(scope, body, send_with_headers)
             return
         access: Access | None = scope["state"].get("access")
         address = connection.client.host if connection.client else ""
         with acting_as(Actor(name=access.user if access else "nobody", via="dashboard", address=address)):
-            await self._app(scope, receive, send_with_headers)
+            await self._app(scope, body, send_with_headers)
 
     async def _refusal(self, scope: Scope, connection: HTTPConnection) -> Response | None:
         """Note who asks, or return why not."""
@@ -90,6 +99,10 @@ class Edge:
             return PlainTextResponse("log in, or send Authorization: Bearer KEY", 401, headers=headers)
         wanted = path + (f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else "")
         return RedirectResponse(f"{root}/login{query(next=wanted)}", 303)
+
+
+def _late_body(sentence: str) -> HTTPException:
+    return HTTPException(408, sentence)
 
 
 def is_same_origin(connection: HTTPConnection) -> bool:

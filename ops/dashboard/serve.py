@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 from functools import partial
 
-from ...producer.web_server import announce, listening, serve_app, web_config
+from ...producer.web.server import announce, listening, serve_app, web_config
 from ...shared.errors import ConfigurationError
 from ...shared.shards import ShardsArgument, check_servers
 from .access import Resolve

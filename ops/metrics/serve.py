@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from ...producer.web_server import announce, listening, serve_app, web_config
+from ...producer.web.server import announce, listening, serve_app, web_config
 from ...shared.keys import Keys
 from ...shared.metrics.exposition import MetricNames
 from ...shared.shards import ShardsArgument, parse_shards

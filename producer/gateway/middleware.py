@@ -16,10 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...shared.log import log_ids
 from ...shared.names import MAX_NAME_CHARS
-from ...shared.shown import shown
+from ...shared.shown import MAX_SHOWN_CHARS, cut, shown
 from ..openai.errors import CLIENT_CLOSED_REQUEST, OpenAIError
+from ..web.request_body import RequestBody
 from .access.auth import Authenticator
-from .bodies.request_body import RequestBody
 from .http import error_response, trace_headers
 from .metrics import Metrics
 
@@ -61,7 +61,7 @@ class GatewayMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = RequestBody(receive, self._request_timeout_s)
+        body = RequestBody(receive, self._request_timeout_s, _late_body)
         exchange = Exchange(scope, send, body)
         state = scope.setdefault("state", {})
         state["started_at"], state["x_request_id"] = exchange.started_at, exchange.request_id
@@ -102,7 +102,7 @@ class GatewayMiddleware:
         log.info(
             "http_request",
             method=scope["method"],
-            path=scope["path"],
+            path=cut(scope["path"], MAX_SHOWN_CHARS),
             status=status,
             seconds=round(seconds, 4),
         )
@@ -144,6 +144,11 @@ class Exchange:
             if self._body.is_late:
                 headers["connection"] = "close"
         await self._send(message)
+
+
+def _late_body(sentence: str) -> OpenAIError:
+    message = f"{sentence}, or give the gateway a longer --request-timeout"
+    return OpenAIError(408, message, type="timeout", code="request_timeout")
 
 
 def _method(scope: Scope) -> str:

@@ -14,10 +14,9 @@ import uvicorn
 from starlette.applications import Starlette
 
 from ...shared.shards import check_servers
-from ..web_server import announce, listening, serve_app, web_config
+from ..web.server import announce, listening, serve_app, web_config
 from .access.cors import ANY
 from .app import build_app
-from .connection import connection_class
 from .settings import GatewaySettings
 
 # Behind the address in the line that says where it serves: what OpenAI's clients take as base_url.
@@ -51,11 +50,12 @@ async def serve_on(
 
 
 def _config(app: Starlette, settings: GatewaySettings) -> uvicorn.Config:
-    connection = connection_class(
-        request_timeout_s=settings.request_timeout_s, keep_alive_timeout_s=settings.keep_alive_timeout_s
+    return web_config(
+        app,
+        shutdown_timeout_s=int(settings.shutdown_timeout_s),
+        request_timeout_s=settings.request_timeout_s,
+        keep_alive_timeout_s=settings.keep_alive_timeout_s,
     )
-    # It calls what it is given as http, and asks for nothing of a class.
-    return web_config(app, shutdown_timeout_s=int(settings.shutdown_timeout_s), http=connection)
 
 
 def warn_of_strangers(settings: GatewaySettings, address: str, port: int) -> None:

@@ -10,15 +10,13 @@ from ...shared.errors import ConfigurationError
 from ...shared.names import DEFAULT_NAMESPACE, check_name
 from ..client import RESULT_TTL_S
 from ..openai.parsers import ParserChoice
+from ..web.connection import KEEP_ALIVE_TIMEOUT_S
+from ..web.request_body import REQUEST_TIMEOUT_S
 from ..webhooks.addresses import Networks
 from .access.cors import ANY, origin_pattern
 
 DEFAULT_PORT = 8000
 MAX_BODY_BYTES = 4 * 1024 * 1024
-# Longer than whoever calls keeps an idle connection: httpx and the openai package 5 s, aiohttp 15 s, nginx and Amazon's
-# load balancer 60 s, Go 90 s, Caddy 120 s. If the gateway closes first, a request may be on its way into a closed door.
-KEEP_ALIVE_TIMEOUT_S = 130.0
-REQUEST_TIMEOUT_S = 30.0
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,9 @@ log = structlog.get_logger()
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", default=DEFAULT_HOST, help="0.0.0.0 for all of IPv4 (default: 127.0.0.1)")
+    parser.add_argument(
+        "--host", default=DEFAULT_HOST, help="0.0.0.0 for all of IPv4, :: for all of IPv6 and IPv4 (127.0.0.1)"
+    )
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: 8000)")
     parser.add_argument(
         "--workers", type=_number_of_workers, default=1, metavar="N", help="processes that serve on the port (1)"

@@ -14,7 +14,9 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", default=DEFAULT_HOST, help="0.0.0.0 for all of IPv4 (127.0.0.1)")
+    parser.add_argument(
+        "--host", default=DEFAULT_HOST, help="0.0.0.0 for all of IPv4, :: for all of IPv6 and IPv4 (127.0.0.1)"
+    )
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (9464)")
     parser.add_argument(
         "--metric-names",

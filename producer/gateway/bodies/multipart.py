@@ -17,6 +17,7 @@ from ...openai.errors import OpenAIError, bad_field
 
 MAX_FIELD_BYTES = 16 * 1024
 MAX_PARTS = 32
+MAX_HEADER_BYTES = 8 * 1024
 
 
 class FormPart(msgspec.Struct, frozen=True):
@@ -122,10 +123,10 @@ class FormReader:
         self._head = _Head({})
 
     def _header_name(self, data: bytes, start: int, end: int) -> None:
-        self._head.name += data[start:end]
+        self._head.name = _joined(self._head.name, data[start:end])
 
     def _header_value(self, data: bytes, start: int, end: int) -> None:
-        self._head.value += data[start:end]
+        self._head.value = _joined(self._head.value, data[start:end])
 
     def _header_end(self) -> None:
         self._head.headers[self._head.name.lower()] = self._head.value
@@ -140,6 +141,12 @@ class FormReader:
 
     def _end(self) -> None:
         self._ended = True
+
+
+def _joined(header: bytes, rest: bytes) -> bytes:
+    if len(header) + len(rest) > MAX_HEADER_BYTES:
+        raise OpenAIError(400, f"a header in the form must have at most {MAX_HEADER_BYTES} bytes", code="invalid_form")
+    return header + rest
 
 
 def _text(value: bytes) -> str:

@@ -24,7 +24,7 @@ from ....shared import service_manager
 from ....shared.errors import ConfigurationError
 from ....shared.restart_delay import STABLE_AFTER_S, restart_delay_s
 from ....shared.shards import check_servers
-from ...web_server import announce, listening
+from ...web.server import announce, listening
 from ..figures import Family, add_up, counter, gauge, without_gauges
 from ..serve import PATH, warn_of_strangers
 from ..settings import GatewaySettings

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.producer.gateway.bodies.request_body import MIN_BYTES_PER_S, RequestBody
-from penstock.producer.openai.errors import OpenAIError
+from penstock.producer.web.request_body import MIN_BYTES_PER_S, RequestBody
 
 
 def receiver(*messages: Any) -> Any:
@@ -28,18 +27,18 @@ def part(num_bytes: int, *, more_body: bool = True) -> dict[str, Any]:
 
 
 async def test_what_has_come_gives_time_for_what_has_not() -> None:
-    body = RequestBody(receiver(part(1000 * MIN_BYTES_PER_S), part(1000 * MIN_BYTES_PER_S)), 60.0)
+    body = RequestBody(receiver(part(1000 * MIN_BYTES_PER_S), part(1000 * MIN_BYTES_PER_S)), 60.0, TimeoutError)
     await body()
     await body()
     assert 1500 < body.patience_s <= 2060
 
 
 async def test_what_does_not_come_is_a_timeout() -> None:
-    body = RequestBody(receiver(part(1)), 0.01)
+    body = RequestBody(receiver(part(1)), 0.01, ConnectionError)
     await body()
-    with pytest.raises(OpenAIError, match=r"not complete after 0\.01 s") as refused:
+    with pytest.raises(ConnectionError, match=r"not complete after 0\.01 s"):
         await body()
-    assert (refused.value.status, body.is_late) == (408, True)
+    assert body.is_late
 
 
 async def test_after_the_end_of_a_body_nothing_is_too_late() -> None:
@@ -51,7 +50,7 @@ async def test_after_the_end_of_a_body_nothing_is_too_late() -> None:
         gone.set()
         return part(0, more_body=False)
 
-    body = RequestBody(receive, 0.01)
+    body = RequestBody(receive, 0.01, ConnectionError)
     await body()
     with pytest.raises(TimeoutError):
         await body()

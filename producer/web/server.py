@@ -12,9 +12,11 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
-from ..shared import service_manager
-from ..shared.errors import ConfigurationError
-from ..shared.shown import shown
+from ...shared import service_manager
+from ...shared.errors import ConfigurationError
+from ...shared.shown import shown
+from .connection import KEEP_ALIVE_TIMEOUT_S, connection_class
+from .request_body import REQUEST_TIMEOUT_S
 
 # Waiting connections on top of those that run.
 BACKLOG = 2048
@@ -51,10 +53,25 @@ class WebServer(uvicorn.Server):
         self.should_exit = True
 
 
-def web_config(app: Starlette, *, shutdown_timeout_s: int, **options: Any) -> uvicorn.Config:
-    """Return how uvicorn serves an application of ours; ``options`` are further ones of its ``Config``."""
+def web_config(
+    app: Starlette,
+    *,
+    shutdown_timeout_s: int,
+    request_timeout_s: float = REQUEST_TIMEOUT_S,
+    keep_alive_timeout_s: float = KEEP_ALIVE_TIMEOUT_S,
+    **options: Any,
+) -> uvicorn.Config:
+    """Return how uvicorn serves an application of ours.
+
+    Args:
+        shutdown_timeout_s: how long running answers may take to end after a signal.
+        request_timeout_s, keep_alive_timeout_s: as of ``LimitedConnection``.
+        options: further ones of uvicorn's ``Config``.
+    """
+    connection = connection_class(request_timeout_s=request_timeout_s, keep_alive_timeout_s=keep_alive_timeout_s)
     return uvicorn.Config(
         app,
+        http=connection,  # type: ignore[arg-type]  # uvicorn only calls it
         lifespan="off",  # begun by ``serve_app``: uvicorn would log a traceback of what is a sentence
         log_config=None,
         log_level="warning",
@@ -85,14 +102,15 @@ def announce(listener: socket.socket, path: str = "") -> None:
 
 @contextmanager
 def listening(host: str, port: int) -> Generator[socket.socket]:
-    """Listen there; a port of 0 is a free one.
+    """Listen there; a port of 0 is a free one. The host ``::`` takes callers of IPv4, too.
 
     Raises:
         ConfigurationError: that cannot be done; says why.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    takes_both = host == "::" and socket.has_dualstack_ipv6()
     try:
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=takes_both)
     except (OSError, OverflowError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0].rstrip(".")
         raise ConfigurationError(

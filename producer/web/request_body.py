@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.types import Message, Receive
 
-from ...openai.errors import OpenAIError
-
+REQUEST_TIMEOUT_S = 30.0
 # What comes at this rate, 64 kbit/s, may come for as long as it likes: uploads are long, and lines are slow.
 MIN_BYTES_PER_S = 8 * 1024
 
@@ -17,11 +17,15 @@ class RequestBody:
 
     Only the time counts in which the application waits: not that in which it works and the network must wait. After
     the end of the body it passes on what it receives.
+
+    Args:
+        late: makes the exception for a body that is late, from a sentence that says so.
     """
 
-    def __init__(self, receive: Receive, timeout_s: float) -> None:
+    def __init__(self, receive: Receive, timeout_s: float, late: Callable[[str], Exception]) -> None:
         self._receive = receive
         self._timeout_s = timeout_s
+        self._late = late
         self._is_whole = False
         self.patience_s = timeout_s
         self.is_late = False
@@ -30,7 +34,7 @@ class RequestBody:
         """Return the next message.
 
         Raises:
-            OpenAIError: 408, it did not come in time.
+            Exception: that of ``late``; the body did not come in time.
         """
         if self._is_whole:
             return await self._receive()
@@ -41,13 +45,8 @@ class RequestBody:
                 message = await self._receive()
         except TimeoutError:
             self.is_late = True
-            raise OpenAIError(
-                408,
-                f"the body of the request was not complete after {self._timeout_s:g} s; send it at once, "
-                "or give the gateway a longer --request-timeout",
-                type="timeout",
-                code="request_timeout",
-            ) from None
+            sentence = f"the body of the request was not complete after {self._timeout_s:g} s; send it at once"
+            raise self._late(sentence) from None
         self.patience_s += len(message.get("body", b"")) / MIN_BYTES_PER_S - (loop.time() - since)
         self._is_whole = not message.get("more_body", False)
         return message
