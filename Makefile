@@ -15,7 +15,7 @@ PARTS := kernels ops producer shared worker
 SUITE = $(BIN)/python -m pytest -n $(LANES) --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo demo-dashboard test test-fast test-frozen test-versions test-cost check format bench bench-peers engine-vllm gpu-check chaos models layouts portable vendor screenshots install clean test-ray
+.PHONY: demo demo-dashboard test test-fast test-frozen test-versions test-cost check format bench bench-peers engine-vllm gpu-check chaos mutants models layouts portable vendor screenshots install clean test-ray
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
@@ -25,7 +25,7 @@ demo-dashboard: $(VENV)/.installed-dashboard
 	$(BIN)/penstock demo --dashboard
 
 test: $(VENV)/.installed-dev
-	$(SUITE)
+	$(SUITE) $(TESTS)
 
 # The suite while its processes stand still at random moments; as root. What fails there would fail on some machine.
 test-frozen: $(VENV)/.installed-dev
@@ -80,6 +80,10 @@ gpu-check:
 
 chaos: $(VENV)/.installed
 	$(BIN)/penstock chaos
+
+# Deliberate defects in scripts, publisher and reader, and the test that notices each: MUTANTS='--only reader'.
+mutants: $(VENV)/.installed-dev
+	$(BIN)/python -m penstock.ops.lab.mutants $(MUTANTS)
 
 # Files of other projects that are kept here, in the versions that their manifests name. Needs npm.
 vendor: $(VENV)/.installed

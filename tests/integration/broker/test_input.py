@@ -130,6 +130,15 @@ async def test_what_cannot_be_added_is_refused_by_name(broker: Broker) -> None:
     assert await texts(broker) == ["b"]
 
 
+async def test_the_bound_on_input_holds_for_all_chunks_together(broker: Broker) -> None:
+    await open_request(broker)
+    size = len(msgspec.msgpack.encode(chunk("c" * 40)))
+    for number in (1, 2):
+        assert await broker.input.extend("a", number, chunk("c" * 40), max_bytes=2 * size)
+    with pytest.raises(errors.PayloadTooLargeError, match=f"{2 * size} bytes"):
+        await broker.input.extend("a", 3, chunk("c"), max_bytes=2 * size)
+
+
 async def test_the_end_of_a_segment_is_fenced_and_written_once(broker: Broker) -> None:
     await open_request(broker)
     await broker.input.extend("a", 1, chunk("b"))
@@ -248,6 +257,18 @@ async def test_a_tenant_is_charged_for_each_segment_as_it_ends(broker: Broker, q
     assert used == [101, 102]
     await broker.cancel("a")  # with a chunk of 10 tokens that it had not begun with
     assert await commands.execute("HGET", broker.keys.prefix + "usage:acme", "tokens") == b"112"
+
+
+async def test_each_segment_moves_the_tenants_turn(broker: Broker, queue: Queue) -> None:
+    """A tenant whose segments took more than was expected stands behind one that got what it asked for."""
+    await open_request(broker, tenant="acme", num_prompt_tokens=10, max_tokens=5)
+    await enqueue(broker, "theirs", tenant="other", num_prompt_tokens=40, max_tokens=5)
+    claims = {claim.request_id: claim for claim in await take(broker, "e0", 2)}
+    await broker.end_segments([segment(claims["a"], 0, 0, 7)])  # of 101 tokens
+    await enqueue(broker, "ours again", tenant="acme")
+    await enqueue(broker, "theirs again", tenant="other")
+    (claim,) = await take(broker, "e0", 1)
+    assert claim.request_id == "theirs again"
 
 
 async def test_time_without_input_is_no_slow_service(broker: Broker, queue: Queue, commands) -> None:

@@ -7,18 +7,20 @@ from collections.abc import Awaitable, Callable
 from importlib import resources
 from pathlib import Path
 
+import msgspec
 import pytest
 from redis.exceptions import ResponseError
 
 from penstock.shared import broker as broker_package
 from penstock.shared.broker import Broker, DeadLetter, FinalRecord, SegmentRecord
+from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import InputClosedError
 from penstock.shared.messages.deltas import Delta, SegmentEnd
 from penstock.shared.messages.outcome import FinishReason, Usage
 from penstock.shared.messages.requests import InputChunk
 from penstock.shared.queue.request_state import MOVES, RequestState, moves_as_lua
 
-from .conftest import die, enqueue, final, held, take
+from .conftest import die, enqueue, final, held, record, take
 
 ARCHITECTURE = Path(__file__).parents[3] / "ARCHITECTURE.md"
 
@@ -152,3 +154,15 @@ async def test_a_parked_request_lives_anew(broker: Broker) -> None:
 def test_the_drawing_has_these_moves() -> None:
     drawn = re.findall(r"^ +(\w+) --> (\w+): ", ARCHITECTURE.read_text(), re.MULTILINE)
     assert sorted(drawn) == sorted((str(before), str(after)) for before, after in ALLOWED)
+
+
+async def test_a_webhook_is_sent_the_last_record_of_its_request(broker: Broker, commands: CommandConnection) -> None:
+    """It has the end and the usage; the records before it do not."""
+    await enqueue(broker, "a", webhook="target")
+    (claim,) = await take(broker, "e0", 1)
+    assert await broker.append([record("a", claim.epoch, 0, 7)]) == []
+    assert await broker.finish([final("a", claim.epoch, 1, 8)]) == []
+    ((_, flat),) = await commands.execute("XRANGE", broker.keys.outbox, "-", "+")
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    end = msgspec.msgpack.decode(fields[b"record:a"], type=Delta)
+    assert (end.index, end.token_ids, end.finish_reason) == (1, [8], FinishReason.STOP)

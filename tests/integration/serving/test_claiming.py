@@ -14,13 +14,15 @@ import pytest
 from penstock.shared.broker import Broker, Room, Wave
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
+from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.from_core import Ready
+from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams
 from penstock.shared.partitions import Layout
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
-from penstock.worker.serving.claiming import ClaimLoop
+from penstock.worker.serving.claiming import LOOK_FOR_UNSEEN_EVERY_S, ClaimLoop
 from penstock.worker.serving.core.client import CoreClient
 from penstock.worker.serving.partitions.served_partitions import ServedPartition, ServedPartitions
 from penstock.worker.serving.publisher import Publisher
@@ -127,6 +129,59 @@ async def test_a_claim_whose_reply_was_lost_is_handed_back(broker: Broker, codec
     # What it knew of all the time stayed where it was.
     held = {RunningGenerations.core_id(*claim) for claim in await broker.claims("e0")}
     assert held == {first, second}
+
+
+async def test_claims_nobody_knows_of_are_looked_for_without_a_failure(
+    broker: Broker, codec: TextCodec, ready: Ready
+) -> None:
+    """A reply may be lost without an error, and a Redis may come back without its last second unnoticed."""
+    async with claiming(broker, codec, ready) as (loop, core), asyncio.timeout(60):
+        await enqueue(broker, "a")
+        loop.wake()
+        await core.request_ids.get()
+        await loop.pause()
+        await enqueue(broker, "b")
+        epoch = await claim_unseen(broker)
+        part = loop.parts[0]
+        assert not part.may_hold_unseen
+        part.looked_for_unseen_at -= 2 * LOOK_FOR_UNSEEN_EVERY_S
+        loop.resume()
+        second = await core.request_ids.get()
+    assert second.startswith("b#")
+    assert second != f"b#{epoch}"
+
+
+class LatePublisher(Publisher):
+    """Writes nothing until it is flushed."""
+
+    writing: asyncio.Task[None] | None = None
+
+    async def flush(self) -> None:
+        self.writing = self.writing or asyncio.create_task(self.run())
+        await super().flush()
+
+
+async def test_an_end_that_is_not_written_yet_is_not_taken_for_an_unknown_claim(
+    broker: Broker, codec: TextCodec, ready: Ready
+) -> None:
+    """Redis still counts the request as claimed, and this engine has forgotten it: it must not run again."""
+    async with claiming(broker, codec, ready) as (loop, core), asyncio.timeout(60):
+        part = loop.parts[0]
+        publisher = part.publisher = LatePublisher(broker, lambda request_id, epoch: None, EngineMeter())
+        await enqueue(broker, "a")
+        loop.wake()
+        await core.request_ids.get()
+        await loop.pause()
+        ((request_id, epoch),) = await broker.claims("e0")
+        publisher.publish(request_id, epoch, Delta(index=0, token_ids=[5], finish_reason=FinishReason.STOP))
+        loop._live.remove(request_id)
+        await enqueue(broker, "b")
+        part.may_hold_unseen = True
+        loop.resume()
+        assert (await core.request_ids.get()).startswith("b#")
+        assert await broker.state("a") == "finished"
+        assert publisher.writing is not None
+        publisher.writing.cancel()
 
 
 async def test_a_wave_that_is_not_full_is_all_there_is(

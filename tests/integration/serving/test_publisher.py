@@ -200,3 +200,17 @@ async def test_what_a_lost_claim_gathered_is_not_written(broker, codec, monkeypa
         await publisher.flush()
         assert stale == [("r0", step.generations[0].epoch)]
     assert [token_id for delta in await broker.read_log("r0") for token_id in delta.token_ids] == [40, 41]
+
+
+async def test_deltas_of_two_claims_of_a_request_are_not_merged(broker, codec) -> None:
+    """What the first owner had not written is not the second owner's to write."""
+    stale: list[tuple[str, int]] = []
+    async with publishing(broker, codec, 0.0, lambda *claim: stale.append(claim)) as (publisher, step):
+        first = step.generations[0]
+        assert await broker.release([("r0", first.epoch)]) == 1
+        (second,) = (await broker.claim("e1", Room(max_num_seqs=1))).claims
+        publisher.publish("r0", first.epoch, Delta(index=0, token_ids=[40], text="a"))
+        publisher.publish("r0", second.epoch, Delta(index=0, token_ids=[41], text="b"))
+        await publisher.flush()
+    assert [(delta.token_ids, delta.text) for delta in await broker.read_log("r0")] == [([41], "b")]
+    assert stale == []

@@ -121,3 +121,19 @@ def test_another_output_is_an_error_that_names_the_token() -> None:
     reader.hear(Delta(index=0, token_ids=[5, 6], text="ab"))
     with pytest.raises(OutputChangedError, match="token 1 came again as 9 where it had been 6"):
         reader.hear(Delta(index=0, token_ids=[5, 9, 7], text="axc"))
+
+
+def test_an_end_before_the_last_token_has_the_log_read() -> None:
+    """Redis lost the last record, and the request was cancelled: its end is at an earlier token than the reader's."""
+    reader = Reader()
+    log = [Delta(index=0, token_ids=[5], text="a"), Delta(index=1, token_ids=[6], text="b")]
+    for record in log:
+        reader.hear(record)
+    end = Delta(index=1, token_ids=[], finish_reason=FinishReason.CANCELLED)
+    reader.hear(end)
+    assert reader.must_look
+    log[1:] = [end]
+    while reader.must_look:
+        reader.look(log)
+    assert [delta.token_ids for delta in reader.told] == [[5], [6], []]
+    assert reader.taken.ended

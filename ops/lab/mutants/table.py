@@ -1,0 +1,462 @@
+"""The mutations, and the tests that must notice each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SCRIPTS = "shared/broker/scripts/"
+# Those first that notice most.
+BROKER_TESTS = (
+    "tests/integration/broker/contract",
+    "tests/integration/broker/test_deaths.py",
+    "tests/integration/broker/test_input.py",
+    "tests/integration/broker",
+)
+PUBLISHER_TESTS = ("tests/integration/serving/test_publisher.py", "tests/unit/serving/test_generation.py")
+READER_TESTS = (
+    "tests/unit/producer/test_taken_records.py",
+    "tests/integration/client/reading",
+    "tests/integration/client/test_client.py",
+    "tests/integration/client/connections/test_redis_away.py",
+)
+CLAIMING_TESTS = ("tests/integration/serving/test_claiming.py",)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One deliberate defect: ``old`` occurs exactly once in ``file`` and is replaced by ``new``.
+
+    Args:
+        defect: what the changed code does wrong, as the subject line of a bug report.
+        tests: files or folders of tests that are run until one fails.
+        equivalent: why no test can notice it, if none can; empty otherwise.
+    """
+
+    defect: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    equivalent: str = ""
+
+    def apply(self, source: str) -> str:
+        """Return ``source`` with the defect in it.
+
+        Raises:
+            ValueError: ``old`` does not occur exactly once.
+        """
+        if source.count(self.old) != 1:
+            raise ValueError(f"{self.file}: {self.old!r} occurs {source.count(self.old)} times; correct the table")
+        return source.replace(self.old, self.new)
+
+
+MUTATIONS = (
+    # Fencing: a stale owner is refused.
+    Mutation(
+        "append accepts the record of a stale owner",
+        SCRIPTS + "engines/append.lua",
+        "if epoch ~= ARGV[i + 1] or state ~= 'claimed' then",
+        "if state ~= 'claimed' then",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "append writes to a request that is not claimed",
+        SCRIPTS + "engines/append.lua",
+        "if epoch ~= ARGV[i + 1] or state ~= 'claimed' then",
+        "if epoch ~= ARGV[i + 1] then",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "append writes a record that begins beyond the log",
+        SCRIPTS + "engines/append.lua",
+        "elseif index == logged then",
+        "elseif tonumber(index) >= tonumber(logged) then",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "append calls a repeated record refused",
+        SCRIPTS + "engines/append.lua",
+        "and tonumber(next_index) <= count and 2 or 0",
+        "and tonumber(next_index) < count and 2 or 0",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "finish accepts the end from a stale owner",
+        SCRIPTS + "engines/finish.lua",
+        "if now.epoch ~= epoch then return 0 end",
+        "",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "finish writes an end behind a gap",
+        SCRIPTS + "engines/finish.lua",
+        "or index ~= whole(now.count) or",
+        "or",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "finish calls a repeated end refused",
+        SCRIPTS + "engines/finish.lua",
+        "return now.state == state and 2 or 0",
+        "return 0",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "release hands back the claim of another owner",
+        SCRIPTS + "engines/release.lua",
+        "if now.epoch == ARGV[i + 1] and now.state == 'claimed' then",
+        "if now.state == 'claimed' then",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "renew reports no stale claim",
+        SCRIPTS + "engines/renew.lua",
+        "if epoch ~= ARGV[i + 1] or state ~= 'claimed' then",
+        "if state == nil then",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "an end from outside leaves the old owner's epoch valid",
+        SCRIPTS + "common/life.lua",
+        "  redis.call('HINCRBY', key, 'epoch', 1)\n  local delta",
+        "  local delta",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "a claim repeats an epoch after the record of the last claim is lost",
+        SCRIPTS + "common/lib.lua",
+        "return math.max((last or 0) + 1, now_us())",
+        "return (last or 0) + 1",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "the wave carries the old epoch",
+        SCRIPTS + "engines/claim.lua",
+        "wave[num_taken] = {id, payload, epoch, count,",
+        "wave[num_taken] = {id, payload, tonumber(request.epoch), count,",
+        BROKER_TESTS,
+    ),
+    # Nothing is lost or repeated.
+    Mutation(
+        "a record is logged and not published",
+        SCRIPTS + "common/lib.lua",
+        "  redis.call('PUBLISH', prefix .. 'output:' .. id, record)\n",
+        "",
+        (*BROKER_TESTS, *READER_TESTS),
+    ),
+    Mutation(
+        "a record is published and not logged",
+        SCRIPTS + "common/lib.lua",
+        "if not attempt('RPUSH', prefix .. 'log:' .. id, record) then return false end",
+        "if not attempt('LLEN', prefix .. 'log:' .. id) then return false end",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "the payload is not kept when a request is claimed",
+        SCRIPTS + "engines/advance.lua",
+        "redis.call('SET', prefix .. 'payload:' .. id, payload)",
+        "",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "the payload outlives the request",
+        SCRIPTS + "common/life.lua",
+        "ends.payloads[#ends.payloads + 1] = prefix .. 'payload:' .. id",
+        "",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "a request that ends stays among the claims of its engine",
+        SCRIPTS + "common/life.lua",
+        "if now.engine then note_leaving('HDEL', prefix .. 'claims:' .. now.engine, id) end",
+        "",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "a request that is handed back stays among the claims of its engine",
+        SCRIPTS + "common/life.lua",
+        "  leave_claims(prefix, now.engine, id)\n  move(key, 'claimed', 'queued', 'line', line,",
+        "  move(key, 'claimed', 'queued', 'line', line,",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "a log never expires",
+        SCRIPTS + "common/life.lua",
+        "redis.call('PEXPIRE', prefix .. 'log:' .. id, now.ttl)",
+        "",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "enqueue accepts a known request id again",
+        SCRIPTS + "callers/enqueue.lua",
+        "if known_state then return",
+        "if known_state and false then return",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "enqueue accepts one id twice within a call",
+        SCRIPTS + "callers/enqueue.lua",
+        "if calls[id] then known_state, known_call = 'queued', calls[id] end",
+        "",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "enqueue does not recognise its own repeated call",
+        SCRIPTS + "callers/enqueue.lua",
+        "return call ~= '' and known_call == call and 'new' or known_state end",
+        "return known_state end",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "a cancelled request goes on in its engine",
+        SCRIPTS + "common/life.lua",
+        "  end_request(prefix, id, state, state)\n  tell_engine(prefix, engine, id)",
+        "  end_request(prefix, id, state, state)",
+        BROKER_TESTS,
+    ),
+    # Deaths.
+    Mutation(
+        "a reaper returns after a gap and takes everybody for dead",
+        SCRIPTS + "reaping/reap.lua",
+        "or now - tonumber(last.looked_at) > tonumber(ARGV[4]) then",
+        "then",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "the requests of a client that still listens are cancelled",
+        SCRIPTS + "reaping/reap.lua",
+        "[2] > 0 then\n      is_listening = true",
+        "[2] > 1e9 then\n      is_listening = true",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "a request that kills its engines is never parked",
+        SCRIPTS + "reaping/death.lua",
+        "if deaths >= max_deliveries and is_alone then",
+        "if false then",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "a request is parked for a death in company",
+        SCRIPTS + "reaping/death.lua",
+        "if deaths >= max_deliveries and is_alone then",
+        "if deaths >= max_deliveries then",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "deaths count although the request made progress alone",
+        SCRIPTS + "reaping/death.lua",
+        "    deaths = 0\n  end\n  deaths = deaths + 1",
+        "  end\n  deaths = deaths + 1",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "reclaim takes a claim that has moved to another engine",
+        SCRIPTS + "reaping/death.lua",
+        "elseif now.epoch == claims[i + 1] and now.state == 'claimed' then",
+        "elseif now.state == 'claimed' then",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "an engine that died keeps its lease",
+        SCRIPTS + "reaping/death.lua",
+        "redis.call('ZREM', prefix .. 'leases', engine)",
+        "",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "what runs past its deadline is ended without grace",
+        SCRIPTS + "common/life.lua",
+        "(state ~= 'claimed' or now - tonumber(due[i + 1]) >= grace_ms)",
+        "true",
+        BROKER_TESTS,
+    ),
+    # Growing input.
+    Mutation(
+        "segments are not charged to the tenant's share",
+        SCRIPTS + "engines/end_segment.lua",
+        "if extra ~= 0 then charge(prefix, now.band, now.tenant, extra) end",
+        "",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "segments are not charged to the tenant's quota",
+        SCRIPTS + "engines/end_segment.lua",
+        "local extra = use_computed(prefix, now.tenant, computed, charged, whole(now.charged_at) or now_ms())",
+        "local extra = computed - charged",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "the bytes of chunks are not added up",
+        SCRIPTS + "callers/extend.lua",
+        "'chunks', num_chunks + 1, 'input_bytes', num_bytes)",
+        "'chunks', num_chunks + 1, 'input_bytes', #chunk)",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "a chunk is added twice by a repeated call",
+        SCRIPTS + "callers/extend.lua",
+        "if number < num_chunks then",
+        "if number < 0 then",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "a segment with more input waits for input",
+        SCRIPTS + "engines/end_segment.lua",
+        "if number + 1 < tonumber(now.chunks) then",
+        "if false then",
+        BROKER_TESTS,
+    ),
+    # Sharing.
+    Mutation(
+        "what an ended request did not use is not given back to its tenant",
+        SCRIPTS + "common/settling.lua",
+        "of.extra[band] = (of.extra[band] or 0) + extra",
+        "",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "a weight does not count",
+        SCRIPTS + "engines/advance.lua",
+        "local after, clock = turn.time + tokens / of.weight,",
+        "local after, clock = turn.time + tokens,",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "lower bands never age",
+        SCRIPTS + "engines/turns.lua",
+        "if head and now_ms() - tonumber(head) >= ageing_ms * (lower - level) then return true end",
+        "",
+        BROKER_TESTS,
+    ),
+    # Publisher.
+    Mutation(
+        "the publisher merges deltas of two epochs",
+        "worker/serving/publisher.py",
+        "if before is not None and before.epoch == epoch:",
+        "if before is not None:",
+        PUBLISHER_TESTS,
+    ),
+    Mutation(
+        "the publisher forgets the delta before",
+        "worker/serving/publisher.py",
+        "            before.delta.extend(delta)\n            delta = before.delta\n",
+        "            pass\n",
+        PUBLISHER_TESTS,
+    ),
+    Mutation(
+        "a flush returns before the write",
+        "worker/serving/publisher.py",
+        "        self._flushes.append(flushed)\n        await flushed",
+        "        self._flushes.append(flushed)",
+        (*PUBLISHER_TESTS, *CLAIMING_TESTS),
+    ),
+    Mutation(
+        "what a lost claim gathered is written",
+        "worker/serving/publisher.py",
+        "self._gathering.pop(request_id, None)",
+        "self._gathering.get(request_id)",
+        PUBLISHER_TESTS,
+    ),
+    Mutation(
+        "a stale claim is not reported",
+        "worker/serving/publisher.py",
+        "self._on_stale(request_id, epochs[request_id])",
+        "pass",
+        PUBLISHER_TESTS,
+    ),
+    # Claiming.
+    Mutation(
+        "claims that a lost reply handed out are looked for only after a failure",
+        "worker/serving/claiming.py",
+        "if (part.may_hold_unseen or is_due) and not part.is_away:",
+        "if part.may_hold_unseen and not part.is_away:",
+        CLAIMING_TESTS,
+    ),
+    Mutation(
+        "unseen claims are looked for before ends are written",
+        "worker/serving/claiming.py",
+        "                await part.publisher.flush()\n",
+        "",
+        CLAIMING_TESTS,
+    ),
+    # Reader.
+    Mutation(
+        "messages that arrive while the log is read are dropped",
+        "producer/requests/reader.py",
+        "            self._held.append(delta)\n",
+        "            pass\n",
+        READER_TESTS,
+    ),
+    Mutation(
+        "held messages are not delivered after the log is read",
+        "producer/requests/reader.py",
+        "        for delta in held:\n            self._offer(delta)\n",
+        "",
+        READER_TESTS,
+    ),
+    Mutation(
+        "a failed read of the log is not repeated",
+        "producer/requests/reader.py",
+        "                except BaseException:\n                    self._look_at_log = True",
+        "                except BaseException:\n                    self._look_at_log = False",
+        READER_TESTS,
+    ),
+    Mutation(
+        "an end that comes after tokens were lost is ignored",
+        "producer/requests/taken_records.py",
+        "return delta.finished or delta.index == self.next_index or delta.next_index > self.next_index",
+        "return delta.index == self.next_index or delta.next_index > self.next_index",
+        READER_TESTS,
+    ),
+    Mutation(
+        "a gap is ignored",
+        "producer/requests/taken_records.py",
+        "return delta.finished or delta.index == self.next_index or delta.next_index > self.next_index",
+        "return delta.finished or delta.index == self.next_index",
+        READER_TESTS,
+    ),
+    Mutation(
+        "tokens that came again as others are not noticed",
+        "producer/requests/taken_records.py",
+        "if seen == delta.token_ids[: len(seen)]:",
+        "if True:",
+        READER_TESTS,
+    ),
+    Mutation(
+        "a lost log is not read from its beginning",
+        "producer/requests/taken_records.py",
+        "self.num_records, self._num_log_chars, self._last = 0, 0, None",
+        "self._last = None",
+        READER_TESTS,
+    ),
+    Mutation(
+        "a reader does not read the log when its subscription is confirmed again",
+        "producer/requests/reader.py",
+        "self._broker.keys.output(self._request_id), self._on_message, self.catch_up",
+        "self._broker.keys.output(self._request_id), self._on_message, lambda: None",
+        READER_TESTS,
+    ),
+    Mutation(
+        "a lost request leaves its reader waiting",
+        "producer/requests/reader.py",
+        "if not was_known and not records and not self._taken.ended:",
+        "if False:",
+        READER_TESTS,
+    ),
+    Mutation(
+        "readers that are behind their log are not woken",
+        "producer/requests/silence_watch.py",
+        "            readers[place].catch_up()",
+        "            pass",
+        READER_TESTS,
+    ),
+    # Webhooks.
+    Mutation(
+        "the event of a webhook is made of the log's first record",
+        SCRIPTS + "common/life.lua",
+        "'record:' .. id, redis.call('LINDEX', prefix .. 'log:' .. id, -1)}",
+        "'record:' .. id, redis.call('LINDEX', prefix .. 'log:' .. id, 0)}",
+        (*BROKER_TESTS, "tests/integration/jobs"),
+    ),
+)
