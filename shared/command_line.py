@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 from .errors import PenstockError
 from .log import configure_logging
 from .names import DEFAULT_NAMESPACE
+from .urls import mask_text
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -148,7 +149,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"error: {message} (see {self.prog} --help)\n")
+        self.exit(EXIT_USAGE, f"error: {mask_text(message)} (see {self.prog} --help)\n")
 
     def parse_known_args(  # type: ignore[override]  # typeshed has overloads by the type of the namespace
         self, args: Any = None, namespace: Any = None
@@ -202,6 +203,6 @@ def _add_commands(parser: argparse.ArgumentParser, commands: Sequence[Command]) 
 def _fail(error: Exception, status: int) -> int:
     """Say what went wrong in the last line, whatever was logged before; the rest of a long message stands above."""
     sys.stdout.flush()
-    sentence, *rest = str(error).strip().splitlines() or [type(error).__name__]
+    sentence, *rest = mask_text(str(error)).strip().splitlines() or [type(error).__name__]
     sys.stderr.write("".join(f"{line}\n" for line in (*rest, f"error: {sentence}")))
     return status

@@ -41,7 +41,7 @@ from .redis_access.link import (
 from .redis_access.replies import deliver_replies
 from .redis_access.subscriber import Subscriber, Subscription
 from .redis_access.unsent import Unsent
-from .redis_access.url import mask_url
+from .urls import mask_url
 
 __all__ = ["RETRY_FOR_S", "CommandConnection", "Subscriber", "Subscription"]
 

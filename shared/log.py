@@ -10,18 +10,20 @@ Records of the standard library's ``logging`` go through the same renderer, so t
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import re
 import sys
 import time
 from collections.abc import Mapping
-from typing import TextIO
+from typing import Any, TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from .errors import ConfigurationError
 from .shown import shown
+from .urls import mask_text
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FORMATS = ("auto", "pretty", "json")
@@ -132,10 +134,15 @@ class _PenstockStream(logging.StreamHandler[TextIO]):
 
 def _pretty(colors: bool) -> list[Processor]:
     # Plain tracebacks: rich's, taken by default where rich is installed, print local variables, prompts included.
-    plain = structlog.dev.plain_traceback
+    def plain(stream: TextIO, exc_info: Any) -> None:
+        written = io.StringIO()
+        structlog.dev.plain_traceback(written, exc_info)
+        stream.write(mask_text(written.getvalue()))
+
     return [
         structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
         _name_as_words,
+        _mask_urls,
         structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain),
     ]
 
@@ -147,9 +154,18 @@ def _name_as_words(_logger: WrappedLogger, _method: str, record: EventDict) -> E
     return record
 
 
+def _mask_urls(_logger: WrappedLogger, _method: str, record: EventDict) -> EventDict:
+    """Mask the passwords of URLs. Other libraries log them: those that export spans or speak HTTP."""
+    for name, value in record.items():
+        if isinstance(value, str):
+            record[name] = mask_text(value)
+    return record
+
+
 def _json() -> list[Processor]:
     return [
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
+        _mask_urls,
         structlog.processors.JSONRenderer(),
     ]

@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 
 from ..shared.command_line import REDIS_URL_HELP, SHARDS_HELP
+from ..shared.urls import MaskedRepr
 from .config.engine_config import EngineConfig
 from .config.fleet import FleetOptions
 from .config.place import MAX_ENGINES_ON_HOST, PLACE
@@ -27,7 +28,7 @@ from .options.told import guide_table
 _RUN = "a run of `penstock.worker.engine.offline`"
 
 
-class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
+class HostOptions(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True):
     """What ``worker start`` decides for the host, before it writes configurations of processes."""
 
     redis_url: Annotated[

@@ -8,6 +8,7 @@ import msgspec
 
 from ...shared.errors import ConfigurationError
 from ...shared.names import DEFAULT_NAMESPACE, check_name
+from ...shared.urls import MaskedRepr
 from ..client import RESULT_TTL_S
 from ..openai.parsers import ParserChoice
 from ..web.connection import KEEP_ALIVE_TIMEOUT_S
@@ -19,7 +20,7 @@ DEFAULT_PORT = 8000
 MAX_BODY_BYTES = 4 * 1024 * 1024
 
 
-class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
+class GatewaySettings(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True):
     """Checked when it is made.
 
     Args:

@@ -9,6 +9,7 @@ from ...shared.keys import Keys
 from ...shared.names import DEFAULT_NAMESPACE
 from ...shared.shown import shown
 from ...shared.tracing.endpoint import check_endpoint
+from ...shared.urls import MaskedRepr
 from ..agenda import LEASE_TTL_S
 from ..client import RESULT_TTL_S
 from ..webhooks.settings import WebhookSettings
@@ -17,7 +18,7 @@ from ..webhooks.settings import WebhookSettings
 JOB_TIMEOUT_S = 300.0
 
 
-class JobSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JobSettings(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of our jobs, checked when made.
 
     Args:

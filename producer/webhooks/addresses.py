@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from ...shared.errors import ConfigurationError, ValidationError
 from ...shared.shown import shown
+from ...shared.urls import mask_url
 
 MAX_URL_CHARS = 2048
 ALL = "all"
@@ -86,17 +87,22 @@ def check_url(url: object) -> str:
         ValidationError: it is none; the message names ``webhook_url``.
     """
     if not isinstance(url, str) or not 0 < len(url) <= MAX_URL_CHARS or not url.isprintable() or " " in url:
-        raise ValidationError(f"webhook_url must be a URL of at most {MAX_URL_CHARS} characters, got {shown(url)}")
+        raise ValidationError(f"webhook_url must be a URL of at most {MAX_URL_CHARS} characters, got {_shown_url(url)}")
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise ValidationError(f"webhook_url cannot be read ({error}), got {shown(url)}") from error
+    except ValueError:
+        # urlsplit quotes parts of the URL in its messages.
+        raise ValidationError(f"webhook_url cannot be read, got {_shown_url(url)}") from None
     if parts.scheme not in ("http", "https") or not host or port == 0:
-        raise ValidationError(f"webhook_url must be http://HOST… or https://HOST…, got {shown(url)}")
+        raise ValidationError(f"webhook_url must be http://HOST… or https://HOST…, got {_shown_url(url)}")
     if parts.username is not None or parts.password is not None:
         raise ValidationError("webhook_url must hold no user or password: events are signed instead")
     return url
+
+
+def _shown_url(url: object) -> str:
+    return shown(mask_url(url) if isinstance(url, str) else url)
 
 
 def check_literal(url: str, networks: Networks) -> None:
@@ -108,6 +114,6 @@ def check_literal(url: str, networks: Networks) -> None:
     address = literal_address(urlsplit(url).hostname or "")
     if address is not None and not networks.permits(address):
         raise ValidationError(
-            f"webhook_url must not lead to {address}, which is no public address, got {shown(url)}; if it is meant, "
-            "start 'penstock jobs' with --allow-private-webhooks and its network"
+            f"webhook_url must not lead to {address}, which is no public address, got {_shown_url(url)}; if it is "
+            "meant, start 'penstock jobs' with --allow-private-webhooks and its network"
         )

@@ -23,6 +23,7 @@ from standardwebhooks import Webhook
 
 from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
+from ...shared.urls import mask_url
 from .event_records import EventState, WebhookAttempt, WebhookEvent, WebhookSecret
 from .event_store import EventStore
 from .secrets import SecretStore, no_secret
@@ -72,7 +73,7 @@ class Delivery:
         if not await self._store.change(stored, after, keep_delivered_s=self._settings.keep_delivered_s):
             return 0.0  # replayed or purged meanwhile: look again
         if after.state is EventState.DEAD:
-            log.warning("webhook_event_given_up", event_id=event_id, url=event.url, reason=attempt.error)
+            log.warning("webhook_event_given_up", event_id=event_id, url=mask_url(event.url), reason=attempt.error)
         return delay_s
 
     async def _attempt(self, event: WebhookEvent) -> tuple[WebhookAttempt, bool]:

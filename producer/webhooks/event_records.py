@@ -6,10 +6,12 @@ Same rules as for messages: new fields are only appended and carry a default, ol
 from __future__ import annotations
 
 import enum
+from typing import ClassVar
 
 import msgspec
 
 from ...shared.messages import WIRE_VERSION
+from ...shared.urls import MaskedRepr
 
 
 class EventFamily(enum.StrEnum):
@@ -19,7 +21,7 @@ class EventFamily(enum.StrEnum):
     RESPONSE = "response"
 
 
-class WebhookTarget(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
+class WebhookTarget(MaskedRepr, msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
     """Who is told of an end; goes with the request."""
 
     version: int = WIRE_VERSION
@@ -29,11 +31,13 @@ class WebhookTarget(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=Tru
     family: EventFamily = EventFamily.REQUEST
 
 
-class WebhookSecret(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
+class WebhookSecret(MaskedRepr, msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
     """What signs the events of a tenant, to one URL or to all that have none of their own.
 
     ``previous`` signs beside ``current`` until ``previous_until`` (Unix time), so that receivers may change over.
     """
+
+    _secret_fields: ClassVar[frozenset[str]] = frozenset({"current", "previous"})
 
     version: int = WIRE_VERSION
     tenant: str
@@ -61,7 +65,7 @@ class WebhookAttempt(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=Tr
     error: str = ""
 
 
-class WebhookEvent(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
+class WebhookEvent(MaskedRepr, msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
     """An event and what became of it. ``body`` is what is sent, the same at every attempt.
 
     ``num_attempts`` counts since the event was made, or replayed; ``attempts`` are the last ones of all.

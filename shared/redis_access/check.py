@@ -33,10 +33,11 @@ from ..connection import CommandConnection
 from ..errors import ConfigurationError, RedisUnavailableError, RedisUnsupportedError
 from ..keys import Keys
 from ..names import DEFAULT_NAMESPACE
+from ..urls import mask_url
 from .link import heed_cancellation, is_read_only
 from .needs import ARQ_KEYS, probes
 from .risks import risks_of
-from .url import mask_url, parse_pool
+from .url import parse_pool
 
 CHECK_TIMEOUT_S = 5.0
 MIN_VERSION = (6, 2)

@@ -29,7 +29,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..errors import RedisFullError, RedisUnavailableError
-from .url import mask_url, parse_pool
+from ..urls import mask_url
+from .url import parse_pool
 
 CONNECT_TIMEOUT_S = 5.0
 RETRY_PAUSE_S = 0.05

@@ -35,10 +35,14 @@ ASK_TIMEOUT_S = 1.0
 ASK_EVERY_S = 0.2
 
 _URL = re.compile(
-    r"(?P<scheme>rediss?)\+sentinel://(?:(?P<user>[^@/]*)@)?(?P<hosts>[^/?]+)/(?P<name>[^/?]+)(?:/(?P<db>\d+))?/?"
+    r"(?P<scheme>rediss?)\+sentinel://(?:(?P<user>[^@/]*)@)?(?P<hosts>[^@/?]+)/(?P<name>[^@/?]+)(?:/(?P<db>\d+))?/?"
     r"(?:\?(?P<query>.*))?"
 )
 _HOST = re.compile(r"(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?")
+
+
+class AddressError(ValueError):
+    """The URL does not have the form of one with Sentinels."""
 
 
 class _OfPrimary:
@@ -94,15 +98,14 @@ def sentinel_pool(url: str, **options: Any) -> PrimaryPool:
         options: of the connections, in place of the URL's.
 
     Raises:
-        ValueError: the URL cannot be read.
+        AddressError: the URL cannot be read; the message quotes no part of it.
+        ValueError: redis-py cannot read an option.
     """
     found = _URL.fullmatch(url)
     if found is None:
-        raise ValueError("it must be redis+sentinel://HOST:PORT,HOST:PORT,.../NAME")
+        raise AddressError("it must be redis+sentinel://HOST:PORT,HOST:PORT,.../NAME or .../NAME/DB")
     query = parse_qsl(found["query"] or "", keep_blank_values=True)
     own = {name: value for name, value in query if name.startswith("sentinel_")}
-    if unknown := own.keys() - {"sentinel_username", "sentinel_password"}:
-        raise ValueError(f"{', '.join(sorted(unknown))} is no option of a Sentinel")
     others = urlencode([(name, value) for name, value in query if name not in own])
     # redis-py reads all that the URL of a server may say, too.
     user = "" if found["user"] is None else f"{found['user']}@"
@@ -129,5 +132,5 @@ def sentinel_pool(url: str, **options: Any) -> PrimaryPool:
 def _address(text: str) -> tuple[str, int]:
     found = _HOST.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text} is no HOST:PORT")
+        raise AddressError("each Sentinel must be HOST:PORT")
     return found["host"].strip("[]"), int(found["port"] or DEFAULT_PORT)

@@ -12,6 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ..errors import BrokerError, RedisUnavailableError
 from ..shown import shown
+from ..urls import mask_url
 from .channels import DatabaseChannels
 from .command_parts import MAX_ARGUMENTS
 from .link import (
@@ -25,7 +26,6 @@ from .link import (
     pack_command,
 )
 from .replies import deliver_replies
-from .url import mask_url
 
 PING_INTERVAL_S = 5.0
 

@@ -12,9 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ..errors import ConfigurationError
-from ..redis_access.url import CLUSTER_SCHEMES, SCHEMES, mask_url, parse_pool
+from ..redis_access.url import CLUSTER_SCHEMES, SCHEMES, parse_pool
 from ..secret_files import variable_or_file
 from ..shown import shown
+from ..urls import mask_url
 from .cluster_topology import Topology, is_cluster_url
 
 SHARDS_VARIABLE = "PENSTOCK_SHARDS"
@@ -60,6 +61,14 @@ def parse_shards(given: ShardsArgument) -> dict[str, str]:
     return shards
 
 
+def mask_shards(text: str) -> str:
+    """Return a text as ``parse_shards`` reads it with the URLs masked."""
+    parts = [
+        re.fullmatch(r"(\s*(?:[A-Za-z0-9_.:/-]+=(?=\w+(?:\+\w+)?://))?)(.*)", part, re.S) for part in _NEXT.split(text)
+    ]
+    return ",".join(part[1] + mask_url(part[2]) for part in parts if part)
+
+
 def shards_text(given: ShardsArgument) -> str:
     """Return shards as ``parse_shards`` reads them from a text, with their names and passwords."""
     return ",".join(f"{name}={url}" for name, url in parse_shards(given).items())
@@ -67,7 +76,7 @@ def shards_text(given: ShardsArgument) -> str:
 
 def _read(part: str) -> tuple[str, str]:
     name, equals, url = part.partition("=")
-    if equals and "://" not in name:
+    if equals and "://" not in name and "://" in url:
         return name, url
     address = re.sub(r"^[^:]*://", "", mask_url(part)).partition("?")[0].rpartition("@")[2].strip("/")
     return re.sub(r"[^A-Za-z0-9_.:/-]+", "-", address)[:64] or "shard", part

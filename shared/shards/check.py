@@ -10,7 +10,7 @@ from ..names import DEFAULT_NAMESPACE
 from ..redis_access.check import check_redis, check_server
 from ..redis_access.link import LOST, unavailable_error
 from ..redis_access.needs import cluster_probes
-from ..redis_access.url import mask_url
+from ..urls import mask_url
 from .addresses import ShardsArgument, parse_shards
 from .cluster_topology import Topology, is_cluster_url
 

@@ -20,10 +20,9 @@ from redis.crc import key_slot
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from ..errors import ConfigurationError
 from ..redis_access.link import LOST, close_connection, make_pool, open_connection
-from ..redis_access.url import CLUSTER_SCHEMES, mask_url
-from ..shown import shown
+from ..redis_access.url import CLUSTER_SCHEMES, check_options, unreadable
+from ..urls import mask_url
 
 NUM_SLOTS = 16384
 DEFAULT_PORT = 6379
@@ -31,7 +30,7 @@ DEFAULT_PORT = 6379
 ASK_EVERY_S = 0.1
 ASK_TIMEOUT_S = 2.0
 
-_URL = re.compile(r"(?P<scheme>rediss?)\+cluster://(?:(?P<user>[^@/]*)@)?(?P<hosts>[^/?]+)/?(?:\?(?P<query>.*))?")
+_URL = re.compile(r"(?P<scheme>rediss?)\+cluster://(?:(?P<user>[^@/]*)@)?(?P<hosts>[^@/?]+)/?(?:\?(?P<query>.*))?")
 # redis-py takes the code away where it has a class for it, as it has for ASK, which says no such thing.
 _MOVED = re.compile(r"^(?:MOVED )?(?P<slot>\d+) (?P<host>\S+):(?P<port>\d+)$")
 _HOST = re.compile(r"(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?")
@@ -56,9 +55,8 @@ class Topology:
         found = _URL.fullmatch(url)
         hosts = [_HOST.fullmatch(part) for part in found["hosts"].split(",")] if found else [None]
         if found is None or None in hosts:
-            raise ConfigurationError(
-                f"the Redis URL {shown(mask_url(url))} cannot be read: it must be redis+cluster://HOST:PORT,HOST:PORT,..."
-            )
+            raise unreadable(url, "it must be redis+cluster://HOST:PORT,HOST:PORT,...")
+        check_options(url)
         self.shown_url = mask_url(url)
         self._like = (found["scheme"], "" if found["user"] is None else f"{found['user']}@", found["query"])
         self._seeds = [self._node_url(host["host"], int(host["port"] or DEFAULT_PORT)) for host in hosts if host]

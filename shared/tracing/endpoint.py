@@ -8,6 +8,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from ..errors import ConfigurationError
 from ..shown import shown
+from ..urls import mask_url
 
 # What OpenTelemetry adds to the address of a receiver.
 _PATH = "/v1/traces"
@@ -24,7 +25,7 @@ def check_endpoint(endpoint: str) -> str:
     if parts is None:
         raise ConfigurationError(
             "otlp_traces_endpoint must be the URL of a receiver of OTLP over HTTP, such as "
-            f"http://localhost:4318/v1/traces, got {shown(endpoint)}"
+            f"http://localhost:4318/v1/traces, got {shown(mask_url(str(endpoint)))}"
         )
     if not all(map(_is_installed, _NEEDED)):
         raise ConfigurationError("otlp_traces_endpoint needs OpenTelemetry's exporter: pip install 'penstock[otel]'")

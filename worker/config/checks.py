@@ -9,6 +9,7 @@ import msgspec
 
 from ...shared.errors import ConfigurationError
 from ...shared.shown import shown
+from ...shared.urls import mask_url
 
 # Whose option it is.
 _OWNERS = {"engine_python": "vllm", "engine_options": "vllm", "engine_url": "http", "engine_command": "http"}
@@ -54,7 +55,7 @@ def _check_url(url: str) -> None:
     except ValueError:
         is_address = False
     if not is_address:
-        raise ConfigurationError(f"engine_url must be the address of a server, {example}, got {shown(url)}")
+        raise ConfigurationError(f"engine_url must be the address of a server, {example}, got {shown(mask_url(url))}")
 
 
 def check_speculation(speculative: str, engine: str, *, async_scheduling: bool) -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from ...shared.errors import ConfigurationError
 from ...shared.names import is_partition_name
+from ...shared.urls import MaskedRepr
 from ..options.groups import FromGroups
 from ..options.option import check_fields
 from .adapters import AdapterOptions, check_adapters
@@ -25,6 +26,7 @@ from .ranks import RankOptions, check_ranks
 
 
 class EngineConfig(
+    MaskedRepr,
     # In the order of the help.
     ModelOptions,
     PlaceOptions,

@@ -10,6 +10,7 @@ from ...shared.command_line import NAMESPACE_HELP, TRACES_HELP
 from ...shared.log import FORMATS, LEVELS
 from ...shared.names import DEFAULT_NAMESPACE
 from ...shared.params.reasoning import AUTO, NONE, REASONING_MARKS
+from ...shared.urls import MaskedRepr
 from ..options.numbers import Integer, Number, Seconds
 from ..options.option import Option, check_fields
 from ..options.readers import Choice, Folder, Name, Reader, Switch
@@ -25,7 +26,7 @@ MAX_STREAM_INTERVAL_MS = 10_000
 BROKER, PROCESS, OBSERVING, LOG = "Redis", "processes", "metrics", "log"
 
 
-class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WorkerConfig(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything one worker process needs; the supervisor writes it as the first line of its standard input.
 
     Args:

@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from ...shared.messages import WIRE_VERSION
+from ...shared.urls import MaskedRepr
 
 
 class AgentPhase(StrEnum):
@@ -16,7 +17,7 @@ class AgentPhase(StrEnum):
     ENDED = "ended"
 
 
-class AgentSpec(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True):
+class AgentSpec(MaskedRepr, msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True):
     """What an agent holds.
 
     Args:

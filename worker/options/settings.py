@@ -18,8 +18,8 @@ import msgspec
 
 from ...shared.command_line import UsageError, did_you_mean
 from ...shared.errors import ConfigurationError
-from ...shared.redis_access.url import mask_url
 from ...shared.secret_files import variable_or_file
+from ...shared.shards.addresses import mask_shards
 from .option import NONE, DeclaredOption, complaint
 from .program import CONFIG_VARIABLE, Program
 from .readers import RefusedValueError
@@ -113,9 +113,10 @@ def shown_value(setting: Setting) -> Any:
 
 
 def _fit_to_show(declared: DeclaredOption, value: Any) -> Any:
-    if not declared.option.is_secret or value is None:
-        return value
-    return mask_url(value) if isinstance(value, str) else type(value).__name__
+    if isinstance(value, str) and "://" in value:
+        # Any URL may have a password. The one of Redis is a list of one.
+        return mask_shards(value)
+    return type(value).__name__ if declared.option.is_secret and value is not None else value
 
 
 def _settle(

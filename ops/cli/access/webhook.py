@@ -14,6 +14,7 @@ from ....shared.command_line import Command, UsageError, add_redis_arguments, fo
 from ....shared.connection import CommandConnection
 from ....shared.errors import RequestNotFoundError
 from ....shared.keys import Keys
+from ....shared.urls import mask_url
 from ...words import format_duration, format_sheet, format_time
 from ..broker_command import print_json, run_on_redis
 from . import webhook_secret
@@ -62,7 +63,7 @@ async def _show(store: EventStore, _: Operations, arguments: argparse.Namespace)
         "event": event.event_id,
         "type": event.type,
         "state": event.state,
-        "url": event.url,
+        "url": mask_url(event.url),
         "tenant": event.tenant,
         "created": format_time(event.created_at),
         "next": _next(event),
@@ -103,7 +104,7 @@ def _row(event: WebhookEvent) -> tuple[str, ...]:
         format_time(event.created_at),
         str(event.num_attempts),
         _next(event),
-        event.url,
+        mask_url(event.url),
         (error if len(error) <= _MAX_ERROR_CHARS else error[: _MAX_ERROR_CHARS - 1] + "…") or "-",
     )
 

@@ -21,7 +21,8 @@ from penstock.shared.embedded import find_redis_server
 from penstock.shared.errors import ConfigurationError, RedisUnavailableError, RedisUnsupportedError
 from penstock.shared.redis_access.check import check_redis
 from penstock.shared.redis_access.needs import NEEDED
-from penstock.shared.redis_access.url import mask_url, parse_pool
+from penstock.shared.redis_access.url import parse_pool
+from penstock.shared.urls import mask_url
 
 StartServer = Callable[..., str]
 
@@ -296,7 +297,14 @@ async def test_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         ("redis://:pw@host", "redis://:***@host"),
         ("unix:///run/redis.sock?db=1&password=pw", "unix:///run/redis.sock?db=1&password=***"),
         ("redis://host", "redis://host"),
-        ("redis://[bad:pw@", "(unreadable)"),
+        ("redis://[bad:pw@", "redis://[bad:***@"),
+        ("redis://app:Xy/Zq9@host", "redis://app:***@host"),
+        ("redis://app:a@b?c#d@host/1", "redis://app:***@host/1"),
+        ("redis://token@host", "redis://***@host"),
+        ("redis://app:pw", "redis://***"),
+        ("redis://h?password=a@b", "redis://***"),
+        ("redis://h?password=a&bcde=f&db=2", "redis://h?password=***&db=2"),
+        ("https://user:pw@h/v1/traces?api_key=k&x=y", "https://user:***@h/v1/traces?api_key=***"),
     ],
 )
 def test_password_is_masked(url: str, shown: str) -> None:

@@ -12,6 +12,7 @@ import httpx
 import structlog
 
 from ....shared.errors import ConfigurationError, ModelLoadError
+from ....shared.urls import mask_url
 from . import llama, sglang
 from .dialect import Dialect, ServerFacts
 from .streams import client_options
@@ -42,8 +43,8 @@ def await_free_address(client: httpx.Client) -> None:
     while _status(client) is not None:
         if time.monotonic() > deadline:
             raise ConfigurationError(
-                f"engine_command: a server answers at {client.base_url} already; leave engine_command out to use it, "
-                "or give both another port"
+                f"engine_command: a server answers at {_shown_url(client)} already; leave engine_command out to "
+                "use it, or give both another port"
             )
         time.sleep(_LOOK_INTERVAL_S)
 
@@ -62,7 +63,7 @@ def await_server(client: httpx.Client, ended: Callable[[], str | None]) -> None:
         if finding := ended():
             raise ModelLoadError(f"engine_command: {finding}")
         if time.monotonic() > tell_at:
-            log.warning("engine_server_awaited", url=str(client.base_url), status=status)
+            log.warning("engine_server_awaited", url=_shown_url(client), status=status)
             tell_at += TELL_INTERVAL_S
         time.sleep(_LOOK_INTERVAL_S)
 
@@ -84,16 +85,20 @@ def find_server(client: httpx.Client) -> tuple[Dialect, ServerFacts]:
                 model, _ask(client, "/get_server_info", "/server_info")[1] or {}
             )
     except httpx.HTTPError as error:
-        raise ConfigurationError(f"engine_url {client.base_url}: {type(error).__name__} {error}") from error
+        raise ConfigurationError(f"engine_url {_shown_url(client)}: {type(error).__name__} {error}") from error
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ConfigurationError(
-            f"engine_url {client.base_url}: the server does not say what has to be known of it: {error!r}; its version "
-            "may be one that this engine does not know"
+            f"engine_url {_shown_url(client)}: the server does not say what has to be known of it: {error!r}; its "
+            "version may be one that this engine does not know"
         ) from error
     raise ConfigurationError(
-        f"engine_url {client.base_url}: the server is neither llama-server (its /props answers {llama_status}) nor "
+        f"engine_url {_shown_url(client)}: the server is neither llama-server (its /props answers {llama_status}) nor "
         f"SGLang (its /get_model_info answers {sglang_status}); engine 'http' knows these two, without an API key"
     )
+
+
+def _shown_url(client: httpx.Client) -> str:
+    return mask_url(str(client.base_url))
 
 
 def check_model(facts: ServerFacts, config: dict[str, Any], num_tokens: int, folder: Path) -> None:

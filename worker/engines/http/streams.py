@@ -17,6 +17,8 @@ from typing import Any
 import httpx
 import msgspec
 
+from ....shared.urls import mask_url
+
 CONNECT_TIMEOUT_S = 5.0
 HEALTH_INTERVAL_S = 1.0
 # Of one look. A server that computes may be slow to answer; one that is gone is so at once.
@@ -66,7 +68,7 @@ class ServerStreams:
     """
 
     def __init__(self, url: str, on_lost: Callable[[str], None]) -> None:
-        self._url = url
+        self._shown_url = mask_url(url)
         self._on_lost = on_lost
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._call_ids = itertools.count(1)
@@ -161,14 +163,15 @@ class ServerStreams:
             try:
                 response = await self._client.get(path, timeout=HEALTH_TIMEOUT_S)
             except httpx.ConnectError as error:
-                finding = f"nobody answers at {self._url}: {error}"
+                finding = f"nobody answers at {self._shown_url}: {error}"
                 break
             except httpx.HTTPError as error:
-                num_unhealthy, finding = num_unhealthy + 1, f"{path} at {self._url}: {type(error).__name__} {error}"
+                num_unhealthy += 1
+                finding = f"{path} at {self._shown_url}: {type(error).__name__} {error}"
             else:
                 is_healthy = response.status_code == httpx.codes.OK
                 num_unhealthy = 0 if is_healthy else num_unhealthy + 1
-                finding = f"{path} at {self._url} answers {response.status_code}"
+                finding = f"{path} at {self._shown_url} answers {response.status_code}"
         self._on_lost(finding)
 
 
