@@ -236,7 +236,7 @@ def _choose_forward(
         partial(prepare, config=config, device=device_of(config), vocab_size=vocab_size, max_model_len=longest),
         prepared_tolerance(config),
         described(config),
-        **({"truth": read.truth, "modes": read.modes} if read else {}),
+        **({"truth": read.truth, "modes": read.modes, "is_whole": read.is_whole} if read else {}),
     )
 
 

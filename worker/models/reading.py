@@ -46,6 +46,7 @@ class ReadModel:
             are ranks.
         truth: what the model does on its own; None where ``module`` can still be asked.
         modes: in which it may be computed.
+        is_whole: ``module`` computes what the whole model does, of several ranks all together.
         num_parameters: of the whole model.
         weight_conversions: how transformers named and fused what the files have, for the way back.
         plan: how the lean path computes the rank's part; None where ``module`` shows it.
@@ -63,6 +64,7 @@ class ReadModel:
     seeing: SeeingModel | None = None
     image_refusal: str = ""
     tower: ImageTower | None = None
+    is_whole: bool = True
 
 
 def read_model(
@@ -174,6 +176,7 @@ def _cut_part(
         read.truth = ask().to(device, groups.of_rank_zero)
         if "lean" in read.modes:
             read.plan = plan_of_part(read_decoder(text, max_model_len, device), groups.layout, groups.rank)
+    read.is_whole = False
     cut_decoder(text, groups)
     for part in (text, *((read.tower.module,) if read.tower else ())):
         torch.nn.Module.to(part, device)

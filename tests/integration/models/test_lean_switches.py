@@ -16,7 +16,7 @@ from penstock.worker.models.adapters.attach import attach_adapters
 from penstock.worker.models.adapters.peft_folder import LayerMatrices
 from penstock.worker.models.adapters.sites import layers_of, placed_sites_of, sites_of
 from penstock.worker.models.checks.conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE, Truth, check_conformance
-from penstock.worker.models.checks.windows import NarrowTruth
+from penstock.worker.models.checks.lengths import LoweredTruth
 from penstock.worker.models.forward import Forward, ForwardSettings
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.lean.native import NativeForward, make_native
@@ -282,8 +282,9 @@ def test_conformance_runs_past_windows(variant: str, monkeypatch: pytest.MonkeyP
     """Windows of 5 tokens at least, which sequences of 7 hardly show, and of any size: they are made narrow."""
     model = make_model(variant, torch.float32, sliding_window=50)
     truth = Truth.of(model, 97)
-    narrow = NarrowTruth.of(model, 97, SETTINGS)
+    narrow = LoweredTruth.of(model, 97, SETTINGS)
     assert narrow is not None
+    assert narrow.windows is not None
     assert set(narrow.windows) - {None} == {3}
     assert model.config.sliding_window == 50
     lean = LeanForward(model, SETTINGS)
@@ -302,14 +303,14 @@ def test_conformance_runs_past_windows(variant: str, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(attention_call, "paged_attention", without_window)
     check_conformance(lean, truth)
-    with pytest.raises(ModelLoadError, match="with windows shorter than a prompt"):
+    with pytest.raises(ModelLoadError, match="beyond 50 tokens"):
         narrow.check(lean)
 
 
 @torch.inference_mode()
 def test_a_compiled_decoder_gets_its_windows_back() -> None:
     model = make_model("gemma3", torch.float32, sliding_window=50)
-    narrow = NarrowTruth.of(model, 97, SETTINGS)
+    narrow = LoweredTruth.of(model, 97, SETTINGS)
     assert narrow is not None
     lean = LeanForward(model, SETTINGS)
     pack_linear_layers(lean.network)

@@ -16,6 +16,9 @@ from .errors import first_line, own_code
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 # Their frequencies follow the longest request of a batch, so one request's output would depend on its neighbours.
 _BATCH_DEPENDENT_ROPE = ("longrope", "dynamic")
+# More keys than this: the best are chosen by scores (Doge). In 16 bits many scores are equal, and which of them are
+# chosen depends on how the prompt is cut up, in transformers alone, too.
+_CHOOSING_FIELD = "keep_window_size"
 
 log = structlog.get_logger(__name__)
 
@@ -57,6 +60,10 @@ def max_model_len(model_config: PretrainedConfig, wanted: int | None) -> int:
             log.info("rope_unscaled_only", rope_type=rope["rope_type"], max_model_len=unscaled)
             own = unscaled if own is None else min(own, unscaled)
             source = f"its RoPE of type {rope['rope_type']!r} is served without its scaling"
+    num_kept = getattr(model_config, _CHOOSING_FIELD, None)
+    if _is_limit(num_kept) and (own is None or num_kept < own):
+        log.info("keys_unchosen_only", max_model_len=num_kept)
+        own, source = num_kept, f"it chooses among more than {num_kept} keys ({_CHOOSING_FIELD}), which is not served"
     if own is None and wanted is None:
         raise ConfigurationError("the model's config.json does not say how long a request may be; set max_model_len")
     if own is not None and wanted is not None and wanted > own:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ....shared.errors import ModelLoadError
 from ..checkpoint.errors import first_line
 from ..checks.conformance import tolerance_of
-from ..checks.windows import narrowed
+from ..checks.lengths import lowered
 from ..forward import Sight
 from .processor import ImageProcessor, ProcessedImage, runs_of
 from .tower import ImageTower
@@ -74,7 +74,7 @@ def verify_images(module: PreTrainedModel, text: PreTrainedModel, processor: Ima
         embeds[0, places], *deeper = features.split(embeds.shape[-1], dim=1)
         sight = Sight(axes, torch.tensor(places, device=module.device), tuple(deeper)).arguments(input_ids.shape[1])
         of_prompt = _together(module, images) | _of_tokens(module, input_ids, processor.feature_token_id)
-        with _shallow(text.base_model), narrowed(text.config):
+        with _shallow(text.base_model), lowered(text):
             if any(image.tokens.wholes for image in images):
                 sight["attention_mask"] = _masks(text, places, input_ids.shape[1])
             theirs = module(input_ids=input_ids, use_cache=False, **of_prompt).logits[0].float()

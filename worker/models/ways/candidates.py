@@ -19,12 +19,12 @@ from transformers import PreTrainedModel
 from ....shared.errors import ModelLoadError
 from ..checkpoint.load import spoilt_tensors
 from ..checks.conformance import SURE, Truth, check_conformance
-from ..checks.windows import NarrowTruth
+from ..checks.lengths import LoweredTruth
 from ..forward import Forward, ForwardSettings
 from ..lean.reading.decoder import has_layers
 from ..lean.staged import lean_forward
 from .gather import gather_forward
-from .packed import PackedForward
+from .packed import PackedForward, PackedWithPast
 from .partition import CutRule
 from .split import split_forward
 
@@ -65,6 +65,7 @@ class Candidate:
 CANDIDATES: tuple[Candidate, ...] = (
     Candidate("lean", lean_forward, suits=has_layers),
     Candidate("packed", PackedForward),
+    Candidate("packed, with the length before each token", PackedWithPast),
     Candidate("split", partial(split_forward, rule=_SPLIT)),
     Candidate("split, later chunks token by token", partial(split_forward, rule=_SPLIT_TOKEN_BY_TOKEN)),
     Candidate("gather", partial(gather_forward, rule=_GATHER)),
@@ -101,6 +102,7 @@ def choose_forward(
     *,
     truth: Truth | None = None,
     modes: Collection[str] = MODES,
+    is_whole: bool = True,
 ) -> Forward:
     """Return the first of ``CANDIDATES`` that computes what ``module``, with eager attention, does on its own.
 
@@ -114,14 +116,14 @@ def choose_forward(
         prepared_with: what it has then, to say what went wrong.
         truth: what the model does on its own; None to ask ``module``.
         modes: those that may be tried.
+        is_whole: ``module`` computes what the whole model does; False for a part of it, which cannot be asked.
 
     Raises:
         ModelLoadError: none does; says why, for each.
     """
-    is_whole, truth = truth is None, truth or find_truth(module, architecture, vocab_size)
-    # A part of a model cannot be asked what the whole does with narrow windows.
-    narrow = NarrowTruth.of(module, vocab_size, settings) if is_whole else None
-    trials = _try_candidates(module, truth, narrow, settings, modes)
+    truth = truth or find_truth(module, architecture, vocab_size)
+    lowered = LoweredTruth.of(module, vocab_size, settings) if is_whole else None
+    trials = _try_candidates(module, truth, lowered, settings, modes)
     smallest = max(SURE, min(trial.error for trial in trials))
     chosen = next(trial for trial in trials if trial.error <= _MUCH_CLOSER * smallest)
     told = _told(trials)
@@ -133,8 +135,8 @@ def choose_forward(
     forward = prepare(forward)
     try:
         check_conformance(forward, truth, prepared_tolerance)
-        if narrow is not None:
-            narrow.check(forward, prepared_tolerance)
+        if lowered is not None:
+            lowered.check(forward, prepared_tolerance)
     except Exception as error:  # as above
         raise ModelLoadError(f"{architecture} cannot be served with {prepared_with}: {_sentence(error)}") from error
     return forward
@@ -161,7 +163,7 @@ def find_truth(module: PreTrainedModel, architecture: str, vocab_size: int) -> T
 def _try_candidates(
     module: PreTrainedModel,
     truth: Truth,
-    narrow: NarrowTruth | None,
+    lowered: LoweredTruth | None,
     settings: ForwardSettings,
     modes: Collection[str],
 ) -> list[_Trial]:
@@ -174,8 +176,8 @@ def _try_candidates(
         try:
             forward = candidate.build(module, settings)
             error = check_conformance(forward, truth)
-            if narrow is not None:
-                narrow.check(forward)
+            if lowered is not None:
+                error = max(error, lowered.check(forward))
             trials.append(_Trial(candidate, forward, error))
         except Exception as error:  # whatever the architecture's own code raises
             trials.append(_Trial(candidate, reason=_sentence(error)))

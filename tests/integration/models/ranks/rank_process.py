@@ -219,7 +219,10 @@ def choose(variant: str, *, is_miscut: bool) -> dict[str, Any]:
     if is_miscut:
         output: Any = module.model.layers[1].self_attn.o_proj.inner
         output.weight.copy_(output.weight.flip(1))
-    return {"mode": choose_forward(module, variant, vocab_size, settings, truth=truth, modes=("lean", "packed")).mode}
+    modes = ("lean", "packed")
+    return {
+        "mode": choose_forward(module, variant, vocab_size, settings, truth=truth, modes=modes, is_whole=False).mode
+    }
 
 
 def pipelined(folder: str, meeting: str, prompts: list[list[int]], tokens: list[list[int]]) -> dict[str, Any]:
