@@ -89,16 +89,31 @@ end
 return 1
 """,
 )
-# ARGV: most. Returns item and token, which may be empty, of each that is due, the longest due first.
+# ARGV: most. Returns item and token, which may be empty, of each that is due: the longest due first. If more are due,
+# the second half is of those that became due last: a backlog must not stand before everything that comes later.
 _DUE = _script(
     "agenda_due",
     """
-local found = {}
-for _, item in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[1])) do
-  found[#found + 1] = item
-  found[#found + 1] = redis.call('HGET', KEYS[2], item) or ''
+local most = tonumber(ARGV[1])
+local num_due = redis.call('ZCOUNT', KEYS[1], '-inf', now)
+local num_first, num_last = math.min(num_due, most), 0
+if num_due > most then
+  num_last = math.floor(most / 2)
+  num_first = most - num_last
 end
-return found
+-- The items that are due are the first of the set.
+local items = num_first > 0 and redis.call('ZRANGE', KEYS[1], 0, num_first - 1) or {}
+if num_last > 0 then
+  for _, item in ipairs(redis.call('ZRANGE', KEYS[1], num_due - num_last, num_due - 1)) do
+    items[#items + 1] = item
+  end
+end
+local due = {}
+for _, item in ipairs(items) do
+  due[#due + 1] = item
+  due[#due + 1] = redis.call('HGET', KEYS[2], item) or ''
+end
+return due
 """,
 )
 
@@ -128,7 +143,7 @@ class Agenda:
             await self._connection.execute(command, key, f"{kind}:{item_id}")
 
     async def due(self, most: int) -> list[DueItem]:
-        """Return items that are due and nobody is at, the longest due first."""
+        """Return items that are due and nobody is at: the longest due first, or half of each end if there are more."""
         flat = await self._run(_DUE, most)
         found: list[DueItem] = []
         for item, token in zip(flat[::2], flat[1::2], strict=True):

@@ -12,6 +12,7 @@ from .context import JobContext
 RUN_BATCH = "run_batch"
 # Another runner has it, who may be dead; or this host does not see the folder, and another may.
 PAUSE_WHILE_HELD_S, PAUSE_WITHOUT_INPUT_S = 2.0, 30.0
+PAUSE_WITHOUT_PLACE_S = 10.0
 
 log = structlog.get_logger()
 
@@ -27,7 +28,11 @@ async def collect_batches(context: JobContext) -> None:
 async def run_open_batch(context: JobContext, batch_id: str) -> float | None:
     """Run a batch to its end; returns when it is to be tried again, if there is a reason to."""
     try:
-        await run_batch(context.batch_client, context.batches, batch_id)
+        spec = (await context.batches.record(batch_id)).spec
+        with context.batch_places.take(spec.tenant) as has_place:
+            if not has_place:
+                return PAUSE_WITHOUT_PLACE_S
+            await run_batch(context.batch_client, context.batches, batch_id)
     except (BatchEndedError, UnknownBatchError):
         return None
     except BatchHeldError:

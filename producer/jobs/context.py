@@ -11,6 +11,7 @@ from ...shared.tracing.tracing import Tracing
 from ..agenda import Agenda
 from ..batches import ROW_RESULT_TTL_S, BatchStore
 from ..client import Client
+from ..places import Places
 from ..webhooks.delivery import Delivery
 from ..webhooks.event_store import EventStore
 from ..webhooks.outbox import Outbox
@@ -52,9 +53,11 @@ class JobContext:
         self.batches = BatchStore(
             settings.redis_url, settings.files_dir, retry_for_s=float("inf"), namespace=settings.namespace
         )
+        # A batch holds its place for long, so batches have half of the places.
+        self.batch_places = Places(settings.max_jobs // 2, settings.max_jobs)
         events = EventStore(self.connection, self.keys, self.agenda)
         self.outbox = Outbox(self.connection, self.keys, events)
-        self.delivery = Delivery(self.connection, self.keys, events, settings.webhooks)
+        self.delivery = Delivery(self.connection, self.keys, events, settings.webhooks, settings.max_jobs)
         self._presence = Presence(self.connection, self.keys, ProcessKind.JOBS, {"queue": settings.queue})
 
     @classmethod

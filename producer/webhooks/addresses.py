@@ -4,8 +4,8 @@ A webhook's URL comes from a caller, and the one who calls it stands inside the 
 caller could have it ask a metadata service, a database or a neighbour (server-side request forgery). What counts is the
 address, so every address that a name resolves to is checked, and the connection goes to one that was.
 
-Sources: IANA's registries of special-purpose addresses, as Python's ``ipaddress`` has them; RFC 4291, 3056, 4380, 6052
-for IPv4 inside IPv6.
+Sources: IANA's registries of special-purpose addresses, as Python's ``ipaddress`` has them, and ``_SPECIAL``; RFC 4291,
+3056, 4380, 5214, 6052 for IPv4 inside IPv6.
 """
 
 from __future__ import annotations
@@ -25,6 +25,29 @@ ALL = "all"
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+# What ``is_global`` lets pass, in some version of Python: no host of the public Internet has such an address.
+_SPECIAL = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "192.0.0.0/24",  # protocol assignments: anycast to the next router among them
+            "192.31.196.0/24",  # AS112
+            "192.52.193.0/24",  # multicast relays
+            "192.88.99.0/24",  # relays of 6to4
+            "192.175.48.0/24",  # AS112
+            "64:ff9b:1::/48",  # NAT64 of a network's own
+            "100::/32",  # discarded, and dummies
+            "2001::/23",  # protocol assignments; Teredo is judged by its inner address
+            "2001:db8::/32",  # documentation
+            "2620:4f:8000::/48",  # AS112
+            "3fff::/20",  # documentation
+            "5f00::/16",  # segment routing
+            "fec0::/10",  # site-local, which networks still use
+        ),
+    )
+)
+# The interface part of an address of ISATAP, before its IPv4 address.
+_ISATAP = (0x00005EFE, 0x02005EFE)
 
 
 class Networks:
@@ -52,7 +75,10 @@ class Networks:
         if inner is not None:
             return self.permits(inner)
         # Not by is_private, which leaves out carriers' shared space (100.64.0.0/10).
-        return address.is_global and not address.is_multicast and not address.is_reserved
+        if not address.is_global or address.is_multicast or address.is_reserved:
+            return False
+        isatap = _isatap(address)
+        return not any(address in network for network in _SPECIAL) and (isatap is None or self.permits(isatap))
 
 
 def _inner(address: Address) -> ipaddress.IPv4Address | None:
@@ -63,6 +89,13 @@ def _inner(address: Address) -> ipaddress.IPv4Address | None:
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     teredo = address.teredo
     return address.ipv4_mapped or address.sixtofour or (None if teredo is None else teredo[1])
+
+
+def _isatap(address: Address) -> ipaddress.IPv4Address | None:
+    """Return the IPv4 address to which a network with ISATAP tunnels; None if the address has not that form."""
+    if isinstance(address, ipaddress.IPv4Address) or (int(address) >> 32) & 0xFFFFFFFF not in _ISATAP:
+        return None
+    return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
 
 
 def literal_address(host: str) -> Address | None:

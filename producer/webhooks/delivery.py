@@ -9,6 +9,7 @@ with the same id: delivered at least once, and known by its id.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections import Counter
@@ -24,6 +25,7 @@ from standardwebhooks import Webhook
 from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
 from ...shared.urls import mask_url
+from ..places import Places
 from .event_records import EventState, WebhookAttempt, WebhookEvent, WebhookSecret
 from .event_store import EventStore
 from .secrets import SecretStore, no_secret
@@ -31,23 +33,41 @@ from .sender import ForbiddenAddressError, Sender
 from .settings import WebhookSettings
 
 MAX_ATTEMPTS_SHOWN = 20
-# A receiver that answers slowly must not take all places of a process.
+# A receiver that answers slowly must not take all places of its tenant, and no tenant those of all others.
 MAX_PER_HOST = 16
-PAUSE_OF_BUSY_HOST_S = 1.0
+MAX_PER_TENANT = 24
+PAUSE_WHILE_BUSY_S = 1.0
+# Events that find no place are due again at this rate for each tenant. Due at the same time, a backlog of one tenant
+# would stand before all events of others.
+DEFERRED_PER_S = 200.0
 JITTER = 0.1
 
 log = structlog.get_logger()
 
 
 class Delivery:
-    """Delivers events of one namespace."""
+    """Delivers events of one namespace.
 
-    def __init__(self, connection: CommandConnection, keys: Keys, store: EventStore, settings: WebhookSettings) -> None:
+    Args:
+        num_places: how many attempts this process can make at a time.
+    """
+
+    def __init__(
+        self,
+        connection: CommandConnection,
+        keys: Keys,
+        store: EventStore,
+        settings: WebhookSettings,
+        num_places: int,
+    ) -> None:
         self._store = store
         self._secrets = SecretStore(connection, keys)
         self._settings = settings
         self._sender = Sender(settings)
-        self._under_way: Counter[str] = Counter()
+        self._places = Places(num_places, MAX_PER_TENANT)
+        self._under_way: Counter[tuple[str, str]] = Counter()
+        # By tenant: when its last deferred event is due again, by the clock of the event loop.
+        self._deferred_until: dict[str, float] = {}
 
     async def close(self) -> None:
         await self._sender.close()
@@ -57,24 +77,34 @@ class Delivery:
         stored = await self._store.read(event_id)
         if stored is None or stored.event.state is not EventState.PENDING:
             return None
-        event, host = stored.event, urlsplit(stored.event.url).netloc
+        event = stored.event
         if (early_s := event.next_attempt_at - time.time()) > 0:
             return early_s
-        if self._under_way[host] >= MAX_PER_HOST:
-            return PAUSE_OF_BUSY_HOST_S
-        self._under_way[host] += 1
-        try:
-            attempt, is_last = await self._attempt(event)
-        finally:
-            self._under_way[host] -= 1
-            if not self._under_way[host]:
-                del self._under_way[host]
+        receiver = (event.tenant, urlsplit(event.url).netloc)
+        with self._places.take(event.tenant) as has_place:
+            if not has_place or self._under_way[receiver] >= MAX_PER_HOST:
+                return self._pause_s(event.tenant)
+            self._under_way[receiver] += 1
+            try:
+                attempt, is_last = await self._attempt(event)
+            finally:
+                self._under_way[receiver] -= 1
+                if not self._under_way[receiver]:
+                    del self._under_way[receiver]
         after, delay_s = self._after(event, attempt, is_last)
         if not await self._store.change(stored, after, keep_delivered_s=self._settings.keep_delivered_s):
             return 0.0  # replayed or purged meanwhile: look again
         if after.state is EventState.DEAD:
             log.warning("webhook_event_given_up", event_id=event_id, url=mask_url(event.url), reason=attempt.error)
         return delay_s
+
+    def _pause_s(self, tenant: str) -> float:
+        """Return in how many seconds an event is due again for which there is no place."""
+        now = asyncio.get_running_loop().time()
+        self._deferred_until = {name: until for name, until in self._deferred_until.items() if until > now}
+        until = max(now + PAUSE_WHILE_BUSY_S, self._deferred_until.get(tenant, 0.0) + 1 / DEFERRED_PER_S)
+        self._deferred_until[tenant] = until
+        return until - now
 
     async def _attempt(self, event: WebhookEvent) -> tuple[WebhookAttempt, bool]:
         """Return the attempt, and whether no other is to follow it should it have failed."""
@@ -87,7 +117,9 @@ class Delivery:
         if secret is None:
             return attempt(error=no_secret(event.tenant)), False
         try:
-            reply = await self._sender.post(event.url, signed_headers(event, secret, at), event.body)
+            reply = await self._sender.post(
+                event.url, signed_headers(event, secret, at), event.body, tenant=event.tenant
+            )
         except ForbiddenAddressError as error:
             return attempt(error=str(error)), True
         except TimeoutError:

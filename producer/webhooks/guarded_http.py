@@ -6,14 +6,12 @@ resolves to something else a moment later changes nothing. Certificate and ``Hos
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
-import socket
 from collections.abc import Mapping
 
 import httpx
 
 from .addresses import Address, Networks
+from .resolver import Resolver
 
 
 class ForbiddenAddressError(Exception):
@@ -25,13 +23,14 @@ class GuardedHTTP:
 
     Args:
         networks: the addresses that may be called.
-        connect_timeout_s: for one address of a name.
+        connect_timeout_s: to look up a name, and to connect to one address of it.
         remedy: what to do where an address that is forbidden is meant, to end the sentence that forbids it.
     """
 
     def __init__(self, networks: Networks, *, connect_timeout_s: float, remedy: str) -> None:
         self._networks = networks
         self._remedy = remedy
+        self._resolver = Resolver(connect_timeout_s)
         self._http = httpx.AsyncClient(
             # This alone looks at the environment: SSL_CERT_FILE may name a private authority.
             verify=httpx.create_ssl_context(),
@@ -46,15 +45,20 @@ class GuardedHTTP:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def open(self, method: str, url: str, headers: Mapping[str, str], content: bytes = b"") -> httpx.Response:
+    async def open(
+        self, method: str, url: str, headers: Mapping[str, str], content: bytes = b"", *, tenant: str
+    ) -> httpx.Response:
         """Return the answer as soon as its head is there; the caller reads and closes it.
+
+        Args:
+            tenant: who named the URL. Names of one tenant that do not resolve hold up no other tenant.
 
         Raises:
             ForbiddenAddressError: an address of the host may not be called; nothing was sent.
             httpx.TransportError, OSError: there was no answer.
         """
         target = httpx.URL(url)
-        addresses = await self._resolve(target)
+        addresses = await self._resolve(target, tenant)
         for number, address in enumerate(addresses, 1):
             request = self._http.build_request(
                 method,
@@ -70,10 +74,8 @@ class GuardedHTTP:
                     raise
         raise AssertionError("a host has an address, or resolving it raises")
 
-    async def _resolve(self, target: httpx.URL) -> list[Address]:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(target.host, target.port or 0, type=socket.SOCK_STREAM)
-        addresses = [ipaddress.ip_address(str(info[4][0]).partition("%")[0]) for info in found]
+    async def _resolve(self, target: httpx.URL, tenant: str) -> list[Address]:
+        addresses = await self._resolver.resolve(target.host, target.port or 0, tenant)
         for address in addresses:
             if not self._networks.permits(address):
                 raise ForbiddenAddressError(

@@ -38,15 +38,15 @@ class Sender:
     async def close(self) -> None:
         await self._http.close()
 
-    async def post(self, url: str, headers: Mapping[str, str], body: str) -> Reply:
-        """Send ``body`` and return what came back, a redirect or an error status included.
+    async def post(self, url: str, headers: Mapping[str, str], body: str, *, tenant: str) -> Reply:
+        """Send ``body`` of ``tenant`` and return what came back, a redirect or an error status included.
 
         Raises:
             ForbiddenAddressError: an address of the host may not be called; nothing was sent.
             httpx.TransportError, OSError, TimeoutError: there was no answer.
         """
         async with asyncio.timeout(self._settings.timeout_s):
-            response = await self._http.open("POST", url, headers, body.encode())
+            response = await self._http.open("POST", url, headers, body.encode(), tenant=tenant)
             try:
                 return Reply(response.status_code, await self._excerpt(response))
             finally:

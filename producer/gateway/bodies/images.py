@@ -53,8 +53,8 @@ class ImageFetcher:
         if self._http is not None:
             await self._http.close()
 
-    async def fetched(self, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
-        """Return the prompts of a body with the bytes of their images.
+    async def fetched(self, prompts: Sequence[Prompt], tenant: str) -> Sequence[Prompt]:
+        """Return the prompts of a body of ``tenant`` with the bytes of their images.
 
         Raises:
             OpenAIError: 400, an address may not be fetched, or what it answers is no image; names the field.
@@ -71,11 +71,11 @@ class ImageFetcher:
         if len(wanted) > MAX_IMAGES:
             raise _refusal("messages", f"name {len(wanted)} images, and a request has at most {MAX_IMAGES}")
         room = _Room(MAX_TOTAL_BYTES)
-        found = await asyncio.gather(*(self._fetch(field, url, room) for url, field in wanted.items()))
+        found = await asyncio.gather(*(self._fetch(field, url, room, tenant) for url, field in wanted.items()))
         images = dict(zip(wanted, found, strict=True))
         return [_with_images(prompt, images) for prompt in prompts]
 
-    async def _fetch(self, field: str, url: str, room: _Room) -> bytes:
+    async def _fetch(self, field: str, url: str, room: _Room, tenant: str) -> bytes:
         if urlsplit(url).scheme != "https" or len(url) > MAX_URL_CHARS:
             raise _refusal(field, f"must be a data URL or begin with https://, got {shown(url)}")
         if self._http is None:
@@ -86,7 +86,7 @@ class ImageFetcher:
             )
         try:
             async with asyncio.timeout(self._timeout_s):
-                return check_image_bytes(field, await self._read(self._http, field, url, room))
+                return check_image_bytes(field, await self._read(self._http, field, url, room, tenant))
         except ForbiddenAddressError as error:
             raise _refusal(field, f"must not be fetched: {error}") from error
         except TimeoutError as error:
@@ -96,8 +96,8 @@ class ImageFetcher:
                 raise _refusal(field, str(error).removeprefix(field).strip()) from error
             raise _refusal(field, f"cannot be fetched ({type(error).__name__}), got {shown(url)}") from error
 
-    async def _read(self, http: GuardedHTTP, field: str, url: str, room: _Room) -> bytes:
-        response = await http.open("GET", url, _HEADERS)
+    async def _read(self, http: GuardedHTTP, field: str, url: str, room: _Room, tenant: str) -> bytes:
+        response = await http.open("GET", url, _HEADERS, tenant=tenant)
         try:
             if response.status_code != httpx.codes.OK:
                 raise _refusal(field, f"answered with status {response.status_code}, got {shown(url)}")

@@ -60,7 +60,9 @@ async def generate(path: str, request: Request) -> ASGIApp:
     last_event_id = request.headers.get("last-event-id")
     if last_event_id is not None:
         return await _resumed(gateway, request, prepared, fingerprint, last_event_id)
-    prepared = msgspec.structs.replace(prepared, prompts=await gateway.images.fetched(prepared.prompts))
+    prepared = msgspec.structs.replace(
+        prepared, prompts=await gateway.images.fetched(prepared.prompts, identity.tenant)
+    )
     response_id = new_id(prepared.id_prefix, fingerprint)
     options = generations.options_of(prepared, identity, gateway.settings)
     add_ids(options, request, response_id)

@@ -37,7 +37,7 @@ async def create(request: Request) -> HTTPResponse | EventStream:
     decoded = await asyncio.to_thread(decode, RESPONSES, data) if is_large else decode(RESPONSES, data)
     body: ResponseBody = decoded.body
     prepared = await responses.prepare(identity.tenant, body, band=identity.band)
-    prompts = await gateway.images.fetched(prepared.chat.prompts)
+    prompts = await gateway.images.fetched(prepared.chat.prompts, identity.tenant)
     prepared = msgspec.structs.replace(prepared, chat=msgspec.structs.replace(prepared.chat, prompts=prompts))
     add_ids(prepared.options, request, prepared.record.id)
     if body.background:

@@ -60,7 +60,7 @@ def answer(body: bytes, head: bytes = b"HTTP/1.1 200 OK") -> bytes:
 
 async def told(fetcher: ImageFetcher, url: str) -> str:
     with pytest.raises(OpenAIError) as caught:
-        await fetcher.fetched([messages(url)])
+        await fetcher.fetched([messages(url)], "acme")
     error = caught.value
     assert (error.status, error.error_code) == (400, "invalid_image_url")
     assert error.param == "messages[0].content[1].image_url.url"
@@ -70,7 +70,7 @@ async def told(fetcher: ImageFetcher, url: str) -> str:
 async def test_an_address_becomes_the_image_that_it_answers(fetcher: ImageFetcher, tls: ssl.SSLContext) -> None:
     async with Server(answer(png()), tls) as server:
         url = f"https://pictures.test:{server.port}/cat.png?a=b"
-        prompts = await fetcher.fetched([messages(url), messages(url), "text"])
+        prompts = await fetcher.fetched([messages(url), messages(url), "text"], "acme")
         assert [head.partition(b" HTTP")[0] for head in server.heads] == [b"GET /cat.png?a=b"]
     for prompt in prompts[:2]:
         bare, (image,) = split_prompt(prompt)
@@ -108,4 +108,4 @@ async def test_only_public_addresses_are_asked_by_https_if_any_is(fetcher: Image
         assert server.heads == []
     await guarded.close()
     data = messages("data:image/png;base64,AAAA")
-    assert await none.fetched([data]) == [data]
+    assert await none.fetched([data], "acme") == [data]

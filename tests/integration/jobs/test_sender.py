@@ -68,7 +68,7 @@ async def post(url: str, **settings: Any) -> Reply:
     # It reads certificates from the disk, as a process does once when it starts; httpx 0.27 is seen to do so.
     sender = await asyncio.to_thread(Sender, WebhookSettings(**settings))
     try:
-        return await sender.post(url, {"webhook-id": "evt_1"}, "{}")
+        return await sender.post(url, {"webhook-id": "evt_1"}, "{}", tenant="acme")
     finally:
         await sender.close()
 

@@ -34,6 +34,35 @@ from penstock.shared.errors import ConfigurationError, ValidationError
         "64:ff9b::169.254.169.254",
         "2002:a9fe:a9fe::",
         "2001:0:4136:e378:8000:63bf:5601:5601",  # Teredo, to 169.254.169.254
+        "192.0.0.9",
+        "192.0.2.1",
+        "192.31.196.1",
+        "192.52.193.1",
+        "192.88.99.1",
+        "192.175.48.1",
+        "198.51.100.1",
+        "203.0.113.1",
+        "::10.0.0.1",
+        "::8.8.8.8",
+        "::ffff:0:10.0.0.1",
+        "64:ff9b:1::8.8.8.8",
+        "100::1",
+        "100:0:0:1::1",
+        "2001:1::1",
+        "2001:2::1",
+        "2001:4:112::1",
+        "2001:20::1",
+        "2001:db8::1",
+        "2606:4700::5efe:10.0.0.1",
+        "2606:4700::200:5efe:10.0.0.1",
+        "2620:4f:8000::1",
+        "3fff::1",
+        "4000::1",
+        "5f00::1",
+        "fe80::5efe:8.8.8.8",
+        "fec0::1",
+        "feff::1",
+        "ff0e::1",
     ],
 )
 def test_what_is_not_public_is_not_called_unless_it_is_named(address: str) -> None:
@@ -44,7 +73,10 @@ def test_what_is_not_public_is_not_called_unless_it_is_named(address: str) -> No
     assert Networks([f"{address}/{parsed.max_prefixlen}"]).permits(parsed)
 
 
-@pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1::1", "::ffff:93.184.216.34", "64:ff9b::8.8.8.8"])
+@pytest.mark.parametrize(
+    "address",
+    ["93.184.216.34", "2606:2800:220:1::1", "::ffff:93.184.216.34", "64:ff9b::8.8.8.8", "2606:4700::5efe:8.8.8.8"],
+)
 def test_what_is_public_is_called(address: str) -> None:
     assert Networks().permits(ipaddress.ip_address(address))
 
