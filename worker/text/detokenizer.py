@@ -1,4 +1,4 @@
-"""Text from output tokens as they come, equal at the end to the tokenizer's decode of the whole.
+"""Text from output tokens as they come, equal at the end to what they add to the tokenizer's decode of the prompt.
 
 ``tokenizers.DecodeStream`` holds back incomplete characters. Two cases need more: a run of byte-fallback tokens
 (``<0xE3>``) is decoded as one, so that an invalid byte late in the run changes the text of all of it; and an
@@ -8,34 +8,11 @@ skipped are left out here: the bytes before and after one are neighbours in the 
 
 from __future__ import annotations
 
-import msgspec
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-
-class TokenKinds(msgspec.Struct, frozen=True):
-    """Which tokens of a vocabulary need care.
-
-    Args:
-        byte_ids: those that stand for single bytes, in SentencePiece-like vocabularies.
-        special_ids: those that a decode may skip.
-        added: the text of those that are no part of the model's vocabulary proper, the special ones among them.
-    """
-
-    byte_ids: frozenset[int]
-    special_ids: frozenset[int]
-    added: dict[int, str]
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer) -> TokenKinds:
-        """Look through the vocabulary; once per tokenizer is enough."""
-        byte_ids = (tokenizer.token_to_id(f"<0x{value:02X}>") for value in range(256))
-        added = tokenizer.get_added_tokens_decoder()
-        return cls(
-            byte_ids=frozenset(token_id for token_id in byte_ids if token_id is not None),
-            special_ids=frozenset(token_id for token_id, token in added.items() if token.special),
-            added={token_id: token.content for token_id, token in added.items()},
-        )
+from .decode_context import NO_CONTEXT, REPLACEMENT, DecodeContext
+from .token_kinds import TokenKinds
 
 
 class IncrementalDetokenizer:
@@ -43,6 +20,7 @@ class IncrementalDetokenizer:
 
     Args:
         kinds: ``TokenKinds.of(tokenizer)``.
+        context: the end of the request's prompt. By default there is none, and the text is that of the output alone.
         skip_special_tokens: leave them out.
         spaces_between_special_tokens: False leaves out the space that a decoder puts between added tokens that follow
             each other, as vLLM does for such tokenizers; without effect if special tokens are skipped.
@@ -52,6 +30,7 @@ class IncrementalDetokenizer:
         self,
         tokenizer: Tokenizer,
         kinds: TokenKinds,
+        context: DecodeContext = NO_CONTEXT,
         *,
         skip_special_tokens: bool,
         spaces_between_special_tokens: bool = True,
@@ -66,6 +45,10 @@ class IncrementalDetokenizer:
         self._token_ids: list[int] = []
         self._byte_run: list[int] = []
         self._num_chars = 0
+        self._split_text = ""
+        self.add(context.token_ids)
+        self.add(context.split_ids)
+        self._split_text = context.split_text
 
     def add(self, token_ids: list[int]) -> str:
         """Return the text that ``token_ids`` complete.
@@ -77,10 +60,10 @@ class IncrementalDetokenizer:
         if not token_ids:
             return ""
         if self._joined or self._byte_run or not self._byte_ids.isdisjoint(token_ids):
-            return self._add_one_by_one(token_ids)
+            return self._without_split(self._add_one_by_one(token_ids))
         piece = self._stream.step(self._tokenizer, token_ids) or ""
         self._num_chars += len(piece)
-        return piece
+        return self._without_split(piece)
 
     def _add_one_by_one(self, token_ids: list[int]) -> str:
         text = ""
@@ -104,4 +87,16 @@ class IncrementalDetokenizer:
     def flush(self) -> str:
         """Return what is still held back; call once, after the last token."""
         whole = self._tokenizer.decode(self._token_ids, skip_special_tokens=self._skip_special_tokens)
-        return whole[self._num_chars :]
+        return self._without_split(whole[self._num_chars :])
+
+    def _without_split(self, text: str) -> str:
+        """Drop what is the prompt's of the first text, if the prompt ends within a character.
+
+        The output may complete that character, which is then the output's.
+        """
+        split_text = self._split_text
+        if not split_text or not text:
+            return text
+        self._split_text = ""
+        is_completed = not text.startswith(split_text)
+        return text[len(split_text.rstrip(REPLACEMENT) if is_completed else split_text) :]

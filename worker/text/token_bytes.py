@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer
 
-from .detokenizer import TokenKinds
+from .token_kinds import TokenKinds
 
 _SPACE_MARK = "▁"
 

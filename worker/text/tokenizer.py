@@ -6,6 +6,7 @@ transformers' AutoTokenizer would import torch (250 MB and 1.7 s in a process th
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from ...shared.params.tokenization import Cut
 from .chat_style import ChatStyle, style_of
 from .chat_template import ChatTemplate
 from .cutting import encode_cut, encode_cut_pair
-from .detokenizer import IncrementalDetokenizer, TokenKinds
+from .decode_context import DecodeContext
+from .detokenizer import IncrementalDetokenizer
 from .token_bytes import TokenBytes
+from .token_kinds import TokenKinds
 from .token_sequences import bad_word_sequences, find_think_token_ids
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -153,12 +156,20 @@ class TextCodec:
         return marks is not None and num_thought(token_ids, *marks) is not None
 
     def detokenizer(
-        self, *, skip_special_tokens: bool, spaces_between_special_tokens: bool = True
+        self,
+        prompt_token_ids: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool,
+        spaces_between_special_tokens: bool = True,
     ) -> IncrementalDetokenizer:
-        """A detokenizer for one request's output."""
+        """Return a detokenizer for one request's output, which follows ``prompt_token_ids``."""
+        skipped_ids = self._kinds.special_ids if skip_special_tokens else frozenset()
         return IncrementalDetokenizer(
             self._tokenizer,
             self._kinds,
+            DecodeContext.of_prompt(
+                prompt_token_ids, self._tokenizer, self._kinds, self.token_bytes, skipped_ids=skipped_ids
+            ),
             skip_special_tokens=skip_special_tokens,
             spaces_between_special_tokens=spaces_between_special_tokens,
         )

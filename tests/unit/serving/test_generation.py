@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 
 from penstock.shared.broker import Claim
 from penstock.shared.messages.deltas import Delta
@@ -261,3 +262,69 @@ def test_a_resumed_request_and_a_later_segment_count_what_nobody_has_counted() -
     later = Generation(segment, codec, claim)
     a_step(later, 5)
     assert later.take_prompt() == (7, 7)
+
+
+@pytest.fixture(scope="module")
+def spaced_codec() -> TextCodec:
+    """As Llama 2 has it: a mark begins each word, and the space of the first is stripped."""
+    words = ["▁", "▁the", "▁capital", "▁is", "▁Paris", "P", "aris", "."]
+    vocabulary = {token: number for number, token in enumerate(["<unk>", "<s>", "</s>", *words])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return TextCodec(tokenizer, None)
+
+
+CAPITAL = [1, 4, 5, 6]  # "the capital is"
+
+
+def tell_text(
+    codec: TextCodec, prompt: list[int], output: list[int], logged: list[Delta], params: SamplingParams
+) -> list[Delta]:
+    """Return what is told of ``output`` to whom ``logged`` has been told."""
+    request = EngineCoreRequest(request_id="r", prompt_token_ids=prompt, sampling_params=params, epoch=1)
+    claim = Claim("r", b"", epoch=1, num_logged_tokens=0, attempt=1)
+    generation = Generation(Segment(request, [*logged]), codec, claim)
+    deltas = []
+    for token_id in output[generation.num_resumed_tokens :]:
+        delta, _ = generation.absorb(
+            EngineCoreOutput("r", [token_id], new_logprobs=[TokenLogprobs(token_id, -0.5, 1, [])])
+        )
+        delta = delta or generation.take()
+        deltas += [delta] if delta is not None else []
+        if generation.finished:
+            return deltas
+    return [*deltas, generation.cut_off(FinishReason.LENGTH)]
+
+
+def test_a_text_begins_with_the_space_that_follows_its_prompt(spaced_codec: TextCodec) -> None:
+    params = SamplingParams(max_tokens=9, logprobs=0)
+    deltas = tell_text(spaced_codec, CAPITAL, [7, 10, 4], [], params)
+    assert "".join(delta.text for delta in deltas) == " Paris. the"
+    tokens = [token.texts[0] for delta in deltas for token in delta.logprobs]
+    assert b"".join(tokens) == b" Paris. the"
+    # A word that goes on has none, and an output that begins a text has none either.
+    assert "".join(delta.text for delta in tell_text(spaced_codec, [*CAPITAL, 8], [9, 10], [], params)) == "aris."
+    assert "".join(delta.text for delta in tell_text(spaced_codec, [1], [7, 10], [], params)) == "Paris."
+
+
+@pytest.mark.parametrize("num_logged", range(1, 5))
+def test_who_goes_on_tells_the_same_text_after_a_prompt(spaced_codec: TextCodec, num_logged: int) -> None:
+    params, output = SamplingParams(max_tokens=9), [7, 10, 4, 3]
+    logged = tell_text(spaced_codec, CAPITAL, output, [], params)[:num_logged]
+    rest = tell_text(spaced_codec, CAPITAL, output, logged, params)
+    assert "".join(delta.text for delta in logged + rest) == " Paris. the "
+
+
+def test_a_log_of_a_release_that_left_out_the_space_is_gone_on_with(spaced_codec: TextCodec) -> None:
+    logged = [Delta(token_ids=[7], text="Paris", stats=RequestStats()), Delta(index=1, token_ids=[10], text=".")]
+    rest = tell_text(spaced_codec, CAPITAL, [7, 10, 4, 5], logged, SamplingParams(max_tokens=9))
+    assert "".join(delta.text for delta in rest) == " the capital"
+
+
+def test_a_stop_string_may_begin_with_that_space(spaced_codec: TextCodec) -> None:
+    params = SamplingParams(max_tokens=9, stop=[" Paris"])
+    deltas = tell_text(spaced_codec, CAPITAL, [7, 10, 4], [], params)
+    assert ("".join(delta.text for delta in deltas), deltas[-1].stop_reason) == ("", " Paris")

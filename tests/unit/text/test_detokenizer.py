@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 import re
 from collections.abc import Callable
 
@@ -11,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from penstock.worker.text.detokenizer import IncrementalDetokenizer, TokenKinds
+from penstock.worker.text.decode_context import NO_CONTEXT, DecodeContext
+from penstock.worker.text.detokenizer import IncrementalDetokenizer
+from penstock.worker.text.token_bytes import TokenBytes
+from penstock.worker.text.token_kinds import TokenKinds
 
 CORPUS = ["the quick brown fox", "déjà vu", "日本語のテキスト", "emoji 👩‍👩‍👧 🙂", "a  b   c"] * 4
 
@@ -140,6 +144,108 @@ def test_deltas_joined_equal_the_decode_of_the_whole(make, data: st.DataObject) 
         assert text == tokenizer.decode(token_ids, skip_special_tokens=skip)
 
 
+def detokenizer_after(tokenizer: Tokenizer, prompt: list[int], *, skip: bool) -> IncrementalDetokenizer:
+    kinds = TokenKinds.of(tokenizer)
+    skipped_ids: frozenset[int] = kinds.special_ids if skip else frozenset()
+    token_bytes = TokenBytes(tokenizer, kinds)
+    context = DecodeContext.of_prompt(prompt, tokenizer, kinds, token_bytes, skipped_ids=skipped_ids)
+    return IncrementalDetokenizer(tokenizer, kinds, context, skip_special_tokens=skip)
+
+
+def text_after(tokenizer: Tokenizer, prompt: list[int], output: list[int], *, skip: bool, step: int = 1) -> str:
+    detokenizer = detokenizer_after(tokenizer, prompt, skip=skip)
+    pieces = [detokenizer.add(output[i : i + step]) for i in range(0, len(output), step)]
+    return "".join(pieces) + detokenizer.flush()
+
+
+def bytes_at_seam(kinds: TokenKinds, prompt: list[int], output: list[int]) -> bool:
+    """Whether byte tokens are on both sides, so that a decoder reads them as one run."""
+    return bool(prompt and output) and {prompt[-1], output[0]} <= kinds.byte_ids
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_deltas_joined_are_what_the_output_adds_to_the_decode_of_the_prompt(make, data: st.DataObject) -> None:
+    tokenizer, kinds = make(), kinds_of(make)
+    token_ids = draw_token_ids(make, data)
+    cut, num_together = data.draw(st.integers(0, len(token_ids))), data.draw(st.integers(1, 4))
+    for skip in (True, False):
+        visible = [token_id for token_id in token_ids if not skip or token_id not in kinds.special_ids]
+        at = min(cut, len(visible))
+        prompt, output = visible[:at], visible[at:]
+        whole, before = (tokenizer.decode(ids, skip_special_tokens=False) for ids in (visible, prompt))
+        text = text_after(tokenizer, token_ids[:cut] if not skip else prompt, output, skip=skip, step=num_together)
+        if bytes_at_seam(kinds, prompt, output) and "\ufffd" in whole:
+            continue  # an invalid byte of the output changes the text of the prompt
+        if whole.startswith(before):
+            assert text == whole[len(before) :]
+        else:  # the prompt ends within a character, which is the output's
+            assert before.rstrip("\ufffd") + text == whole
+
+
+BYTES_AND_WORDS = "<s> ▁the ▁a <0xE6> <0x97> <0xA5> </s> ▁ ▁qu é <0xC3> <0xA9>"
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize(
+    ("make", "tokens"),
+    [
+        (sentencepiece_like, BYTES_AND_WORDS),
+        (sentencepiece_without_fuse, BYTES_AND_WORDS),
+        (metaspace, "<s> ▁the ▁a ▁ qu ick </s> ▁."),
+        (wordpiece, "[CLS] the qu ##ick , [new] do not . [SEP] a"),
+        (word_level, "[CLS] w1 w2 [SEP] w3"),
+        (byte_level, None),
+    ],
+)
+def test_wherever_a_text_is_cut_both_parts_joined_are_the_whole(make: Maker, tokens: str | None, skip: bool) -> None:
+    tokenizer = make()
+    if tokens is None:
+        token_ids = [0, *tokenizer.encode("the quick é日本 👩‍👩‍👧 fox").ids]
+    else:
+        token_ids = [tokenizer.get_vocab()[token] for token in tokens.split(" ")]
+    whole = tokenizer.decode(token_ids, skip_special_tokens=skip)
+    for cut in range(len(token_ids) + 1):
+        before = tokenizer.decode(token_ids[:cut], skip_special_tokens=skip)
+        text = text_after(tokenizer, token_ids[:cut], token_ids[cut:], skip=skip)
+        assert (before if whole.startswith(before) else before.rstrip("\ufffd")) + text == whole
+
+
+@pytest.mark.slow
+def test_a_cut_answer_is_what_transformers_decodes() -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = sentencepiece_like()
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    words = [tokenizer.get_vocab()[token] for token in ("▁the", "t", "h", "▁a", "▁", "▁qu", "<0xC3>", "<0xA9>", "</s>")]
+    draw = random.Random(1)
+    for _ in range(200):
+        token_ids = [1, *draw.choices(words[:6], k=draw.randrange(1, 5)), *draw.choices(words, k=12)]
+        cut = draw.randrange(2, 6)
+        whole, before = (theirs.decode(ids, skip_special_tokens=True) for ids in (token_ids, token_ids[:cut]))
+        text = text_after(tokenizer, token_ids[:cut], token_ids[cut:], skip=True)
+        # An invalid byte changes the text before it, too.
+        assert "\ufffd" in whole or before.rstrip("\ufffd") + text == whole
+
+
+def test_the_space_after_a_prompt_stays() -> None:
+    tokenizer = sentencepiece_like()
+    the, a = (tokenizer.get_vocab()[token] for token in ("▁the", "▁a"))
+    assert text_after(tokenizer, [1, the], [a, the], skip=True) == " a the"
+    # Special tokens that are skipped are no text, so the first word is that of the whole.
+    assert text_after(tokenizer, [1], [a, the], skip=True) == "a the"
+    assert text_after(tokenizer, [1, the, 2, 1], [a, the], skip=True) == " a the"
+    assert text_after(tokenizer, [], [a, the], skip=True) == "a the"
+
+
+def test_the_end_of_a_long_prompt_costs_little() -> None:
+    tokenizer = byte_level()
+    prompt = tokenizer.encode("the quick brown fox " * 5_000).ids
+    kinds = TokenKinds.of(tokenizer)
+    context = DecodeContext.of_prompt(prompt, tokenizer, kinds, TokenBytes(tokenizer, kinds), skipped_ids=frozenset())
+    assert len(context.token_ids) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS)
 @settings(max_examples=60, deadline=None)
@@ -167,9 +273,8 @@ def test_what_a_space_between_special_tokens_means() -> None:
     token_ids = [vocabulary[token] for token in ("the", "[CLS]", "[SEP]", "[new]", "qu", "##ick")]
 
     def text(**options: bool) -> str:
-        detokenizer = IncrementalDetokenizer(
-            tokenizer, TokenKinds.of(tokenizer), **{"skip_special_tokens": False, **options}
-        )
+        options = {"skip_special_tokens": False, **options}
+        detokenizer = IncrementalDetokenizer(tokenizer, TokenKinds.of(tokenizer), NO_CONTEXT, **options)
         return detokenizer.add(token_ids) + detokenizer.flush()
 
     assert text() == "the [CLS] [SEP] [new] quick"

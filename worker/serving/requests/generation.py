@@ -71,6 +71,7 @@ class Generation:
             self._first_prompt_token = (first, codec.token_bytes[first])
         if params.detokenize:
             self._detokenizer = codec.detokenizer(
+                request.prompt_token_ids or (),
                 skip_special_tokens=params.skip_special_tokens,
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
             )
