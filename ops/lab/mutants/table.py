@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SCRIPTS = "shared/broker/scripts/"
-# Those first that notice most.
+# The quick ones first.
 BROKER_TESTS = (
-    "tests/integration/broker/contract",
+    "tests/integration/broker/test_scripts.py",
     "tests/integration/broker/test_deaths.py",
+    "tests/integration/broker/test_states.py",
     "tests/integration/broker/test_input.py",
+    "tests/integration/broker/test_many_at_once.py",
+    "tests/integration/broker/contract",
     "tests/integration/broker",
 )
 PUBLISHER_TESTS = ("tests/integration/serving/test_publisher.py", "tests/unit/serving/test_generation.py")

@@ -147,6 +147,7 @@ def test_the_rules_are_sound() -> None:
 
 
 @needs_promtool
+@pytest.mark.slow
 def test_alerts_fire_where_they_are_to_and_only_there(tmp_path: Path) -> None:
     tests = []
     for alert, (firing, quiet) in CASES.items():
