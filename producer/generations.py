@@ -44,13 +44,14 @@ class Generations(ClientCore):
         that the iterable raises cancels the request, and comes out of here as it is.
         Cancellation: leaving the iterator early cancels the request; cancelling after the end does nothing.
         Back-pressure: deltas that wait for a slow consumer are merged, never dropped.
-        Idempotency: a ``request_id`` that is known attaches to that request and streams it from its first token;
-        leaving such a stream cancels nothing.
+        Idempotency: a ``request_id`` that is known attaches to that request, if it is the same one of the same tenant,
+        and streams it from its first token; leaving such a stream cancels nothing.
         Death of this process: the request is cancelled ``lease_ttl_s`` later, unless somebody else listens to it.
         Redis away: the stream waits for it, as long as it takes, and goes on.
 
         Raises:
             ValidationError: an argument is wrong; nothing was enqueued (or the worker found the prompt too long).
+            RequestConflictError: the ``request_id`` is that of another request, by its content or its tenant.
             UnknownModelError: no worker has ever served ``model`` here.
             QueueFullError: the model's or the tenant's backlog limit is reached; carries ``retry_after_s``.
             RedisFullError: Redis has no memory left; nothing was enqueued.

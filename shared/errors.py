@@ -12,6 +12,7 @@
     │   ├── UnsupportedTaskError      the model does not do what was asked: embed, classify, score, ...
     │   ├── AdapterFileError          (adapter_errors) an adapter's folder lacks a file, or holds another adapter
     │   └── UnsupportedAdapterError   (adapter_errors) no engine here computes an adapter of that kind
+    ├── RequestConflictError          the request_id is that of another request, by its content or its tenant
     ├── UnknownModelError             no worker has ever served a model of that name here
     ├── UnknownAdapterError           (adapter_errors) the model has no adapter of that name for the tenant
     ├── RequestNotFoundError          the request_id is unknown, or its result has expired
@@ -116,6 +117,19 @@ class UnsupportedTaskError(ValidationError):
     """The model, or this version, does not do that with a prompt; the message names what it does."""
 
     code = "unsupported_task"
+
+
+class RequestConflictError(PenstockError):
+    """The ``request_id`` is that of another request; nothing was enqueued.
+
+    ``field`` says in what they differ: "tenant", "prompt", "params" or "lora_request".
+    """
+
+    code = "request_conflict"
+
+    def __init__(self, message: str, *, field: str) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class UnknownModelError(PenstockError):

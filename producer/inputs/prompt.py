@@ -46,6 +46,7 @@ from .options import (
     trace_headers_of,
     wanted_until,
 )
+from .request_ids import check_request_id
 from .tokenization import check_tokenization, tokenization_of
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | EmbedsArray | Mapping[str, Any]
@@ -162,7 +163,7 @@ def _envelope(options: RequestOptions, card: ModelCard, tenant: str) -> EngineCo
     if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
         raise ValidationError(f"priority must be a 32-bit integer, got {shown(priority)}")
     return EngineCoreRequest(
-        request_id=os.urandom(16).hex() if request_id is None else check_name("request_id", request_id),
+        request_id=os.urandom(16).hex() if request_id is None else check_request_id(request_id),
         arrival_time=time.time(),
         model=card.model,
         tenant=check_name("tenant", tenant if own_tenant is None else own_tenant),

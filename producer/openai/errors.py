@@ -167,6 +167,7 @@ _STATUS_OF: tuple[tuple[type[BaseException], int, str, str | None], ...] = (
     (errors.RequestNotFoundError, 404, "invalid_request_error", "request_not_found"),
     (errors.UnknownFileError, 404, "invalid_request_error", "file_not_found"),
     (errors.UnknownBatchError, 404, "invalid_request_error", "batch_not_found"),
+    (errors.RequestConflictError, 409, "invalid_request_error", "request_conflict"),
     (errors.BatchEndedError, 409, "invalid_request_error", "batch_ended"),
     (errors.InputClosedError, 409, "invalid_request_error", "input_closed"),
     (errors.QueueFullError, 429, "requests", "queue_full"),

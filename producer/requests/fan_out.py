@@ -20,29 +20,28 @@ from ...shared.names import MAX_NAME_CHARS, check_name
 from ...shared.params.sampling import MAX_N
 from ...shared.params.seeds import derived_seed
 from ...shared.shown import shown
+from ..inputs.request_ids import SEPARATOR, check_request_id, is_child_id
 from .merging import merged
-
-SEPARATOR = "~"
 
 
 def child_ids(request_id: str, n: int) -> list[str]:
     """Return the ids under which the broker knows the children of a request.
 
     Raises:
-        ValidationError: ``n`` is out of range, or the id is too long or holds a "~", which would make a child's id
-            that of another request's child. With ``n=1``, "x~2" is taken and means child 2 of "x".
+        ValidationError: ``n`` is out of range, or the id is too long, or that of a child. With ``n=1``, "x~2" is taken
+            and means child 2 of "x".
     """
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_N:
         raise ValidationError(f"n must be in [1, {MAX_N}], got {shown(n)}")
     check_name("request_id", request_id)
-    if n > 1 and SEPARATOR in request_id:
-        raise ValidationError(f"request_id must hold no {SEPARATOR!r} with n={n}, got {shown(request_id)}")
+    if n > 1:
+        check_request_id(request_id)
     return [request_id, *(check_name("request_id", f"{request_id}{SEPARATOR}{child}") for child in range(1, n))]
 
 
 def possible_child_ids(request_id: str) -> list[str]:
     """Return the ids that answers beyond the first may have, of a request whose ``n`` is not known."""
-    if SEPARATOR in request_id or len(request_id) > MAX_NAME_CHARS - len(f"{SEPARATOR}{MAX_N - 1}"):
+    if is_child_id(request_id) or len(request_id) > MAX_NAME_CHARS - len(f"{SEPARATOR}{MAX_N - 1}"):
         return []
     return child_ids(request_id, MAX_N)[1:]
 

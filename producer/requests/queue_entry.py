@@ -35,6 +35,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     """A request with what its caller said beside it; ``max_model_len`` is 0 while no worker has said it.
 
     ``target`` is told of the end, once ``num_answers`` requests of one caller's request, ``answer_of``, have ended.
+    ``content`` is what a request with an id of its caller is compared by (``content.py``).
     """
 
     request: EngineCoreRequest
@@ -43,6 +44,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     target: WebhookTarget | None = None
     answer_of: str = ""
     num_answers: int = 1
+    content: str = ""
 
     @property
     def due_in_s(self) -> float | None:
@@ -72,7 +74,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
             payload=payload,
             result_ttl_ms=result_ttl_ms,
             fail_fast=fail_fast if own_fail_fast is None else own_fail_fast,
-            call=f"{_PROCESS}-{os.getpid()}-{next(_num_calls)}",
+            call=f"{_PROCESS}-{os.getpid()}-{next(_num_calls)}{self.content and ' '}{self.content}",
             tenant=request.tenant,
             band=request.band,
             num_prompt_tokens=num_prompt_tokens,

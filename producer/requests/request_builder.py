@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...shared.deployment.records import ModelCard
 from ...shared.errors import UnsupportedParameterError, ValidationError
+from ...shared.messages.requests import EngineCoreRequest
 from ...shared.params.pooling import PoolingParams
 from ...shared.params.sampling import SamplingParams
 from ...shared.shown import shown
@@ -12,6 +13,7 @@ from ..inputs.prompt import Prompt, build_pooling_request, build_request
 from ..lora.resolver import AdapterResolver
 from ..results.pooling import TextPair
 from ..webhooks.targets import webhook_target
+from .content import content_of
 from .fan_out import children
 from .model_cards import ModelCards
 from .queue_entry import Outgoing
@@ -110,7 +112,10 @@ class RequestBuilder:
         """The same, for a model whose card is at hand."""
         request = build_request(prompt, params, card=card, tenant=self.tenant, options=options)
         each, target = children(request), webhook_target(request, options)
-        return [Outgoing(one, options, card.max_model_len, target, request.request_id, len(each)) for one in each]
+        content = _content(request, params or SamplingParams(), options)
+        return [
+            Outgoing(one, options, card.max_model_len, target, request.request_id, len(each), content) for one in each
+        ]
 
     def pooling(
         self,
@@ -121,8 +126,9 @@ class RequestBuilder:
     ) -> Outgoing:
         """Return the request that pools ``prompt``. Raises: as ``build_pooling_request``."""
         request = build_pooling_request(prompt, params, card=card, tenant=self.tenant, options=options)
-        target = webhook_target(request, options)
-        return Outgoing(request, options, card.max_model_len, target, request.request_id)
+        assert request.pooling_params is not None
+        target, content = webhook_target(request, options), _content(request, request.pooling_params, options)
+        return Outgoing(request, options, card.max_model_len, target, request.request_id, content=content)
 
     def detached(
         self,
@@ -139,3 +145,8 @@ class RequestBuilder:
     def check_open(self) -> None:
         """Raises ``ClientClosedError`` unless the client is connected, in this process and event loop."""
         self._requests.home.check()
+
+
+def _content(request: EngineCoreRequest, params: SamplingParams | PoolingParams, options: RequestOptions) -> str:
+    """Return what a request with an id of its caller is compared by; "" where the id was made here."""
+    return "" if options.get("request_id") is None else content_of(request, params)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import PenstockError, QueueFullError, QuotaExceededError, ValidationError
+from ..errors import PenstockError, QueueFullError, QuotaExceededError, RequestConflictError, ValidationError
 from ..params.images import ImageInput
 from ..shown import shown
 
@@ -31,7 +31,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         client_id: whose lease the request lives by; empty for a detached one.
         client_ttl_ms: how long that lease lasts from now on.
         fail_fast: refuse it if no engine holds a lease, and end it when the last one dies.
-        call: a token of this call, by which a call that is sent again is known.
+        call: a token of this call, by which a call that is sent again is known. If the caller chose the id, digests of
+            prompt, parameters and adapter follow, each after a space: the id attaches only to what has the same ones.
         band: one of the queue's bands; empty for its default.
         num_prompt_tokens: an estimate is enough: the engine's count corrects it at the end.
         max_tokens: most output tokens.
@@ -132,6 +133,8 @@ def read_answer(entry: Entry, answer: bytes | list[Any]) -> str | PenstockError:
     kind = answer[0]
     if kind == b"unknown_band":
         return ValidationError(f"band must be one of {answer[1].decode()}, got {shown(entry.band)}")
+    if kind == b"conflict":
+        return _conflict(entry, answer[1].decode())
     limit, retry_after_s = answer[-2], answer[-1] / 1000
     if kind == b"queue_full":
         scope, unit = answer[1].decode(), answer[2].decode()
@@ -148,3 +151,14 @@ def read_answer(entry: Entry, answer: bytes | list[Any]) -> str | PenstockError:
         f"{retry_after_s:.1f} s",
         retry_after_s=retry_after_s,
     )
+
+
+def _conflict(entry: Entry, field: str) -> RequestConflictError:
+    if field == "tenant":
+        message = f"request_id {shown(entry.request_id)} is that of another tenant's request; choose another id"
+    else:
+        message = (
+            f"request_id {shown(entry.request_id)} is that of a request with another value of {field}; choose another "
+            f"id, or give the same {field} to attach to that request"
+        )
+    return RequestConflictError(message, field=field)

@@ -127,7 +127,7 @@ class Broker:
 
         Returns for each ``NEW``, ``UNSERVED``, the state of the request that already has the id, ``RELAID`` or ``LEFT``
         (to who goes by partitions, see ``shared/partitions/``), or the error by which it was refused:
-        ``QueueFullError``, ``QuotaExceededError``, ``ValidationError`` of an unknown band.
+        ``QueueFullError``, ``QuotaExceededError``, ``ValidationError`` of an unknown band, ``RequestConflictError``.
 
         Raises:
             RedisFullError: Redis has no memory left; nothing was enqueued.

@@ -72,8 +72,10 @@ def test_a_seed_is_drawn_once_for_all_children() -> None:
 
 def test_ids_and_n_that_cannot_be_are_refused() -> None:
     assert child_ids("a~1", 1) == ["a~1"]
-    with pytest.raises(ValidationError, match="request_id must hold no '~' with n=2, got 'a~1'"):
-        children(request(2, request_id="a~1"))
+    with pytest.raises(ValidationError, match=r"request_id must not end in '~' and a number, .*got 'a~1'"):
+        request(1, request_id="a~1")
+    with pytest.raises(ValidationError, match=r"request_id must not end in '~' and a number, .*got 'a~1'"):
+        child_ids("a~1", 2)
     longest = "x" * 200
     while True:  # the longest name a single request may have is too long for a child
         try:

@@ -50,7 +50,7 @@ def test_every_output_comes_once_in_the_kind_that_was_asked_for(deployment: Loca
         assert [len(one.outputs) for one in outputs if one.request_id == "hand-several"] == [2]
         assert elsewhere.text == " forty."
         # One that is known is attached to: a script that is started again gets what there is.
-        other.add_request("hand-FINAL_ONLY", "anything", KINDS[RequestOutputKind.FINAL_ONLY])
+        other.add_request("hand-FINAL_ONLY", "count from four to nine:", KINDS[RequestOutputKind.FINAL_ONLY])
         assert [one.text for one in driven(other)] == [told]
 
 

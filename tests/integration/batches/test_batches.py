@@ -156,6 +156,19 @@ async def test_the_next_runner_attaches_and_asks_for_no_row_twice(
     assert engine.num_answered == 3
 
 
+async def test_a_row_that_another_version_has_asked_for_in_other_words_is_attached_to(
+    store: BatchStore, client: Client, engine: Engine
+) -> None:
+    batch = await make_batch(store, row(0))
+    request_id = f"batch-{batch.id.removeprefix('batch_')}-0"
+    await client.submit("<s>hi", request_id=request_id)
+    await engine.answer(await engine.claim())
+    done = await run_batch(client, store, batch.id)
+    line = (await lines_of(store, done.output_file_id))["row-0"]
+    assert line["response"]["body"]["choices"][0]["text"] == f"answer to {request_id}"
+    assert engine.num_answered == 1
+
+
 async def test_a_cancelled_batch_keeps_what_is_done(store: BatchStore, client: Client, engine: Engine) -> None:
     batch = await make_batch(store, *(row(number) for number in range(4)))
     running = asyncio.create_task(run_batch(client, store, batch.id, window=2))

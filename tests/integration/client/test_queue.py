@@ -105,7 +105,8 @@ async def test_a_full_queue_says_when_to_come_back(client: Client, broker: Broke
         await client.generate("hi", tenant="third")
     assert 0.1 <= caught.value.retry_after_s <= 3600
     assert caught.value.retryable
-    assert (await client.submit("hi", request_id="a")).request_id == "a"  # known, so it is attached to
+    again = await client.submit("hi", SamplingParams(max_tokens=90), request_id="a")
+    assert again.request_id == "a"  # known, so it is attached to
     assert (await client.queue_stats()).depth == 2
 
 

@@ -10,7 +10,7 @@ import pytest
 from penstock.producer import Client, SamplingParams
 from penstock.shared.broker import Claim, Room
 from penstock.shared.deployment.records import DeathCause
-from penstock.shared.errors import RequestNotFoundError, ValidationError
+from penstock.shared.errors import RequestConflictError, RequestNotFoundError, ValidationError
 from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.partitions import change, open_dead_letter
 from penstock.shared.partitions.layout import choose_partition
@@ -340,3 +340,13 @@ async def test_a_change_that_was_cut_short_is_taken_up(
     await parts.grow(2)
     await enqueueing
     assert ids(await claim_all(parts, 1)) == ["a"]
+
+
+async def test_the_id_of_a_request_in_another_partition_is_refused(client: Client, parts: Parts) -> None:
+    await parts.grow(2)
+    await submit(client, tenant_of(0, 2), "same")
+    with pytest.raises(RequestConflictError) as caught:
+        await submit(client, tenant_of(1, 2), "same")
+    assert caught.value.field == "tenant"
+    assert ids(await claim_all(parts, 0)) == ["same"]
+    assert ids(await claim_all(parts, 1)) == []

@@ -11,8 +11,10 @@
 -- by now than this one, which it keeps for as long as something of it counts here (shared/partitions/). adapter is the
 -- digest of the adapter that it is computed with, or nil. images are nil, or pairs of a digest and the number of its
 -- bytes among those of this call.
+-- call is a token of the call; where the caller chose the id, digests of CONTENT follow, each after a space.
 -- Returns one answer each: 'new', 'unserved' if it was not to wait and no engine lives, or the state of the request that
--- already has this id: the caller attaches to it. A call that is sent again is 'new' again. 'relaid' says that this
+-- already has this id: the caller attaches to it. A call that is sent again is 'new' again. {'conflict', field} says that
+-- the request with this id differs in a field: it is not the caller's to attach to. 'relaid' says that this
 -- partition has another layout, 'left' that the tenant has another partition. What else is refused gets a list:
 -- {'unknown_band', names}, {'queue_full', scope, unit, limit, retry_after_ms} or {'over_quota', quota, limit,
 -- retry_after_ms}.
@@ -184,15 +186,34 @@ local function keep_images(id, images)
   return digests
 end
 
+-- In what the request that has the id of another differs from it; nil if it does not. Without digests (of an id that was
+-- made for a request, or of an older client) only the tenant counts.
+local CONTENT = {'prompt', 'params', 'lora_request'}
+local function difference(known_tenant, known_call, tenant, call)
+  if known_tenant and known_tenant ~= tenant then return 'tenant' end
+  local known = string.gmatch(known_call or '', ' (%S+)')
+  local i = 0
+  for digest in string.gmatch(call, ' (%S+)') do
+    i = i + 1
+    local known_digest = known()
+    if known_digest and known_digest ~= digest then return CONTENT[i] or 'content' end
+  end
+end
+
 -- Decide about a request; nothing is written of it yet. Those that are accepted are entered afterwards.
-local accepted, calls = {}, {}
+local accepted, of_this_call = {}, {}
 local function decide(request, payload)
   local id, _, client, client_ttl_ms, fail_fast, call, tenant, band, prompt, most, deadline_ms, timeout_ms = unpack(request, 1, 12)
   local laid_out, may_have_left = request[19], request[20]
   local key = prefix .. 'request:' .. id
   local known_state, known_call = values_of(key, 'state', 'call')
-  if calls[id] then known_state, known_call = 'queued', calls[id] end
-  if known_state then return call ~= '' and known_call == call and 'new' or known_state end
+  local twin = of_this_call[id]
+  if twin then known_state, known_call = 'queued', twin[6] end
+  if known_state then
+    if call ~= '' and known_call == call then return 'new' end
+    local field = difference(twin and twin[7] or values_of(key, 'tenant'), known_call, tenant, call)
+    return field and {'conflict', field} or known_state
+  end
   if known_state == nil then redis.call('DEL', key) end -- it is no hash
   if not has_layout(laid_out or 0) then return 'relaid' end
   if may_have_left and not stays(tenant) then return 'left' end
@@ -207,7 +228,7 @@ local function decide(request, payload)
   note_backlog(queue, tokens)
   note_backlog(prefix .. 'tenant:' .. tenant, tokens)
   note_holders(id, client, client_ttl_ms, fail_fast, due)
-  calls[id] = call
+  of_this_call[id] = request
   accepted[#accepted + 1] = {request = request, payload = payload, band = band, due = due}
   return 'new'
 end

@@ -6,7 +6,7 @@ local prefix, id = ARGV[1], ARGV[2]
 local key, parked = prefix .. 'request:' .. id, prefix .. 'parked:' .. id
 local kept = fields_of(parked, 'payload', 'result_ttl_ms', 'epoch', 'tenant', 'band', 'prompt', 'max', 'input',
   'webhook', 'images')
-local now = fields_of(key, 'state', 'epoch')
+local now = fields_of(key, 'state', 'epoch', 'call')
 -- After its result had expired, the id may have been used anew.
 if not kept.payload or kept.payload == '' or is_live(now.state) then return 0 end
 -- The epoch goes on counting: an engine that still runs the parked life must not pass for the new one's.
@@ -19,6 +19,9 @@ if kept.input then
   if not is_read or type(input) ~= 'table' then return 0 end
 end
 local record = {'epoch', epoch, 'ttl', ttl, 'prompt', prompt, 'max', most}
+-- What it is compared by (enqueue.lua), without the token of the call that made it.
+local content = now.call and string.match(now.call, ' .*')
+if content then record[#record + 1], record[#record + 2] = 'call', content end
 local past = attempt('HGETALL', key) or {}
 for i = 1, #past, 2 do -- the events of its former life
   if is_entry(past[i]) then record[#record + 1], record[#record + 2] = past[i], past[i + 1] end

@@ -10,10 +10,12 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule
 
 from penstock.shared.broker import NEW, UNSERVED, Broker, Claim, DeadLetter, Queue
+from penstock.shared.errors import RequestConflictError
 from penstock.shared.keys import Keys
 from penstock.shared.queue.policy import MAX_AFFINITY_MS, Order, QueuePolicy, TenantPolicy
 from penstock.shared.queue.request_state import RequestState
@@ -107,16 +109,26 @@ class ClaimMachine(RuleBasedStateMachine):
             digests=digests,
             own_digests=digests[:1],
         )
-        reply = self.do(work)
+        reply = self.enqueued(work, known, tenant)
         if known is not None:
-            assert reply == known.state
-        elif fail_fast and not self.expected.leases:
+            return
+        if fail_fast and not self.expected.leases:
             assert reply == UNSERVED
         else:
             assert reply == NEW
             request = ExpectedRequest(client, fail_fast, tenant, band, sum(num_tokens), deadline_ms)
             request.own_digests, request.warm = digests[:1], self.expected.mark(digests)
             self.expected.add(request_id, request)
+
+    def enqueued(self, work: Coroutine[Any, Any, str], known: ExpectedRequest | None, tenant: str) -> str:
+        """Enqueue, and look at the answer where the id is known: a state, or a refusal of another tenant."""
+        if known is not None and known.tenant != tenant:
+            with pytest.raises(RequestConflictError, match="another tenant"):
+                self.do(work)
+            return known.state
+        reply = self.do(work)
+        assert known is None or reply == known.state
+        return reply
 
     @rule(
         target=holdings,

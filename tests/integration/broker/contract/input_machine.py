@@ -26,9 +26,10 @@ class InputMachine(EngineMachine):
         request_id = f"r{number}"
         known = self.expected.requests.get(request_id)
         options = {"tenant": tenant, "band": band, "num_prompt_tokens": num_tokens, "is_resumable": True}
-        reply = self.do(self.broker.enqueue(request_id, b"p", result_ttl_ms=TTL_MS, max_tokens=1, **options))
-        assert reply == (NEW if known is None else known.state)
+        work = self.broker.enqueue(request_id, b"p", result_ttl_ms=TTL_MS, max_tokens=1, **options)
+        reply = self.enqueued(work, known, tenant)
         if known is None:
+            assert reply == NEW
             request = ExpectedRequest("", False, tenant, band, num_tokens + 1, None, num_chunks=1)
             self.expected.add(request_id, request)
 
