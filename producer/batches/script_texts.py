@@ -12,7 +12,7 @@ _NAMES = ("put_file", "delete_file", "create", "take", "write", "close", "cancel
 
 def _load(name: str) -> Script:
     folder = resources.files(__name__.rpartition(".")[0]) / "scripts"
-    text = "".join((folder / f"{part}.lua").read_text() for part in ("lib", name))
+    text = "".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("lib", name))
     return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import threading
 import weakref
 from collections.abc import Awaitable, Coroutine, Generator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, Unpack, overload
 
@@ -54,18 +55,20 @@ class LLM(LLMByHand):
     """
 
     _connected: tuple[LoopThread, Client] | None = None
+    # Until it is open, there is nothing to close.
+    _is_closed = True
 
     def __init__(self, url: str | None = None, **options: Any) -> None:
         self._stack = ExitStack()
         self._url = self._stack.enter_context(resolve_redis_url(url))
         self._options = options
         self._lock = threading.Lock()
-        self._is_closed = False
         try:
             self._connect()
         except BaseException:
             self._stack.close()
             raise
+        self._is_closed = False
         _llms.add(self)
 
     def generate(
@@ -210,6 +213,15 @@ class LLM(LLMByHand):
                 thread.stop()
             self._stack.close()
 
+    def __del__(self) -> None:
+        """Close an LLM that nobody closed, so that an embedded Redis stops with its last user."""
+        with suppress(Exception):
+            if self._connected is not None and self._connected[0].is_mine:
+                # The loop's own thread collects the garbage, and must not wait for itself.
+                threading.Thread(target=self.close, daemon=True).start()
+            else:
+                self.close()
+
     def __enter__(self) -> LLM:
         return self
 
@@ -279,7 +291,20 @@ def _forget_parents() -> None:
         llm._forget_parents()
 
 
-os.register_at_fork(after_in_child=_forget_parents)
+# Windows has no fork.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parents)
+
+
+def _close_all() -> None:
+    """Close what a script has left open, while its interpreter can still import and its loop threads run."""
+    for llm in list(_llms):
+        # An error here would be printed below the one by which the script ends.
+        with suppress(Exception):
+            llm.close()
+
+
+atexit.register(_close_all)
 
 
 async def _next(items: Closable[T]) -> T:

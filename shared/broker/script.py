@@ -86,7 +86,7 @@ class Script(msgspec.Struct, frozen=True):
 def _load(name: str, parts: tuple[str, ...]) -> Script:
     tables = moves_as_lua() + f"local DEFAULT_POLICY = [==[{QueuePolicy().encode().decode()}]==]\n"
     shared = _SHARED[:1] if name in _PLAIN else _SHARED
-    text = tables + "".join(_FILES[f"{part}.lua"].read_text() for part in (*shared, *parts))
+    text = tables + "".join(_FILES[f"{part}.lua"].read_text(encoding="utf-8") for part in (*shared, *parts))
     return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import IO, Self
 from redis.exceptions import RedisError
 
 from ..errors import RedisUnavailableError
+from ..file_locks import lock
 from ..redis_access.url import parse_pool
 from ..secret_files import variable_or_file
 from .folder import ServerFolder
@@ -67,7 +67,7 @@ class EmbeddedRedis:
         with folder.locked():
             ensure_running(folder)
             user = folder.users_lock.open("ab")
-            fcntl.flock(user, fcntl.LOCK_SH)
+            lock(user, is_shared=True)
         return cls(folder, user)
 
     @property

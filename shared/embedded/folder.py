@@ -9,7 +9,6 @@ Who is alive is told by file locks, which the kernel drops with their process, w
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import stat
@@ -20,6 +19,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ..errors import ConfigurationError
+from ..file_locks import HAS_LOCKS, is_locked, lock
 
 # Linux allows 107 bytes, macOS 103.
 MAX_SOCKET_PATH_BYTES = 100
@@ -53,8 +53,12 @@ class ServerFolder:
         """Return the folder below ``data_dir`` (``data_folder()`` when None), made if need be, closed to other users.
 
         Raises:
-            ConfigurationError: it cannot be made, or belongs to somebody else.
+            ConfigurationError: it cannot be made, or belongs to somebody else, or this system has no locks of files.
         """
+        if not HAS_LOCKS:
+            raise ConfigurationError(
+                "the embedded Redis needs Linux or macOS; give the URL of a Redis server, or set PENSTOCK_REDIS_URL"
+            )
         root = (data_dir or data_folder()).absolute() / "redis"
         socket = root / "redis.sock"
         _make_private(root)
@@ -88,17 +92,17 @@ class ServerFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other commands from starting or stopping the server meanwhile."""
-        with (self.root / "lock").open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with (self.root / "lock").open("ab") as file:
+            lock(file)
             yield
 
     def is_running(self) -> bool:
         """Whether the server's process lives; it may not answer."""
-        return _is_held(self.server_lock)
+        return is_locked(self.server_lock)
 
     def has_users(self) -> bool:
         """Whether a live process is registered as a user."""
-        return _is_held(self.users_lock)
+        return is_locked(self.users_lock)
 
     def last_log_line(self) -> str:
         """Return what the server said last, for an error message."""
@@ -106,15 +110,6 @@ class ServerFolder:
             lines = self.log.read_text(errors="replace").splitlines()
             return next((line.strip() for line in reversed(lines) if line.strip()), "(empty)")
         return "(missing)"
-
-
-def _is_held(path: Path) -> bool:
-    with path.open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def _make_private(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from redis.exceptions import BusyLoadingError, RedisError
 from redis.retry import Retry
 
 from ..errors import ConfigurationError, RedisUnavailableError
+from ..file_locks import lock
 from .binary import find_redis_server
 from .folder import ServerFolder
 
@@ -150,12 +150,12 @@ def _launch(folder: ServerFolder) -> None:
     with suppress(OSError):
         if folder.log.stat().st_size > MAX_LOG_BYTES:
             folder.log.replace(folder.log.with_suffix(".log.1"))
-    with folder.server_lock.open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with folder.server_lock.open("ab") as held:
+        lock(held)
         # The server inherits the open file and, with it, the lock, which it holds until its end.
         result = subprocess.run(
             [binary, *_options(folder)],
-            pass_fds=[lock.fileno()],
+            pass_fds=[held.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -27,7 +27,7 @@ PATIENCE_MS = 15_000
 
 
 def _load(name: str) -> Script:
-    text = (resources.files(__name__.rpartition(".")[0]) / "scripts" / f"{name}.lua").read_text()
+    text = (resources.files(__name__.rpartition(".")[0]) / "scripts" / f"{name}.lua").read_text(encoding="utf-8")
     return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

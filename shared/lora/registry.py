@@ -61,7 +61,7 @@ class AdapterRecord(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=Tru
 
 
 def _load(name: str) -> Script:
-    text = (resources.files(__name__.rpartition(".")[0]) / "scripts" / f"{name}.lua").read_text()
+    text = (resources.files(__name__.rpartition(".")[0]) / "scripts" / f"{name}.lua").read_text(encoding="utf-8")
     return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from typing import Any
@@ -142,6 +143,8 @@ def _complaint(url: str) -> str:
     if "#" in url:
         return "it has a '#'"
     if url.startswith("unix://"):
+        if not hasattr(asyncio, "open_unix_connection"):
+            return "this system has no unix sockets in Python; use redis:// with a host and a port"
         return "it must be unix:///PATH, or unix://USER:PASSWORD@/PATH" if place or parts.path in ("", "/") else ""
     try:
         # The resolver refuses such names by a UnicodeError.

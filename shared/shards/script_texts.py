@@ -19,7 +19,7 @@ class ShardScript(msgspec.Struct, frozen=True):
 
 
 def _load(name: str) -> ShardScript:
-    text = (resources.files(__name__.rpartition(".")[0]) / "scripts" / f"{name}.lua").read_text()
+    text = (resources.files(__name__.rpartition(".")[0]) / "scripts" / f"{name}.lua").read_text(encoding="utf-8")
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     return ShardScript(name=name, text=text, sha=sha)
 

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from importlib import metadata
+from importlib import import_module, metadata
 
 from ...shared import plain_structlog  # noqa: F401  # before structlog
-from ...shared.command_line import run_program
-from . import leave, listing, scale, start
-
-COMMANDS = (start.COMMAND, listing.COMMAND, leave.DRAIN, leave.STOP, scale.COMMAND)
+from ...shared.command_line import EXIT_FAILED, Command, run_program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``worker`` with ``argv`` (the process's arguments when None) and return its exit status."""
-    return run_program("worker", "Serve models to Penstock clients.", metadata.version("penstock"), COMMANDS, argv)
+    if sys.platform != "linux":
+        # Before what cannot even be imported elsewhere.
+        sys.stderr.write(
+            f"error: the worker needs Linux, this is {sys.platform}; clients work here, with the URL of a Redis that "
+            "workers on Linux serve\n"
+        )
+        return EXIT_FAILED
+    return run_program("worker", "Serve models to Penstock clients.", metadata.version("penstock"), _commands(), argv)
+
+
+def _commands() -> tuple[Command, ...]:
+    start, listing, leave, scale = (
+        import_module(f"{__name__}.{name}") for name in ("start", "listing", "leave", "scale")
+    )
+    return start.COMMAND, listing.COMMAND, leave.DRAIN, leave.STOP, scale.COMMAND

@@ -275,3 +275,32 @@ def test_data_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tm
     assert data_folder() == tmp_path / ".local" / "share" / "penstock"
     monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path / "own"))
     assert data_folder() == tmp_path / "own"
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "llm = LLM()\nraise ValueError('the error of the script')",
+        "llm = LLM()\nimport sys\nsys.exit(3)",
+        "llm = LLM()",
+        "def work():\n    llm = LLM()\nwork()",
+        "llm = LLM()\nllm.itself = llm\ndel llm\nimport gc\ngc.collect()",
+        "llm = LLM()\nimport os\nif os.fork():\n    os.wait()",
+    ],
+    ids=["exception", "exit", "end", "forgotten", "cycle", "fork"],
+)
+def test_script_that_leaves_its_llm_open_leaves_no_server(data_dir: Path, ending: str) -> None:
+    # A machine that is very busy keeps the server from seeing for a while that the client has left.
+    patience = "from penstock.shared.embedded import server\nserver.LEAVE_TIMEOUT_S = 60.0\n"
+    script = f"{patience}from penstock.producer import LLM\n{ending}\n"
+    environment = {**os.environ, "PENSTOCK_DATA_DIR": str(data_dir)}
+    environment.pop("PENSTOCK_REDIS_URL", None)
+    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    lines = ended.stderr.splitlines()
+    if "raise" in ending:
+        assert [lines[0], lines[-1]] == ["Traceback (most recent call last):", "ValueError: the error of the script"]
+        assert sum("Traceback" in line for line in lines) == 1
+    else:
+        assert lines == []
+    assert ended.returncode == (1 if "raise" in ending else 3 if "exit" in ending else 0)
+    assert read_status(ServerFolder.prepare(data_dir)) is None
