@@ -4,7 +4,8 @@ An event is a name in snake_case, which programs look for; ops/guide/logs.md has
 stands in fields. People read the name with spaces in it.
 
 Only commands and our processes call ``configure_logging``; a web app that imports the client keeps its own set-up.
-Records of the standard library's ``logging`` go through the same renderer, so third-party lines look like ours.
+There the lines of ``get_logger`` go through the standard library's ``logging``, below the logger ``penstock``, and
+nowhere else. Records of other libraries go through the same renderer, so their lines look like ours.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ FORMATS = ("auto", "pretty", "json")
 MAX_ERROR_CHARS = 300
 _last_error: tuple[str, float] = ("", 0.0)
 _options: tuple[str, ...] = ()
+
+# Attributes of a record that logging itself sets, or refuses to take from others.
+_RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime"}
+# Frames of structlog between the caller of a logger's method and logging.
+_NUM_STRUCTLOG_FRAMES = 3
 
 _EVENT = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+")
 _TRACE_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
@@ -96,6 +102,28 @@ def configure_logging(level: str = "info", fmt: str = "auto", stream: TextIO | N
     logging.captureWarnings(True)
 
 
+def get_logger(name: str) -> Any:
+    """Return the logger of a module that may be part of an app: ``get_logger(__name__)``.
+
+    After ``configure_logging`` its records are written as that says. In any other process they are ordinary records of
+    ``logging``: the message has the event and its fields, and the fields are attributes of the record, too.
+    """
+    return structlog.wrap_logger(
+        logging.getLogger(name), processors=PROCESSORS, wrapper_class=structlog.stdlib.BoundLogger
+    )
+
+
+def _hand_over(logger: WrappedLogger, method: str, record: EventDict) -> Any:
+    if any(isinstance(handler, _PenstockStream) for handler in logging.getLogger().handlers):
+        return structlog.stdlib.ProcessorFormatter.wrap_for_formatter(logger, method, record)
+    event = record.pop("event")
+    options = {name: record.pop(name) for name in ("exc_info", "stack_info") if name in record}
+    fields = _mask_urls(logger, method, record)
+    words = [str(event), *(f"{name}={value!r}" for name, value in fields.items())]
+    extra = {f"{name}_" if name in _RESERVED else name: value for name, value in fields.items()}
+    return {"msg": " ".join(words), "extra": extra, "stacklevel": _NUM_STRUCTLOG_FRAMES + 1, **options}
+
+
 def log_options() -> tuple[str, ...]:
     """Return the options of ``add_log_arguments`` by which another process logs as this one does."""
     return _options
@@ -126,6 +154,17 @@ def log_ids(
     trace = _TRACE_PARENT.fullmatch((trace_headers or {}).get("traceparent", ""))
     found = {"request_id": request_id, "x_request_id": external_req_id, "trace_id": trace and trace.group(1)}
     return {name: value for name, value in found.items() if value}
+
+
+# Of the loggers of ``get_logger``, whatever the app has configured structlog to do.
+PROCESSORS: list[Processor] = [
+    structlog.stdlib.filter_by_level,
+    _note_error,
+    structlog.stdlib.PositionalArgumentsFormatter(),
+    _hand_over,
+]
+# Without it logging writes warnings to standard error in an app that has configured nothing.
+logging.getLogger("penstock").addHandler(logging.NullHandler())
 
 
 class _PenstockStream(logging.StreamHandler[TextIO]):

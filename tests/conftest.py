@@ -27,7 +27,7 @@ from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.embedded import find_redis_server
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE, running_fork_server
 
-from . import forked_lanes
+from . import captured_logs, forked_lanes
 from .fast import NEED_TORCH, SLOW, be_quick, do_without_torch, is_among
 from .gate import Gate
 from .lanes import arrange
@@ -36,6 +36,9 @@ from .warm_python import LIGHT_PYTHON_VARIABLE, WARM_PYTHON_VARIABLE, WarmProgra
 
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
+
+# Before a test module imports it: structlog's own does not see the loggers of ``shared.log.get_logger``.
+structlog.testing.capture_logs = captured_logs.capture_logs
 
 HAS_GPU = os.path.exists("/dev/nvidia0")
 if not HAS_GPU:

@@ -12,13 +12,13 @@ from contextlib import suppress
 from random import Random
 
 import psutil
-import structlog
 
 from ...shared.broker import Broker
 from ...shared.deployment.heartbeats import read_heartbeats
 from ...shared.deployment.records import EngineHeartbeat
 from ...shared.errors import ConfigurationError, RedisUnavailableError
 from ...shared.keys import Keys
+from ...shared.log import get_logger
 from ...shared.messages.worker_status import EngineState
 from ...shared.partitions import Layouts
 from ...shared.shards import make_commands
@@ -36,7 +36,7 @@ _RANK = "rank"
 START_PATIENCE_S = 120.0
 START_PAUSE_S = 0.2
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class Disturber:

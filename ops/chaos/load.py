@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-import structlog
-
 from ...producer import Client, Delta, PenstockError
 from ...shared.errors import RedisFullError, RedisUnavailableError, RequestNotFoundError, UnknownModelError
+from ...shared.log import get_logger
 from .workload import ChaosRequest
 
 NUM_CLIENTS = 3
@@ -24,7 +23,7 @@ Connect = Callable[[], Client]
 # Gets the id of a request and what its subscriber has just got.
 OnDelta = Callable[[str, Delta], None]
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 @dataclass

@@ -17,12 +17,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import structlog
 from redis.asyncio.connection import AbstractConnection
 
 from ...shared.broker import SCRIPTS, Script
 from ...shared.broker.writes import NUM_WRITE_ARGS
 from ...shared.keys import ModelKeys
+from ...shared.log import get_logger
 from ...shared.redis_access.link import (
     LOST,
     RETRY_PAUSE_S,
@@ -39,7 +39,7 @@ _WORD = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 # Time, database, and the client's address or "lua".
 _HEAD = re.compile(rb"[\d.]+ \[\d+ (lua|[^\]]*)\] ")
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class OwnerWatch:

@@ -15,11 +15,11 @@ from typing import Any
 
 import psutil
 import redis.asyncio
-import structlog
 from redis.exceptions import RedisError
 
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
+from ...shared.log import get_logger
 from ...shared.redis_access.url import parse_pool
 from ...shared.shards import HOME, ShardMover, make_servers, recorded_places
 from ..local_stack import LocalStack
@@ -35,7 +35,7 @@ MOVE_S = (0.0, 0.1)
 # Returns whether it was done.
 Action = Callable[[], Awaitable[bool]]
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class RedisTrouble:

@@ -11,12 +11,12 @@ import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-import structlog
 from redis.exceptions import RedisError
 
 from ...producer.operator_keys import Role
 from ...producer.sse import encode_event
 from ...shared.errors import PenstockError
+from ...shared.log import get_logger
 from ..views.access import Access
 from ..views.page import Page
 from ..views.source import Moment, Source
@@ -26,7 +26,7 @@ INTERVAL_S = 1.0
 # Then the tab comes again, and is asked anew who it is.
 MAX_STREAM_S = 60.0
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True)

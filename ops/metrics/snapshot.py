@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from importlib import metadata
 
 import msgspec
-import structlog
 from redis.exceptions import RedisError
 
 from ...producer.control.deployment_samples import PATIENCE_S, ModelState, read_models
@@ -17,6 +16,7 @@ from ...producer.webhooks.event_records import EventState
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
+from ...shared.log import get_logger
 from ...shared.metrics import Sample, values_of
 from ...shared.partitions import open_dead_letter
 from ...shared.shards import HOME, check_servers, make_commands, make_servers
@@ -25,7 +25,7 @@ from .wanted import ServiceRate, WantedOptions, wanted_engines
 
 VERSION = metadata.version("penstock")
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class Wanted(msgspec.Struct, frozen=True):

@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections.abc import Mapping
 
-import structlog
 from redis.exceptions import RedisError
 
 from ...shared.errors import PenstockError
+from ...shared.log import get_logger
 from ..views.access import Access
 from ..views.page import Page, View
 from ..views.source import Moment, Source
@@ -17,7 +17,7 @@ from ..views.source import Moment, Source
 # Redis is asked for longer than this before it is said that it does not answer.
 SLOW_S = 2.0
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class Reader:

@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Sequence
 
 import msgspec
-import structlog
 
 from ...shared.errors import (
     BrokerError,
@@ -18,6 +17,7 @@ from ...shared.errors import (
     RequestConflictError,
     RequestNotFoundError,
 )
+from ...shared.log import get_logger
 from ...shared.messages.outcome import FinishReason
 from ..client import Client
 from ..inputs.prompt import Prompt
@@ -40,7 +40,7 @@ MAX_ATTEMPTS = 5
 # What says nothing of the row: the run ends, and is taken up again.
 _NOT_THE_ROWS_FAULT = (RedisUnavailableError, ClientClosedError, BrokerError)
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class RowResponse(msgspec.Struct, kw_only=True):

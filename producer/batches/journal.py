@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import structlog
 
-log = structlog.get_logger()
+from ...shared.log import get_logger
+
+log = get_logger(__name__)
 
 
 class JournalRow(msgspec.Struct, array_like=True, frozen=True):

@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Iterator
 
 import msgspec
-import structlog
 
 from ...shared.errors import BatchTakenOverError, UnknownFileError, UnknownModelError, ValidationError
+from ...shared.log import get_logger
 from ...shared.shown import shown
 from ..client import Client
 from ..openai.parsers import ParserChoice
@@ -46,7 +46,7 @@ PARSERS_OF_THE_MODEL = ParserChoice()
 
 OnProgress = Callable[[Tally], None]
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 async def run_batch(

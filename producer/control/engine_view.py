@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import structlog
-
 from ...shared.deployment.records import EngineHeartbeat
 from ...shared.errors import EngineDeadError
+from ...shared.log import get_logger
 from ...shared.queue.stats import QueueStats
 from ..client_core import ClientCore
 from .metrics import Metric, metrics_of
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class EngineView(ClientCore):
@@ -37,7 +36,7 @@ class EngineView(ClientCore):
         return metrics_of(engines, queue)
 
     async def do_log_stats(self, model: str | None = None) -> None:
-        """Write a line for the model's queue and one for each of its engines to this process's log (structlog).
+        """Write a line for the model's queue and one for each of its engines to the log, at level INFO.
 
         Raises: as ``engines``.
         """

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from ...shared.log import get_logger
 from ..inputs.options import RequestOptions
 from ..openai.errors import OpenAIError, cancelled, error_of
 from .gateway import Gateway
@@ -21,7 +22,7 @@ JSON = "application/json"
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
 _encoder = msgspec.json.Encoder()
-log = structlog.get_logger()
+log = get_logger(__name__)
 T = TypeVar("T")
 
 

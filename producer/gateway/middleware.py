@@ -14,7 +14,7 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...shared.log import log_ids
+from ...shared.log import get_logger, log_ids
 from ...shared.names import MAX_NAME_CHARS
 from ...shared.shown import MAX_SHOWN_CHARS, cut, shown
 from ..openai.errors import CLIENT_CLOSED_REQUEST, OpenAIError
@@ -27,7 +27,7 @@ _REQUEST_ID = re.compile(rf"[\x21-\x7e]{{1,{MAX_NAME_CHARS}}}")
 # The head's name of a route that does not exist: made-up paths must not become so many time series.
 NO_ROUTE = "none"
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class GatewayMiddleware:

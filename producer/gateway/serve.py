@@ -9,10 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import structlog
 import uvicorn
 from starlette.applications import Starlette
 
+from ...shared.log import get_logger
 from ...shared.shards import check_servers
 from ..web.server import announce, listening, serve_app, web_config
 from .access.cors import ANY
@@ -22,7 +22,7 @@ from .settings import GatewaySettings
 # Behind the address in the line that says where it serves: what OpenAI's clients take as base_url.
 PATH = "/v1"
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 def serve(settings: GatewaySettings, *, host: str, port: int) -> int:

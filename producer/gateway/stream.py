@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import msgspec
-import structlog
 
+from ...shared.log import get_logger
 from ..openai.errors import error_of
 from ..openai.prepared import ChunkMaker, Prepared
 from ..sse import EventStream
@@ -18,7 +18,7 @@ from .generations import PromptDelta
 DONE = b"data: [DONE]\n\n"
 
 _encode = msgspec.json.Encoder().encode
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 async def events(

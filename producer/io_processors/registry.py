@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
-import structlog
 
 from ...shared.errors import ConfigurationError, PenstockError, RequestFailedError, UnsupportedParameterError
 from ...shared.errors import ValidationError as WrongData
+from ...shared.log import get_logger
 from ...shared.params.pooling import PoolingParams
 from ...shared.plugins import IO_PROCESSORS, load_object
 from ...shared.shown import shown
@@ -21,7 +21,7 @@ from .interface import IOProcessor
 
 PROCESSOR_FAILED = "io_processor_failed"
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class NamedProcessor:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import structlog
-
 from ...shared.errors import BatchEndedError, BatchHeldError, UnknownBatchError, UnknownFileError
+from ...shared.log import get_logger
 from ..batches import run_batch
 from .context import JobContext
 
@@ -14,7 +13,7 @@ RUN_BATCH = "run_batch"
 PAUSE_WHILE_HELD_S, PAUSE_WITHOUT_INPUT_S = 2.0, 30.0
 PAUSE_WITHOUT_PLACE_S = 10.0
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 async def collect_batches(context: JobContext) -> None:

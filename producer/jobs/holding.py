@@ -11,15 +11,14 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-import structlog
-
+from ...shared.log import get_logger
 from ..agenda import Hold
 
 SLICE_S = 240.0
 
 T = TypeVar("T")
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class CutOffError(Exception):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import signal
 
-import structlog
 from arq.constants import health_check_key_suffix
 from arq.worker import Worker
 from redis.exceptions import ResponseError
 
+from ...shared.log import get_logger
 from ...shared.redis_access.link import LOST, Outage, refuses_for_now
 from ...shared.service_manager import tell_ready, tell_stopping
 from ...shared.shards import check_servers
@@ -18,7 +18,7 @@ from .settings import JobSettings
 
 PAUSE_AFTER_OUTAGE_S = 1.0
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 async def run_jobs(settings: JobSettings, *, burst: bool = False) -> None:

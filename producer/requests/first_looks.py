@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import asyncio
 
-import structlog
 from redis.exceptions import RedisError
 
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
+from ...shared.log import get_logger
 from .reader import DeltaReader
 from .silence_watch import MAX_KEYS
 
 # Longer than it takes to enqueue, so that only requests that wait pay for it.
 FIRST_LOOK_AFTER_S = 0.05
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class FirstLooks:

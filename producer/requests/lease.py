@@ -13,10 +13,9 @@ import os
 import secrets
 import socket
 
-import structlog
-
 from ...shared.broker import Broker
 from ...shared.errors import RedisUnavailableError, ValidationError
+from ...shared.log import get_logger
 from ...shared.shown import shown
 from ...shared.side_by_side import SideBySide
 
@@ -24,7 +23,7 @@ LEASE_TTL_S = 10.0
 # Leaving a stream waits no longer for Redis; what could not be cancelled by then ends with the lease.
 LEAVE_TIMEOUT_S = 5.0
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class InteractiveRequest:

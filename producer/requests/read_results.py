@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 
-import structlog
-
 from ...shared.broker import Broker
 from ...shared.errors import PenstockError
+from ...shared.log import get_logger
 
 TOLD_AFTER_S = 0.5
 # Nobody waits for it, so a client that leaves does not wait for long either.
 CLOSE_TIMEOUT_S = 1.0
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class ReadResults:

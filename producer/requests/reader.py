@@ -16,17 +16,17 @@ import asyncio
 from collections import deque
 
 import msgspec
-import structlog
 
 from ...shared.broker import Broker
 from ...shared.connection import Subscriber, Subscription
 from ...shared.errors import OutputChangedError, RequestLostError, RequestNotFoundError, ValidationError, from_wire
+from ...shared.log import get_logger
 from ...shared.messages.deltas import Delta
 from ...shared.shown import shown
 from .taken_records import TakenRecords
 
 _decoder = msgspec.msgpack.Decoder(Delta)
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class DeltaReader:

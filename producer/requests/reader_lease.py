@@ -10,15 +10,14 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import structlog
-
 from ...shared.broker import Broker
 from ...shared.errors import RedisUnavailableError
+from ...shared.log import get_logger
 
 # Renewed when a third of it is over: what is left then is linger_s.
 LEASE_PER_LINGER = 1.5
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 @contextmanager

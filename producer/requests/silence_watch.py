@@ -14,12 +14,11 @@ import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import structlog
-
 from ...shared.broker.unread import find_unread
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError, RedisUnavailableError
 from ...shared.keys import Keys
+from ...shared.log import get_logger
 from ...shared.side_by_side import SideBySide
 from .reader import DeltaReader
 
@@ -29,7 +28,7 @@ READ_ONLY_PATIENCE_S = 20.0
 # Of one script, about a microsecond of the server each.
 MAX_KEYS = 500
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class SilenceWatch:

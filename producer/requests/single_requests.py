@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any, TypedDict
 
 import msgspec
-import structlog
 
 from ...shared.broker import NEW, UNSERVED, Broker, Entry
 from ...shared.connection import CommandConnection, Subscriber
 from ...shared.errors import PenstockError, RefusedForNowError, RequestLostError
 from ...shared.keys import Keys
+from ...shared.log import get_logger
 from ...shared.messages.deltas import Delta
 from ...shared.messages.requests import EngineCoreRequest
 from ...shared.partitions import Layouts, PartitionedBroker
@@ -35,7 +35,7 @@ from .reader_lease import lingering
 from .silence_watch import SilenceWatch
 from .spans.enqueue_spans import EnqueueSpans
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class FollowOptions(TypedDict, total=False):

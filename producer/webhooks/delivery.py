@@ -19,11 +19,11 @@ from urllib.parse import urlsplit
 
 import httpx
 import msgspec
-import structlog
 from standardwebhooks import Webhook
 
 from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
+from ...shared.log import get_logger
 from ...shared.urls import mask_url
 from ..places import Places
 from .event_records import EventState, WebhookAttempt, WebhookEvent, WebhookSecret
@@ -42,7 +42,7 @@ PAUSE_WHILE_BUSY_S = 1.0
 DEFERRED_PER_S = 200.0
 JITTER = 0.1
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class Delivery:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-import structlog
 
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
+from ...shared.log import get_logger
 from ...shared.partitions import read_layouts
 from ...shared.side_by_side import SideBySide
 from .event_records import WebhookTarget
@@ -24,7 +24,7 @@ MAX_ENTRIES = 200
 # An outbox whose Redis is away is waited for by later sweeps.
 PATIENCE_S = 5.0
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class Outbox:

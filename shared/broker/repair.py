@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-import structlog
 from redis.exceptions import ResponseError
 
 from ..connection import CommandConnection
 from ..errors import ConfigurationError
 from ..keys import ModelKeys
+from ..log import get_logger
 from ..redis_access.link import told_place
 from ..shown import shown
 from .script import SCRIPTS
@@ -18,7 +18,7 @@ from .script import SCRIPTS
 T = TypeVar("T")
 MAX_TOLD = 20
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 async def run_script(

@@ -16,12 +16,12 @@ from contextvars import ContextVar
 from typing import Any
 
 import msgspec
-import structlog
 from redis.exceptions import RedisError
 
 from ..connection import CommandConnection
 from ..errors import PenstockError
 from ..keys import Keys
+from ..log import get_logger
 from ..messages import WIRE_VERSION
 
 # Older ones are dropped.
@@ -31,7 +31,7 @@ MAX_READ = 1000
 # A change is not held up by a Redis that is away, or full.
 PATIENCE_S = 5.0
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class Actor(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,13 +16,12 @@ from importlib import metadata
 from typing import Any
 
 import msgspec
-import structlog
 from redis.exceptions import RedisError
 
 from ..connection import CommandConnection
 from ..errors import PenstockError
 from ..keys import Keys
-from ..log import last_error
+from ..log import get_logger, last_error
 from ..messages import WIRE_VERSION
 from .heartbeats import read_listed
 
@@ -32,7 +31,7 @@ TTL_MS = 16_000
 ENTERED_AGAIN_EVERY = 6
 VERSION = metadata.version("penstock")  # read here, since it reads files
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class ProcessKind(StrEnum):

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-import structlog
 from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import (
@@ -32,6 +31,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..connection import CommandConnection
 from ..errors import ConfigurationError, RedisUnavailableError, RedisUnsupportedError
 from ..keys import Keys
+from ..log import get_logger
 from ..names import DEFAULT_NAMESPACE
 from ..urls import mask_url
 from .link import heed_cancellation, is_read_only
@@ -42,7 +42,7 @@ from .url import parse_pool
 CHECK_TIMEOUT_S = 5.0
 MIN_VERSION = (6, 2)
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 async def check_redis(

@@ -9,8 +9,6 @@ import time
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
-import structlog
-
 try:
     from hiredis import pack_command as hiredis_pack
 except ImportError:
@@ -29,6 +27,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..errors import RedisFullError, RedisUnavailableError
+from ..log import get_logger
 from ..urls import mask_url
 from .url import parse_pool
 
@@ -52,7 +51,7 @@ _FULL = re.compile(r"(?:^|: -)OOM(?: |$)")
 
 T = TypeVar("T")
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 def pack_command(connection: AbstractConnection, args: tuple[Any, ...]) -> list[bytes]:

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import structlog
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ..errors import BrokerError, RedisUnavailableError
+from ..log import get_logger
 from ..shown import shown
 from ..urls import mask_url
 from .channels import DatabaseChannels
@@ -29,7 +29,7 @@ from .replies import deliver_replies
 
 PING_INTERVAL_S = 5.0
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class Subscription:

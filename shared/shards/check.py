@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import structlog
-
 from ..errors import RedisUnavailableError
 from ..keys import Keys
+from ..log import get_logger
 from ..names import DEFAULT_NAMESPACE
 from ..redis_access.check import check_redis, check_server
 from ..redis_access.link import LOST, unavailable_error
@@ -14,7 +13,7 @@ from ..urls import mask_url
 from .addresses import ShardsArgument, parse_shards
 from .cluster_topology import Topology, is_cluster_url
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 async def check_servers(

@@ -10,7 +10,6 @@ import asyncio
 import threading
 from importlib import metadata
 
-import structlog
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import (
     SERVICE_INSTANCE_ID,
@@ -23,6 +22,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 
+from ..log import get_logger
 from .endpoint import check_endpoint
 
 # A process that leaves waits so long for its last spans to be sent.
@@ -30,7 +30,7 @@ CLOSE_TIMEOUT_S = 1.0
 # Who goes on sending them after that.
 CLOSING_THREAD = "penstock-spans"
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 def open_provider(endpoint: str, *, service: str, instance: str = "", ids: IdGenerator | None = None) -> TracerProvider:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-import structlog
 from redis.exceptions import RedisError
 
 from ....shared.command_line import EXIT_FAILED, Command, add_redis_arguments, add_tracing_argument
 from ....shared.embedded import resolve_redis_url
 from ....shared.errors import PenstockError
-from ....shared.log import add_log_arguments, configure_logging
+from ....shared.log import add_log_arguments, configure_logging, get_logger
 from ....shared.shown import shown
 from ...libraries import need_libraries
 
@@ -19,7 +18,7 @@ DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 MAX_WORKERS = 256
 _NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client")
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

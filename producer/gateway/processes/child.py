@@ -14,13 +14,12 @@ import signal
 import socket
 import sys
 
-import structlog
 import uvicorn
 from redis.exceptions import RedisError
 
 from ....shared.command_line import EXIT_FAILED
 from ....shared.errors import PenstockError
-from ....shared.log import configure_logging
+from ....shared.log import configure_logging, get_logger
 from ..figures import Family
 from ..metrics import Metrics
 from ..serve import serve_on
@@ -30,7 +29,7 @@ TELL_EVERY_S = 1.0
 # Longer than the parent gives the other children.
 SUM_TIMEOUT_S = 3.0
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class ParentLink:

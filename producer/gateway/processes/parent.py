@@ -18,10 +18,9 @@ import signal
 import socket
 from contextlib import suppress
 
-import structlog
-
 from ....shared import service_manager
 from ....shared.errors import ConfigurationError
+from ....shared.log import get_logger
 from ....shared.restart_delay import STABLE_AFTER_S, restart_delay_s
 from ....shared.shards import check_servers
 from ...web.server import announce, listening
@@ -40,7 +39,7 @@ LOOK_INTERVAL_S = 1.0
 # Beyond the time that children give running answers.
 SHUTDOWN_MARGIN_S = 10.0
 
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 def serve_by_processes(

@@ -46,7 +46,7 @@ def calls(path: Path) -> Iterator[tuple[ast.Call, str]]:
 
 
 def makes_a_logger(value: ast.expr) -> bool:
-    return isinstance(value, ast.Call) and ast.unparse(value).startswith("structlog.get_logger")
+    return isinstance(value, ast.Call) and ast.unparse(value).startswith(("structlog.get_logger", "get_logger("))
 
 
 def name_of(call: ast.Call, method: str) -> str | None:
