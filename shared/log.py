@@ -119,7 +119,7 @@ def _hand_over(logger: WrappedLogger, method: str, record: EventDict) -> Any:
     event = record.pop("event")
     options = {name: record.pop(name) for name in ("exc_info", "stack_info") if name in record}
     fields = _mask_urls(logger, method, record)
-    words = [str(event), *(f"{name}={value!r}" for name, value in fields.items())]
+    words = [str(event), *(f"{name}={shown(value)}" for name, value in fields.items())]
     extra = {f"{name}_" if name in _RESERVED else name: value for name, value in fields.items()}
     return {"msg": " ".join(words), "extra": extra, "stacklevel": _NUM_STRUCTLOG_FRAMES + 1, **options}
 
