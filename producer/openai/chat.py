@@ -111,6 +111,7 @@ class PreparedChat(Prepared, kw_only=True, frozen=True):
         finish_reason = finish_reason_of(output.finish_reason, has_output=bool(output.token_ids))
         assert finish_reason is not None
         parser = self.make_parser(whole=True)
+        parser.begin(in_reasoning=output.begins_in_reasoning)
         parts = [parser.feed(output.text), parser.finish(is_cut=finish_reason == "length")]
         message = self._message(parts, response_id, output.index)
         return ChatChoice(
@@ -161,6 +162,7 @@ class ChatChunks:
         is_first = parser is None
         if parser is None:
             parser = self._parsers[delta.child] = self._prepared.make_parser()
+            parser.begin(in_reasoning=delta.begins_in_reasoning)
         parts = parser.feed(delta.text)
         reason: OpenAIFinishReason | None = None
         if delta.finish_reason is not None:

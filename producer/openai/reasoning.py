@@ -81,12 +81,12 @@ class ReasoningSplitter:
     """Splits one text.
 
     Args:
-        is_inside: whether the text begins inside of the reasoning.
+        is_inside: whether the text begins inside of the reasoning. It may be set until the first text comes.
     """
 
     def __init__(self, reasoning_format: ReasoningFormat, *, is_inside: bool | None = None) -> None:
         self._start, self._end = reasoning_format.start, reasoning_format.end
-        self._is_inside = reasoning_format.starts_in_prompt if is_inside is None else is_inside
+        self.is_inside = reasoning_format.starts_in_prompt if is_inside is None else is_inside
         self._state = _State.BEFORE
         self._has_reasoning = False
         self._held = ""
@@ -111,7 +111,7 @@ class ReasoningSplitter:
     def finish(self) -> Split:
         """The text has ended; return the rest. Reasoning that was cut may end in a part of the end mark."""
         rest, self._held = self._held, ""
-        if self._state is _State.INSIDE or (self._state is _State.BEFORE and self._is_inside):
+        if self._state is _State.INSIDE or (self._state is _State.BEFORE and self.is_inside):
             return Split(rest.rstrip() if self._has_reasoning else rest.strip(), "")
         return Split("", rest)
 
@@ -121,7 +121,7 @@ class ReasoningSplitter:
             self._held = stripped[len(self._start) :]
             self._state = _State.INSIDE
         elif not self._start.startswith(stripped):
-            self._state = _State.INSIDE if self._is_inside else _State.CONTENT
+            self._state = _State.INSIDE if self.is_inside else _State.CONTENT
 
     def _inside(self) -> str:
         """Give out reasoning, without whitespace at either end."""

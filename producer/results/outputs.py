@@ -22,6 +22,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     ``stats`` say where its time went; None if it never came to an engine.
     ``segment_ends`` are those of streamed input, see ``Delta``.
     ``pooled`` is what became of a prompt that is pooled, in place of text and tokens.
+    ``begins_in_reasoning`` says whether the text begins within the model's thinking, see ``Delta``.
     """
 
     index: int
@@ -35,6 +36,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     segment_ends: list[SegmentEnd] = []
     pooled: PoolingOutput | None = None
     weights_version: str = ""
+    begins_in_reasoning: bool | None = None
 
     @property
     def finished(self) -> bool:
@@ -98,6 +100,7 @@ def completion(index: int, told: Delta) -> CompletionOutput:
         segment_ends=told.segment_ends,
         pooled=None if told.pooled is None else PoolingOutput(pooled=told.pooled),
         weights_version=told.weights_version,
+        begins_in_reasoning=told.begins_in_reasoning,
     )
 
 

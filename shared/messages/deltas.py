@@ -38,6 +38,8 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     ``pooled`` is the result of a prompt that was pooled: its only record, which has no tokens.
     ``weights_version`` is what the tokens from here on are computed with. The first delta has it that an engine writes:
     so a request whose first engine died, or got other weights, tells it again. Of several deltas in one, the last.
+    ``begins_in_reasoning`` says whether the prompt of a chat ends within the model's thinking, or behind it. The first
+    delta of the output has it; None if the end of the prompt does not show it.
     """
 
     version: int = WIRE_VERSION
@@ -56,6 +58,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     first_prompt_token: tuple[int, bytes] | None = None
     pooled: Pooled | None = None
     weights_version: str = ""
+    begins_in_reasoning: bool | None = None
 
     def extend(self, later: Delta) -> None:
         """Add what the next delta says: this one then says both, as ``followed_by`` would, and costs no copy."""
@@ -70,6 +73,8 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
         self.segment_ends += later.segment_ends
         self.pooled = later.pooled or self.pooled
         self.weights_version = later.weights_version or self.weights_version
+        if self.begins_in_reasoning is None:
+            self.begins_in_reasoning = later.begins_in_reasoning
 
     def followed_by(self, later: Delta) -> Delta:
         """Return one delta that says what this one and the next say one after the other."""
@@ -84,6 +89,9 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
             segment_ends=self.segment_ends + later.segment_ends,
             first_prompt_token=self.first_prompt_token or later.first_prompt_token,
             weights_version=later.weights_version or self.weights_version,
+            begins_in_reasoning=(
+                later.begins_in_reasoning if self.begins_in_reasoning is None else self.begins_in_reasoning
+            ),
         )
 
     @property

@@ -21,7 +21,8 @@ _TOOL_CALLS = (
 )
 # Qwen's Coder and GLM write XML inside of the same marks.
 _NOT_HERMES = ("<function=", "<arg_key>")
-_STARTED_BY_PROMPT = {"qwen3": "deepseek_r1"}
+# The parser of qwen3's marks, the first of which the prompt has.
+OPENED_BY_PROMPT = "deepseek_r1"
 
 
 class ChatStyle(NamedTuple):
@@ -47,5 +48,5 @@ def _reasoning(template: ChatTemplate) -> str:
                 prompt = template.render([{"role": "user", "content": "probed"}], {})
             except ValidationError:  # it wants other messages; then nothing is known of the prompt's end
                 return name
-            return _STARTED_BY_PROMPT.get(name, name) if prompt.rstrip().endswith(start) else name
+            return OPENED_BY_PROMPT if name == "qwen3" and prompt.rstrip().endswith(start) else name
     return ""

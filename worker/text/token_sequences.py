@@ -33,12 +33,18 @@ def bad_word_sequences(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[
     return [list(sequence) for sequence in found if sequence]
 
 
+def find_marks(tokenizer: Tokenizer) -> tuple[str, str] | None:
+    """Return the marks around thinking that are both tokens of the vocabulary; None if there is no such pair."""
+    return next(
+        (marks for marks in REASONING_MARKS.values() if all(tokenizer.token_to_id(mark) is not None for mark in marks)),
+        None,
+    )
+
+
 def find_think_token_ids(tokenizer: Tokenizer, reasoning_parser: str = "") -> tuple[int, int] | None:
     """Return the tokens that start and end thinking, those of that parser if one is named; None if the vocabulary has
     no such pair.
     """
-    for marks in [REASONING_MARKS[reasoning_parser]] if reasoning_parser else REASONING_MARKS.values():
-        start, end = map(tokenizer.token_to_id, marks)
-        if start is not None and end is not None:
-            return start, end
-    return None
+    marks = REASONING_MARKS[reasoning_parser] if reasoning_parser else find_marks(tokenizer)
+    start, end = (None, None) if marks is None else map(tokenizer.token_to_id, marks)
+    return None if start is None or end is None else (start, end)

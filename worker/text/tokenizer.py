@@ -6,7 +6,7 @@ transformers' AutoTokenizer would import torch (250 MB and 1.7 s in a process th
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,21 @@ import msgspec
 from tokenizers import Tokenizer
 
 from ...shared.errors import ModelLoadError, UnsupportedParameterError
-from ...shared.params.reasoning import AUTO, NONE, num_thought
+from ...shared.params.reasoning import AUTO, NONE, REASONING_MARKS, num_thought
 from ...shared.params.sampling import SamplingParams
 from ...shared.params.tokenization import Cut
-from .chat_style import ChatStyle, style_of
+from .chat_style import OPENED_BY_PROMPT, ChatStyle, style_of
 from .chat_template import ChatTemplate
 from .cutting import encode_cut, encode_cut_pair
 from .decode_context import DecodeContext
 from .detokenizer import IncrementalDetokenizer
 from .token_bytes import TokenBytes
 from .token_kinds import TokenKinds
-from .token_sequences import bad_word_sequences, find_think_token_ids
+from .token_sequences import bad_word_sequences, find_marks, find_think_token_ids
 
 TOKENIZER_FILE = "tokenizer.json"
+# Longer than what templates write behind the last message.
+_NUM_TAIL_TOKENS = 64
 
 
 class TextCodec:
@@ -46,11 +48,14 @@ class TextCodec:
         self.token_bytes = TokenBytes(tokenizer, self._kinds)
         self._chat_template = chat_template
         self.chat_style = ChatStyle() if chat_template is None else style_of(chat_template)
+        self._is_opened_by_template = self.chat_style.reasoning_parser == OPENED_BY_PROMPT
         if reasoning_parser != AUTO:
+            self._is_opened_by_template = False
             name = "" if reasoning_parser == NONE else reasoning_parser
             self.chat_style = self.chat_style._replace(reasoning_parser=name)
         name = self.chat_style.reasoning_parser
         self._think_token_ids = find_think_token_ids(tokenizer, name)
+        self._marks = REASONING_MARKS.get(name) or find_marks(tokenizer)
         self.can_think_first = bool(name) and self._think_token_ids is not None
 
     @classmethod
@@ -149,6 +154,27 @@ class TextCodec:
                 )
             params = msgspec.structs.replace(params, think_token_ids=self._think_token_ids)
         return params
+
+    def ends_in_reasoning(self, token_ids: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> bool | None:
+        """Return whether a prompt ends within the model's thinking, by its last mark; None if it does not show it.
+
+        Nothing but whitespace may follow that mark: one that somebody wrote in a message is text. If the output
+        continues the last message, an assistant's, the mark may be anywhere in it.
+
+        Args:
+            token_ids: of the prompt, which was rendered from ``messages``.
+        """
+        if self._marks is None:
+            return None
+        is_continued = bool(messages) and messages[-1].get("role") == "assistant"
+        tail = token_ids if is_continued else token_ids[-_NUM_TAIL_TOKENS:]
+        text = self.decode(list(tail), skip_special_tokens=False)
+        start_at, end_at = map(text.rfind, self._marks)
+        mark_at, mark = max((start_at, self._marks[0]), (end_at, self._marks[1]))
+        if mark_at >= 0 and (is_continued or not text[mark_at + len(mark) :].strip()):
+            return start_at > end_at
+        # A template that opens the thinking of the usual prompt has left it out of this one.
+        return False if self._is_opened_by_template else None
 
     def has_begun_thinking(self, token_ids: list[int]) -> bool:
         """Whether ``token_ids`` end within the model's thinking."""

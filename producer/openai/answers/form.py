@@ -34,7 +34,8 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
         call_format: None if the answer has no calls.
         is_single: only the first call counts.
         reasoning: None if nothing is split off.
-        is_inside: whether the prompt has begun the reasoning.
+        may_begin_inside: whether text without a start mark may be reasoning, which the prompt has begun.
+        is_inside: whether the prompt has begun the reasoning, if the worker does not say it.
         includes_reasoning: whether the caller is told it.
     """
 
@@ -44,6 +45,7 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
     call_format: CallFormat | None
     is_single: bool
     reasoning: ReasoningFormat | None
+    may_begin_inside: bool
     is_inside: bool
     includes_reasoning: bool
 
@@ -78,6 +80,10 @@ class FormedText:
         if form.reasoning is not None:
             self._splitter = ReasoningSplitter(form.reasoning, is_inside=form.is_inside)
         self._has_calls = False
+
+    def begin(self, *, in_reasoning: bool | None) -> None:
+        if self._splitter is not None and in_reasoning is not None:
+            self._splitter.is_inside = in_reasoning and self._form.may_begin_inside
 
     def feed(self, text: str) -> MessageParts:
         reasoning = ""
@@ -169,7 +175,8 @@ def answer_form(
     if is_json and not thinks_first:
         reasoning = None
     # If a grammar holds from the first token on, what has no start mark is the answer.
-    is_inside = (grammar is None or thinks_first) and template_kwargs.get("add_generation_prompt") is not False
+    may_begin_inside = grammar is None or thinks_first
+    is_inside = may_begin_inside and template_kwargs.get("add_generation_prompt") is not False
     is_inside = is_inside and not is_thinking_off(template_kwargs)
     return AnswerForm(
         functions=[] if choice.mode == "none" else functions,
@@ -178,6 +185,7 @@ def answer_form(
         call_format=call_format,
         is_single=not is_parallel,
         reasoning=reasoning,
+        may_begin_inside=may_begin_inside,
         is_inside=is_inside and reasoning is not None and reasoning.starts_in_prompt,
         includes_reasoning=fields.include_reasoning is not False,
     )

@@ -51,6 +51,10 @@ class MessageParts(msgspec.Struct):
 class AnswerParser(Protocol):
     """Reads one answer, from its first character on."""
 
+    def begin(self, *, in_reasoning: bool | None) -> None:
+        """Say whether the text begins within the reasoning, before it is fed; None if that is not known."""
+        ...
+
     def feed(self, text: str) -> MessageParts:
         """Return what ``text`` makes certain."""
         ...
@@ -66,6 +70,9 @@ class AnswerParser(Protocol):
 
 class PlainText:
     """All text is content."""
+
+    def begin(self, *, in_reasoning: bool | None) -> None:
+        pass
 
     def feed(self, text: str) -> MessageParts:
         return MessageParts(text)

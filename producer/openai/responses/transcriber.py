@@ -78,6 +78,8 @@ class Transcriber:
         """More has come of it; an error that the delta carries is the response's end."""
         if delta.error is not None:
             return self.fail(from_wire(delta.error.code, delta.error.message, delta.error.retryable))
+        if delta.begins_in_reasoning is not None:
+            self._parser.begin(in_reasoning=delta.begins_in_reasoning)
         events = self._writer.start() if delta.token_ids else []
         pieces = self._pieces(delta.text)
         if delta.finish_reason is not None:

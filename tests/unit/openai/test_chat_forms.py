@@ -35,21 +35,27 @@ def chat(reasoning: str = "none", tool_call: str = "hermes", *, thinks: bool = F
     return prepare(CHAT_COMPLETIONS, body, Parsers(tool_call, reasoning, thinks))
 
 
-def answered(prepared: Prepared, text: str, reason: FinishReason = FinishReason.STOP) -> dict[str, Any]:
+def answered(
+    prepared: Prepared, text: str, reason: FinishReason = FinishReason.STOP, *, inside: bool | None = None
+) -> dict[str, Any]:
     """The only choice of the response."""
-    output = CompletionOutput(index=0, text=text, token_ids=[1], finish_reason=reason)
+    output = CompletionOutput(index=0, text=text, token_ids=[1], finish_reason=reason, begins_in_reasoning=inside)
     whole = RequestOutput(request_id="r", model="m", prompt=None, outputs=[output], usage=None)
     return msgspec.to_builtins(prepared.answer(whole))["choices"][0]
 
 
-def streamed(prepared: Prepared, *texts: str, reason: FinishReason = FinishReason.STOP) -> dict[str, Any]:
+def streamed(
+    prepared: Prepared, *texts: str, reason: FinishReason = FinishReason.STOP, inside: bool | None = None
+) -> dict[str, Any]:
     """The chunks of a stream, put together as a client does it."""
     chunks = prepared.events("r", "m")
     message: dict[str, Any] = {"content": "", "reasoning": "", "tool_calls": []}
     finish_reason = None
     for index, text in enumerate(texts):
         is_last = index == len(texts) - 1
-        chunk = chunks.feed(Delta(index=index, token_ids=[1], text=text, finish_reason=reason if is_last else None))
+        delta = Delta(index=index, token_ids=[1], text=text, finish_reason=reason if is_last else None)
+        delta.begins_in_reasoning = None if index else inside
+        chunk = chunks.feed(delta)
         for choice in msgspec.to_builtins(chunk)["choices"] if chunk else ():
             finish_reason = choice["finish_reason"] or finish_reason
             message["content"] += choice["delta"].get("content", "")
@@ -135,6 +141,27 @@ def test_the_prompt_may_have_begun_the_reasoning() -> None:
     # A grammar holds from the first token on.
     assert content(structured_outputs={"regex": "Six."}) == "Six."
     assert content(response_format=SCHEMA) == "Six."
+
+
+@pytest.mark.parametrize("reasoning", ["qwen3", "deepseek_r1"])
+def test_the_worker_says_of_each_prompt_whether_it_has_begun_the_reasoning(reasoning: str) -> None:
+    """Whatever the usual prompt of the model does: a message, or a switch of any name, may change it."""
+
+    def told(text: str, *, inside: bool, **fields: Any) -> tuple[str | None, str | None]:
+        prepared = chat(reasoning, **fields)
+        message = answered(prepared, text, inside=inside)["message"]
+        pieces = streamed(prepared, *text, inside=inside)["message"]
+        assert (pieces["reasoning"], pieces["content"]) == (message.get("reasoning", ""), message["content"] or "")
+        return message.get("reasoning"), message["content"]
+
+    assert told("Four</think>Six.", inside=True) == ("Four", "Six.")
+    assert told("Four", inside=True) == ("Four", None)
+    assert told("Six.", inside=False) == (None, "Six.")
+    assert told("<think>Four</think>Six.", inside=False) == ("Four", "Six.")
+    # The switch was set, but this template knows another one.
+    assert told("Four</think>Six.", inside=True, chat_template_kwargs={"thinking": False}) == ("Four", "Six.")
+    # A grammar holds from the first token on.
+    assert told("Six.", inside=True, structured_outputs={"regex": "Six."}) == (None, "Six.")
 
 
 @pytest.mark.parametrize("reasoning", ["qwen3", "deepseek_r1"])

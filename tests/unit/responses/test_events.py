@@ -34,6 +34,9 @@ class Marks:
         self._held = ""
         self._num_calls = 0
 
+    def begin(self, *, in_reasoning: bool | None) -> None:
+        self._mode = "thought" if in_reasoning else "text"
+
     def feed(self, text: str) -> MessageParts:
         parts = MessageParts(tool_calls=[])
         for char in text:
@@ -118,6 +121,14 @@ def by_character(events: list[dict[str, Any]]) -> dict[int, Any]:
 def cut(text: str, places: list[int]) -> list[str]:
     ends = sorted({place % (len(text) + 1) for place in places} | {0, len(text)})
     return [text[a:b] for a, b in pairwise(ends)]
+
+
+def test_the_first_delta_says_whether_the_text_begins_with_a_thought() -> None:
+    begun, *rest = deltas_of(["hm", "<six"])
+    _, response = transcribe([msgspec.structs.replace(begun, begins_in_reasoning=True), *rest])
+    assert [type(item).__name__ for item in response.output] == ["Reasoning", "Message"]
+    _, response = transcribe([msgspec.structs.replace(begun, begins_in_reasoning=False), *rest])
+    assert [type(item).__name__ for item in response.output] == ["Message"]
 
 
 def test_every_event_comes_in_openais_order_and_form() -> None:

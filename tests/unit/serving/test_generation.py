@@ -23,6 +23,7 @@ from penstock.shared.params.sampling import SamplingParams
 from penstock.shared.stats.engine import RequestStats
 from penstock.worker.serving.requests.generation import Generation
 from penstock.worker.serving.requests.segments import Segment
+from penstock.worker.text.chat_template import ChatTemplate
 from penstock.worker.text.tokenizer import TextCodec
 
 
@@ -322,6 +323,25 @@ def test_a_log_of_a_release_that_left_out_the_space_is_gone_on_with(spaced_codec
     logged = [Delta(token_ids=[7], text="Paris", stats=RequestStats()), Delta(index=1, token_ids=[10], text=".")]
     rest = tell_text(spaced_codec, CAPITAL, [7, 10, 4, 5], logged, SamplingParams(max_tokens=9))
     assert "".join(delta.text for delta in rest) == " the capital"
+
+
+def test_the_first_delta_says_whether_the_prompt_of_a_chat_ends_in_thinking(demo_model: Path) -> None:
+    template = ChatTemplate("{{ messages[0].content }}{{ '<think>' if thinking else '</think>' }}", {})
+    codec = TextCodec(Tokenizer.from_file(str(demo_model / "tokenizer.json")), template)
+    messages = [{"role": "user", "content": "hi"}]
+    claim = Claim("r", b"", epoch=1, num_logged_tokens=0, attempt=1)
+    for is_thinking in (True, False):
+        prompt = codec.encode_chat(messages, {"thinking": is_thinking})
+        request = EngineCoreRequest(
+            request_id="r", prompt_token_ids=prompt, messages=messages, sampling_params=SamplingParams(), epoch=1
+        )
+        for logged, expected in (([], is_thinking), ([Delta(token_ids=[5], stats=RequestStats())], None)):
+            generation = Generation(Segment(request, logged), codec, claim)
+            generation.absorb(EngineCoreOutput("r", [6]))
+            delta = generation.take()
+            assert delta is not None
+            assert delta.begins_in_reasoning is expected
+    assert tell_text(codec, prompt, [5], [], SamplingParams())[0].begins_in_reasoning is None, "it is no chat"
 
 
 def test_a_stop_string_may_begin_with_that_space(spaced_codec: TextCodec) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from penstock.worker.text.chat_style import ChatStyle, style_of
 from penstock.worker.text.chat_template import ChatTemplate
+from penstock.worker.text.tokenizer import TextCodec
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
 TOOLS_FIRST = """\
@@ -145,3 +147,53 @@ def test_the_template_shows_how_calls_and_reasoning_are_written() -> None:
         ("{{ '</think>' }}{{ raise_exception('no') }}", ChatStyle("", "qwen3")),
     ]:
         assert style_of(ChatTemplate(source, {})) == style, source
+
+
+# As DeepSeek-V3.1 has it: the reply begins with an open or a closed pair of marks.
+SWITCHED = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content.split('</think>')[-1] }}{% endfor %}"
+    "[assistant]{{ '<think>' if thinking else '</think>' }}"
+)
+# As Qwen3 has it: an empty pair stands for no thinking, and otherwise the model writes both marks.
+EMPTY_PAIR = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content.split('</think>')[-1] }}{% endfor %}"
+    "[assistant]\n{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+)
+# As SmolLM3 has it: a message switches it.
+BY_MESSAGE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content.split('</think>')[-1] }}{% endfor %}"
+    "[assistant]{{ '<think>\n\n</think>\n' if '/no_think' in messages[-1].content else '<think>\n' }}"
+)
+# Without a mark for no thinking.
+WITHOUT_MARK = BY_MESSAGE.replace("'<think>\n\n</think>\n'", "''")
+CONTINUED = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ '' if '</think>' }}"
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "kwargs", "expected"),
+    [
+        (SWITCHED, ["hi"], {"thinking": True}, True),
+        (SWITCHED, ["hi"], {}, False),
+        (EMPTY_PAIR, ["hi"], {"enable_thinking": False}, False),
+        (EMPTY_PAIR, ["hi"], {}, None),
+        (BY_MESSAGE, ["hi"], {}, True),
+        (BY_MESSAGE, ["hi /no_think"], {}, False),
+        (WITHOUT_MARK, ["hi /no_think"], {}, False),
+        # Somebody asks about the marks.
+        (EMPTY_PAIR, ["what is <think>"], {}, None),
+        (SWITCHED, ["what is <think>"], {}, False),
+        (BY_MESSAGE, ["what is <think> and </think>"], {}, True),
+        # The output goes on with a message.
+        (CONTINUED, ["hi", "<think>Four and"], {}, True),
+        (CONTINUED, ["hi", "<think>Four</think>S"], {}, False),
+        (CONTINUED, ["hi", "S"], {}, None),
+        # Nobody knows of marks.
+        ("{{ messages[0].content }}<think>", ["hi"], {}, None),
+    ],
+)
+def test_the_rendered_prompt_says_whether_an_answer_begins_within_the_thinking(
+    demo_model: Path, source: str, messages: list[str], kwargs: dict[str, Any], expected: bool | None
+) -> None:
+    codec = TextCodec(Tokenizer.from_file(str(demo_model / "tokenizer.json")), ChatTemplate(source, {}))
+    chat = [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(messages)]
+    assert codec.ends_in_reasoning(codec.encode_chat(chat, kwargs), chat) is expected

@@ -69,6 +69,9 @@ class Generation:
         if params.prompt_logprobs is not None and request.prompt_token_ids:
             first = request.prompt_token_ids[0]
             self._first_prompt_token = (first, codec.token_bytes[first])
+        self._begins_in_reasoning: bool | None = None
+        if request.messages is not None and params.detokenize:
+            self._begins_in_reasoning = codec.ends_in_reasoning(request.prompt_token_ids or (), request.messages)
         if params.detokenize:
             self._detokenizer = codec.detokenizer(
                 request.prompt_token_ids or (),
@@ -167,6 +170,7 @@ class Generation:
             self._untold_version = ""
             if not self._next_index:
                 delta.first_prompt_token = self._first_prompt_token
+                delta.begins_in_reasoning = self._begins_in_reasoning
         else:
             delta.token_ids += token_ids
         self._next_index += len(token_ids)
