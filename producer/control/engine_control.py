@@ -164,7 +164,9 @@ class EngineControl(ClientCore):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[CallOptions],
     ) -> dict[str, Any]:
-        """Run a method that is registered in the engines, between two of their steps, and return its results.
+        """Run a method that is registered in the engines, between two of their steps, and return its results by engine.
+
+        An engine of several ranks runs it in all of them; its result is then a list in the order of ranks.
 
         Engines have "device_info", "memory_summary" and "check_invariants", and the ``@rpc_method`` functions of the
         modules that ``worker start --rpc-module`` names.

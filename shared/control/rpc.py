@@ -32,6 +32,6 @@ class CollectiveRpc(msgspec.Struct, array_like=True, omit_defaults=True, tag="co
 
 
 class RpcResult(msgspec.Struct, array_like=True, tag="rpc_result"):
-    """What the method returned: plain data."""
+    """What the method returned: plain data. Of an engine of several ranks a list, in the order of ranks."""
 
     result: Any

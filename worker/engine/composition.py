@@ -21,7 +21,8 @@ from ..models.loader import LoadedModel
 from ..progress import ProgressWriter
 from .adapters.library import AdapterLibrary
 from .control.calls import EngineControl
-from .control.composition import compose_control, load_rpc_methods
+from .control.composition import compose_control
+from .control.rpc_methods import load_rpc_methods
 from .core import EngineCore
 from .dump import StepDump
 from .execution.deterministic import make_deterministic_runner

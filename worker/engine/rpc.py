@@ -9,10 +9,14 @@ A method is a function with a decorator::
         return len(list(engine.model.network.modules()))
 
 It runs in the core's own thread between two steps, so nothing changes under it, and no step is made meanwhile.
+
+An engine of several ranks runs it in all of them at the same time, each on its part of the model, so it may use the
+model's collectives. The result is then a list in the order of ranks.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
@@ -32,13 +36,34 @@ if TYPE_CHECKING:
 _MARK = "__penstock_rpc__"
 
 
-@dataclass(frozen=True)
 class RpcEngine:
-    """What a method may look at and work on; the first argument of each."""
+    """The engine that a method may read and change; the first argument of each method.
 
-    config: EngineConfig
-    core: EngineCore
-    model: LoadedModel
+    Attributes:
+        config: of the engine.
+        model: of several ranks, the part of this one.
+        rank: 0 is the rank with the core.
+    """
+
+    def __init__(self, config: EngineConfig, core: EngineCore | None, model: LoadedModel, rank: int = 0) -> None:
+        self.config = config
+        self.model = model
+        self.rank = rank
+        self._core = core
+
+    @property
+    def core(self) -> EngineCore:
+        """Scheduler, requests and sampling.
+
+        Raises:
+            EngineCallError: this is a rank above 0.
+        """
+        if self._core is None:
+            raise EngineCallError(
+                f"engine.core is of rank 0 alone, and the method runs in all ranks; return before it "
+                f"if engine.rank > 0 (here {self.rank})"
+            )
+        return self._core
 
 
 @dataclass(frozen=True)
@@ -48,17 +73,22 @@ class RpcMethod:
     name: str
     function: Callable[..., Any]
     takes_long: bool
+    changes_model: bool = False
 
 
-def rpc_method(name: str, *, takes_long: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def rpc_method(
+    name: str, *, takes_long: bool = False, changes_model: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function of a module under ``name``.
 
     Args:
         takes_long: it may take longer than ``--stall-timeout``. An engine in which another does is killed as hung.
+        changes_model: it changes weights. If it fails in one of several ranks, the engine ends and is started anew with
+            the weights of the files, since ranks whose weights differ would answer wrongly.
     """
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
-        setattr(function, _MARK, RpcMethod(name, function, takes_long))
+        setattr(function, _MARK, RpcMethod(name, function, takes_long, changes_model))
         return function
 
     return mark
@@ -85,18 +115,32 @@ class RpcMethods:
         method = self._methods.get(name)
         return method is not None and method.takes_long
 
-    def run(self, engine: RpcEngine, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Run a method and return its result as plain data.
+    def check(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> RpcMethod:
+        """Return the method called ``name``.
 
         Raises:
             ValidationError: no method has this name; the message lists those there are.
-            EngineCallError: the result is no plain data.
+            EngineCallError: it does not take these arguments.
         """
         method = self._methods.get(name)
         if method is None:
             raise ValidationError(
                 f"no RPC method {shown(name)} is registered; there are {', '.join(sorted(self._methods))}"
             )
+        try:
+            inspect.signature(method.function).bind(None, *args, **kwargs)
+        except TypeError as error:
+            raise EngineCallError(f"RPC method {shown(name)} does not take these arguments: {error}") from error
+        return method
+
+    def run(self, engine: RpcEngine, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Run a method and return its result as plain data.
+
+        Raises:
+            ValidationError: as ``check``.
+            EngineCallError: as ``check``, or the result is no plain data.
+        """
+        method = self.check(name, args, kwargs)
         result = method.function(engine, *args, **kwargs)
         try:
             return msgspec.msgpack.decode(msgspec.msgpack.encode(result))

@@ -56,6 +56,7 @@ class ControlledParts:
     profiler: StepProfiler
     rpc_methods: RpcMethods
     rpc_engine: RpcEngine
+    run_in_ranks: Callable[[CollectiveRpc, Callable[[], Any], bool], Any]
     save_sharded_state: Callable[[SaveShardedState], ShardedStateSaved]
     execute_dummy_batch: Callable[[], None]
     reload: WeightsReload
@@ -145,8 +146,14 @@ class EngineControl:
         return self._parts.reload.reload(call)
 
     def _collective_rpc(self, call: CollectiveRpc) -> RpcResult:
-        parts = self._parts
-        return RpcResult(parts.rpc_methods.run(parts.rpc_engine, call.method, call.args, call.kwargs))
+        methods, engine = self._parts.rpc_methods, self._parts.rpc_engine
+        # Before any rank begins, so that no rank does what another refuses.
+        method = methods.check(call.method, call.args, call.kwargs)
+
+        def run() -> Any:
+            return methods.run(engine, call.method, call.args, call.kwargs)
+
+        return RpcResult(self._parts.run_in_ranks(call, run, method.changes_model))
 
     def _execute_dummy_batch(self, _: ExecuteDummyBatch) -> DummyBatchDone:
         self._require_awake(WEIGHTS, KV_CACHE)

@@ -22,17 +22,11 @@ from ..core import EngineCore
 from ..execution.model_runner import ModelRunner
 from ..offload.offload import KVOffload
 from ..ranks.interface import Ranks
-from ..rpc import RpcEngine, RpcMethods, import_rpc_modules
-from . import rpc_methods as own_rpc_methods
+from ..rpc import RpcEngine, RpcMethods
 from .calls import ControlledParts
 from .profiling import StepProfiler
 from .reload import WeightsReload, WeightsSource
 from .sleep import EngineSleep, SleepableCache
-
-
-def load_rpc_methods(config: EngineConfig) -> RpcMethods:
-    """Our methods and those of the operator's modules. Raises ``ConfigurationError`` if one cannot be had."""
-    return RpcMethods([own_rpc_methods, *import_rpc_modules(config.rpc_modules)])
 
 
 def compose_control(
@@ -64,6 +58,7 @@ def compose_control(
         profiler=StepProfiler(core, ranks.recorder()),
         rpc_methods=rpc_methods,
         rpc_engine=RpcEngine(config, core, model),
+        run_in_ranks=ranks.run_method,
         save_sharded_state=partial(_save_sharded_state, config, source, model, ranks),
         execute_dummy_batch=runner.execute_dummy_batch,
         reload=WeightsReload(

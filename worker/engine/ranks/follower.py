@@ -26,18 +26,22 @@ from ...models.weights.exchange import WeightsExchange
 from ...models.weights.live_state import empty_module
 from ...models.weights.movable import ModelWeights, return_free_memory
 from ...models.weights.part_state import part_path, write_part
+from ..control.rpc_methods import load_rpc_methods
 from ..control.traces import ProcessTraceRecorder
 from ..host_setup import load_native_kernels, set_num_threads
+from ..rpc import RpcEngine
 from .channel import RankChannel
 from .memory import capture_again, measure_rank
 from .messages import (
     Allocate,
+    CallMethod,
     CommitStep,
     Done,
     ExchangeWeights,
     FinishStep,
     KeepWeights,
     Measure,
+    MethodDone,
     Profile,
     PutWeightsBack,
     RankConfigure,
@@ -80,6 +84,8 @@ class Follower:
         self._weights = ModelWeights(model.weights, lambda: load(self._folder))
         self._exchange = WeightsExchange(self._weights, load)
         self._recorder = ProcessTraceRecorder(config, f"-rank{rank}")
+        self._methods = load_rpc_methods(config)
+        self._rpc_engine = RpcEngine(config, None, model, rank)
         # Behind an error of these the other ranks wait in a collective: it ends the rank, and with it the engine.
         self._computing: dict[type, Callable[[Any], Any]] = {
             RunStep: self._run,
@@ -100,6 +106,7 @@ class Follower:
             WritePart: self._write_part,
             StartTrace: lambda _: self._recorder.start(),
             StopTrace: lambda _: self._recorder.stop(),
+            CallMethod: self._call_method,
         }
 
     def do(self, command: Any) -> Any:
@@ -116,11 +123,11 @@ class Follower:
             preparing(command)
             return Done()
         try:
-            preparing(command)
+            result = preparing(command)
         except Exception as error:
             log.exception("rank_command_failed", command=type(command).__name__)
             return failure_from(error)
-        return Done()
+        return result if isinstance(result, MethodDone) else Done()
 
     @property
     def _staged(self) -> StagedForward:
@@ -162,6 +169,9 @@ class Follower:
         write_part(
             model, lambda: empty_module(self._config, self._folder, model), part_path(command.folder, self._rank)
         )
+
+    def _call_method(self, command: CallMethod) -> MethodDone:
+        return MethodDone(self._methods.run(self._rpc_engine, command.method, command.args, command.kwargs))
 
     def _allocate(self, command: Allocate) -> None:
         forward, sizes = self._model.forward, (command.block_size, command.num_slots, self._device)

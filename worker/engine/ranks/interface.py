@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ....shared.control.rpc import CollectiveRpc
 from ....shared.messages.ranks import RankSetup
 from ...models.cache.page_layout import PageLayout
 from ...models.loader import LoadedModel
@@ -65,6 +66,20 @@ class Ranks(Protocol):
 
     def recorder(self) -> TraceRecorder:
         """What records profiles."""
+        ...
+
+    def run_method(self, call: CollectiveRpc, run: Callable[[], Any], changes_model: bool) -> Any:
+        """Run a registered method in all ranks, in this one by ``run``; returns plain data.
+
+        Of one rank that is what the method returned, of several a list in their order.
+
+        Args:
+            changes_model: ranks whose weights may differ afterwards must not go on.
+
+        Raises:
+            EngineCallError: it failed in one of several ranks, which the message names.
+            EngineDeadError: the same of a method that ``changes_model``. The engine ends.
+        """
         ...
 
     def setup(self, num_blocks: int, pages: PageLayout | None = None) -> RankSetup | None:

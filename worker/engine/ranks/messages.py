@@ -4,7 +4,7 @@ RankConfigure                    ──▶  rank
                                  ◀──  RankLoaded | RankFailed
 RunStep, FinishStep, CommitStep  ──▶         no answer: the model's collectives are the answer
 Allocate, Measure, Release, …    ──▶
-                                 ◀──  Done, RankMemory | RankFailed
+                                 ◀──  Done, RankMemory, MethodDone | RankFailed
 StopRank                         ──▶
 
 Both ends are the same code, started by one another, so nothing of this has to be understood by another version.
@@ -12,6 +12,8 @@ Arrays travel as their bytes: int64, little-endian, whatever they are.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 
@@ -147,6 +149,14 @@ class StopTrace(msgspec.Struct, array_like=True, tag="stop_trace"):
     """Write the file."""
 
 
+class CallMethod(msgspec.Struct, array_like=True, tag="call_method"):
+    """Run a registered method; see ``shared.control.rpc.CollectiveRpc``."""
+
+    method: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+
 class StopRank(msgspec.Struct, array_like=True, tag="stop"):
     """End."""
 
@@ -174,6 +184,12 @@ class RankMemory(msgspec.Struct, array_like=True, frozen=True, tag="measured"):
 
 class Done(msgspec.Struct, array_like=True, tag="done"):
     """What was asked has been done."""
+
+
+class MethodDone(msgspec.Struct, array_like=True, tag="method_done"):
+    """What a method returned in this rank: plain data."""
+
+    result: Any
 
 
 class RankFailed(msgspec.Struct, array_like=True, tag="failed"):
@@ -210,6 +226,7 @@ RankCommand = (
     | WakeUpWhole
     | StartTrace
     | StopTrace
+    | CallMethod
     | StopRank
 )
-RankAnswer = RankLoaded | RankMemory | Done | RankFailed
+RankAnswer = RankLoaded | RankMemory | Done | MethodDone | RankFailed

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ....shared.control.rpc import CollectiveRpc
 from ....shared.messages.ranks import RankSetup
 from ...config.engine_config import EngineConfig
 from ...models.cache.page_layout import PageLayout
@@ -64,6 +66,9 @@ class OneRank:
 
     def recorder(self) -> TraceRecorder:
         return ProcessTraceRecorder(self._config)
+
+    def run_method(self, call: CollectiveRpc, run: Callable[[], Any], changes_model: bool) -> Any:
+        return run()
 
     def setup(self, num_blocks: int, pages: PageLayout | None = None) -> RankSetup | None:
         return None

@@ -6,14 +6,17 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import structlog
 import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ....shared.errors import ModelLoadError
+from ....shared.control.rpc import CollectiveRpc
+from ....shared.errors import EngineCallError, ModelLoadError
 from ....shared.messages.ranks import RankSetup
+from ....shared.shown import shown
 from ...config.engine_config import EngineConfig
 from ...models.cache.page_layout import PageLayout
 from ...models.loader import LoadedModel, load_model
@@ -29,7 +32,9 @@ from .errors import RankLostError, RankRefusedError
 from .exchange import SharedExchange
 from .memory import capture_again, measure_rank, size_for_all
 from .messages import (
+    CallMethod,
     Measure,
+    MethodDone,
     RankConfigure,
     RankFailed,
     RankMemory,
@@ -120,6 +125,26 @@ class SeveralRanks:
     def recorder(self) -> TraceRecorder:
         return _Recorder(ProcessTraceRecorder(self._config, "-rank0"), self._team)
 
+    def run_method(self, call: CollectiveRpc, run: Callable[[], Any], changes_model: bool) -> Any:
+        self._team.send(CallMethod(call.method, call.args, call.kwargs))
+        results: dict[int, Any] = {}
+        failures: dict[int, str] = {}
+        try:
+            results[0] = run()
+        except Exception as error:  # of the operator's own code
+            failures[0] = str(error) if isinstance(error, EngineCallError) else f"{type(error).__name__}: {error}"
+            log.exception("rank_command_failed", command=CallMethod.__name__)
+        # A method may take long; one that may not is noticed by the stall watch.
+        for process, answer in zip(self._team.processes, self._team.gather(FILES_TIMEOUT_S), strict=True):
+            if isinstance(answer, MethodDone):
+                results[process.rank] = answer.result
+            elif isinstance(answer, RankFailed):
+                failures[process.rank] = answer.message
+        if not failures:
+            return [results[rank] for rank in sorted(results)]
+        failed = EngineCallError(_told_failures(call.method, failures, list(results)))
+        raise self._team.loss(failed) if changes_model else failed
+
     def setup(self, num_blocks: int, pages: PageLayout | None = None) -> RankSetup | None:
         config = self._config
         return RankSetup(
@@ -140,6 +165,12 @@ class SeveralRanks:
             self._rendezvous = -1
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _told_failures(method: str, failures: dict[int, str], done: list[int]) -> str:
+    reasons = "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(failures.items()))
+    others = f"; it ran to its end in rank {', '.join(map(str, sorted(done)))}" if done else ""
+    return f"RPC method {shown(method)} failed in {reasons}{others}"
 
 
 class _Weights:

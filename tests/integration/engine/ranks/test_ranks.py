@@ -42,10 +42,39 @@ from penstock.worker.engine.rpc import rpc_method
 
 @rpc_method("spoil")
 def spoil(engine):
+    if engine.rank:
+        return
+
     def run(step):
         raise ValueError("here alone")
 
     engine.model.forward.local.run = run
+"""
+METHODS = """
+import torch
+from penstock.worker.engine.rpc import rpc_method
+
+@rpc_method("who")
+def who(engine, word):
+    return f"{word} {engine.rank}"
+
+@rpc_method("scale", changes_model=True)
+def scale(engine, factor, fails_in=None):
+    with torch.inference_mode():
+        for name, weight in engine.model.network.named_parameters():
+            if "norm" in name:
+                weight.mul_(factor)
+    if engine.rank == fails_in:
+        raise ValueError("scaled, and failed")
+
+@rpc_method("fail")
+def fail(engine, rank):
+    if engine.rank == rank:
+        raise ValueError("here alone")
+
+@rpc_method("requests")
+def requests(engine):
+    return engine.core.num_unfinished_requests
 """
 PROMPTS = [[5, 6, 7], [9] * 40]
 WEIGHTS = "model.safetensors"
@@ -262,6 +291,62 @@ def test_a_forward_that_fails_on_rank_0_ends_the_engine_whoever_asked_for_it(
     finally:
         core.process.kill()
         core.close()
+
+
+@pytest.fixture
+def rank_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module, which processes can import that are started afterwards."""
+    (tmp_path / "rank_methods.py").write_text(METHODS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "rank_methods"
+
+
+def test_methods_run_in_all_ranks(
+    rank_methods: str, core_process: CoreProcess, other_core: CoreProcess, demo_model: Path
+) -> None:
+    """A method that changes weights changes those of all ranks: tokens are those of one rank that did the same."""
+    assert isinstance(start(other_core, demo_model, rpc_modules=(rank_methods,)), Ready)
+    ranks = started(core_process, demo_model, rpc_modules=(rank_methods,))
+    before = tokens(other_core)
+    assert tokens(core_process) == before
+    assert ask(other_core, CollectiveRpc("who", args=["rank"])).result == "rank 0"
+    assert ask(core_process, CollectiveRpc("who", args=["rank"])).result == ["rank 0", "rank 1"]
+    assert [one["pid"] for one in ask(core_process, CollectiveRpc("device_info")).result] == ranks.pids
+    memory = ask(core_process, CollectiveRpc("memory_summary")).result
+    assert [one["kv_cache_bytes"] for one in memory] == ranks.kv_cache_bytes
+    assert ask(core_process, CollectiveRpc("check_invariants")).result == [True, True]
+
+    # The same for both: what is not there, or takes other arguments, begins nowhere.
+    for call, words in (
+        (CollectiveRpc("whom"), "no RPC method 'whom' is registered"),
+        (CollectiveRpc("who"), "RPC method 'who' does not take these arguments: missing a required argument: 'word'"),
+    ):
+        for core in (core_process, other_core):
+            refused = core.call(call)
+            assert refused.error is not None
+            assert words in refused.error.message
+    for call, words in (
+        (CollectiveRpc("fail", args=[1]), "failed in rank 1: ValueError: here alone; it ran to its end in rank 0"),
+        (CollectiveRpc("fail", args=[0]), "failed in rank 0: ValueError: here alone; it ran to its end in rank 1"),
+        (CollectiveRpc("requests"), "rank 1: engine.core is of rank 0 alone"),
+    ):
+        failed = core_process.call(call)
+        assert failed.error is not None
+        assert failed.error.code == "engine_call_failed"
+        assert words in failed.error.message
+    assert ask(other_core, CollectiveRpc("requests")).result == 0
+
+    scale = CollectiveRpc("scale", args=[3.0])
+    assert (ask(other_core, scale).result, ask(core_process, scale).result) == (None, [None, None])
+    changed = tokens(other_core)
+    assert changed != before
+    assert tokens(core_process) == changed
+
+    torn = core_process.call(CollectiveRpc("scale", args=[3.0, 1]))
+    assert torn.error is not None
+    assert torn.error.code == "engine_dead"
+    with pytest.raises(EOFError, match="failed in rank 1: ValueError: scaled, and failed"):
+        receive_for_ever(core_process)
 
 
 def test_ranks_end_with_a_core_that_is_killed(core_process: CoreProcess, demo_model: Path) -> None:
