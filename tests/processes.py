@@ -52,3 +52,9 @@ def resume(processes: Iterable[psutil.Process]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.resume()
+
+
+def listening_at(pid: int) -> set[str]:
+    """Where a process listens for connections of TCP, each as HOST:PORT."""
+    sockets = psutil.Process(pid).net_connections(kind="tcp")
+    return {f"{one.laddr.ip}:{one.laddr.port}" for one in sockets if one.status == psutil.CONN_LISTEN}

@@ -42,7 +42,7 @@ def meet_ranks(config: EngineConfig) -> ExpertRanks | None:
         raise ConfigurationError(
             "data_parallel_size is for worker start: Redis says which rank an engine is, and one alone has all experts"
         )
-    return ExpertRanks.meet(config.place, config.device)
+    return ExpertRanks.meet(config.place, config.device, config.data_parallel_address)
 
 
 def check_rank(model: LoadedModel) -> None:

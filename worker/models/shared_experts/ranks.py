@@ -14,6 +14,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from ....shared.groups.errors import GroupBrokenError
 from ...config.data_parallel import RankPlace
 from ..parallel.communicator import Communicator, make_communicator
+from .listening import choose_interface, listen
 
 # The slowest rank's loading, which the others wait for at their first collective.
 LOAD_TIMEOUT_S = 1800.0
@@ -31,18 +32,29 @@ class ExpertRanks:
         self._communicator = Communicator()
 
     @classmethod
-    def meet(cls, place: RankPlace, device: str) -> ExpertRanks:
+    def meet(cls, place: RankPlace, device: str, own_address: str = "") -> ExpertRanks:
         """Find the other ranks of the same generation; returns when all are there.
+
+        Args:
+            own_address: of this host, at which the others reach this rank; empty if it is that of ``place``.
 
         Raises:
             GroupBrokenError: they do not come.
         """
         host, _, port = place.address.rpartition(":")
+        is_first = place.rank == 0
         patience = timedelta(seconds=LOAD_TIMEOUT_S)
         try:
+            choose_interface(own_address or host)
             # Whoever comes first waits for the first rank to listen; its worker process knows better whether it will.
             store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage] - torch's documentation says so
-                host, int(port), place.size, place.rank == 0, patience, wait_for_workers=False
+                host,
+                int(port),
+                place.size,
+                is_first,
+                patience,
+                wait_for_workers=False,
+                master_listen_fd=listen(host, int(port)) if is_first else None,
             )
             dist.init_process_group(
                 "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
@@ -52,7 +64,7 @@ class ExpertRanks:
                 world_size=place.size,
                 timeout=patience,
             )
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, OSError) as error:
             raise GroupBrokenError(f"the ranks of the group have not met at {place.address}: {error}") from error
         return cls(place)
 

@@ -110,9 +110,9 @@ class RankGroup:
 
     def __init__(self, config: EngineConfig, size: int, *, timeout_s: float = 60.0) -> None:
         self.ranks = [RankProcess(self._say_on) for _ in range(size)]
-        address = f"127.0.0.1:{free_port()}"
+        self.address = f"127.0.0.1:{free_port()}"
         for number, rank in enumerate(self.ranks):
-            place = RankPlace(generation=1, rank=number, size=size, address=address, timeout_s=timeout_s)
+            place = RankPlace(generation=1, rank=number, size=size, address=self.address, timeout_s=timeout_s)
             rank.start(msgspec.structs.replace(config, data_parallel_size=size, place=place))
 
     def await_ready(self) -> list[Ready]:

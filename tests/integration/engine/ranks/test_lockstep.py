@@ -19,6 +19,7 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.exit_status import GROUP_BROKEN
 
+from ....processes import listening_at
 from ..harness import generate, request
 from .rank_processes import RankGroup
 
@@ -115,6 +116,16 @@ def test_ranks_sleep_and_wake_up_together(start: Callable[..., RankGroup], promp
         error = first.answer(call_id).error
         assert error is not None
         assert "data-parallel group" in error.message
+
+
+def test_ranks_listen_at_their_address_alone(start: Callable[..., RankGroup]) -> None:
+    """Neither the store in which they meet nor gloo asks who calls."""
+    group = start("mixtral", 2)
+    group.await_ready()
+    listening = [listening_at(rank.core.process.pid) for rank in group.ranks]
+    assert group.address in listening[0]
+    for addresses in listening:
+        assert {address.rpartition(":")[0] for address in addresses} == {"127.0.0.1"}
 
 
 def test_all_ranks_leave_when_one_is_told_to(start: Callable[..., RankGroup], prompts: list[list[int]]) -> None:

@@ -34,6 +34,7 @@ from penstock.worker.survey.images.processors import PLACEHOLDER
 from penstock.worker.survey.images.truth import picture, png
 
 from ....conftest import DEMO_MODEL
+from ....processes import listening_at
 from ....warm_python import WARM_PYTHON_VARIABLE
 from ..harness import CoreProcess, request
 
@@ -315,6 +316,10 @@ def test_methods_run_in_all_ranks(
     memory = ask(core_process, CollectiveRpc("memory_summary")).result
     assert [one["kv_cache_bytes"] for one in memory] == ranks.kv_cache_bytes
     assert ask(core_process, CollectiveRpc("check_invariants")).result == [True, True]
+
+    # Ranks of one host hear each other by its loopback interface.
+    for pid in ranks.pids:
+        assert {address.rpartition(":")[0] for address in listening_at(pid)} <= {"127.0.0.1"}
 
     # The same for both: what is not there, or takes other arguments, begins nowhere.
     for call, words in (
