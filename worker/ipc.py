@@ -105,7 +105,7 @@ class CoreChannel:
     def _decode(self, payload: bytes) -> Any:
         try:
             return self._decoder.decode(payload)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             return Undecodable(str(error), _request_id(payload))
 
 
@@ -113,7 +113,7 @@ def _request_id(payload: bytes) -> str | None:
     """The id in the bytes of an ``EngineCoreRequest`` that does not decode as a whole."""
     try:
         fields = msgspec.msgpack.decode(payload)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     if isinstance(fields, list) and len(fields) > 2 and fields[0] == "add" and isinstance(fields[2], str):
         return fields[2]

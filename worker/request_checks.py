@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..shared.errors import PromptTooLongError, UnsupportedParameterError, UnsupportedTaskError, ValidationError
+from ..shared.errors import (
+    PenstockError,
+    PromptTooLongError,
+    UnsupportedParameterError,
+    UnsupportedTaskError,
+    ValidationError,
+)
 from ..shared.messages.from_core import EngineCoreOutput
 from ..shared.messages.outcome import FinishReason, RequestError
 from ..shared.messages.requests import EngineCoreRequest
@@ -90,18 +96,25 @@ def check_task(request: EngineCoreRequest, supported_tasks: Sequence[str]) -> No
         raise UnsupportedTaskError(f"the model does not {task}; its tasks: {', '.join(supported_tasks)}")
 
 
-def check_prompt_length(num_prompt_tokens: int, max_model_len: int, *, is_pooled: bool = False) -> None:
-    """Raises ``PromptTooLongError`` if the prompt leaves no room for an output token, which a pooled one has not."""
-    if is_pooled and num_prompt_tokens > max_model_len:
-        raise PromptTooLongError(f"prompt has {num_prompt_tokens} tokens, but max_model_len is {max_model_len}")
-    if not is_pooled and num_prompt_tokens >= max_model_len:
-        raise PromptTooLongError(
-            f"prompt has {num_prompt_tokens} tokens, but max_model_len is {max_model_len}, and at least one "
-            "output token must fit"
-        )
+def check_prompt_length(
+    num_prompt_tokens: int, max_model_len: int, *, is_pooled: bool = False, is_lower_bound: bool = False
+) -> None:
+    """Refuse a prompt that leaves no room for an output token, which a pooled one does not need.
+
+    Args:
+        is_lower_bound: the prompt has at least ``num_prompt_tokens``.
+
+    Raises:
+        PromptTooLongError: the prompt does not fit.
+    """
+    if num_prompt_tokens < max_model_len or (is_pooled and num_prompt_tokens == max_model_len):
+        return
+    number = f"at least {num_prompt_tokens}" if is_lower_bound else f"{num_prompt_tokens}"
+    message = f"prompt has {number} tokens, but max_model_len is {max_model_len}"
+    raise PromptTooLongError(message if is_pooled else f"{message}, and at least one output token must fit")
 
 
-def refusal(request_id: str, error: ValidationError) -> EngineCoreOutput:
+def refusal(request_id: str, error: PenstockError) -> EngineCoreOutput:
     """The answer to a request that the engine will not run."""
     return EngineCoreOutput(
         request_id, finish_reason=FinishReason.ERROR, error=RequestError(error.code, str(error), error.retryable)

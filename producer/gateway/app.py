@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from ...shared.boundary import ends_task
 from ...shared.connection import CommandConnection
 from ...shared.deployment.presence import Presence, ProcessKind
 from ...shared.keys import Keys
@@ -207,7 +208,9 @@ def _endpoint(path: str, by_method: Mapping[str, Operation]) -> Callable[[Reques
         method = "GET" if request.method == "HEAD" else request.method
         try:
             return await by_method[method].handler(request)
-        except Exception as error:
+        except BaseException as error:  # a request must not end the process
+            if ends_task(error):
+                raise
             return await any_exception(request, error)
 
     return endpoint

@@ -55,7 +55,7 @@ async def http_exception(_: Request, error: Exception) -> Response:
     return response
 
 
-async def any_exception(_: Request, error: Exception) -> Response:
+async def any_exception(_: Request, error: BaseException) -> Response:
     """What a route raised."""
     if isinstance(error, ClientDisconnect):
         return error_response(cancelled())

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from ...shared.boundary import ends_task, message_of
 from ...shared.errors import ConfigurationError, PenstockError, RequestFailedError, UnsupportedParameterError
 from ...shared.errors import ValidationError as WrongData
 from ...shared.log import get_logger
@@ -73,23 +74,25 @@ class NamedProcessor:
             return await asyncio.to_thread(self._outcome, method, lambda: function(argument, **named))
         try:
             return await function(argument, **named)
-        except Exception as error:  # whatever its code raises
+        except BaseException as error:  # whatever its code raises
+            if ends_task(error):
+                raise
             raise self._error_of(method, error) from error
 
     def _outcome(self, method: str, call: Callable[[], Any]) -> Any:
         """What a method returns; errors are made here, since a StopIteration would never leave a thread."""
         try:
             return call()
-        except Exception as error:  # whatever its code raises
+        except BaseException as error:  # whatever its code raises; nothing is awaited here, so this cancels no task
             raise self._error_of(method, error) from error
 
-    def _error_of(self, method: str, error: Exception) -> PenstockError:
+    def _error_of(self, method: str, error: BaseException) -> PenstockError:
         if isinstance(error, PenstockError):
             return error
         if isinstance(error, ValueError) and method in ("parse_request", "pre_process"):
-            return WrongData(f"data was refused by I/O processor {shown(self.name)}: {error}")
+            return WrongData(f"data was refused by I/O processor {shown(self.name)}: {message_of(error)}")
         log.error("io_processor_failed", io_processor=self.name, method=method, exc_info=error)
-        return self._failed(f"raised {type(error).__name__} in {method}: {error}")
+        return self._failed(f"raised {type(error).__name__} in {method}: {message_of(error)}")
 
     def _failed(self, what: str) -> RequestFailedError:
         return RequestFailedError(f"I/O processor {shown(self.name)} {what}", code=PROCESSOR_FAILED)

@@ -100,6 +100,8 @@ def error_of(error: BaseException) -> OpenAIError:
         return error
     if isinstance(error, msgspec.MsgspecError | UnicodeDecodeError):
         return _unreadable(error)
+    if isinstance(error, RecursionError):
+        return OpenAIError(400, "the body must be nested less deep: lists or objects in it hold too many others")
     for kind, status, type_, code in _STATUS_OF:
         if isinstance(error, kind):
             message = _OWN_NAME.sub("vllm_xargs", str(error))

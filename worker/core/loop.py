@@ -19,7 +19,8 @@ from typing import Any
 
 import structlog
 
-from ...shared.errors import ConfigurationError, ValidationError
+from ...shared.boundary import unforeseen
+from ...shared.errors import ConfigurationError, EngineDeadError, ValidationError
 from ...shared.groups.errors import GroupBrokenError
 from ...shared.messages import WIRE_VERSION
 from ...shared.messages.from_core import EngineCoreOutput, EngineCoreOutputs, Hello, StartupFailed
@@ -98,7 +99,7 @@ class CoreLoop:
 
     def _handle(self, message: Any) -> None:
         if isinstance(message, EngineCoreRequest):
-            self._answer(self._core.add_request(message))
+            self._answer(self._add_request(message))
         elif isinstance(message, AbortRequests):
             self._core.abort_requests(message.request_ids)
         elif isinstance(message, UtilityCall):
@@ -114,6 +115,21 @@ class CoreLoop:
             self._refuse(message)
         else:
             log.warning("message_out_of_place", kind=type(message).__name__)
+
+    def _add_request(self, message: EngineCoreRequest) -> EngineCoreOutput | None:
+        """Queue a request; if that fails, the request ends and the process goes on.
+
+        Raises:
+            EngineDeadError, GroupBrokenError: the engine cannot go on; the request is not to blame.
+        """
+        try:
+            return self._core.add_request(message)
+        except (EngineDeadError, GroupBrokenError):
+            raise
+        except BaseException as error:  # the panic of a library in Rust is no Exception
+            self._core.abort_requests([message.request_id])
+            failure = unforeseen(error, {"request_id": message.request_id})
+            return refusal(message.request_id, failure)
 
     def _is_answered(self, call: UtilityCall) -> bool:
         """Whether there is an answer, which is sent then."""

@@ -127,7 +127,7 @@ class LogitsProcessors:
             one = ChosenProcessor(self._kinds[name], args, request)
             try:
                 one.make()
-            except Exception as error:
+            except BaseException as error:  # whatever its author raises
                 raise ValidationError(
                     f"extra_args.logits_processors.{name} cannot be made of {shown(args)}: "
                     f"{type(error).__name__}: {error}"

@@ -118,7 +118,7 @@ def _key_of(order: RequestOrder, name: str, request: Request) -> Key:
     try:
         said = order.key(told)
         numbers = tuple(said) if isinstance(said, Sequence) else (said,)
-    except Exception as error:  # whatever its author raises
+    except BaseException as error:  # whatever its author raises
         raise OrderingFailedError(f"the ordering policy {name} raised {type(error).__name__}: {error}") from error
     if not all(isinstance(number, int | float) and not math.isnan(number) for number in numbers):
         raise OrderingFailedError(f"the ordering policy {name} must give numbers that are not NaN, got {shown(said)}")

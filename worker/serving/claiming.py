@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 import structlog
 
+from ...shared.boundary import ends_task, unforeseen
 from ...shared.broker import SEQS_PER_KEPT_ONE, Claim, Room, Wave
 from ...shared.deployment.records import DeathCause
 from ...shared.errors import PenstockError, RedisUnavailableError
@@ -204,8 +205,8 @@ class ClaimLoop:
         try:
             segment = await self._segment(claim, intake)
             images = await self._images(claim, segment.request.images)
-            kind = SegmentGeneration if segment.request.resumable else Generation
-            generation = kind(segment, intake.codec, claim, ready.weights_version)
+            generation = await self._generation(claim, segment, intake, ready)
+            self._hand_over(claim, segment, images, generation)
         except UndecodableEntryError as error:
             log.warning("request_undecodable", **ids_of(claim), error=str(error))
             cause = DeathCause(engine_id=self._engine_id, reason=str(error))
@@ -213,8 +214,20 @@ class ClaimLoop:
             return False
         except PenstockError as error:
             log.warning("request_refused", **ids_of(claim), code=error.code, error=str(error))
-            self._refuse(claim, RequestError(error.code, str(error), error.retryable))
+            self._refuse(claim, error)
             return False
+        except BaseException as error:  # a request must not end the process: another engine would get it next
+            if ends_task(error):
+                raise
+            self._live.remove(claim.request_id)
+            self._refuse(claim, unforeseen(error, ids_of(claim)))
+            return False
+        return True
+
+    def _hand_over(
+        self, claim: Claim, segment: Segment, images: list[ImageInput] | None, generation: Generation
+    ) -> None:
+        """Give the core a claimed request, and watch for its deadline."""
         log.debug("request_claimed", **generation.ids, num_deliveries=claim.attempt)
         self._observer.note_begin(generation, segment.request)
         older = self._live.add(generation)
@@ -230,11 +243,11 @@ class ClaimLoop:
                 request_id=core_id,
                 prompt=None,
                 messages=None,
+                chat_template_kwargs=None,
                 images=images,
                 output_token_ids=segment.output_token_ids or None,
             )
         )
-        return True
 
     async def _segment(self, claim: Claim, intake: Intake) -> Segment:
         """Return what is to be generated under a claim; a request that is not resumable has one segment."""
@@ -243,6 +256,12 @@ class ClaimLoop:
             logged = await broker.read_log(claim.request_id)
             return await intake.segment(request, await broker.input.read(claim.request_id), logged)
         return Segment(request, await broker.read_log(claim.request_id) if claim.num_logged_tokens else [])
+
+    async def _generation(self, claim: Claim, segment: Segment, intake: Intake, ready: Ready) -> Generation:
+        """Return the text side of a claim. It decodes the output of a former engine, and the end of the prompt."""
+        kind = SegmentGeneration if segment.request.resumable else Generation
+        num_tokens = segment.request.num_prompt_tokens + len(segment.output_token_ids)
+        return await intake.thread.run(lambda: kind(segment, intake.codec, claim, ready.weights_version), num_tokens)
 
     async def _images(self, claim: Claim, images: list[ImageInput] | None) -> list[ImageInput] | None:
         """The images of a request with their bytes."""
@@ -263,6 +282,7 @@ class ClaimLoop:
             self._core.abort_requests([core_id])
         self.wake()
 
-    def _refuse(self, claim: Claim, error: RequestError) -> None:
-        delta = Delta(index=claim.num_logged_tokens, finish_reason=FinishReason.ERROR, error=error)
+    def _refuse(self, claim: Claim, error: PenstockError) -> None:
+        reason = RequestError(error.code, str(error), error.retryable)
+        delta = Delta(index=claim.num_logged_tokens, finish_reason=FinishReason.ERROR, error=reason)
         self.parts[claim.partition].publisher.publish(claim.request_id, claim.epoch, delta)

@@ -69,7 +69,7 @@ class MessageForm:
         names = {"tools": [{"type": "function", "function": _FUNCTION}]}
         try:
             before, text = self._render(asked, names), self._render(called, names)
-        except Exception:  # whatever a template from the hub raises: it does not want this form
+        except BaseException:  # whatever a template from the hub raises: it does not want this form
             return False
         is_python, is_quoted_twice = f"'{_KEY}'" in text, f'\\"{_KEY}' in text
         shows_none = text.count("None") > before.count("None")

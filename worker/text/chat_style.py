@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...shared.errors import ValidationError
+from ...shared.errors import PenstockError
 from ...shared.params.reasoning import REASONING_MARKS
 from .chat_template import ChatTemplate
 
@@ -46,7 +46,7 @@ def _reasoning(template: ChatTemplate) -> str:
         if end in template.source:
             try:
                 prompt = template.render([{"role": "user", "content": "probed"}], {})
-            except ValidationError:  # it wants other messages; then nothing is known of the prompt's end
+            except PenstockError:  # it wants other messages, or is broken: then nothing is known of the prompt's end
                 return name
             return OPENED_BY_PROMPT if name == "qwen3" and prompt.rstrip().endswith(start) else name
     return ""

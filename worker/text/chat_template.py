@@ -11,9 +11,12 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from ...shared.errors import ModelLoadError, ValidationError
+from ...shared.boundary import describe
+from ...shared.errors import ModelLoadError, PenstockError, RequestFailedError, ValidationError
 from .chat_environment import make_environment
 from .chat_messages import MessageForm, Messages
+
+CHAT_TEMPLATE_FAILED = "chat_template_failed"
 
 
 class ChatTemplate:
@@ -54,17 +57,36 @@ class ChatTemplate:
 
         Raises:
             ValidationError: a message is wrong; the template refuses the messages, or fails on them.
+            RequestFailedError: the template fails on any messages.
         """
-        messages = self._form.apply(messages)
         try:
-            return self._render(messages, {"add_generation_prompt": True, **kwargs})
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            return self._render(self._form.apply(messages), {"add_generation_prompt": True, **kwargs})
+        except PenstockError:
+            raise
+        except TemplateError as error:
             raise ValidationError(f"messages: the chat template refuses them: {error}") from error
+        except BaseException as error:  # nothing is awaited here, so this cancels no task
+            if self._is_broken():
+                message = f"the chat template of the model fails on every chat: {describe(error)}"
+                raise RequestFailedError(message, code=CHAT_TEMPLATE_FAILED) from error
+            raise ValidationError(
+                f"messages: the chat template refuses them, or the tools or chat_template_kwargs: {describe(error)}"
+            ) from error
+
+    def _is_broken(self) -> bool:
+        """Whether the template fails on the plainest chat, so that the caller's messages are not to blame."""
+        try:
+            self._render([{"role": "user", "content": "hi"}], {"add_generation_prompt": True})
+        except TemplateError:
+            return False
+        except BaseException:  # as above
+            return True
+        return False
 
     def _render(self, messages: Messages, names: dict[str, Any]) -> str:
         template = self._template if names.get("tools") is None else self._tool_use_template
         return template.render(
-            **{"tools": None, "documents": None, **self._special_tokens, **names, "messages": messages}
+            {"tools": None, "documents": None, **self._special_tokens, **names, "messages": messages}
         )
 
 

@@ -5,10 +5,11 @@ Not by the library's own truncation, which is a setting of the whole tokenizer, 
 
 from __future__ import annotations
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from ...shared.errors import ValidationError
-from ...shared.params.tokenization import Cut
+from ...shared.params.tokenization import LEFT, Cut
+from .encoding import encode
 
 
 def encode_cut(tokenizer: Tokenizer, text: str, cut: Cut, *, add_special_tokens: bool) -> list[int]:
@@ -18,23 +19,49 @@ def encode_cut(tokenizer: Tokenizer, text: str, cut: Cut, *, add_special_tokens:
         ValidationError: those leave no room for a token of the text.
     """
     num_special = tokenizer.num_special_tokens_to_add(False) if add_special_tokens else 0
-    encoded = tokenizer.encode(text, add_special_tokens=False)
-    encoded.truncate(_room(cut, num_special, at_least=1), direction=cut.side)
-    return tokenizer.post_process(encoded, None, add_special_tokens).ids
+    room = _room(cut, num_special, at_least=1)
+    encoded = encode(tokenizer, text, add_special_tokens=add_special_tokens)
+    token_ids = encoded.ids
+    start, end = _span(encoded.sequence_ids, 0)
+    return token_ids[:start] + Cut(room, cut.side).of(token_ids[start:end]) + token_ids[end:]
 
 
-def encode_cut_pair(tokenizer: Tokenizer, text: str, other: str, cut: Cut) -> Encoding:
-    """Return two texts as the model judges them together; the longer one is cut until both fit.
+def encode_cut_pair(tokenizer: Tokenizer, text: str, other: str, cut: Cut) -> tuple[list[int], list[int]]:
+    """Return token ids and type ids of two texts as the model judges them together.
+
+    The longer text is cut until both fit.
 
     Raises:
         ValidationError: there is no room for a token of each.
     """
     room = _room(cut, tokenizer.num_special_tokens_to_add(True), at_least=2)
-    pair = [tokenizer.encode(one, add_special_tokens=False) for one in (text, other)]
-    shorter, longer = sorted(pair, key=lambda encoded: len(encoded.ids))
-    shorter.truncate(min(len(shorter.ids), room // 2), direction=cut.side)
-    longer.truncate(room - len(shorter.ids), direction=cut.side)
-    return tokenizer.post_process(pair[0], pair[1], True)
+    encoded = encode(tokenizer, text, other)
+    sequence_ids = encoded.sequence_ids
+    first, second = (range(*_span(sequence_ids, number)) for number in (0, 1))
+    num_shorter = min(len(first), len(second), room // 2)
+    num_longer = room - num_shorter
+    is_first_shorter = len(first) <= len(second)
+    kept = {
+        *_ends(first, num_shorter if is_first_shorter else num_longer, cut.side),
+        *_ends(second, num_longer if is_first_shorter else num_shorter, cut.side),
+    }
+    places = [place for place, number in enumerate(sequence_ids) if number is None or place in kept]
+    token_ids, type_ids = encoded.ids, encoded.type_ids
+    return [token_ids[place] for place in places], [type_ids[place] for place in places]
+
+
+def _span(sequence_ids: list[int | None], number: int) -> tuple[int, int]:
+    """Return where the tokens of text ``number`` begin and end; special tokens have no number."""
+    if number not in sequence_ids:
+        return 0, 0
+    start = sequence_ids.index(number)
+    return start, start + sequence_ids.count(number)
+
+
+def _ends(places: range, num_tokens: int, side: str) -> range:
+    """Return the first or the last ``num_tokens`` of ``places``; ``side`` is what is cut off."""
+    num_tokens = min(num_tokens, len(places))
+    return places[len(places) - num_tokens :] if side == LEFT else places[:num_tokens]
 
 
 def _room(cut: Cut, num_special: int, *, at_least: int) -> int:

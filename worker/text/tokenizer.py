@@ -6,6 +6,7 @@ transformers' AutoTokenizer would import torch (250 MB and 1.7 s in a process th
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from .chat_template import ChatTemplate
 from .cutting import encode_cut, encode_cut_pair
 from .decode_context import DecodeContext
 from .detokenizer import IncrementalDetokenizer
+from .encoding import encode, max_chars_per_token, tokenizing
 from .token_bytes import TokenBytes
 from .token_kinds import TokenKinds
 from .token_sequences import bad_word_sequences, find_marks, find_think_token_ids
@@ -34,6 +36,9 @@ _NUM_TAIL_TOKENS = 64
 class TextCodec:
     """Encodes prompts and chat messages, and decodes tokens; ``token_bytes`` has those of each single token.
 
+    Raises, each method that is given a text:
+        RequestFailedError: the tokenizer or the chat template failed, with whatever exception.
+
     Attributes:
         chat_style: how the model writes tool calls and reasoning, as far as its chat template shows it, or as it was
             said of the reasoning.
@@ -45,6 +50,7 @@ class TextCodec:
     ) -> None:
         self._tokenizer = tokenizer
         self._kinds = TokenKinds.of(tokenizer)
+        self._max_chars_per_token = max_chars_per_token(tokenizer)
         self.token_bytes = TokenBytes(tokenizer, self._kinds)
         self._chat_template = chat_template
         self.chat_style = ChatStyle() if chat_template is None else style_of(chat_template)
@@ -91,9 +97,14 @@ class TextCodec:
         Raises:
             ValidationError: what is kept has no room for a token of the text.
         """
-        if cut is None:
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return encode_cut(self._tokenizer, text, cut, add_special_tokens=add_special_tokens)
+        with tokenizing():
+            if cut is None:
+                return encode(self._tokenizer, text, add_special_tokens=add_special_tokens).ids
+            return encode_cut(self._tokenizer, text, cut, add_special_tokens=add_special_tokens)
+
+    def min_num_tokens(self, text: str) -> int:
+        """How many tokens ``text`` has at least, known without tokenizing it."""
+        return math.ceil(len(text) / self._max_chars_per_token)
 
     def encode_pair(self, text: str, other: str, cut: Cut | None = None) -> tuple[list[int], int | None]:
         """Token ids of two texts as the model judges them together, and where those of the second begin.
@@ -103,35 +114,37 @@ class TextCodec:
         Raises:
             ValidationError: what is kept has no room for a token of each.
         """
-        tokenizer = self._tokenizer
-        encoded = tokenizer.encode(text, other) if cut is None else encode_cut_pair(tokenizer, text, other, cut)
-        return encoded.ids, encoded.type_ids.index(1) if 1 in encoded.type_ids else None
+        with tokenizing():
+            if cut is None:
+                encoded = encode(self._tokenizer, text, other)
+                token_ids, type_ids = encoded.ids, encoded.type_ids
+            else:
+                token_ids, type_ids = encode_cut_pair(self._tokenizer, text, other, cut)
+        return token_ids, type_ids.index(1) if 1 in type_ids else None
 
     def encode_chunk(self, text: str) -> list[int]:
         """Token ids of ``text`` alone: it follows on other tokens."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self.encode(text, add_special_tokens=False)
 
-    def encode_chat(
-        self,
-        messages: list[dict[str, Any]],
-        kwargs: dict[str, Any] | None,
-        *,
-        add_special_tokens: bool = False,
-        cut: Cut | None = None,
-    ) -> list[int]:
-        """Token ids of ``messages`` under the chat template, which writes the special tokens itself.
+    def render_chat(self, messages: list[dict[str, Any]], kwargs: dict[str, Any] | None) -> str:
+        """The prompt of ``messages`` under the chat template, which writes the special tokens itself.
 
         Raises:
             ValidationError: the model has no chat template, or the template refuses the messages.
         """
         if self._chat_template is None:
             raise ChatTemplate.missing()
-        text = self._chat_template.render(messages, kwargs or {})
-        return self.encode(text, add_special_tokens=add_special_tokens, cut=cut)
+        return self._chat_template.render(messages, kwargs or {})
+
+    def encode_chat(self, messages: list[dict[str, Any]], kwargs: dict[str, Any] | None) -> list[int]:
+        """Token ids of ``render_chat``."""
+        return self.encode(self.render_chat(messages, kwargs), add_special_tokens=False)
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         """The text of ``token_ids`` by themselves."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        with tokenizing():
+            # As for texts, a batch leaves the GIL free.
+            return self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
 
     def complete(self, params: SamplingParams) -> SamplingParams:
         """Return ``params`` with the token ids that an engine needs and only a tokenizer knows.
@@ -141,7 +154,8 @@ class TextCodec:
             UnsupportedParameterError: ``thinking_token_budget`` for a model without marks around its thinking.
         """
         if params.bad_words:
-            sequences = bad_word_sequences(self._tokenizer, params.bad_words)
+            with tokenizing():
+                sequences = bad_word_sequences(self._tokenizer, params.bad_words)
             params = msgspec.structs.replace(params, bad_words_token_ids=sequences)
         grammar = params.structured_outputs
         is_awaited = grammar is not None and grammar.enable_in_reasoning is False
@@ -190,15 +204,16 @@ class TextCodec:
     ) -> IncrementalDetokenizer:
         """Return a detokenizer for one request's output, which follows ``prompt_token_ids``."""
         skipped_ids = self._kinds.special_ids if skip_special_tokens else frozenset()
-        return IncrementalDetokenizer(
-            self._tokenizer,
-            self._kinds,
-            DecodeContext.of_prompt(
-                prompt_token_ids, self._tokenizer, self._kinds, self.token_bytes, skipped_ids=skipped_ids
-            ),
-            skip_special_tokens=skip_special_tokens,
-            spaces_between_special_tokens=spaces_between_special_tokens,
-        )
+        with tokenizing():
+            return IncrementalDetokenizer(
+                self._tokenizer,
+                self._kinds,
+                DecodeContext.of_prompt(
+                    prompt_token_ids, self._tokenizer, self._kinds, self.token_bytes, skipped_ids=skipped_ids
+                ),
+                skip_special_tokens=skip_special_tokens,
+                spaces_between_special_tokens=spaces_between_special_tokens,
+            )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

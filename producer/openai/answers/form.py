@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ....shared.boundary import Boundary
 from ....shared.errors import ValidationError
 from ....shared.params.reasoning import NONE
 from ....shared.params.structured import StructuredOutputsParams
@@ -22,6 +23,8 @@ from ..tools.pieces import Content, Piece
 from ..tools.registry import HERMES_PARSER, find_tool_call_style
 from .ends import OpenAIFinishReason
 from .parts import AnswerParser, CallDelta, MessageParts, PlainText
+
+ANSWER_PARSER_FAILED = "answer_parser_failed"
 
 
 class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,18 +90,20 @@ class FormedText:
 
     def feed(self, text: str) -> MessageParts:
         reasoning = ""
-        if self._splitter is not None:
-            reasoning, text = self._splitter.feed(text)
-        return self._parts(reasoning, self._pieces(text))
+        with _parsing():
+            if self._splitter is not None:
+                reasoning, text = self._splitter.feed(text)
+            return self._parts(reasoning, self._pieces(text))
 
     def finish(self, *, is_cut: bool = False) -> MessageParts:
         reasoning, text = "", ""
-        if self._splitter is not None:
-            reasoning, text = self._splitter.finish()
-        pieces = self._pieces(text)
-        if self._calls is not None:
-            pieces += self._calls.finish(is_cut=is_cut)
-        return self._parts(reasoning, pieces)
+        with _parsing():
+            if self._splitter is not None:
+                reasoning, text = self._splitter.finish()
+            pieces = self._pieces(text)
+            if self._calls is not None:
+                pieces += self._calls.finish(is_cut=is_cut)
+            return self._parts(reasoning, pieces)
 
     def finish_reason(self, reason: OpenAIFinishReason) -> OpenAIFinishReason:
         return "tool_calls" if reason == "stop" and self._has_calls else reason
@@ -121,6 +126,10 @@ class FormedText:
                 call["function"]["arguments"] += piece.arguments
         self._has_calls = self._has_calls or bool(calls)
         return MessageParts(content, reasoning if self._form.includes_reasoning else "", list(calls.values()))
+
+
+def _parsing() -> Boundary:
+    return Boundary("parser of reasoning and tool calls", ANSWER_PARSER_FAILED)
 
 
 class FormFields(Protocol):

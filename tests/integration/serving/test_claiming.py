@@ -16,7 +16,7 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.from_core import Ready
-from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.messages.outcome import FinishReason, RequestError
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams
 from penstock.shared.partitions import Layout
@@ -31,7 +31,10 @@ from penstock.worker.serving.requests.intake import Intake
 from penstock.worker.serving.requests.running_generations import RunningGenerations
 from penstock.worker.serving.telling.engine_meter import EngineMeter
 from penstock.worker.serving.telling.request_log import RequestLog
+from penstock.worker.text.chat_template import ChatTemplate
 from penstock.worker.text.tokenizer import TextCodec
+
+from ...every_exception import Panic, raising
 
 CONFIG = WorkerConfig(worker_id="e", engine_id="e0", redis_url="", engine=EngineConfig(model="m"), lease_ttl_s=600)
 
@@ -91,6 +94,30 @@ async def claiming(broker: Broker, codec: TextCodec, ready: Ready) -> AsyncItera
     finally:
         loop.stop()
         await running
+
+
+class FailingTokenizer:
+    """The tokenizer of a codec; it raises on one text."""
+
+    def __init__(self, codec: TextCodec, kind: type[BaseException]) -> None:
+        self._tokenizer = codec._tokenizer
+        self._fail = raising(kind)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def encode_batch(self, texts: list[Any], **options: Any) -> Any:
+        """As the tokenizer does."""
+        return self._fail() if "fail" in texts[0] else self._tokenizer.encode_batch(texts, **options)
+
+
+async def error_of(broker: Broker, request_id: str) -> RequestError:
+    """Wait for the end of a request, and return its error."""
+    async with asyncio.timeout(60):
+        while not (log := await broker.read_log(request_id)):
+            await asyncio.sleep(0.01)
+    assert log[-1].error is not None
+    return log[-1].error
 
 
 async def enqueue(broker: Broker, request_id: str) -> None:
@@ -209,3 +236,55 @@ async def test_after_requests_that_are_wrong_it_looks_again(
     await enqueue(broker, "a")
     async with claiming(broker, codec, ready) as (_, core), asyncio.timeout(60):
         assert (await core.request_ids.get()).startswith("a#")
+
+
+@pytest.mark.parametrize("kind", [Exception, RecursionError, SystemExit, KeyboardInterrupt, GeneratorExit, Panic])
+async def test_a_request_whose_text_cannot_be_prepared_ends_alone(
+    broker: Broker, codec: TextCodec, ready: Ready, kind: type[BaseException]
+) -> None:
+    tokenizer: Any = FailingTokenizer(codec, kind)
+    template = "{% macro deep() %}{{ deep() }}{% endmacro %}{% if tools %}{{ deep() }}{% endif %}"
+    codec = TextCodec(tokenizer, ChatTemplate(template, {}))
+    requests = {
+        "tokenizer": {"prompt": "fail"},
+        "template": {"messages": [], "chat_template_kwargs": {"tools": [1]}},
+        "unknown": {},
+        "fine": {"prompt_token_ids": [5]},
+    }
+    params = SamplingParams(seed=1)
+    for request_id, fields in requests.items():
+        request = EngineCoreRequest(request_id=request_id, sampling_params=params, **fields)
+        await broker.enqueue(request_id, msgspec.msgpack.encode(request), result_ttl_ms=60_000)
+    async with claiming(broker, codec, ready) as (loop, core):
+        writing = asyncio.create_task(loop.parts[0].publisher.run())
+        async with asyncio.timeout(60):
+            assert (await core.request_ids.get()).startswith("fine#")
+        failing = [request_id for request_id in requests if request_id != "fine"]
+        codes = {request_id: (await error_of(broker, request_id)).code for request_id in failing}
+        writing.cancel()
+        assert {claim for claim, _ in await broker.claims("e0")} == {"fine"}
+    assert codes == {"tokenizer": "tokenizer_failed", "template": "validation_error", "unknown": "validation_error"}
+
+
+async def test_a_request_that_nobody_foresaw_ends_alone(
+    broker: Broker, codec: TextCodec, ready: Ready, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the worker's own code fails on it."""
+    check = Intake._checked
+
+    def fail_on_seed_2(self: Intake, params: SamplingParams, **options: Any) -> SamplingParams:
+        return check(self, params, **options) if params.seed != 2 else raising(SystemExit)()
+
+    monkeypatch.setattr(Intake, "_checked", fail_on_seed_2)
+    for request_id, seed in (("failing", 2), ("fine", 1)):
+        request = EngineCoreRequest(
+            request_id=request_id, prompt_token_ids=[5], sampling_params=SamplingParams(seed=seed)
+        )
+        await broker.enqueue(request_id, msgspec.msgpack.encode(request), result_ttl_ms=60_000)
+    async with claiming(broker, codec, ready) as (loop, core):
+        writing = asyncio.create_task(loop.parts[0].publisher.run())
+        async with asyncio.timeout(60):
+            assert (await core.request_ids.get()).startswith("fine#")
+        error = await error_of(broker, "failing")
+        writing.cancel()
+    assert (error.code, error.message) == ("request_failed", "the request failed: SystemExit: on purpose")

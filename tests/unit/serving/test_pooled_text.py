@@ -9,6 +9,7 @@ from penstock.shared.errors import ValidationError
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.pooling import PoolingParams, PoolingSetup
 from penstock.worker.serving.requests.pooled_text import PooledText
+from penstock.worker.text.thread import TextThread
 from penstock.worker.text.tokenizer import TextCodec
 
 
@@ -29,7 +30,11 @@ def request(prompt: str | None, pair: str | None = None, name: str | None = None
 
 
 async def test_a_text_begins_with_the_prompt_that_is_named_or_the_models_own(codec: TextCodec) -> None:
-    text = PooledText(codec, PoolingSetup(prompts={"query": "find ", "document": "a "}, default_prompt_name="document"))
+    text = PooledText(
+        codec,
+        PoolingSetup(prompts={"query": "find ", "document": "a "}, default_prompt_name="document"),
+        TextThread("text"),
+    )
     named, unnamed = request("b", name="query"), request("b")
     await text.complete(named)
     await text.complete(unnamed)
@@ -43,6 +48,6 @@ async def test_a_text_begins_with_the_prompt_that_is_named_or_the_models_own(cod
 @pytest.mark.parametrize("num_words", [1, 3000])
 async def test_the_second_text_of_a_pair_is_told_apart(codec: TextCodec, num_words: int) -> None:
     pair = request("a " * num_words, "b")
-    await PooledText(codec, None).complete(pair)
+    await PooledText(codec, None, TextThread("text")).complete(pair)
     assert pair.prompt_token_ids == [0, *[2] * num_words, 1, 3, 1]
     assert (pair.second_text_at, pair.prompt, pair.text_pair) == (num_words + 2, None, None)

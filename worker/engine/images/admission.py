@@ -146,7 +146,7 @@ class ImageAdmission:
                 ready.append(self._complete(waiting))
             except PenstockError as error:
                 ready.append(ReadyMessage(waiting.message, (), RequestError(error.code, str(error), error.retryable)))
-            except Exception as error:  # of the tower, of a library of images
+            except BaseException as error:  # of the tower, or of a library of images, whose panic is no Exception
                 log.exception("image_failed", request_id=request_id)
                 told = f"images: the model's tower failed: {type(error).__name__}"
                 ready.append(ReadyMessage(waiting.message, (), RequestError(FAILED, told, retryable=True)))

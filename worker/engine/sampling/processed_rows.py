@@ -73,7 +73,7 @@ class _Processed:
     def _guarded(name: str, function, *args):  # a foreign one
         try:
             return function(*args)
-        except Exception as error:  # whatever an operator's code raises
+        except BaseException as error:  # whatever an operator's code raises
             raise ProcessorFailedError(f"logits processor {name!r} raised {type(error).__name__}: {error}") from error
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ....shared.boundary import describe
 from ....shared.errors import PenstockError, UnsupportedParameterError, ValidationError
 from ....shared.messages.outcome import RequestError
 from ..scheduling.request import Request, RequestStatus
@@ -122,8 +123,9 @@ class GrammarAdmission:
                 is_ready, error = True, RequestError(refused.code, str(refused), refused.retryable)
             except _BusyError as busy:
                 is_ready, error = True, RequestError(BUSY, str(busy), retryable=True)
-            except Exception as failed:
-                is_ready, error = True, RequestError(FAILED, f"structured_outputs: the library failed: {failed}")
+            except BaseException as failed:  # the panic of a library in Rust is no Exception
+                is_ready = True
+                error = RequestError(FAILED, f"structured_outputs: the library failed: {describe(failed)}")
             if is_ready:
                 del self._waiting[request_id]
                 status = RequestStatus.WAITING if error is None else RequestStatus.FINISHED_ERROR
@@ -220,8 +222,6 @@ def _replay(grammar: Grammar, token_ids: list[int]) -> Callable[[Task], Any]:
 
 
 def _result_of(task: Task) -> Any:
-    if task.error is None:
-        return task.result
-    if isinstance(task.error, Exception):
+    if task.error is not None:
         raise task.error
-    raise RuntimeError(f"{type(task.error).__name__}: {task.error}") from task.error
+    return task.result

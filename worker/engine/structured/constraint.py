@@ -7,6 +7,7 @@ import time
 import numpy as np
 import structlog
 
+from ....shared.boundary import describe
 from ....shared.errors import ValidationError
 from ....shared.messages.outcome import RequestError
 from .grammar import Bitmask, Grammar, num_words
@@ -49,7 +50,7 @@ class GrammarConstraint:
         started_s = time.thread_time()
         try:
             self._grammar.fill_bitmask(bitmask, row)
-        except Exception as error:
+        except BaseException as error:  # the panic of a library in Rust is no Exception
             self._fail_in_library(error)
             return False
         if time.thread_time() - started_s > MAX_MASK_S:
@@ -64,7 +65,7 @@ class GrammarConstraint:
             return []
         try:
             return self._grammar.forced_tokens(room)
-        except Exception:
+        except BaseException:  # as above
             return []
 
     def fail_for_want_of_tokens(self) -> None:
@@ -79,7 +80,7 @@ class GrammarConstraint:
             try:
                 if not self._grammar.accept_tokens([token_id]):
                     self._fail_internally(f"token {token_id} does not follow the grammar")
-            except Exception as error:
+            except BaseException as error:  # as above
                 self._fail_in_library(error)
         return self.failure
 
@@ -90,9 +91,9 @@ class GrammarConstraint:
         self.failure = RequestError(FAILED, f"structured_outputs: {reason}")
         log.error("structured_output_failed", request_id=self._request_id, reason=reason)
 
-    def _fail_in_library(self, error: Exception) -> None:
+    def _fail_in_library(self, error: BaseException) -> None:
         log.exception("structured_output_failed", request_id=self._request_id)
-        self.failure = RequestError(FAILED, f"structured_outputs: the library failed: {error}")
+        self.failure = RequestError(FAILED, f"structured_outputs: the library failed: {describe(error)}")
 
 
 def _is_any_allowed(row: Bitmask, vocab_size: int) -> bool:

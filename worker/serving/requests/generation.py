@@ -8,20 +8,28 @@ step gave behind the token that completes it is not the request's.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+import structlog
 
 from ....shared.broker import Claim
+from ....shared.errors import PenstockError
 from ....shared.log import log_ids
 from ....shared.messages.deltas import Delta, SegmentEnd
 from ....shared.messages.from_core import EngineCoreOutput
-from ....shared.messages.outcome import FinishReason, TokenLogprobs, Usage
+from ....shared.messages.outcome import FinishReason, RequestError, TokenLogprobs, Usage
 from ....shared.tracing.attributes import operation_of
 from ...prediction import PredictionCursor
+from ...text.encoding import tokenizing
 from ...text.stop_strings import StopStrings
 from ...text.tokenizer import TextCodec
 from ..telling.request_timing import RequestTiming
 from .segments import Segment
 from .untold_text import UntoldText
 
+T = TypeVar("T")
+log = structlog.get_logger()
 # What ends a segment of a resumable request; any other end is that of the whole request.
 _SEGMENT_REASONS = frozenset({FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION})
 
@@ -83,12 +91,15 @@ class Generation:
         self._include_stop = params.include_stop_str_in_output
         self._predicted = Predicted(request.draft_token_ids or [], self._next_index)
         self.finished = False
+        self._failure: PenstockError | None = None
         self._untold = UntoldText()
         for delta in segment.logged:
             self._untold.replay(self._text_of(delta.token_ids)[0], delta.text)
             self._next_index = delta.next_index
             self._predicted.follow(delta)
         self.num_resumed_tokens = self._next_index
+        if self._failure is not None:
+            raise self._failure
 
     @property
     def num_kv_tokens(self) -> int:
@@ -125,7 +136,7 @@ class Generation:
         may wait for ``take``.
         """
         delta = self._gather(output)
-        if self._may_wait and output.finish_reason is None:
+        if self._may_wait and output.finish_reason is None and self._failure is None:
             return None, False
         stopped_at = self._read(delta, num_signs=self._num_signs(output))
         if stopped_at is not None:
@@ -134,13 +145,17 @@ class Generation:
             delta.finish_reason, delta.stop_reason = output.finish_reason, output.stop_reason
             delta.error = output.error
             delta.text += self._flush()
+        if self._failure is not None:
+            delta.finish_reason, delta.stop_reason = FinishReason.ERROR, None
+            delta.error = RequestError(self._failure.code, str(self._failure), self._failure.retryable)
         delta.stats = self.timing.first_token()
         self._may_wait = self.timing.has_told_first_token and not self._has_stop_strings
         if delta.finish_reason is not None:
             self._end(delta)
         elif delta.stats is None:
             return None, False
-        return self.take(), stopped_at is not None and not output.finished
+        is_ended_here = stopped_at is not None or self._failure is not None
+        return self.take(), is_ended_here and not output.finished
 
     def take(self) -> Delta | None:
         """Return what was gathered since the last delta as one; None if that is nothing."""
@@ -191,12 +206,15 @@ class Generation:
         bytes_of = self._token_bytes
         if bytes_of is None:
             return tokens
-        return [
-            TokenLogprobs(
-                t.token_id, t.logprob, t.rank, t.top, [bytes_of[t.token_id], *(bytes_of[i] for i, _ in t.top)]
-            )
-            for t in tokens
-        ]
+        return self._attempt(
+            lambda: [
+                TokenLogprobs(
+                    t.token_id, t.logprob, t.rank, t.top, [bytes_of[t.token_id], *(bytes_of[i] for i, _ in t.top)]
+                )
+                for t in tokens
+            ],
+            tokens,
+        )
 
     def _num_signs(self, output: EngineCoreOutput) -> int:
         """How many of its last tokens are no text: an end of sequence, or one of ``stop_token_ids``, is a sign."""
@@ -233,16 +251,31 @@ class Generation:
         delta.usage = Usage(*counts, *self._predicted.counts)
 
     def _text_of(self, token_ids: list[int]) -> tuple[str, str | None]:
-        if self._detokenizer is None:
+        detokenizer = self._detokenizer
+        if detokenizer is None:
             return "", None
-        return self._stop.add(self._detokenizer.add(token_ids))
+        return self._stop.add(self._attempt(lambda: detokenizer.add(token_ids), ""))
 
     def _flush(self) -> str:
         """The text still held back at the end; a stop string that only the last character completes is cut too."""
         if self._detokenizer is None:
             return ""
-        text, _ = self._stop.add(self._detokenizer.flush())
+        text, _ = self._stop.add(self._attempt(self._detokenizer.flush, ""))
         return self._untold.take(text + self._stop.flush())
+
+    def _attempt(self, work: Callable[[], T], otherwise: T) -> T:
+        """Return what the tokenizer makes of tokens. If it fails, return ``otherwise``: the request ends with an error.
+
+        Later tokens have no text then, since it would not follow the text before it.
+        """
+        if self._failure is None:
+            try:
+                with tokenizing():
+                    return work()
+            except PenstockError as error:
+                log.error("request_failed", **self.ids, exc_info=error)
+                self._failure = error
+        return otherwise
 
 
 class Predicted:

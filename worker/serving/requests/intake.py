@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 import msgspec
@@ -16,11 +15,13 @@ from ....shared.messages.requests import EngineCoreRequest, InputChunk
 from ....shared.params.extra_args import check_known
 from ....shared.params.sampling import SamplingParams
 from ...request_checks import check_adapter, check_images_served, check_prompt_length, check_served, check_task
+from ...text.thread import TextThread
 from ...text.tokenizer import TextCodec
 from .prompt_tokens import PromptTokens
 from .segments import Segment, current_segment
 
-MANY_BAD_WORDS = 64
+# A bad word costs as much time as so many characters of a text.
+BAD_WORD_CHARS = 64
 
 
 class UndecodableEntryError(ValidationError):
@@ -29,13 +30,15 @@ class UndecodableEntryError(ValidationError):
 
 _decoder = msgspec.msgpack.Decoder(EngineCoreRequest)
 _chunk_decoder = msgspec.msgpack.Decoder(InputChunk)
+# What decoding raises: RecursionError of lists that are nested too deep.
+_UNREADABLE = (msgspec.MsgspecError, PenstockError, UnicodeDecodeError, RecursionError)
 
 
 def ids_of(claim: Claim) -> dict[str, str]:
     """What the log calls a claimed request, as far as it reads."""
     try:
         request = _decoder.decode(claim.payload)
-    except (msgspec.MsgspecError, PenstockError, UnicodeDecodeError):
+    except _UNREADABLE:
         return log_ids(claim.request_id)
     return log_ids(claim.request_id, request.external_req_id, request.trace_headers)
 
@@ -47,7 +50,8 @@ class Intake:
         self.codec = codec
         self._max_model_len = ready.max_model_len
         self._supported_tasks = ready.supported_tasks
-        self._tokens = PromptTokens(codec, ready.max_model_len, ready.pooling)
+        self.thread = TextThread("prompt")
+        self._tokens = PromptTokens(codec, ready.max_model_len, ready.pooling, self.thread)
         self._max_images, self._image_refusal = ready.max_images, ready.image_refusal
         self._logits_processors = frozenset(ready.logits_processors)
         self._can_wait_for_thinking = ready.engine == "penstock"
@@ -63,7 +67,7 @@ class Intake:
         """
         try:
             request = _decoder.decode(claim.payload)
-        except (msgspec.MsgspecError, PenstockError, UnicodeDecodeError) as error:
+        except _UNREADABLE as error:
             raise UndecodableEntryError(f"the stream entry is not a request this worker can read: {error}") from error
         check_task(request, self._supported_tasks)
         check_adapter(request, has_adapters=self._has_adapters, engine=self._engine)
@@ -73,7 +77,7 @@ class Intake:
         check_images_served(request, self._max_images, self._image_refusal)
         if request.prompt_embeds is not None and request.resumable:
             raise UnsupportedParameterError("prompt_embeds: a resumable request's input must be text or token ids")
-        await self._tokens.complete(request)
+        await self._tokens.complete(request, len(claim.payload))
         if params.truncate_prompt_tokens is not None:
             params = msgspec.structs.replace(params, truncate_prompt_tokens=None)  # it is done
         is_pooled = request.pooling_params is not None
@@ -103,7 +107,7 @@ class Intake:
         """
         try:
             decoded = [_chunk_decoder.decode(chunk) for chunk in chunks]
-        except (msgspec.MsgspecError, PenstockError, UnicodeDecodeError) as error:
+        except _UNREADABLE as error:
             raise UndecodableEntryError(f"a chunk of input is none this worker can read: {error}") from error
         token_ids = [await self._tokens.of_chunk(number, chunk) for number, chunk in enumerate(decoded, start=1)]
         each = [chunk.sampling_params for chunk in decoded]
@@ -147,6 +151,5 @@ class Intake:
         return msgspec.structs.replace(params, structured_outputs=placed)
 
     async def _complete(self, params: SamplingParams) -> SamplingParams:
-        if len(params.bad_words or ()) > MANY_BAD_WORDS:
-            return await asyncio.to_thread(self.codec.complete, params)
-        return self.codec.complete(params)
+        num_chars = sum(BAD_WORD_CHARS + len(word) for word in params.bad_words or ())
+        return await self.thread.run(lambda: self.codec.complete(params), num_chars)

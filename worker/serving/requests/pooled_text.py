@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from ....shared.errors import ValidationError
 from ....shared.messages.requests import EngineCoreRequest
 from ....shared.params.pooling import PoolingSetup
 from ....shared.params.tokenization import Cut
 from ....shared.shown import shown
+from ...text.thread import TextThread
 from ...text.tokenizer import TextCodec
-
-# Tokenizing more takes milliseconds, with the GIL released: it goes into a thread.
-LONG_PROMPT_CHARS = 4096
 
 
 class PooledText:
     """Completes the texts of requests to a model that pools, by what its folder says."""
 
-    def __init__(self, codec: TextCodec, setup: PoolingSetup | None) -> None:
+    def __init__(self, codec: TextCodec, setup: PoolingSetup | None, thread: TextThread) -> None:
         self._codec = codec
+        self._thread = thread
         self._setup = setup or PoolingSetup()
 
     async def complete(self, request: EngineCoreRequest, cut: Cut | None = None) -> None:
@@ -41,12 +38,10 @@ class PooledText:
         if request.text_pair is None:
             request.prompt = beginning + request.prompt
             return
-        pair = beginning + request.prompt, request.text_pair
-        if sum(map(len, pair)) > LONG_PROMPT_CHARS:
-            token_ids, second_at = await asyncio.to_thread(self._codec.encode_pair, *pair, cut)
-        else:
-            token_ids, second_at = self._codec.encode_pair(*pair, cut)
-        request.prompt_token_ids, request.second_text_at = token_ids, second_at
+        text, other = beginning + request.prompt, request.text_pair
+        request.prompt_token_ids, request.second_text_at = await self._thread.run(
+            lambda: self._codec.encode_pair(text, other, cut), len(text) + len(other)
+        )
         request.prompt = request.text_pair = None
 
     def _beginning(self, name: str | None) -> str:

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-
 from ....shared.errors import UnsupportedParameterError, ValidationError
 from ....shared.messages.requests import EngineCoreRequest, InputChunk
 from ....shared.params.pooling import PoolingSetup
 from ....shared.params.tokenization import LEFT, Cut, num_kept
+from ...request_checks import check_prompt_length
+from ...text.thread import TextThread
 from ...text.tokenizer import TextCodec
-from .pooled_text import LONG_PROMPT_CHARS, PooledText
+from .pooled_text import PooledText
 
 
 class PromptTokens:
-    """Makes tokens of the prompts of one model; ``setup`` is that of one that pools."""
+    """Makes tokens of the prompts of one model; ``setup`` is that of one that pools. Long texts go to ``thread``."""
 
-    def __init__(self, codec: TextCodec, max_model_len: int, setup: PoolingSetup | None) -> None:
+    def __init__(self, codec: TextCodec, max_model_len: int, setup: PoolingSetup | None, thread: TextThread) -> None:
         self._codec = codec
         self._max_model_len = max_model_len
-        self._pooled_text = PooledText(codec, setup)
+        self._thread = thread
+        self._pooled_text = PooledText(codec, setup, thread)
 
-    async def complete(self, request: EngineCoreRequest) -> None:
-        """Give ``request`` the tokens of its prompt, unless that is embeddings.
+    async def complete(self, request: EngineCoreRequest, num_bytes: int) -> None:
+        """Give ``request``, which has ``num_bytes``, the tokens of its prompt, unless that is embeddings.
 
         Raises:
             ValidationError: the prompt has no tokens, or there is none; or it cannot be cut as it is asked to be.
+            PromptTooLongError: however it is tokenized, the prompt cannot fit.
         """
         cut = self._cut_of(request)
         if request.pooling_params is not None:
             await self._pooled_text.complete(request, cut)
         if request.prompt_embeds is None:
-            request.prompt_token_ids = await self._tokenize(request, cut)
+            request.prompt_token_ids = await self._tokenize(request, cut, num_bytes)
 
     async def of_chunk(self, number: int, chunk: InputChunk) -> list[int]:
         """Each chunk by itself, and without the tokens that begin and end a text: it goes on in the middle of one.
@@ -54,9 +55,9 @@ class PromptTokens:
         return request.draft_token_ids if request.prediction is None else await self._encode_middle(request.prediction)
 
     async def _encode_middle(self, text: str) -> list[int]:
-        return await _beside_the_loop(len(text), lambda: self._codec.encode_chunk(text))
+        return await self._thread.run(lambda: self._codec.encode_chunk(text), len(text))
 
-    async def _tokenize(self, request: EngineCoreRequest, cut: Cut | None) -> list[int]:
+    async def _tokenize(self, request: EngineCoreRequest, cut: Cut | None, num_bytes: int) -> list[int]:
         said = None if request.tokenization is None else request.tokenization.add_special_tokens
         prompt, messages = request.prompt, request.messages
         if request.prompt_token_ids is not None:
@@ -65,19 +66,27 @@ class PromptTokens:
             if cut is not None and request.second_text_at is None:
                 token_ids = cut.of(token_ids)
         elif messages is not None:
-            token_ids = self._codec.encode_chat(
-                messages, request.chat_template_kwargs, add_special_tokens=bool(said), cut=cut
-            )
+            kwargs = request.chat_template_kwargs
+            text = await self._thread.run(lambda: self._codec.render_chat(messages, kwargs), num_bytes)
+            token_ids = await self._encode(request, text, cut, add_special_tokens=bool(said))
         elif prompt is not None:
-            encode = self._codec.encode
-            token_ids = await _beside_the_loop(
-                len(prompt), lambda: encode(prompt, add_special_tokens=said is not False, cut=cut)
-            )
+            token_ids = await self._encode(request, prompt, cut, add_special_tokens=said is not False)
         else:
             raise ValidationError("the request has no prompt: one of prompt, prompt_token_ids and messages must be set")
         if not token_ids:
             raise ValidationError("prompt has no tokens")
         return token_ids
+
+    async def _encode(
+        self, request: EngineCoreRequest, text: str, cut: Cut | None, *, add_special_tokens: bool
+    ) -> list[int]:
+        if cut is None:
+            is_pooled = request.pooling_params is not None
+            least = self._codec.min_num_tokens(text)
+            check_prompt_length(least, self._max_model_len, is_pooled=is_pooled, is_lower_bound=True)
+        return await self._thread.run(
+            lambda: self._codec.encode(text, add_special_tokens=add_special_tokens, cut=cut), len(text)
+        )
 
     def _cut_of(self, request: EngineCoreRequest) -> Cut | None:
         """What of the prompt is kept; None is all."""
@@ -95,8 +104,3 @@ class PromptTokens:
         num_output_tokens = 0 if request.pooling_params is not None or params is None else params.max_tokens or 1
         side = None if request.tokenization is None else request.tokenization.truncation_side
         return Cut(num_kept(wanted, self._max_model_len, num_output_tokens), side or LEFT)
-
-
-async def _beside_the_loop(num_chars: int, encode: Callable[[], list[int]]) -> list[int]:
-    """A long text takes milliseconds, with the GIL released."""
-    return await asyncio.to_thread(encode) if num_chars > LONG_PROMPT_CHARS else encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,8 @@ from penstock.worker.engine.structured.constraint import FAILED, GrammarConstrai
 from penstock.worker.engine.structured.grammar import Bitmask
 from penstock.worker.engine.structured.spec import GrammarKind, GrammarSpec
 from penstock.worker.engine.structured.threads import WAITING_SHARE, CompileThreads, Task
+
+from ....every_exception import EVERY_EXCEPTION, name_of, raising
 
 EOS, VOCAB_SIZE = 2, 64
 DEADLINE_S = 60.0
@@ -166,6 +169,58 @@ def test_what_goes_wrong_ends_one_request(backend: FakeBackend) -> None:
         "b": FAILED,
         "d": FAILED,
     }
+
+
+class FailingGrammar(FakeGrammar):
+    """Raises in one method."""
+
+    def __init__(self, method: str, kind: type[BaseException]) -> None:
+        super().__init__()
+        setattr(self, method, raising(kind))
+
+
+class FailingBackend(FakeBackend):
+    """Raises where a library may: it compiles, starts a grammar, makes a mask, or takes a token."""
+
+    def __init__(self, place: str, kind: type[BaseException]) -> None:
+        super().__init__()
+        self._place, self._kind = place, kind
+
+    def compile(self, spec: GrammarSpec) -> FakeCompiled:
+        if spec.text == "fine":
+            return FakeCompiled()
+        if self._place == "compile":
+            raising(self._kind)()
+        compiled, grammars = FakeCompiled(), itertools.count()
+
+        def start(ending_token_ids: frozenset[int]) -> FakeGrammar:
+            is_probe = next(grammars) == 0
+            if self._place == "start" and not is_probe:
+                raising(self._kind)()
+            return FakeGrammar() if is_probe else FailingGrammar(self._place, self._kind)
+
+        compiled.start = start
+        return compiled
+
+
+@pytest.mark.parametrize("kind", EVERY_EXCEPTION, ids=name_of)
+@pytest.mark.parametrize("place", ["compile", "start", "fill_bitmask", "accept_tokens"])
+def test_whatever_a_library_raises_ends_one_request(place: str, kind: type[BaseException]) -> None:
+    admission = admission_of(FailingBackend(place, kind))
+    requests = {request_id: asking(request_id, request_id) for request_id in ("failing", "fine")}
+    for request in requests.values():
+        admission.add(request)
+    errors = ends(admission, 2)
+    assert errors["fine"] is None
+    if place in ("compile", "start"):
+        error = errors["failing"]
+    else:
+        constraint = requests["failing"].constraint
+        assert isinstance(constraint, GrammarConstraint)
+        constraint.fill(admission_module.new_bitmask(1, VOCAB_SIZE), 0)
+        error = constraint.accept(5)
+    assert error is not None
+    assert (error.code, kind.__name__ in error.message) == (FAILED, True)
 
 
 def test_delivered_tokens_are_replayed(backend: FakeBackend) -> None:

@@ -1,0 +1,98 @@
+"""Tokens of a text, and how few of them there can be.
+
+Texts go through ``encode_batch``: ``Tokenizer.encode`` holds the GIL (tokenizers 0.23), so that a long text in a thread
+would still stop the event loop.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+from tokenizers import Encoding, Tokenizer
+from tokenizers.models import BPE
+
+from ...shared.boundary import Boundary
+from .token_bytes import byte_alphabet
+
+TOKENIZER_FAILED = "tokenizer_failed"
+
+# A composed character has at most four characters in its canonical decomposition (Unicode Standard Annex 15), and no
+# decomposition is shorter than its text. So these normalizers shrink a text to a quarter at most.
+_MOST_COMPOSED = 4
+_COMPOSING = ("NFC", "NFKC")
+# They replace characters by no fewer.
+_NEVER_SHRINKING = ("NFD", "NFKD", "Prepend", "ByteLevel")
+_KEEPING_ALL = ("ByteLevel", "Digits", "Metaspace")
+_NO_LIMIT = math.inf
+
+
+def tokenizing() -> Boundary:
+    """Return the boundary around calls of a model's tokenizer."""
+    return Boundary("tokenizer of the model", TOKENIZER_FAILED)
+
+
+def encode(tokenizer: Tokenizer, text: str, other: str | None = None, *, add_special_tokens: bool = True) -> Encoding:
+    """Return the tokens of ``text``, or of a pair of texts. The GIL is free meanwhile."""
+    inputs = [text] if other is None else [(text, other)]
+    return tokenizer.encode_batch(inputs, add_special_tokens=add_special_tokens)[0]
+
+
+def max_chars_per_token(tokenizer: Tokenizer) -> float:
+    """Return how many characters of a text one token stands for at most; infinite if that is not certain.
+
+    It is certain for a BPE tokenizer that has a token for every byte, if no part of the tokenizer drops characters.
+    """
+    normalizers = _parts(tokenizer.normalizer, "normalizers")
+    pre_tokenizers = _parts(tokenizer.pre_tokenizer, "pretokenizers")
+    if not _has_all_bytes(tokenizer, normalizers + pre_tokenizers) or not all(map(_keeps_all, pre_tokenizers)):
+        return _NO_LIMIT
+    if any(token.lstrip or token.rstrip for token in tokenizer.get_added_tokens_decoder().values()):
+        return _NO_LIMIT  # such a token takes all the whitespace next to it
+    longest = max(map(len, tokenizer.get_vocab(with_added_tokens=True)))
+    return longest * math.prod(map(_shrinks_to, normalizers))
+
+
+def _has_all_bytes(tokenizer: Tokenizer, parts: list[dict[str, Any]]) -> bool:
+    """Whether every character becomes tokens of the vocabulary, so that none is dropped or joined to an unknown one."""
+    model = tokenizer.model
+    if not isinstance(model, BPE):
+        return False
+    if model.byte_fallback:
+        return all(tokenizer.token_to_id(f"<0x{value:02X}>") is not None for value in range(256))
+    is_byte_level = any(part["type"] == "ByteLevel" for part in parts)
+    return is_byte_level and all(tokenizer.token_to_id(char) is not None for char in byte_alphabet())
+
+
+def _parts(part: Any, name: str) -> list[dict[str, Any]]:
+    """Return the parts of a normalizer or a pre-tokenizer as ``tokenizer.json`` has them."""
+    if part is None:
+        return []
+    form = msgspec.json.decode(part.__getstate__())
+    outer = [form]
+    inner: list[dict[str, Any]] = []
+    while outer:
+        one = outer.pop(0)
+        if one["type"] == "Sequence":
+            outer = one[name] + outer
+        else:
+            inner.append(one)
+    return inner
+
+
+def _keeps_all(pre_tokenizer: dict[str, Any]) -> bool:
+    if pre_tokenizer["type"] in ("Split", "Punctuation"):
+        return pre_tokenizer["behavior"] != "Removed"
+    return pre_tokenizer["type"] in _KEEPING_ALL
+
+
+def _shrinks_to(normalizer: dict[str, Any]) -> float:
+    """How many characters become one at most."""
+    kind = normalizer["type"]
+    if kind in _COMPOSING:
+        return _MOST_COMPOSED
+    if kind == "Replace":
+        pattern = normalizer["pattern"].get("String")
+        return 1 if pattern is not None and len(pattern) <= len(normalizer["content"]) else _NO_LIMIT
+    return 1 if kind in _NEVER_SHRINKING else _NO_LIMIT
