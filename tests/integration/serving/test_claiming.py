@@ -96,21 +96,6 @@ async def claiming(broker: Broker, codec: TextCodec, ready: Ready) -> AsyncItera
         await running
 
 
-class FailingTokenizer:
-    """The tokenizer of a codec; it raises on one text."""
-
-    def __init__(self, codec: TextCodec, kind: type[BaseException]) -> None:
-        self._tokenizer = codec._tokenizer
-        self._fail = raising(kind)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
-
-    def encode_batch(self, texts: list[Any], **options: Any) -> Any:
-        """As the tokenizer does."""
-        return self._fail() if "fail" in texts[0] else self._tokenizer.encode_batch(texts, **options)
-
-
 async def error_of(broker: Broker, request_id: str) -> RequestError:
     """Wait for the end of a request, and return its error."""
     async with asyncio.timeout(60):
@@ -240,11 +225,11 @@ async def test_after_requests_that_are_wrong_it_looks_again(
 
 @pytest.mark.parametrize("kind", [Exception, RecursionError, SystemExit, KeyboardInterrupt, GeneratorExit, Panic])
 async def test_a_request_whose_text_cannot_be_prepared_ends_alone(
-    broker: Broker, codec: TextCodec, ready: Ready, kind: type[BaseException]
+    broker: Broker, codec: TextCodec, ready: Ready, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer: Any = FailingTokenizer(codec, kind)
+    monkeypatch.setattr("penstock.worker.text.tokenizer.encode", raising(kind))
     template = "{% macro deep() %}{{ deep() }}{% endmacro %}{% if tools %}{{ deep() }}{% endif %}"
-    codec = TextCodec(tokenizer, ChatTemplate(template, {}))
+    codec = TextCodec(codec._tokenizer, ChatTemplate(template, {}))
     requests = {
         "tokenizer": {"prompt": "fail"},
         "template": {"messages": [], "chat_template_kwargs": {"tools": [1]}},
