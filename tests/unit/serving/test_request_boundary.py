@@ -269,6 +269,7 @@ def test_a_parser_of_answers_that_fails_ends_the_request(
         call_format=find_tool_call_style("hermes").call_format,
         is_single=False,
         reasoning=None,
+        may_begin_inside=False,
         is_inside=False,
         includes_reasoning=True,
     )
