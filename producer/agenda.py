@@ -4,8 +4,11 @@ An item is ``KIND:ID``. Its score in one sorted set is when it is due; while som
 ends. So what is due is what nobody is at: a process that dies leaves its items due as soon as its leases end. The token
 of a hold fences: who was stopped for longer than the lease finds another token, and may not move the item any more.
 
-Times are by the clock of Redis. Whoever adds an item has written first what it is about, so that an item that is run
-twice, or comes too late, finds that there is nothing left to do.
+Times are by the clock of Redis. A second sorted set says when each was set. If that is in the future, the clock has
+gone back since, and the item is due as much earlier.
+
+Whoever adds an item has written first what it is about, so that an item that is run twice, or comes too late, finds
+that there is nothing left to do.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from ..shared.broker.script import Script
+from ..shared.broker.script import CLOCK, Script
 from ..shared.connection import CommandConnection
 from ..shared.keys import Keys
 
@@ -35,14 +38,27 @@ class DueItem(msgspec.Struct, frozen=True):
 
 
 def _script(name: str, text: str) -> Script:
-    text = _CLOCK + text
+    text = CLOCK + _DUE_TIMES + text
     return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-# KEYS of each: due, holders.
-_CLOCK = """
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+# KEYS of each: due, holders, set_at.
+_DUE_TIMES = """
+local due_at, set_at, now = KEYS[1], KEYS[3], now_ms()
+local early = redis.call('ZRANGEBYSCORE', set_at, '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, marks.MAX_CUT)
+for i = 1, #early, 2 do
+  local due = redis.call('ZSCORE', due_at, early[i])
+  if due then redis.call('ZADD', due_at, tonumber(due) - (tonumber(early[i + 1]) - now), early[i]) end
+  redis.call('ZADD', set_at, now, early[i])
+end
+local function set_due(item, delay_ms)
+  redis.call('ZADD', due_at, now + tonumber(delay_ms), item)
+  redis.call('ZADD', set_at, now, item)
+end
+local function strike_off(item)
+  redis.call('ZREM', due_at, item)
+  redis.call('ZREM', set_at, item)
+end
 """
 # ARGV: item, delay_ms, LT or NX. Due then, or earlier if it was (LT), or when it was (NX); one that somebody is at is
 # left alone. Returns whether nobody was.
@@ -50,7 +66,8 @@ _ADD = _script(
     "agenda_add",
     """
 if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then return 0 end
-redis.call('ZADD', KEYS[1], ARGV[3], now + tonumber(ARGV[2]), ARGV[1])
+local due = redis.call('ZSCORE', due_at, ARGV[1])
+if not due or ARGV[3] == 'LT' and now + tonumber(ARGV[2]) < tonumber(due) then set_due(ARGV[1], ARGV[2]) end
 return 1
 """,
 )
@@ -58,10 +75,10 @@ return 1
 _HOLD = _script(
     "agenda_hold",
     """
-local due = redis.call('ZSCORE', KEYS[1], ARGV[1])
+local due = redis.call('ZSCORE', due_at, ARGV[1])
 if not due then return 0 end
 if tonumber(due) > now and redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[2] then return 0 end
-redis.call('ZADD', KEYS[1], now + tonumber(ARGV[3]), ARGV[1])
+set_due(ARGV[1], ARGV[3])
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 return 1
 """,
@@ -71,7 +88,7 @@ _RENEW = _script(
     "agenda_renew",
     """
 if redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[2] then return 0 end
-redis.call('ZADD', KEYS[1], 'XX', now + tonumber(ARGV[3]), ARGV[1])
+if redis.call('ZSCORE', due_at, ARGV[1]) then set_due(ARGV[1], ARGV[3]) end
 return 1
 """,
 )
@@ -81,11 +98,7 @@ _LET_GO = _script(
     """
 if redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[2] then return 0 end
 redis.call('HDEL', KEYS[2], ARGV[1])
-if ARGV[3] == '' then
-  redis.call('ZREM', KEYS[1], ARGV[1])
-else
-  redis.call('ZADD', KEYS[1], now + tonumber(ARGV[3]), ARGV[1])
-end
+if ARGV[3] == '' then strike_off(ARGV[1]) else set_due(ARGV[1], ARGV[3]) end
 return 1
 """,
 )
@@ -95,16 +108,16 @@ _DUE = _script(
     "agenda_due",
     """
 local most = tonumber(ARGV[1])
-local num_due = redis.call('ZCOUNT', KEYS[1], '-inf', now)
+local num_due = redis.call('ZCOUNT', due_at, '-inf', now)
 local num_first, num_last = math.min(num_due, most), 0
 if num_due > most then
   num_last = math.floor(most / 2)
   num_first = most - num_last
 end
 -- The items that are due are the first of the set.
-local items = num_first > 0 and redis.call('ZRANGE', KEYS[1], 0, num_first - 1) or {}
+local items = num_first > 0 and redis.call('ZRANGE', due_at, 0, num_first - 1) or {}
 if num_last > 0 then
-  for _, item in ipairs(redis.call('ZRANGE', KEYS[1], num_due - num_last, num_due - 1)) do
+  for _, item in ipairs(redis.call('ZRANGE', due_at, num_due - num_last, num_due - 1)) do
     items[#items + 1] = item
   end
 end
@@ -126,7 +139,7 @@ class Agenda:
 
     def __init__(self, connection: CommandConnection, keys: Keys, *, lease_ttl_s: float = LEASE_TTL_S) -> None:
         self._connection = connection
-        self._keys = [keys.jobs_due(), keys.job_holders()]
+        self._keys = [keys.jobs_due(), keys.job_holders(), keys.jobs_set_at()]
         self._lease_ttl_s = lease_ttl_s
 
     async def add(self, kind: str, item_id: str, delay_s: float = 0.0, *, unless_known: bool = False) -> bool:
@@ -139,7 +152,7 @@ class Agenda:
 
     async def remove(self, kind: str, item_id: str) -> None:
         """Strike an item off, whoever is at it: that one loses its hold."""
-        for command, key in zip(("ZREM", "HDEL"), self._keys, strict=True):
+        for command, key in zip(("ZREM", "HDEL", "ZREM"), self._keys, strict=True):
             await self._connection.execute(command, key, f"{kind}:{item_id}")
 
     async def due(self, most: int) -> list[DueItem]:

@@ -28,6 +28,7 @@ its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` 
     NS:jobs                                zset      arq's queue of our jobs; arq writes what a job is to arq:job:NS:…
     NS:jobs:health-check                   string    that a process runs our jobs; arq lets it expire
     NS:jobs:due                            zset      KIND:ID of what is to be done -> ms at which it is; until it is
+    NS:jobs:set_at                         zset      the same -> ms at which that was last set; as NS:jobs:due
     NS:jobs:holders                        hash      the same -> token of who is at it; until it lets go
     NS:webhooks:models                     set       models whose outbox is to be looked at; for ever
     NS:webhooks:outbox                     stream    ends of what belongs to no model (batches), until a job takes them
@@ -179,6 +180,9 @@ class Keys:
 
     def jobs_due(self) -> str:
         return f"{self.namespace}:jobs:due"
+
+    def jobs_set_at(self) -> str:
+        return f"{self.namespace}:jobs:set_at"
 
     def job_holders(self) -> str:
         return f"{self.namespace}:jobs:holders"

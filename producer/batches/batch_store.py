@@ -247,9 +247,12 @@ class BatchStore:
         return [record for record in await self._read([one.decode() for one in ids]) if record is not None]
 
     async def free_batches(self) -> Sequence[str]:
-        """Return the open batches that no live runner holds, to be taken up."""
+        """Return the open batches that no live runner holds, as far as is known, to be taken up."""
         now_s = await self.files.time_s()
-        ids = await self._connection.execute("ZRANGEBYSCORE", self._keys.open, "-inf", int(now_s * 1000))
+        now_ms, ttl_ms = int(now_s * 1000), int(self._lease_ttl_s * 1000)
+        ids = await self._connection.execute("ZRANGEBYSCORE", self._keys.open, "-inf", now_ms)
+        # Leases that were set by a clock that was ahead: an attempt to take one cuts it.
+        ids += await self._connection.execute("ZRANGEBYSCORE", self._keys.open, f"({now_ms + ttl_ms}", "+inf")
         specs = [None if record is None else record.spec for record in await self._read([one.decode() for one in ids])]
         return [spec.id for spec in specs if spec is not None and (not spec.is_private or now_s >= spec.expires_at)]
 

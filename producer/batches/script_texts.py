@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 from importlib import resources
 
-from ...shared.broker.script import Script
+from ...shared.broker.script import CLOCK, Script
 
 _NAMES = ("put_file", "delete_file", "create", "take", "write", "close", "cancel")
 
 
 def _load(name: str) -> Script:
     folder = resources.files(__name__.rpartition(".")[0]) / "scripts"
-    text = "".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("lib", name))
+    text = CLOCK + "".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("lib", name))
     return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

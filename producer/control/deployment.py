@@ -103,7 +103,8 @@ async def _risks_at(link: CommandConnection) -> list[Risk]:
 
 async def count_due(connection: CommandConnection, keys: Keys) -> dict[str, int]:
     """Return how much is due beside requests, and nobody at it: of "webhooks", "batches" and whatever else there is."""
-    last_ms = int(1000 * (time.time() - DUE_AFTER_S))
+    seconds, _ = await connection.execute("TIME")
+    last_ms = 1000 * (int(seconds) - int(DUE_AFTER_S))
     due = await connection.execute("ZRANGEBYSCORE", keys.jobs_due(), "-inf", last_ms, "LIMIT", 0, MAX_DUE_LOOKED_AT)
     kinds: list[str] = [item.decode().partition(":")[0] for item in due]
     counts = Counter(_DUE_NAMES.get(kind, kind) for kind in kinds)

@@ -12,6 +12,7 @@ from typing import Any
 
 from arq.connections import ArqRedis
 from arq.constants import in_progress_key_prefix
+from arq.utils import timestamp_ms
 
 from ..agenda import DueItem
 from .batches import collect_batches
@@ -50,4 +51,7 @@ async def _take_up(context: JobContext, queue: ArqRedis, item: DueItem) -> None:
     job_id = f"{context.keys.namespace}:{item.kind}:{item.item_id}"
     if item.token:
         await queue.delete(in_progress_key_prefix + job_id)
-    await queue.enqueue_job(item.kind, item.item_id, _job_id=job_id)
+    job = await queue.enqueue_job(item.kind, item.item_id, _job_id=job_id)
+    if job is None and (due_ms := await queue.zscore(queue.default_queue_name, job_id)) is not None:
+        # There is one. arq keeps when it is due by its host's clock, which may have been set back since.
+        await queue.zadd(queue.default_queue_name, {job_id: min(due_ms, timestamp_ms())}, xx=True)

@@ -78,7 +78,8 @@ class Delivery:
         if stored is None or stored.event.state is not EventState.PENDING:
             return None
         event = stored.event
-        if (early_s := event.next_attempt_at - time.time()) > 0:
+        # Further ahead than any delay: this clock, or that of the host of the last attempt, was set back since.
+        if 0 < (early_s := event.next_attempt_at - time.time()) <= self._settings.max_delay_s * (1 + JITTER):
             return early_s
         receiver = (event.tenant, urlsplit(event.url).netloc)
         with self._places.take(event.tenant) as has_place:

@@ -10,9 +10,9 @@ import msgspec
 from ..queue.policy import QueuePolicy
 from ..queue.request_state import moves_as_lua
 
-# What changes who waits, runs or has ended needs all of these; what only writes to a request needs the first. Each call
+# What changes who waits, runs or has ended needs all of these; what only writes to a request needs two. Each call
 # makes every function of its text anew, about a tenth of a microsecond each.
-_SHARED = ("lib", "rooms", "tenants", "events", "lanes", "damage", "settling", "life")
+_SHARED = ("clock", "lib", "rooms", "tenants", "events", "lanes", "damage", "settling", "life")
 _PLAIN = (
     "append",
     "renew",
@@ -44,7 +44,7 @@ _PARTS = {
     "leave": ("leave",),
     "shorten": ("shorten",),
     "reclaim": ("death", "reclaim"),
-    "reap": ("death", "series", "sample", "reap"),
+    "reap": ("death", "series", "sample", "deadlines", "reap"),
     "expire": ("expire",),
     "park": ("park",),
     "replay": ("replay",),
@@ -85,9 +85,12 @@ class Script(msgspec.Struct, frozen=True):
 
 def _load(name: str, parts: tuple[str, ...]) -> Script:
     tables = moves_as_lua() + f"local DEFAULT_POLICY = [==[{QueuePolicy().encode().decode()}]==]\n"
-    shared = _SHARED[:1] if name in _PLAIN else _SHARED
+    shared = _SHARED[:2] if name in _PLAIN else _SHARED
     text = tables + "".join(_FILES[f"{part}.lua"].read_text(encoding="utf-8") for part in (*shared, *parts))
     return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
+
+# The clock alone, for scripts of other things than requests.
+CLOCK = _FILES["clock.lua"].read_text(encoding="utf-8")
 
 SCRIPTS: dict[str, Script] = {name: _load(name, parts) for name, parts in _PARTS.items()}

@@ -11,6 +11,9 @@ from ..keys import Keys
 from ..redis_access.command_parts import in_parts
 from .records import EngineHeartbeat
 
+# Longer than any heartbeat or process record lives.
+MAX_TTL_MS = 60_000
+
 
 async def read_heartbeats(execute: Callable[..., Awaitable[Any]], keys: Keys) -> list[EngineHeartbeat]:
     """Return the heartbeats that have not expired, by engine id, and drop the ids of the others.
@@ -37,3 +40,15 @@ async def read_listed(
         # One that is slow and dropped here enters itself again, the next time that it says that it is there.
         await execute("SREM", ids_key, *gone)
     return [data for data in said if data is not None]
+
+
+async def drop_overdue(execute: Callable[..., Awaitable[Any]], keys: Keys) -> None:
+    """Drop what engines and processes said before the clock of Redis went back: it would outlive them by as much.
+
+    Whoever lives says it again within seconds.
+    """
+    for ids_key, key_of in ((keys.engines(), keys.engine), (keys.processes(), keys.process)):
+        for member in await execute("SMEMBERS", ids_key):
+            key = key_of(member.decode())
+            if await execute("PTTL", key) > MAX_TTL_MS:
+                await execute("UNLINK", key)

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from ..broker.script import Script
+from ..broker.script import CLOCK, Script
 from ..connection import CommandConnection
 from ..keys import ModelKeys
 from ..shown import shown
@@ -26,8 +26,15 @@ STANDBY_MS = 5_000
 PATIENCE_MS = 15_000
 
 
+# What is put in front of a script, beside the clock.
+_PARTS = {"join": ("ranks",), "renew": ("ranks",)}
+
+
 def _load(name: str) -> Script:
-    text = (resources.files(__name__.rpartition(".")[0]) / "scripts" / f"{name}.lua").read_text(encoding="utf-8")
+    folder = resources.files(__name__.rpartition(".")[0]) / "scripts"
+    text = CLOCK + "".join(
+        (folder / f"{part}.lua").read_text(encoding="utf-8") for part in (*_PARTS.get(name, ()), name)
+    )
     return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -119,7 +126,7 @@ async def resize_group(connection: CommandConnection, keys: ModelKeys, group: st
     Raises:
         GroupSizeError: there is no such group, there are fewer engines, or the model's experts cannot be divided so.
     """
-    status, number = await connection.run_script(SCRIPTS["resize"], [keys.group(group)], [size])
+    status, number = await connection.run_script(SCRIPTS["resize"], [keys.group(group)], [size, STANDBY_MS])
     if status == b"absent":
         raise GroupSizeError(f"model {shown(keys.name)} has no group {shown(group)}; worker list shows groups")
     if status == b"few":

@@ -70,6 +70,7 @@ NEEDED: dict[str, tuple[Any, ...]] = {
     "ZRANK": (_KEY, ""),
     "ZREM": (_KEY, ""),
     "ZREMRANGEBYSCORE": (_KEY, 0, 0),
+    "ZSCAN": (_KEY, 0),
     "ZSCORE": (_KEY, ""),
 }
 

@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 
 from ...shared.broker import REAP_INTERVAL_S, Broker, Reaped
 from ...shared.connection import CommandConnection
+from ...shared.deployment.heartbeats import drop_overdue
 from ...shared.deployment.records import DeathCause
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
@@ -48,6 +49,7 @@ class Reaper:
         self._max_deliveries = config.max_deliveries
         self._lease_ttl_ms = config.lease_ttl_ms
         self._trouble = ""
+        self._listed_at_s = 0
 
     async def run(self) -> None:
         """Look at all models until cancelled; no error ends it, and none keeps it from the other models.
@@ -118,6 +120,7 @@ class Reaper:
                 return
 
     async def _list(self) -> list[str]:
+        await self._watch_clock()
         models = [name.decode() for name in await self._connection.execute("HKEYS", self._keys.models())]
         layouts = await read_layouts(self._connection, self._keys)
         return [
@@ -125,6 +128,14 @@ class Reaper:
             for model in models
             for number in range(layouts.get(model, Layout()).num_known)
         ]
+
+    async def _watch_clock(self) -> None:
+        """Notice a clock of Redis that was set back, which keeps what is to expire."""
+        now_s = int((await self._connection.execute("TIME"))[0])
+        if now_s < self._listed_at_s:
+            log.warning("redis_clock_set_back", by_s=self._listed_at_s - now_s)
+            await drop_overdue(self._connection.execute, self._keys)
+        self._listed_at_s = now_s
 
     async def _look(self, model: str) -> None:
         cause = DeathCause(engine_id="", reason="its lease ended: its host, its process or its way to Redis is gone")

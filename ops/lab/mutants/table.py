@@ -127,8 +127,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a claim repeats an epoch after the record of the last claim is lost",
-        SCRIPTS + "common/lib.lua",
-        "return math.max((last or 0) + 1, now_us())",
+        SCRIPTS + "common/clock.lua",
+        "return now > (last or 0) and now or last + 1 + now % 1000000",
         "return (last or 0) + 1",
         BROKER_TESTS,
     ),
@@ -221,8 +221,22 @@ MUTATIONS = (
     Mutation(
         "a reaper returns after a gap and takes everybody for dead",
         SCRIPTS + "reaping/reap.lua",
-        "or now - tonumber(last.looked_at) > tonumber(ARGV[4]) then",
-        "then",
+        "local is_gap = not (looked_at and not_before) or now - looked_at > tonumber(ARGV[4])",
+        "local is_gap = not (looked_at and not_before)",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "a lease that was set by a clock that was ahead counts as it stands",
+        SCRIPTS + "common/lib.lua",
+        "if longest_ms > 0 then",
+        "if false then",
+        BROKER_TESTS,
+    ),
+    Mutation(
+        "a timeout that was set by a clock that was ahead counts as it stands",
+        SCRIPTS + "reaping/deadlines.lua",
+        "if not cut_due or cut_due == due then return end",
+        "do return end",
         BROKER_TESTS,
     ),
     Mutation(

@@ -5,6 +5,7 @@
 --   status                 see TRANSITIONS
 --   NAME_at                seconds of this server's clock at which it came to the status NAME
 --   epoch, holder          how often its lease was taken, and by whom last; only the holder may write
+--   lease_ms               how long the lease lasts that was taken last
 --   total, completed, failed    rows; model, usage, errors, output_file_id, error_file_id: as OpenAI's batch has them
 --   event                  set from its end until that was told (the webhook)
 -- It stands in "open", with the ms at which the lease ends, from its making until its end was told.
@@ -17,11 +18,6 @@ local TRANSITIONS = {
   cancelling = {cancelled = true},
 }
 local ENDS = {failed = true, completed = true, expired = true, cancelled = true}
-
-local function now_ms()
-  local time = redis.call('TIME')
-  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-end
 
 local function set_status(key, status)
   redis.call('HSET', key, 'status', status, status .. '_at', math.floor(now_ms() / 1000))

@@ -5,7 +5,11 @@ if not ends_at then return {'closed'} end
 local now = now_ms()
 -- The call that took it may be sent again.
 if redis.call('HGET', KEYS[1], 'holder') == ARGV[2] then return {'taken', tonumber(redis.call('HGET', KEYS[1], 'epoch'))} end
-if tonumber(ends_at) > now then return {'held', tonumber(ends_at) - now} end
-redis.call('HSET', KEYS[1], 'holder', ARGV[2])
+local held_until = marks.cut(tonumber(ends_at), tonumber(redis.call('HGET', KEYS[1], 'lease_ms') or ARGV[3]))
+if held_until > now then
+  redis.call('ZADD', KEYS[2], held_until, ARGV[1])
+  return {'held', held_until - now}
+end
+redis.call('HSET', KEYS[1], 'holder', ARGV[2], 'lease_ms', ARGV[3])
 redis.call('ZADD', KEYS[2], now + tonumber(ARGV[3]), ARGV[1])
 return {'taken', redis.call('HINCRBY', KEYS[1], 'epoch', 1)}

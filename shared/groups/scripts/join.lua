@@ -3,13 +3,12 @@
 -- until it is full. The next one begins when it is over, when an engine of it comes again, or when one has gone without
 -- a word: what the others would compute with is gone.
 local group, engine = KEYS[1], ARGV[1]
-local time = redis.call('TIME')
-local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
-local now = math.floor(now_us / 1000)
+local now, ttl_ms = now_ms(), tonumber(ARGV[3])
 local function field(name) return redis.call('HGET', group, name) end
 local function number(name) return tonumber(field(name) or '0') end
 
 local generation, count, size = number('generation'), number('count'), number('size')
+set_right(group, count, ttl_ms)
 local is_over, has_living = generation == 0 or field('over') == '1', false
 -- One that serves may be late: its collectives tell sooner whether it is gone.
 local patience = field('formed') == '1' and tonumber(ARGV[5]) or 0
@@ -35,9 +34,9 @@ if is_over then
   end
   redis.call('HDEL', group, 'over', 'formed', 'address', 'leave')
   -- As an epoch: a count alone would be given twice where a failover has forgotten the last one.
-  generation, count = math.max(generation + 1, now_us), 0
+  generation, count = next_epoch(generation), 0
 end
 redis.call('HDEL', group, 'standby:' .. engine)
 redis.call('HSET', group, 'generation', string.format('%.0f', generation), 'count', count + 1,
-  'engine:' .. count, engine, 'until:' .. count, now + tonumber(ARGV[3]))
+  'engine:' .. count, engine, 'until:' .. count, now + ttl_ms)
 return {'joined', string.format('%.0f', generation), count, size}

@@ -2,12 +2,12 @@
 -- "1" once it serves, experts of the model. Returns status, count, size, address: 'stale' where a later generation has
 -- begun, 'over' where the next one is to, 'leave' where this rank is to have all ranks leave, else 'ok'.
 local group, rank = KEYS[1], ARGV[3]
-local time = redis.call('TIME')
-local now = math.floor(tonumber(time[1]) * 1000 + tonumber(time[2]) / 1000)
+local now, ttl_ms = now_ms(), tonumber(ARGV[4])
 local function field(name) return redis.call('HGET', group, name) end
 
 if field('generation') ~= ARGV[2] or field('engine:' .. rank) ~= ARGV[1] then return {'stale', 0, 0, ''} end
-redis.call('HSET', group, 'until:' .. rank, now + tonumber(ARGV[4]))
+set_right(group, tonumber(field('count')), ttl_ms)
+redis.call('HSET', group, 'until:' .. rank, now + ttl_ms)
 if ARGV[5] ~= '' then redis.call('HSET', group, 'address', ARGV[5]) end
 if ARGV[6] == '1' then redis.call('HSET', group, 'serves:' .. rank, '1', 'experts', ARGV[7]) end
 local count, size = tonumber(field('count')), tonumber(field('size'))

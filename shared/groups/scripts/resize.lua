@@ -1,8 +1,7 @@
--- The next generation has another size, and this one leaves. KEYS: group. ARGV: size. Returns status and a number: 'ok';
+-- The next generation has another size, and this one leaves. KEYS: group. ARGV: size, standby_ms. Returns status, number: 'ok';
 -- 'absent'; 'few', with the engines that there are; 'experts', with those of the model, which the size does not divide.
 local group, size = KEYS[1], tonumber(ARGV[1])
-local time = redis.call('TIME')
-local now = math.floor(tonumber(time[1]) * 1000 + tonumber(time[2]) / 1000)
+local now = now_ms()
 local fields, at = redis.call('HGETALL', group), {}
 for i = 1, #fields, 2 do at[fields[i]] = fields[i + 1] end
 if not at.generation then return {'absent', 0} end
@@ -12,7 +11,9 @@ if tonumber(at.size) == size then return {'ok', size} end
 local engines = tonumber(at.count)
 for name, value in pairs(at) do
   if string.sub(name, 1, 8) == 'standby:' then
-    if tonumber(value) < now then redis.call('HDEL', group, name) else engines = engines + 1 end
+    local left_ms = tonumber(value) - now
+    -- Another clock set what lies further ahead; an engine that still stands by says so again.
+    if left_ms < 0 or left_ms > tonumber(ARGV[2]) then redis.call('HDEL', group, name) else engines = engines + 1 end
   end
 end
 if engines < size then return {'few', engines} end

@@ -31,13 +31,19 @@ _epochs: dict[tuple[str, int], int] = {}
 ON_BOTH = ("test_deaths", "test_input", "test_pause", "test_scripts", "test_wakes")
 
 
-def leave_to_others_for(monkeypatch: pytest.MonkeyPatch, leave_ms: int) -> None:
-    """How long an engine leaves to others what it has its part of, in this test."""
-    script = SCRIPTS["claim"]
-    text = script.text.replace("PATIENCE_MS, RESERVED_TTL_MS = 100,", f"PATIENCE_MS, RESERVED_TTL_MS = {leave_ms},")
+def change_script(monkeypatch: pytest.MonkeyPatch, name: str, old: str, new: str) -> None:
+    """Run a script with another text in this test."""
+    script = SCRIPTS[name]
+    text = script.text.replace(old, new)
     assert text != script.text
     sha = hashlib.sha1(text.encode()).hexdigest()
-    monkeypatch.setitem(SCRIPTS, "claim", msgspec.structs.replace(script, text=text, sha=sha))
+    monkeypatch.setitem(SCRIPTS, name, msgspec.structs.replace(script, text=text, sha=sha))
+
+
+def leave_to_others_for(monkeypatch: pytest.MonkeyPatch, leave_ms: int) -> None:
+    """How long an engine leaves to others what it has its part of, in this test."""
+    old = "PATIENCE_MS, RESERVED_TTL_MS ="
+    change_script(monkeypatch, "claim", f"{old} 100,", f"{old} {leave_ms},")
 
 
 @pytest.fixture

@@ -134,7 +134,8 @@ async def test_the_moves_that_the_table_has_are_made(broker: Broker, before: Req
 
 @pytest.mark.parametrize("before", RequestState)
 async def test_other_moves_are_refused(commands, broker: Broker, before: RequestState) -> None:
-    lib = (resources.files(broker_package) / "scripts" / "common" / "lib.lua").read_text()
+    common = resources.files(broker_package) / "scripts" / "common"
+    lib = "".join((common / name).read_text() for name in ("clock.lua", "lib.lua"))
     text = moves_as_lua() + lib + "move(KEYS[1], ARGV[2], ARGV[3], 'engine', 'e9')"
     key = broker.keys.request("a")
     for after in set(RequestState) - {after for start, after in ALLOWED if start is before}:

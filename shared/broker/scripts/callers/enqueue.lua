@@ -100,7 +100,7 @@ end
 local function write_holders()
   for client, ids in pairs(of_clients) do
     redis.call('SADD', prefix .. 'client:' .. client, unpack(ids))
-    redis.call('ZADD', prefix .. 'clients', now_ms() + lease_ms_of[client], client)
+    marks.set_lease(prefix, 'clients', client, lease_ms_of[client])
   end
   if #fail_fast_ids > 0 then redis.call('SADD', prefix .. 'fail_fast', unpack(fail_fast_ids)) end
   if #deadlines > 0 then redis.call('ZADD', prefix .. 'deadlines', unpack(deadlines)) end
@@ -234,10 +234,11 @@ local function decide(request, payload)
 end
 
 local function enter(request, payload, band, due)
-  local id, ttl_ms, client, _, fail_fast, call, tenant, _, prompt, most, _, _, is_resumable, webhook, webhook_of, webhook_n,
+  local id, ttl_ms, client, _, fail_fast, call, tenant, _, prompt, most, _, timeout_ms, is_resumable, webhook, webhook_of, webhook_n,
     digests, own_digests, _, _, adapter, images = unpack(request, 1, 22)
   local record = {'epoch', '0', 'ttl', ttl_ms, 'call', call, 'prompt', prompt, 'max', most}
   if due then append_all(record, 'deadline', due) end
+  if timeout_ms then append_all(record, 'timeout', timeout_ms) end
   if client ~= '' then append_all(record, 'client', client) end
   if fail_fast then append_all(record, 'fail_fast', 1) end
   if is_resumable then

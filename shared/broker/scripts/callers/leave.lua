@@ -8,5 +8,5 @@ local heir = 'left:' .. id
 redis.call('SREM', prefix .. 'client:' .. now.client, id)
 redis.call('SADD', prefix .. 'client:' .. heir, id)
 redis.call('HSET', KEYS[1], 'client', heir)
-redis.call('ZADD', prefix .. 'clients', now_ms() + tonumber(ARGV[3]), heir)
+marks.set_lease(prefix, 'clients', heir, tonumber(ARGV[3]))
 return 1

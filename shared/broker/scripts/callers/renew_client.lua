@@ -1,3 +1,3 @@
 -- Renew a client's lease, which its interactive requests live by. KEYS: leases. ARGV: prefix, client, ttl_ms.
-redis.call('ZADD', ARGV[1] .. 'clients', now_ms() + tonumber(ARGV[3]), ARGV[2])
+marks.set_lease(ARGV[1], 'clients', ARGV[2], tonumber(ARGV[3]))
 return 1

@@ -13,7 +13,15 @@
 local function lane_key(prefix, band, tenant) return prefix .. 'lane:' .. band .. ':' .. tenant end
 local function due_key(prefix, band, tenant) return prefix .. 'due:' .. band .. ':' .. tenant end
 
-local function arrival_ms(entry) return tonumber(string.match(entry, '^%d+')) end
+-- ms at which a request entered its lane, by its entry. Numbers of entries do not go back with the clock. Where they are
+-- ahead of it, what entered since has its time in its own record (enter_lane), and what entered before is taken to have
+-- come when a reaper noticed.
+local function arrival_ms(prefix, entry, id)
+  local ms = tonumber(string.match(entry, '^%d+'))
+  if not ms or ms <= now_ms() + marks.MAX_LEAD_MS then return ms end -- a damaged record has none
+  local own = whole(fields_of(prefix .. 'request:' .. tostring(id), 'arrived_at').arrived_at)
+  return marks.cut(own or whole(redis.call('HGET', prefix .. 'reaper', 'set_back_at')) or now_ms(), 0)
+end
 
 -- The lane's first entry by the policy's order, {entry, fields}; nil if it is empty.
 local function first_entry(prefix, band, tenant)
@@ -86,7 +94,7 @@ local function unblock(prefix, tenant)
   if redis.call('ZREM', prefix .. 'blocked', tenant) == 0 then return end
   for _, band in ipairs(queue_policy(prefix).bands) do
     local head = first_entry(prefix, band, tenant)
-    if head then open_lane(prefix, band, tenant, arrival_ms(head[1])) end
+    if head then open_lane(prefix, band, tenant, arrival_ms(prefix, head[1], head[2][2])) end
   end
   local may_start = limit_of(tenant_policy(prefix, tenant).max_concurrent_requests) - num_started(prefix, tenant)
   wake_engines(prefix, math.min(may_start, (waiting(prefix, prefix .. 'tenant:' .. tenant))))
@@ -106,7 +114,10 @@ local function enter_lane(prefix, id, payload, tenant, band, prompt, most, deadl
   local entry = redis.call('XADD', lane, '*', 'id', id, 'request', payload)
   entered[lane] = of -- now, and not before there is something to count
   if deadline then redis.call('ZADD', due_key(prefix, band, tenant), deadline, entry) end
-  of.first = of.first or entry
+  if tonumber(string.match(entry, '^%d+')) > now_ms() + marks.MAX_LEAD_MS then
+    record[#record + 1], record[#record + 2] = 'arrived_at', now_ms()
+  end
+  of.first, of.first_id = of.first or entry, of.first_id or id
   of.depth, of.tokens, of.number = of.depth + 1, of.tokens + prompt + most, of.number + 1
   record[#record + 1], record[#record + 2] = note_move(prefix, id, tenant, band, kind, 0, '',
     '\n\n\n0\n' .. prompt .. '\n' .. most)
@@ -139,7 +150,7 @@ local function note_entered(prefix, preferred)
       redis.call('SADD', prefix .. 'active', of.tenant)
       if redis.call('SCARD', prefix .. 'active') > 1 then redis.call('HSET', prefix .. 'queue', 'shared_at', now_ms()) end
       if not redis.call('ZSCORE', prefix .. 'blocked', of.tenant) then
-        open_lane(prefix, band, of.tenant, arrival_ms(of.first))
+        open_lane(prefix, band, of.tenant, arrival_ms(prefix, of.first, of.first_id))
       end
     end
   end
@@ -188,7 +199,7 @@ local function tidy_lane(prefix, band, tenant, head, is_later)
     recount(prefix, band, tenant, 0, 0)
     shut_lane(prefix, band, tenant)
   else
-    known.heads[lane] = {band = band, tenant = tenant, ms = arrival_ms(head[1])}
+    known.heads[lane] = {band = band, tenant = tenant, ms = arrival_ms(prefix, head[1], head[2][2])}
     if not is_later then note_heads(prefix) end
   end
   return head

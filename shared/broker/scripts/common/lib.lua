@@ -7,9 +7,11 @@
 --   tenant, band     whose it is, and how urgent
 --   prompt, max      its prompt tokens (an estimate until its end, where the prompt is text) and most output tokens
 --   deadline         ms of this server's clock at which it expires; absent if it never does
+--   timeout          the most ms that it may have until then; absent if only a deadline was given
 --   number           its place among all that ever entered its lane
 --   entry            its id in the lane; absent once it was claimed
---   arrived_at       ms when it entered its lane, or what is to be answered now came; absent until it was claimed
+--   arrived_at       ms when it entered its lane, or what is to be answered now came; absent until it was claimed, unless
+--                    its entry is numbered by a clock that was ahead
 --   line             "returned" or "suspects", where it waits after it was claimed; absent otherwise
 --   count            output tokens logged
 --   attempts         claims so far (deliveries)
@@ -42,20 +44,6 @@ end
 local ENDED = {}
 for state, next_states in pairs(MOVES) do ENDED[state] = next(next_states) == nil or nil end
 local function is_live(state) return MOVES[state] ~= nil and not ENDED[state] end
-
-local clock_us
-local function now_us()
-  if not clock_us then
-    local seconds, micros = unpack(redis.call('TIME'))
-    clock_us = tonumber(seconds) * 1000000 + tonumber(micros)
-  end
-  return clock_us
-end
-local function now_ms() return math.floor(now_us() / 1000) end
-
--- The epoch of a new owner. A count alone would be given twice where a replica, a file without its last second or a
--- backup has forgotten the claims of an owner that lives on: it and the next would write to one log.
-local function next_epoch(last) return math.max((last or 0) + 1, now_us()) end
 
 -- The reply of a command; nil where its key is of another type, which others than scripts have made of it.
 local function attempt(...)
@@ -116,7 +104,21 @@ local function emit(prefix, key, id, record, count, ...)
   return true
 end
 
+-- Leases are sorted sets, "leases" of engines and "clients" of clients. How long the longest of each lasts is in "queue".
+function marks.set_lease(prefix, kind, name, ttl_ms)
+  local queue, field = prefix .. 'queue', 'longest_ms:' .. kind
+  if ttl_ms > amount(redis.call('HGET', queue, field)) then redis.call('HSET', queue, field, ttl_ms) end
+  redis.call('ZADD', prefix .. kind, now_ms() + ttl_ms, name)
+end
+
+-- Cut leases that were set by a clock that was ahead. Where no lease was set since an upgrade, nothing is known of them.
+function marks.cut_leases(prefix, kind)
+  local longest_ms = amount(redis.call('HGET', prefix .. 'queue', 'longest_ms:' .. kind))
+  if longest_ms > 0 then marks.cut_all(prefix .. kind, longest_ms) end
+end
+
 -- Whether any engine holds a lease.
 local function is_served(prefix)
+  marks.cut_leases(prefix, 'leases')
   return redis.call('ZCOUNT', prefix .. 'leases', now_ms(), '+inf') > 0
 end

@@ -8,7 +8,8 @@ local function leave_awaiting(prefix, key)
   redis.call('HINCRBY', queue, 'num_awaiting', -1)
   if redis.call('HINCRBY', queue, 'num_started', 1) > 1 then return end
   local last = fields(queue, 'rate_at', 'idle_at')
-  redis.call('HSET', queue, 'rate_at', math.min(now, tonumber(last.rate_at) + now - tonumber(last.idle_at)))
+  local idle_ms = math.max(0, now - tonumber(last.idle_at))
+  redis.call('HSET', queue, 'rate_at', marks.cut(tonumber(last.rate_at) + idle_ms, 0))
 end
 
 -- Put the end of a request into the outbox, where a jobs process finds it: so it is known as surely as the end itself.
@@ -32,7 +33,7 @@ end
 
 -- The event of an end, as note_move.
 local function note_end_move(prefix, id, state, now, cause)
-  local arrived = now.entry and arrival_ms(now.entry) or whole(now.arrived_at) or now_ms()
+  local arrived = now.entry and arrival_ms(prefix, now.entry, id) or whole(now.arrived_at) or now_ms()
   local started = now.charged_at and tonumber(now.charged_at) or now_ms()
   return note_move(prefix, id, now.tenant, now.band, state, now.count, now.engine or '', cause_line(cause) .. '\n'
     .. (now.attempts or 0) .. '\n' .. now.prompt .. '\n' .. now.max .. '\n' .. math.max(0, started - arrived) .. '\n'

@@ -5,7 +5,8 @@
 -- it, num_started is what was claimed and has not ended. The hash "queue" has the sums of depth:BAND, tokens:BAND and
 -- weight:BAND of all tenants.
 -- Usage is kept per second, so that a minute slides: "r<second>" requests and "t<second>" tokens, with their sums, from
--- second "from" on. What was used in the last 60 s is never more than the sums, which reach back 60 to 61 s.
+-- second "from" on. What was used in the last 60 s is never more than the sums, which reach back 60 to 61 s. "last" is
+-- the last second that anything was used in: where it is in the future, the clock has gone back, and nothing is kept.
 
 local WINDOW_S = 60
 
@@ -67,12 +68,13 @@ end
 -- Forget what has left the window; returns requests and tokens used in it, and its first second.
 local function used(prefix, tenant)
   local key = prefix .. 'usage:' .. tenant
-  local sums = fields(key, 'from', 'requests', 'tokens')
+  local sums = fields(key, 'from', 'requests', 'tokens', 'last')
   if not sums.from then return 0, 0, nil end
   local from, requests, tokens = whole(sums.from), whole(sums.requests), whole(sums.tokens)
   local first = math.floor(now_ms() / 1000) - WINDOW_S
-  if not (from and requests and tokens) or from < first - 2 * WINDOW_S or from > first + 2 * WINDOW_S then
-    redis.call('DEL', key) -- written by others than scripts
+  local last = whole(sums.last) or from
+  if not (from and requests and tokens) or from < first - 2 * WINDOW_S or last > first + WINDOW_S then
+    redis.call('DEL', key) -- written by others than scripts, or by another clock
     return 0, 0, nil
   end
   if from >= first then return requests, tokens, from end
@@ -90,10 +92,11 @@ end
 
 -- Note requests and tokens as used at ms "at"; what is older than the window is not noted.
 local function use(prefix, tenant, requests, tokens, at)
-  local key, second = prefix .. 'usage:' .. tenant, math.floor(at / 1000)
+  local key, second = prefix .. 'usage:' .. tenant, math.floor(marks.cut(at, 0) / 1000)
   local _, _, from = used(prefix, tenant)
   if second < (from or math.floor(now_ms() / 1000) - WINDOW_S) then return end
   if not from then redis.call('HSET', key, 'from', second) end
+  redis.call('HSET', key, 'last', math.floor(now_ms() / 1000))
   redis.call('HINCRBY', key, 'requests', requests)
   redis.call('HINCRBY', key, 'tokens', tokens)
   redis.call('HINCRBY', key, 'r' .. second, requests)
@@ -149,7 +152,7 @@ end
 -- Tenants share the model while several have requests, and for a moment after: the last sequences of engines are kept then
 -- for those that have less than an equal part of an engine. A full one would make them wait for somebody else's end first.
 local SHARED_FOR_MS = 60000
-local function is_shared(shared_at) return shared_at and now_ms() - tonumber(shared_at) < SHARED_FOR_MS end
+local function is_shared(shared_at) return not marks.has_passed(shared_at and tonumber(shared_at), SHARED_FOR_MS) end
 
 -- Whether a tenant has an equal part of an engine with so many sequences.
 local function has_equal_part(prefix, tenant, num_seqs)

@@ -22,7 +22,7 @@ local CROWDED_MS = 10
 -- Expected of a model that has not ended a request yet.
 local OUTPUT_TOKENS = 256
 gather_counts()
-redis.call('ZADD', prefix .. 'leases', now + tonumber(ARGV[3]), engine)
+marks.set_lease(prefix, 'leases', engine, tonumber(ARGV[3]))
 
 local totals = fields(queue, 'paused', 'mean_output', 'shared_at', 'warm', 'adapters')
 if totals.paused then return {wave, retry_ms, is_saving} end
@@ -50,7 +50,7 @@ end
 -- does at a time; the others pass the lane by. Returns whether it is this one.
 local function reserve()
   local holder = redis.call('GET', prefix .. 'reserved')
-  if holder and holder ~= engine then return false end
+  if holder and holder ~= engine and redis.call('PTTL', prefix .. 'reserved') <= RESERVED_TTL_MS then return false end
   redis.call('SET', prefix .. 'reserved', engine, 'PX', RESERVED_TTL_MS)
   is_saving = 1
   return true
@@ -97,7 +97,7 @@ local function read_request(id)
     and (not request.attempts or whole(request.attempts)) and (not request.deadline or whole(request.deadline))
     and request.state == 'queued' and request.tenant and request.band
   request.prompt, request.most = prompt, most
-  request.arrived_at = request.entry and arrival_ms(request.entry) or whole(request.arrived_at)
+  request.arrived_at = request.entry and arrival_ms(prefix, request.entry, id) or whole(request.arrived_at)
   return request
 end
 
@@ -164,7 +164,8 @@ if suspect and limit > 0 then
     if num_taken > 0 then return reply(false) end
   end
   local since = whole(fields_of(prefix .. 'request:' .. suspect, 'suspected_at').suspected_at) or now
-  if now - since > WARD_AFTER_MS then redis.call('SET', prefix .. 'ward', engine, 'NX', 'PX', WARD_TTL_MS) end
+  if redis.call('PTTL', prefix .. 'ward') > WARD_TTL_MS then redis.call('DEL', prefix .. 'ward') end
+  if marks.has_passed(since, WARD_AFTER_MS) then redis.call('SET', prefix .. 'ward', engine, 'NX', 'PX', WARD_TTL_MS) end
   if redis.call('GET', prefix .. 'ward') == engine then
     redis.call('PEXPIRE', prefix .. 'ward', WARD_TTL_MS)
     is_saving = 1

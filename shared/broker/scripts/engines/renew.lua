@@ -2,7 +2,7 @@
 -- KEYS: leases. ARGV: prefix, engine, lease_ttl_ms, then for each claim: id, epoch.
 -- Returns the ids whose claim is stale: the engine was taken for dead and they moved, or they were cancelled.
 local prefix, engine, stale = ARGV[1], ARGV[2], {}
-redis.call('ZADD', prefix .. 'leases', now_ms() + tonumber(ARGV[3]), engine)
+marks.set_lease(prefix, 'leases', engine, tonumber(ARGV[3]))
 for i = 4, #ARGV, 2 do
   local epoch, state = values_of(prefix .. 'request:' .. ARGV[i], 'epoch', 'state')
   if epoch ~= ARGV[i + 1] or state ~= 'claimed' then stale[#stale + 1] = ARGV[i] end

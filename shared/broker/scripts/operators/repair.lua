@@ -125,7 +125,7 @@ local function repair_lane(tenant, band, is_blocked)
   if not head then
     shut_lane(prefix, band, tenant)
   elseif not is_blocked then
-    open_lane(prefix, band, tenant, arrival_ms(head[1]))
+    open_lane(prefix, band, tenant, arrival_ms(prefix, head[1], head[2][2]))
   end
   if head then redis.call('SADD', prefix .. 'active', tenant) end
 end

@@ -11,7 +11,7 @@ for i = 2, #ARGV do
       local head = redis.call('ZSCORE', prefix .. 'heads:' .. band, tenant)
       if not head then
         local first = first_entry(prefix, band, tenant)
-        head = first and arrival_ms(first[1])
+        head = first and arrival_ms(prefix, first[1], first[2][2])
       end
       lanes[#lanes + 1] = {band, count_of(depth), count_of(tokens), tonumber(head or 0)}
     end

@@ -4,7 +4,7 @@ local SAMPLE_EVERY_MS = 10000
 
 local function sample(prefix, sampled_at)
   local now, queue = now_ms(), prefix .. 'queue'
-  if now - (whole(sampled_at) or 0) < SAMPLE_EVERY_MS then return end
+  if not marks.has_passed(whole(sampled_at), SAMPLE_EVERY_MS) then return end
   redis.call('HSET', prefix .. 'reaper', 'sampled_at', now)
   local depth, tokens = waiting(prefix, queue)
   local sums = fields(queue, 'num_started', 'num_awaiting')

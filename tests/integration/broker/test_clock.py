@@ -1,0 +1,314 @@
+"""The clock of a real Redis is set back or forward, and nobody is lost, doubled or taken for alive by it.
+
+The test moves time on by the same clock, so that it waits for nothing and knows what is due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.producer.agenda import Agenda
+from penstock.producer.batches.script_texts import SCRIPTS as BATCH_SCRIPTS
+from penstock.shared.broker import Broker, Queue, Reaped, Room
+from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.heartbeats import drop_overdue
+from penstock.shared.groups.membership import Membership, Standing
+from penstock.shared.keys import Keys
+from penstock.shared.queue.policy import Order, QueuePolicy, TenantPolicy
+from penstock.shared.queue.request_state import RequestState
+
+from ...moved_clock import MovedClock
+from ...redis_server import RedisServer
+from .conftest import CAUSE, enqueue, final, held, take
+
+# So long that a busy machine does not let it end between two lines of a test.
+LEASE_S = 300.0
+LEASE_MS = 1000 * int(LEASE_S)
+BACK = (-3600.0, -900.0)
+BOTH = (*BACK, 900.0, 3600.0)
+
+
+@pytest.fixture
+def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MovedClock:
+    clock = MovedClock(tmp_path / "moved")
+    monkeypatch.setenv("PENSTOCK_REDIS_SERVER", str(clock.program))
+    return clock
+
+
+@pytest.fixture
+def broker_on(clock: MovedClock, tmp_path: Path) -> Iterator[str]:
+    """The URL of a server of the test's own, which goes by ``clock``."""
+    server = RedisServer(tmp_path / "redis")
+    server.start()
+    try:
+        server.wait_until_ready()
+        yield server.url
+    finally:
+        server.kill()
+
+
+async def reap(broker: Broker) -> list[Reaped]:
+    return await broker.reap(CAUSE, max_deliveries=3, lease_ttl_ms=LEASE_MS)
+
+
+async def look(broker: Broker) -> list[Reaped]:
+    """Reap twice: after a gap between two looks nobody is taken for dead before everybody had a lease to renew."""
+    return [*await reap(broker), *await reap(broker)]
+
+
+async def pass_time(broker: Broker, clock: MovedClock, seconds: float) -> list[Reaped]:
+    """Let so much time pass, in which reapers look as often as they do; returns what they find."""
+    found: list[Reaped] = []
+    whole, rest = divmod(seconds, 1.5)
+    for step_s in [1.5] * int(whole) + [rest]:
+        clock.move(step_s)
+        found += await reap(broker)
+    return found
+
+
+@pytest.mark.parametrize("by_s", BACK)
+async def test_a_dead_engine_is_found_one_lease_after_the_clock_went_back(
+    clock: MovedClock, broker: Broker, by_s: float
+) -> None:
+    await enqueue(broker, "a", "b")
+    await look(broker)
+    await take(broker, "e0", 2, lease_ttl_ms=LEASE_MS)
+    clock.move(by_s)
+    found = await pass_time(broker, clock, LEASE_S + 3)
+    assert [(one.kind, one.name, one.num_requests) for one in found] == [("engine", "e0", 2)]
+    assert {claim.request_id: claim.attempt for claim in await take(broker, "e1", 2)} == {"a": 2, "b": 2}
+    assert await broker.append([]) == []
+    assert await broker.renew("e0", [held("a"), held("b")]) == ["a", "b"]
+
+
+@pytest.mark.parametrize("by_s", BOTH)
+async def test_a_living_engine_keeps_what_it_holds(clock: MovedClock, broker: Broker, by_s: float) -> None:
+    await enqueue(broker, "a")
+    await look(broker)
+    await take(broker, "e0", 1, lease_ttl_ms=LEASE_MS)
+    clock.move(by_s)
+    assert await look(broker) == []
+    for _ in range(3):
+        assert await broker.renew("e0", [held("a")], lease_ttl_ms=LEASE_MS) == []
+        assert await pass_time(broker, clock, LEASE_S / 3) == []
+    assert await broker.finish([final("a", 1, 0, 7)]) == []
+    assert await broker.state("a") is RequestState.FINISHED
+
+
+@pytest.mark.parametrize("by_s", BACK)
+async def test_an_engine_that_has_not_renewed_yet_keeps_its_claims_for_a_lease(
+    clock: MovedClock, broker: Broker, by_s: float
+) -> None:
+    await enqueue(broker, "a")
+    await look(broker)
+    await take(broker, "e0", 1, lease_ttl_ms=LEASE_MS)
+    clock.move(by_s)
+    assert await pass_time(broker, clock, LEASE_S / 2) == []
+    assert await broker.renew("e0", [held("a")], lease_ttl_ms=LEASE_MS) == []
+
+
+@pytest.mark.parametrize("by_s", BACK)
+async def test_what_a_vanished_client_waited_for_is_cancelled_one_lease_later(
+    clock: MovedClock, broker: Broker, by_s: float
+) -> None:
+    await look(broker)
+    await enqueue(broker, "dead", client_id="c0", client_ttl_ms=LEASE_MS)
+    await enqueue(broker, "living", client_id="c1", client_ttl_ms=LEASE_MS)
+    clock.move(by_s)
+    await pass_time(broker, clock, LEASE_S - 3)
+    await broker.renew_client("c1", LEASE_MS)
+    found = await pass_time(broker, clock, 6)
+    assert [(one.kind, one.name, one.num_requests) for one in found] == [("client", "c0", 1)]
+    assert await broker.state("living") is RequestState.QUEUED
+
+
+@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize("is_claimed", [False, True])
+@pytest.mark.parametrize("by_s", BACK)
+async def test_a_timeout_is_never_longer_than_itself(
+    clock: MovedClock, broker: Broker, queue: Queue, by_s: float, is_claimed: bool, order: Order
+) -> None:
+    await queue.configure(QueuePolicy(order=order))
+    await look(broker)
+    seconds, _ = await broker._connection.execute("TIME")
+    await enqueue(broker, "timeout", timeout_ms=60_000)
+    await enqueue(broker, "deadline", deadline_ms=1000 * int(seconds) + 60_000)
+    await enqueue(broker, *(f"r{i}" for i in range(600)), timeout_ms=60_000)
+    if is_claimed:
+        assert len(await take(broker, "e0", 602)) == 602
+    clock.move(by_s)
+    await pass_time(broker, clock, 50)
+    assert await broker.state("timeout") is (RequestState.CLAIMED if is_claimed else RequestState.QUEUED)
+    await pass_time(broker, clock, 14)
+    assert {await broker.state(f"r{i}") for i in range(600)} | {await broker.state("timeout")} == {RequestState.EXPIRED}
+    # A time of day is what its caller has asked for.
+    assert await broker.state("deadline") is (RequestState.CLAIMED if is_claimed else RequestState.QUEUED)
+
+
+@pytest.mark.parametrize("by_s", [-3600.0, -90.0, -30.0])
+async def test_a_tenant_over_its_quota_goes_on_within_a_minute(
+    clock: MovedClock, broker: Broker, queue: Queue, by_s: float
+) -> None:
+    await queue.configure_tenant("t", TenantPolicy(requests_per_minute=1))
+    await look(broker)
+    await enqueue(broker, "a", "b", tenant="t")
+    assert [claim.request_id for claim in await take(broker, "e0", 2)] == ["a"]
+    clock.move(by_s)
+    await pass_time(broker, clock, 65)
+    assert [claim.request_id for claim in await take(broker, "e0", 2)] == ["b"]
+
+
+async def test_what_waits_ages_by_the_clock_that_there_is(clock: MovedClock, broker: Broker, queue: Queue) -> None:
+    await look(broker)
+    await enqueue(broker, "before")
+    clock.move(-3600)
+    await look(broker)
+    # It stands in a lane that the clock is behind of.
+    await enqueue(broker, "after")
+    await pass_time(broker, clock, 40)
+    ages = [band.oldest_age_s for band in (await queue.stats()).bands if band.depth]
+    assert ages == [pytest.approx(40, abs=30)]
+    wave = await broker.claim("e0", Room(max_num_seqs=8))
+    assert [claim.request_id for claim in wave.claims] == ["before", "after"]
+    assert [claim.waited_ms >= 40_000 for claim in wave.claims] == [True, True]
+    assert max(claim.waited_ms for claim in wave.claims) < 600_000
+
+
+async def test_a_suspect_gets_an_engine_of_its_own(clock: MovedClock, broker: Broker) -> None:
+    await look(broker)
+    await enqueue(broker, "bad", "good")
+    await take(broker, "e0", 1)
+    assert await broker.reclaim("e0", CAUSE, is_external=False, max_deliveries=3) == (1, 0)
+    await take(broker, "e1", 0, num_held=1)
+    clock.move(-3600)
+    # It never becomes idle by itself, so it has to be kept from new work until it does.
+    assert await take(broker, "e1", 2, num_held=1) == []
+    assert [claim.request_id for claim in await take(broker, "e1", 2)] == ["bad"]
+
+
+async def test_a_place_that_is_kept_for_a_large_request_is_free_again_after_its_time(
+    clock: MovedClock, broker: Broker
+) -> None:
+    await look(broker)
+    await enqueue(broker, "large", num_prompt_tokens=90)
+    full = Room(max_num_seqs=4, num_seqs=1, num_kv_tokens=100, num_held_kv_tokens=50)
+    assert (await broker.claim("e0", full)).is_saving
+    clock.move(-3600)
+    assert (await broker.claim("e1", full)).is_saving
+
+
+@pytest.mark.parametrize("by_s", BACK)
+async def test_numbers_of_owners_are_not_given_twice_by_a_replica_whose_clock_is_behind(
+    clock: MovedClock, broker: Broker, commands: CommandConnection, by_s: float
+) -> None:
+    await enqueue(broker, "a")
+    (first,) = await take(broker, "e0", 1)
+    clock.move(by_s)
+    await broker.release([held("a")])
+    (second,) = await take(broker, "e0", 1)
+    await broker.release([held("a", 2)])
+    # A replica that has not heard of the second owner makes another one.
+    await commands.execute("HSET", broker.keys.request("a"), "epoch", first.epoch)
+    (third,) = await take(broker, "e0", 1)
+    assert len({first.epoch, second.epoch, third.epoch}) == 3
+
+
+@pytest.mark.parametrize("by_s", BACK)
+async def test_items_of_the_agenda_are_due_in_their_own_time(
+    clock: MovedClock, commands: CommandConnection, namespace: str, by_s: float
+) -> None:
+    agenda = Agenda(commands, Keys(namespace), lease_ttl_s=LEASE_S)
+    await agenda.add("job", "later", 120.0)
+    for item_id in ("dead", "living"):
+        await agenda.add("job", item_id)
+    assert await agenda.hold("job", "dead") is not None
+    living = await agenda.hold("job", "living")
+    assert living is not None
+    clock.move(by_s)
+    assert await agenda.due(9) == []
+    clock.move(121.0)
+    assert [item.item_id for item in await agenda.due(9)] == ["later"]
+    keeping = asyncio.create_task(living.keep())
+    await asyncio.sleep(0)  # it renews at once
+    clock.move(LEASE_S)
+    while {item.item_id for item in await agenda.due(9)} != {"dead", "later"}:
+        await asyncio.sleep(0.01)
+    keeping.cancel()
+    assert await living.let_go(None)
+
+
+@pytest.mark.parametrize("by_s", BACK)
+async def test_the_lease_of_a_batch_ends_one_lease_later(
+    clock: MovedClock, commands: CommandConnection, namespace: str, by_s: float
+) -> None:
+    keys = Keys(namespace).batches()
+    await commands.run_script(BATCH_SCRIPTS["create"], [keys.batch("b"), keys.batches("t"), keys.open], ["b", "{}", 0])
+
+    async def attempt_to_take(holder: str) -> bytes:
+        answer = await commands.run_script(BATCH_SCRIPTS["take"], [keys.batch("b"), keys.open], ["b", holder, LEASE_MS])
+        return answer[0]
+
+    assert await attempt_to_take("first") == b"taken"
+    clock.move(by_s)
+    assert await attempt_to_take("second") == b"held"
+    clock.move(LEASE_S + 1)
+    assert await attempt_to_take("second") == b"taken"
+
+
+@pytest.mark.parametrize("by_s", BACK)
+async def test_a_group_does_not_wait_for_a_rank_that_died(
+    clock: MovedClock, commands: CommandConnection, broker: Broker, by_s: float
+) -> None:
+    first, second, third = (
+        Membership(commands, broker.keys, "g", name, ttl_ms=LEASE_MS) for name in ("first", "second", "third")
+    )
+    dead, place = await first.join(2), await second.join(2)
+    assert dead is not None
+    assert place is not None
+    clock.move(by_s)
+    assert await third.join(2) is None
+    clock.move(LEASE_S - 10)
+    assert (await second.renew(place)).standing is Standing.OK
+    clock.move(20)
+    assert (await second.renew(place)).standing is Standing.OVER
+    assert await third.join(2) is not None
+
+
+@pytest.mark.parametrize("by_s", BOTH)
+async def test_a_group_that_serves_stays_together(
+    clock: MovedClock, commands: CommandConnection, broker: Broker, by_s: float
+) -> None:
+    ranks = [Membership(commands, broker.keys, "g", name, ttl_ms=LEASE_MS) for name in ("first", "second")]
+    places = [await rank.join(2) for rank in ranks]
+    newcomer = Membership(commands, broker.keys, "g", "newcomer", ttl_ms=LEASE_MS)
+    for rank, place in zip(ranks, places, strict=True):
+        assert place is not None
+        await rank.renew(place, address="here:1", serves=True, num_experts=4)
+    clock.move(by_s)
+    assert await newcomer.join(2) is None
+    for rank, place in zip(ranks, places, strict=True):
+        assert place is not None
+        assert (await rank.renew(place, address="here:1", serves=True, num_experts=4)).standing is Standing.OK
+
+
+async def test_what_dead_processes_said_does_not_outlive_them(
+    clock: MovedClock, commands: CommandConnection, namespace: str
+) -> None:
+    keys = Keys(namespace)
+    for ids_key, key, name in (
+        (keys.engines(), keys.engine("e0"), "e0"),
+        (keys.processes(), keys.process("jobs-1"), "jobs-1"),
+    ):
+        await commands.execute("SADD", ids_key, name)
+        await commands.execute("SET", key, b"{}", "PX", 30_000)
+    clock.move(-3600)
+    await commands.execute("SADD", keys.engines(), "e1")
+    await commands.execute("SET", keys.engine("e1"), b"{}", "PX", 30_000)
+    await drop_overdue(commands.execute, keys)
+    left = [await commands.execute("EXISTS", key) for key in (keys.engine("e0"), keys.process("jobs-1"))]
+    assert left == [0, 0]
+    assert await commands.execute("EXISTS", keys.engine("e1")) == 1
