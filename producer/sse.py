@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from ..shared.errors import PenstockError, ValidationError
+from ..shared.json_lines import encode_line, escape_line_ends
 from ..shared.messages.deltas import Delta
 from ..shared.shown import shown
 from .reconnect import END, StreamPosition
@@ -42,15 +43,20 @@ HEADERS: Mapping[str, str] = {
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-_LINE_ENDS = re.compile(rb"\r\n|\r|\n")
+# What some reader takes for the end of a line: browsers the first three, Python's ``str.splitlines`` all of them.
+_LINE_ENDS = re.compile(rb"\r\n|[\r\n\x0b\x0c\x1c\x1d\x1e]|\xc2\x85|\xe2\x80[\xa8\xa9]")
+# Their first bytes, which are searched faster.
+_MAYBE_LINE_END = re.compile(rb"[\n\r\x0b\x0c\x1c\x1d\x1e\xc2\xe2]")
 
 
 def encode_event(
     data: str | bytes, *, event: str | None = None, event_id: str | None = None, retry_ms: int | None = None
 ) -> bytes:
-    """Return one event; lines of ``data`` (text or UTF-8) may end in any of the three ways.
+    """Return one event, which every reader splits into the same lines.
 
     Args:
+        data: JSON, which arrives as the same value; or text, whose line ends all arrive as ``\\n``. Both as a string or
+            in UTF-8. Line ends are those of Python's ``str.splitlines``.
         event: its type; a browser calls those without one "message".
         event_id: what the reader sends as ``Last-Event-ID`` when it comes back.
         retry_ms: how long a reader waits before it comes back.
@@ -61,16 +67,36 @@ def encode_event(
     fields = []
     for name, value in (("event", event), ("id", event_id)):
         if value is not None:
-            if any(char in value for char in "\r\n\0"):
+            if "\0" in value or _LINE_ENDS.search(value.encode()):
                 raise ValidationError(f"{name} of an event must hold no line end and no NUL, got {shown(value)}")
             fields.append(f"{name}: {value}\n".encode())
     if retry_ms is not None:
         fields.append(b"retry: %d\n" % retry_ms)
     encoded = data.encode() if isinstance(data, str) else data
-    if b"\n" not in encoded and b"\r" not in encoded:
+    if _MAYBE_LINE_END.search(encoded) is not None:
+        encoded = _without_foreign_line_ends(encoded)
+    if b"\n" not in encoded:
         return b"%bdata: %b\n\n" % (b"".join(fields), encoded)
-    lines = b"".join(b"data: %b\n" % line for line in _LINE_ENDS.split(encoded))
+    lines = b"".join(b"data: %b\n" % line for line in encoded.split(b"\n"))
     return b"%b%b\n" % (b"".join(fields), lines)
+
+
+def _without_foreign_line_ends(data: bytes) -> bytes:
+    """Return JSON with escapes, and text with ``\\n``, in the place of line ends."""
+    if _LINE_ENDS.search(data) is None:
+        return data
+    escaped = escape_line_ends(data)
+    if escaped != data and _is_json(data):
+        data = escaped
+    return _LINE_ENDS.sub(b"\n", data)
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True
 
 
 def encode_error(error: Exception) -> bytes:
@@ -84,7 +110,7 @@ def encode_error(error: Exception) -> bytes:
         told = {"code": error.code, "message": str(error), "retryable": error.retryable}
     else:
         told = {"code": "internal_error", "message": "the server failed", "retryable": False}
-    return encode_event(msgspec.json.encode(told), event="failure", event_id=None if told["retryable"] else END)
+    return encode_event(encode_line(told), event="failure", event_id=None if told["retryable"] else END)
 
 
 class DeltaEvent(msgspec.Struct, omit_defaults=True):
@@ -111,7 +137,7 @@ def encode_delta(delta: Delta) -> bytes:
     if delta.usage is not None:
         event.num_prompt_tokens = delta.usage.num_prompt_tokens
         event.num_output_tokens = delta.usage.num_output_tokens
-    return msgspec.json.encode(event)
+    return encode_line(event)
 
 
 async def delta_events(

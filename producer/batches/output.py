@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from ...shared.json_lines import escape_line_ends
 from .batch_records import BatchSpec, BatchUsage, FileRecord, InputTokensDetails
 from .contents import put_in_place
 from .files import new_file
@@ -44,7 +45,7 @@ class _Part:
         self._digest = hashlib.sha256()
 
     def add(self, line: bytes) -> None:
-        whole = line + b"\n"
+        whole = escape_line_ends(line) + b"\n"
         self.file.write(whole)
         self._digest.update(whole)
         self.num_bytes += len(whole)

@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import msgspec
 
+from ...shared.json_lines import encode_line
 from ...shared.log import get_logger
 from ..openai.errors import error_of
 from ..openai.prepared import ChunkMaker, Prepared
@@ -17,7 +18,6 @@ from .generations import PromptDelta
 
 DONE = b"data: [DONE]\n\n"
 
-_encode = msgspec.json.Encoder().encode
 log = get_logger(__name__)
 
 
@@ -73,7 +73,7 @@ async def event_stream(
 
 
 def _event(position: Position, chunk: msgspec.Struct) -> bytes:
-    return b"id: %b\ndata: %b\n\n" % (str(position).encode(), _encode(chunk))
+    return b"id: %b\ndata: %b\n\n" % (str(position).encode(), encode_line(chunk))
 
 
 async def _noted(
@@ -95,4 +95,4 @@ def _error_event(error: Exception) -> bytes:
     """The event that tells a failure where OpenAI's clients look for it, and the end of the stream."""
     told = error_of(error)
     log.warning("stream_failed", error=str(error), status=told.status)
-    return b"data: %b\n\n%b" % (_encode(told.body), DONE)
+    return b"data: %b\n\n%b" % (encode_line(told.body), DONE)

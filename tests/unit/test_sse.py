@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from penstock.producer import Delta, FinishReason
 from penstock.producer.reconnect import StreamPosition
-from penstock.producer.sse import COMMENT, EventStream, delta_events, encode_error, encode_event
+from penstock.producer.sse import COMMENT, EventStream, delta_events, encode_delta, encode_error, encode_event
 from penstock.shared.errors import QueueFullError, RequestFailedError, ValidationError
 
 
@@ -65,6 +66,9 @@ class Events:
         ("a\nb\r\nc\rd", b"data: a\ndata: b\ndata: c\ndata: d\n"),
         ("a\n\n", b"data: a\ndata: \ndata: \n"),
         (" leading", b"data:  leading\n"),
+        ("a\u2028b\x85c\x0bd\u00a0—", "data: a\ndata: b\ndata: c\ndata: d\u00a0—\n".encode()),
+        ('{"a":\n"\u2028"}', b'data: {"a":\ndata: "\\u2028"}\n'),
+        ('"\u2029"', b'data: "\\u2029"\n'),
     ],
 )
 def test_lines_of_data(data: str | bytes, lines: bytes) -> None:
@@ -72,12 +76,29 @@ def test_lines_of_data(data: str | bytes, lines: bytes) -> None:
     assert encode_event(data, event="x", event_id="7", retry_ms=50) == b"event: x\nid: 7\nretry: 50\n" + lines + b"\n"
 
 
-@pytest.mark.parametrize("value", ["a\nb", "a\rb", "a\0b"])
+@pytest.mark.parametrize("value", ["a\nb", "a\rb", "a\0b", "a\u2028b"])
 def test_a_field_with_a_line_end_is_refused(value: str) -> None:
     with pytest.raises(ValidationError, match="event of an event must hold no line end"):
         encode_event("x", event=value)
     with pytest.raises(ValidationError, match="id of an event must hold no line end"):
         encode_event("x", event_id=value)
+
+
+def test_every_reader_sees_the_same_lines() -> None:
+    """Over every character at which Python splits text."""
+    ends = [char for char in map(chr, range(sys.maxunicode + 1)) if len(f"a{char}b".splitlines()) == 2]
+    assert {"\n", "\r", "\v", "\f", "\x1c", "\x85", "\u2028", "\u2029"} <= set(ends)
+    for end in ends:
+        text = f"a{end}b"
+        for event in (encode_event(encode_delta(Delta(text=text))), encode_error(RequestFailedError(text, code="x"))):
+            lines = event.decode().splitlines()
+            (data,) = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+            assert text in json.loads(data).values()
+            assert lines == event.decode().removesuffix("\n").split("\n")
+        whole = encode_event(json.dumps({"text": text}, ensure_ascii=False)).decode()
+        assert json.loads(whole.removeprefix("data: ")) == {"text": text}
+        assert len(whole.splitlines()) == 2
+        assert encode_event(text).decode().splitlines() == ["data: a", "data: b", ""]
 
 
 def test_positions_go_into_ids_and_come_back() -> None:

@@ -14,6 +14,7 @@ from ....shared.broker import Queue
 from ....shared.command_line import Command, UsageError, add_redis_arguments, format_table
 from ....shared.connection import CommandConnection
 from ....shared.errors import RedisUnavailableError, RequestNotFoundError
+from ....shared.json_lines import encode_line
 from ....shared.keys import Keys
 from ....shared.partitions import open_queue
 from ....shared.queue.policy import TenantPolicy
@@ -100,7 +101,7 @@ async def _look(queue: Queue, arguments: argparse.Namespace) -> Look:
     stats, policy = await asyncio.gather(queue.stats(tenants=True), queue.policy())
     if arguments.json:
         tenants = [_tenant_fields(tenant) for tenant in stats.tenants]
-        line = msgspec.json.encode({**_fields(stats), "tenants": tenants, "policy": policy})
+        line = encode_line({**_fields(stats), "tenants": tenants, "policy": policy})
         return Look(msgspec.json.format(line).decode(), line.decode())
     # A policy does not move, and takes most of a small screen.
     settings = "" if arguments.watch is not None else f"\n{describe_policy(policy)}"

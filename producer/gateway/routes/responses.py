@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response as HTTPResponse
 
+from ....shared.json_lines import encode_line
 from ....shared.shown import shown
 from ...openai.endpoints import RESPONSES, decode
 from ...openai.errors import bad_field
@@ -24,8 +25,6 @@ from ..http import add_ids, gateway_of, json_response, note_request_id, read_bod
 from ..operations import Operation
 from ..stream import event_stream
 from .generate import LARGE_BODY_BYTES
-
-_encode = msgspec.json.Encoder().encode
 
 
 async def create(request: Request) -> HTTPResponse | EventStream:
@@ -113,7 +112,7 @@ async def _frames(batches: AsyncGenerator[list[Event]]) -> AsyncGenerator[bytes]
 
 def _frame(event: Event) -> bytes:
     kind = str(event.__struct_config__.tag).encode()
-    return b"event: %b\nid: %d\ndata: %b\n\n" % (kind, event.sequence_number, _encode(event))
+    return b"event: %b\nid: %d\ndata: %b\n\n" % (kind, event.sequence_number, encode_line(event))
 
 
 def _identity(request: Request) -> Identity:

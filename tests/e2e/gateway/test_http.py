@@ -59,6 +59,22 @@ async def async_http(gateway: LocalGateway) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
+def test_an_event_is_one_line_for_readers_that_split_as_python_does(http: httpx.Client) -> None:
+    """httpx splits text at U+0085, U+2028 and U+2029, too."""
+    text = "a\x85b\u2028c\u2029d"
+    escaped = json.dumps(text)[1:-1]
+    for path, body in (
+        ("/v1/completions", {"prompt": text, "echo": True, "max_tokens": 1}),
+        ("/v1/responses", {"input": text, "metadata": {"text": text}, "max_output_tokens": 1}),
+    ):
+        with http.stream("POST", path, json={"model": "demo", "stream": True, **body}) as reply:
+            assert reply.status_code == 200, reply.read()
+            lines = list(reply.iter_lines())
+        assert {line.partition(": ")[0] for line in lines} <= {"", "id", "event", "data"}
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        assert any(escaped in json.dumps(event) for event in events)
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_curl_gets_a_stream(gateway: LocalGateway) -> None:
     command = ["curl", "-sSN", f"{gateway.base_url}/chat/completions", "-H", "content-type: application/json"]

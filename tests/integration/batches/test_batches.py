@@ -262,3 +262,16 @@ async def test_a_batch_is_checked_when_it_is_made(store: BatchStore, client: Cli
         await store.get(batch.id, tenant="acme")
     with pytest.raises(ValidationError, match="window must"):
         await run_batch(client, store, batch.id, window=0)
+
+
+async def test_each_line_of_the_output_is_one_line_for_every_reader(
+    store: BatchStore, client: Client, engine: Engine
+) -> None:
+    custom_id = "a\x85b\u2028c\u2029d"
+    line = msgspec.json.encode(msgspec.json.decode(row(0)) | {"custom_id": custom_id})
+    batch = await make_batch(store, line)
+    running = asyncio.create_task(run_batch(client, store, batch.id))
+    await engine.answer(await claimed(engine, 1, running))
+    output_file_id = (await running).output_file_id or ""
+    content = b"".join([chunk async for chunk in store.files.content(output_file_id)]).decode()
+    assert [msgspec.json.decode(one)["custom_id"] for one in content.splitlines()] == [custom_id]

@@ -31,6 +31,8 @@ LETTERS, DIGITS = range(67, 93), range(18, 28)
 LEAD, TAIL = 130, 105
 # Biases that do no good.
 CRASH, MISTAKE, FAILURE = 0.125, 0.25, 0.5
+# Text in every answer. The servers do not escape these characters, at which Python splits lines.
+TEXT = "\x85\u2028\u2029"
 # A prompt that begins with it has "é" in its answers.
 ACCENTS = 87
 
@@ -148,7 +150,12 @@ class LlamaServer:
                 return
             if token_id == LEAD:
                 continue
-            answer: dict[str, Any] = {"tokens": [token_id], "stop": False, "tokens_predicted": len(call.token_ids)}
+            answer: dict[str, Any] = {
+                "content": TEXT,
+                "tokens": [token_id],
+                "stop": False,
+                "tokens_predicted": len(call.token_ids),
+            }
             if "n_probs" in body:
                 answer["completion_probabilities"] = [self._told(token_id, body)]
             yield _event(answer)
@@ -220,11 +227,11 @@ class SglangServer:
             meta["output_token_logprobs"] = [(-1.5, token_id, None) for token_id in told]
             tops = [_logprobs(token_id, body["top_logprobs_num"]) for token_id in told]
             meta["output_top_logprobs"] = [[(value, other, None) for other, value in top] for top in tops]
-        return {"text": "", "output_ids": told, "meta_info": meta}
+        return {"text": TEXT, "output_ids": told, "meta_info": meta}
 
 
 def _event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content)}\n\n"
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
 
 
 def make_app(dialect: str) -> Starlette:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import queue
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ HEALTH_INTERVAL_S = 1.0
 HEALTH_TIMEOUT_S = 10.0
 MAX_UNHEALTHY_LOOKS = 3
 _MAX_BODY_BYTES = 4096
+_LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 @dataclass(frozen=True)
@@ -147,14 +149,24 @@ class ServerStreams:
             self._events.put(Closed(call_id))
 
     async def _read_events(self, call_id: int, response: httpx.Response) -> None:
-        """Of server-sent events the lines of data; both servers put all of one into one line."""
-        async for line in response.aiter_lines():
-            kind, _, content = line.partition(":")
-            content = content.strip()
-            if kind == "data" and content != "[DONE]":
-                self._events.put(Answer(call_id, _decoded(content.encode())))
-            elif kind == "error":
-                self._events.put(Answer(call_id, {"error": _decoded(content.encode())}))
+        """Report the data lines of server-sent events. Both servers write the data of an event as one line.
+
+        Lines are split here, since httpx splits them inside of JSON strings, too: at U+2028, for example.
+        """
+        rest = b""
+        async for piece in response.aiter_bytes():
+            *lines, rest = _LINE_END.split(rest + piece)
+            for line in lines:
+                self._take_line(call_id, line)
+        self._take_line(call_id, rest)
+
+    def _take_line(self, call_id: int, line: bytes) -> None:
+        kind, _, content = line.partition(b":")
+        content = content.strip()
+        if kind == b"data" and content != b"[DONE]":
+            self._events.put(Answer(call_id, _decoded(content)))
+        elif kind == b"error":
+            self._events.put(Answer(call_id, {"error": _decoded(content)}))
 
     async def _watch(self, path: str) -> None:
         num_unhealthy, finding = 0, ""
