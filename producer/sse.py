@@ -20,11 +20,12 @@ from typing import Any
 
 import msgspec
 
-from ..shared.errors import PenstockError, ValidationError
+from ..shared.errors import PenstockError, ServerShutdownError, ValidationError
 from ..shared.json_lines import encode_line, escape_line_ends
 from ..shared.messages.deltas import Delta
 from ..shared.shown import shown
 from .reconnect import END, StreamPosition
+from .shutdown import ShutdownWatch, shutdown_watch
 
 KEEP_ALIVE_S = 15.0
 # So long the status waits for what goes wrong at first: the answer to the enqueue, and the worker's checks.
@@ -35,8 +36,11 @@ RETRY_MS = 1000
 COMMENT = b":\n\n"
 HEADERS: Mapping[str, str] = {
     "content-type": "text/event-stream; charset=utf-8",
-    # "no-transform" keeps proxies from compressing, which would hold events back; the last is nginx's own word.
+    # Compression would hold events back. "no-transform" keeps proxies from it, "identity" what compresses any body that
+    # has no encoding yet: Django's GZipMiddleware, brotli-asgi, nginx with gzip_types *.
     "cache-control": "no-store, no-transform",
+    "content-encoding": "identity",
+    # nginx's own word.
     "x-accel-buffering": "no",
 }
 
@@ -169,6 +173,8 @@ class EventStream:
     closed, which leaves a request that they are of. An error that comes before the first event is raised, so that the
     application can answer with a status; a later one is told in the last event, and raised if it is not Penstock's.
 
+    When uvicorn shuts down, the stream ends by ``ServerShutdownError``: otherwise the server would wait for its end.
+
     Args:
         events: encoded ones; closed at the end.
         headers: beside, or in place of, those that a stream needs.
@@ -194,6 +200,9 @@ class EventStream:
         self._next: asyncio.Future[bytes] | None = None
         self._is_over = False
         self._failure: Exception | None = None
+        self._answering: asyncio.Task[None] | None = None
+        self._watch: ShutdownWatch | None = None
+        self._is_ending = False
 
     async def start(self) -> EventStream:
         """Wait for the first event, for ``status_wait_s``; returns this stream.
@@ -203,20 +212,31 @@ class EventStream:
         """
         if self._next is None:
             self._next = asyncio.ensure_future(anext(self._events))
+            self._watch_shutdown()
             try:
                 await asyncio.wait([self._next], timeout=self._status_wait_s)
             except asyncio.CancelledError:
                 await self.aclose()
                 raise
-            error = None if not self._next.done() else self._next.exception()
+            is_refused = self._next.done() and not self._next.cancelled()
+            error = self._next.exception() if is_refused else None
             if error is not None and not isinstance(error, StopAsyncIteration):
                 await self.aclose()
                 raise error
         return self
 
+    def end(self) -> None:
+        """End the stream early, since the server shuts down. Its last event says so."""
+        self._is_ending = True
+        for task in (self._next, self._answering):
+            if task is not None:
+                task.cancel()
+
     async def aclose(self) -> None:
         """Leave the events; twice does nothing."""
         self._is_over = True
+        if self._watch is not None:
+            self._watch.discard(self)
         if self._next is not None:
             self._next.cancel()
             await asyncio.gather(self._next, return_exceptions=True)
@@ -231,7 +251,10 @@ class EventStream:
         if self._is_over:
             raise StopAsyncIteration
         if self._next is None:
+            if self._is_ending:
+                return await self._last_event()
             self._next = asyncio.ensure_future(anext(self._events))
+            self._watch_shutdown()
         try:
             # The wait may be cancelled, or end without an event; the event is waited for until the stream is closed.
             await asyncio.wait([self._next], timeout=self._keep_alive_s)
@@ -246,6 +269,10 @@ class EventStream:
         except StopAsyncIteration:
             await self.aclose()
             raise
+        except asyncio.CancelledError:
+            if not self._is_ending:
+                raise
+            return await self._last_event()
         except Exception as error:
             await self.aclose()
             self._failure = None if isinstance(error, PenstockError) else error
@@ -253,7 +280,7 @@ class EventStream:
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer an HTTP request, as ASGI asks an application to."""
-        answering = asyncio.create_task(self._answer(send))
+        self._answering = answering = asyncio.create_task(self._answer(send))
         leaving = asyncio.create_task(_disconnected(receive))
         try:
             await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
@@ -266,15 +293,23 @@ class EventStream:
             await self.aclose()
 
     async def _answer(self, send: Send) -> None:
-        await self.start()
+        try:
+            await self.start()
+        except asyncio.CancelledError:
+            self._go_on_to_end()
         headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self.headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         failure: Exception | None = None
         last = b""
         pulse = _Pulse(send, self._keep_alive_s)
         try:
+            if self._is_ending:
+                raise _shutdown()
             async for event in self._rest():
                 await pulse.send(event)
+        except asyncio.CancelledError:
+            self._go_on_to_end()
+            last = self._error_event(_shutdown())
         except Exception as error:
             failure, last = error, self._error_event(error)
         finally:
@@ -282,6 +317,23 @@ class EventStream:
         await send({"type": "http.response.body", "body": last, "more_body": False})
         if failure is not None and not isinstance(failure, PenstockError):
             raise failure
+
+    def _watch_shutdown(self) -> None:
+        if self._watch is None:
+            self._watch = shutdown_watch()
+            if self._watch is not None:
+                self._watch.add(self)
+
+    def _go_on_to_end(self) -> None:
+        """Take back a cancellation of the running task that ``end`` has made; raise any other."""
+        task = asyncio.current_task()
+        assert task is not None
+        if not self._is_ending or task.uncancel():
+            raise asyncio.CancelledError
+
+    async def _last_event(self) -> bytes:
+        await self.aclose()
+        return self._error_event(_shutdown())
 
     async def _rest(self) -> AsyncGenerator[bytes]:
         """The events, the awaited first one included, without a task for each."""
@@ -293,6 +345,10 @@ class EventStream:
                 return
         async for event in self._events:
             yield event
+
+
+def _shutdown() -> ServerShutdownError:
+    return ServerShutdownError("the server shuts down; connect again to go on")
 
 
 class _Pulse:

@@ -25,6 +25,7 @@
     │   └── BatchTakenOverError       another runner took it from this one, whose lease had ended
     ├── InputClosedError              the request has ended or its input was closed: it takes no more chunks
     ├── ClientClosedError             the client was used after close(), or in another process or loop
+    ├── ServerShutdownError           the web server of an event stream shuts down
     ├── RefusedForNowError            nothing was enqueued; carries retry_after_s
     │   ├── RedisFullError            Redis has no memory left for another request
     │   ├── QueueFullError            the backlog limit of the model or of the tenant is reached
@@ -203,6 +204,13 @@ class ClientClosedError(PenstockError):
     """The client was used after ``close()``, or elsewhere than in the process and event loop that opened it."""
 
     code = "client_closed"
+
+
+class ServerShutdownError(PenstockError):
+    """The web server shuts down, so an open event stream ends; another process resumes it."""
+
+    code = "server_shutdown"
+    retryable = True
 
 
 class RefusedForNowError(PenstockError):

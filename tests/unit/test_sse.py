@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import pytest
+import uvicorn
+from django.conf import settings
+from django.http import HttpRequest, HttpResponseBase, StreamingHttpResponse
+from django.middleware.gzip import GZipMiddleware as DjangoGZip
+from django.test import AsyncRequestFactory
+from starlette.middleware.gzip import GZipMiddleware as StarletteGZip
 
 from penstock.producer import Delta, FinishReason
 from penstock.producer.reconnect import StreamPosition
+from penstock.producer.shutdown import shutdown_watch
 from penstock.producer.sse import COMMENT, EventStream, delta_events, encode_delta, encode_error, encode_event
 from penstock.shared.errors import QueueFullError, RequestFailedError, ValidationError
 
@@ -209,3 +217,100 @@ async def test_cancelling_the_iteration_closes_the_events() -> None:
     with pytest.raises(asyncio.CancelledError):
         await reading
     assert events.closed
+
+
+async def test_compressing_middlewares_of_frameworks_leave_events_as_they_are() -> None:
+    """Django's and Starlette's own; compressed, events are held back until there is enough of them."""
+    events = [b"data: %d\n\n" % number for number in range(8)]
+
+    async def some() -> AsyncGenerator[bytes]:
+        for event in events:
+            yield event
+
+    if not settings.configured:
+        settings.configure()
+
+    async def view(_: HttpRequest) -> HttpResponseBase:
+        stream = await EventStream(some()).start()
+        return StreamingHttpResponse(stream, headers=stream.headers)
+
+    request = AsyncRequestFactory().get("/", headers={"accept-encoding": "gzip"})
+    middleware: Any = DjangoGZip(view)
+    reply = await middleware(request)
+    assert [bytes(piece) async for piece in reply] == events
+    assert reply.headers["content-encoding"] == "identity"
+
+    server = Server()
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"accept-encoding", b"gzip")]}
+    await StarletteGZip(EventStream(some()), minimum_size=0)(scope, server._receive, server.sent.put)
+    head = await server.sent.get()
+    assert dict(head["headers"])[b"content-encoding"] == b"identity"
+    assert [await server.body() for _ in range(9)] == [*events, b""]
+
+
+SHUTDOWN = b'event: failure\ndata: {"code":"server_shutdown","message":"the server shuts down; connect again to go on",'
+SHUTDOWN += b'"retryable":true}\n\n'
+
+
+@pytest.mark.parametrize("num_events", [0, 1])
+async def test_an_asgi_reply_ends_when_its_server_shuts_down(num_events: int) -> None:
+    events, server = Events(), Server()
+    stream = EventStream(events.run(), status_wait_s=60.0)
+    answering = server.answer(stream)
+    await events.awaited.wait()
+    for _ in range(num_events):
+        events.coming.put_nowait(b"data: 1\n\n")
+        assert (await server.sent.get())["status"] == 200
+        assert await server.body() == b"data: 1\n\n"
+    stream.end()
+    await answering
+    if not num_events:
+        assert (await server.sent.get())["status"] == 200
+    assert await server.sent.get() == {"type": "http.response.body", "body": SHUTDOWN, "more_body": False}
+    assert events.closed
+
+
+@pytest.mark.parametrize("num_events", [0, 1])
+async def test_an_iterated_stream_ends_when_its_server_shuts_down(num_events: int) -> None:
+    events = Events()
+    stream = EventStream(events.run(), status_wait_s=0.0)
+    for _ in range(num_events):
+        events.coming.put_nowait(b"data: 1\n\n")
+        assert await anext(stream) == b"data: 1\n\n"
+    last = asyncio.create_task(anext(stream))
+    await events.awaited.wait()
+    stream.end()
+    assert await last == SHUTDOWN
+    assert events.closed
+    assert [event async for event in stream] == []
+
+
+async def test_a_stream_ends_between_two_events_when_its_server_shuts_down() -> None:
+    events = Events()
+    stream = EventStream(events.run())
+    events.coming.put_nowait(b"data: 1\n\n")
+    assert await anext(stream) == b"data: 1\n\n"
+    stream.end()
+    assert [event async for event in stream] == [SHUTDOWN]
+    assert events.closed
+
+
+async def test_only_a_server_of_uvicorn_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shutdown_watch() is None
+    server = uvicorn.Server(uvicorn.Config("app"))
+    server.servers = []
+    monkeypatch.setattr(signal, "getsignal", lambda _: server.handle_exit)
+    watch = shutdown_watch()
+    assert watch is not None
+    assert shutdown_watch() is watch
+    left_events = Events()
+    stream, left = EventStream(Events().run()), EventStream(left_events.run())
+    waiting = asyncio.create_task(anext(left))
+    await left_events.awaited.wait()
+    watch.discard(left)
+    server.handle_exit(signal.SIGTERM, None)
+    async with asyncio.timeout(60):
+        assert [event async for event in stream] == [SHUTDOWN]
+    assert not waiting.done()
+    left.end()
+    assert await waiting == SHUTDOWN

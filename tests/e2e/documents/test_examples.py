@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +24,8 @@ import pytest
 
 from penstock.ops.local_stack import LocalStack
 from penstock.producer import Client
+
+from ...gate import Gate
 
 pytestmark = pytest.mark.xdist_group("deployment")
 
@@ -51,23 +54,25 @@ class Servers:
     def __init__(self, url: str) -> None:
         self.addresses: dict[str, list[str]] = {}
         self._processes: list[subprocess.Popen[bytes]] = []
-        environment = {
+        self._environment = {
             **os.environ,
             "PENSTOCK_REDIS_URL": url,
             "PENSTOCK_SERVED_MODEL_NAME": "demo",
             "PYTHONWARNINGS": "error",
         }
-        for app, command in COMMANDS.items():
-            self.addresses[app] = [self._start(command, environment) for _ in range(2)]
+        for app in COMMANDS:
+            self.addresses[app] = [self.start(app)[0] for _ in range(2)]
 
-    def _start(self, command: list[str], environment: dict[str, str]) -> str:
+    def start(self, app: str, *options: str) -> tuple[str, subprocess.Popen[bytes]]:
+        """Start a process of an app; returns its address, too."""
         with socket.socket() as listening:
             listening.bind(("127.0.0.1", 0))
             listening.listen(64)
             fd = listening.fileno()
-            words = [word.format(fd=fd) for word in command]
-            self._processes.append(subprocess.Popen([sys.executable, *words], env=environment, pass_fds=[fd]))
-            return f"http://127.0.0.1:{listening.getsockname()[1]}"
+            words = [*(word.format(fd=fd) for word in COMMANDS[app]), *options]
+            process = subprocess.Popen([sys.executable, *words], env=self._environment, pass_fds=[fd])
+            self._processes.append(process)
+            return f"http://127.0.0.1:{listening.getsockname()[1]}", process
 
     def stop(self) -> None:
         for process in self._processes:
@@ -158,6 +163,37 @@ async def test_a_stream_that_is_cut_goes_on_at_another_process(
     assert rest[-1][0] == "end"
     again = await browser.get(second + path, headers={"Last-Event-ID": "end"})
     assert again.status_code == 204, "an EventSource that has it all is told not to come again"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("app", ["fastapi", "starlette", "django"])
+async def test_a_signal_ends_a_server_with_an_open_stream_which_goes_on_at_another_process(
+    app: str, number: signal.Signals, servers: Servers, browser: httpx.AsyncClient, client: Client, gate: Gate
+) -> None:
+    """The request is held meanwhile, so its stream does not end by itself."""
+    address, process = servers.start(app)
+    gate.hold_at(10)
+    path = f"/answers/{uuid.uuid4().hex}/stream"
+    async with browser.stream("GET", address + path, params=LONG) as reply:
+        lines = reply.aiter_lines()
+        start = [await anext(lines) for _ in range(4)]
+        process.send_signal(number)
+        start += [line async for line in lines]
+    events = [
+        dict(line.split(": ", 1) for line in event.split("\n")) for event in "\n".join(start).strip().split("\n\n")
+    ]
+    failure = events.pop()
+    assert failure["event"] == "failure"
+    assert json.loads(failure["data"])["code"] == "server_shutdown"
+    headers = {"Last-Event-ID": events[-1]["id"]}
+    async with browser.stream("GET", servers.addresses[app][1] + path, headers=headers) as reply:
+        await asyncio.to_thread(process.wait, PATIENCE_S)
+        gate.open()
+        rest = [event async for event in events_of(reply)]
+    told = [json.loads(event["data"]) for event in events] + [data for _, data in rest]
+    assert [data["index"] + i for data in told for i in range(data["num_tokens"])] == list(range(400))
+    whole = await (await client.handle(path.split("/")[2])).result()
+    assert "".join(data["text"] for data in told) == whole.text
 
 
 @pytest.mark.parametrize("app", COMMANDS)
