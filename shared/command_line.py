@@ -6,11 +6,10 @@ A subcommand is one small module that ends in a ``Command``; a program is a tupl
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -18,7 +17,7 @@ from redis.exceptions import RedisError
 
 from .errors import PenstockError
 from .log import configure_logging
-from .names import DEFAULT_NAMESPACE
+from .names import DEFAULT_NAMESPACE, did_you_mean
 from .urls import mask_text
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -29,8 +28,6 @@ TRACES_HELP = "send spans of requests there, by OTLP over HTTP: http://HOST:4318
 NAMESPACE_HELP = "prefix of all keys, to keep deployments apart"
 NAMESPACE_VARIABLE = "PENSTOCK_NAMESPACE"
 
-# Between names: what is less alike was not meant.
-_LEAST_LIKENESS = 0.7
 _OPTION = re.compile(r"--?[a-zA-Z][\w-]*")
 
 
@@ -116,12 +113,6 @@ def add_redis_arguments(parser: argparse.ArgumentParser) -> None:
 def add_tracing_argument(parser: argparse.ArgumentParser) -> None:
     """Add the argument that says where spans of requests are sent."""
     parser.add_argument("--otlp-traces-endpoint", metavar="URL", help=TRACES_HELP)
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The question for a word that is none of those that are known; empty if it resembles none of them."""
-    nearest = difflib.get_close_matches(word, sorted(known), n=1, cutoff=_LEAST_LIKENESS)
-    return f"did you mean {nearest[0]}?" if nearest else ""
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -135,6 +135,10 @@ class Keys:
     def models(self) -> str:
         return f"{self.namespace}:models"
 
+    def awaited_models(self) -> str:
+        """A hash of the names for which requests were enqueued while no worker had served them."""
+        return f"{self.namespace}:awaited_models"
+
     def engines(self) -> str:
         return f"{self.namespace}:engines"
 

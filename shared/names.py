@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 
 from .errors import ValidationError
 from .shown import shown
 
 DEFAULT_NAMESPACE = "penstock"
 MAX_NAME_CHARS = 200
+# Between names: what is less alike was not meant.
+_LEAST_LIKENESS = 0.7
 
 
 def check_name(field: str, value: object) -> str:
@@ -37,3 +41,9 @@ def is_partition_name(name: str) -> bool:
 def as_literal(text: str) -> str:
     """Return the pattern that matches these characters alone, for SCAN and ACLs."""
     return re.sub(r"([*?\[\]^\\-])", r"\\\1", text)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the question for a word that is none of the known ones; empty if it resembles none of them."""
+    nearest = difflib.get_close_matches(word, sorted(known), n=1, cutoff=_LEAST_LIKENESS)
+    return f"did you mean {nearest[0]}?" if nearest else ""

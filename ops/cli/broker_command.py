@@ -25,7 +25,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OpenModel:
-    """A model of a deployment. ``was_served`` is False for a name that no worker has served yet.
+    """A model of a deployment. ``known`` are the names that workers have served.
+
+    The name of the model may be another one if requests wait for it.
 
     What a command changes it changes by ``operations``, which write it down.
     """
@@ -33,8 +35,12 @@ class OpenModel:
     connection: CommandConnection
     keys: Keys
     name: str
-    was_served: bool
+    known: frozenset[str]
     operations: Operations
+
+    @property
+    def was_served(self) -> bool:
+        return self.name in self.known
 
     async def queue(self) -> Queue:
         """Return its queue as a whole."""
@@ -78,10 +84,10 @@ def run_on_model(
 
     async def find_and_work(connection: CommandConnection, keys: Keys, arguments: argparse.Namespace) -> T:
         cards = ModelCards(connection, keys, default=None, wait_for_model=wait_for_model)
-        name = (await cards.find(arguments.model)).model
-        was_served = not wait_for_model or name in await cards.read()
+        known, awaited = await cards.read_with_awaited()
+        name = arguments.model if arguments.model in awaited else (await cards.find(arguments.model)).model
         operations = Operations(connection, keys)
-        return await work(OpenModel(connection, keys, name, was_served, operations), arguments)
+        return await work(OpenModel(connection, keys, name, frozenset(known), operations), arguments)
 
     return run_on_redis(find_and_work, arguments)
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from ...shared.command_line import did_you_mean
 from ...shared.errors import ConfigurationError, ValidationError
+from ...shared.names import did_you_mean
 from .scenario import Scenario
 
 

@@ -132,10 +132,18 @@ class Moment:
         return await asyncio.shield(self._read[key])
 
     async def models(self) -> dict[str, ModelCard]:
-        """All models that workers have served, by name."""
+        """All models that workers have served or that requests wait for, by name."""
+        found, awaited = await self.once("models", self._read_models)
+        return {name: found.get(name) or ModelCard(model=name) for name in sorted({*found, *awaited})}
+
+    async def served_models(self) -> list[str]:
+        """The names that workers have served."""
+        found, _ = await self.once("models", self._read_models)
+        return sorted(found)
+
+    async def _read_models(self) -> tuple[dict[str, ModelCard], list[str]]:
         cards = ModelCards(self.source.connection, self.source.keys, default=None, wait_for_model=True)
-        found = await self.once("models", cards.read)
-        return {name: found[name] for name in sorted(found)}
+        return await cards.read_with_awaited()
 
     async def check_model(self, model: str) -> ModelCard:
         """Return the card of a model.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Collection
 
 import msgspec
 from redis.exceptions import RedisError
@@ -20,6 +21,7 @@ from ...shared.partitions import open_queue
 from ...shared.queue.stats import QueueStats
 from ...shared.redis_access.check import info_fields
 from ...shared.redis_access.risks import Risk, risks_of
+from ..requests.awaited_models import known_models
 from ..requests.health import may_serve
 from ..requests.model_cards import ModelCards
 from ..webhooks.event_store import DELIVER
@@ -43,13 +45,20 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is. ``queues`` are those of all models that were ever served; ``num_due`` by what is due."""
+    """What there is.
+
+    Args:
+        queues: those of all models that were ever served, and of the ``awaited`` ones, for which requests wait although
+            no worker has served them yet.
+        num_due: by what is due.
+    """
 
     processes: list[ProcessRecord]
     engines: list[EngineHeartbeat]
     queues: list[QueueStats]
     num_due: dict[str, int]
     findings: list[Finding]
+    awaited: list[str] = []
 
 
 async def read_deployment(connection: CommandConnection, keys: Keys) -> Deployment:
@@ -58,7 +67,8 @@ async def read_deployment(connection: CommandConnection, keys: Keys) -> Deployme
     Raises:
         RedisUnavailableError: the home Redis is away.
     """
-    cards = sorted(await ModelCards(connection, keys, default=None, wait_for_model=True).read())
+    known, awaited = await ModelCards(connection, keys, default=None, wait_for_model=True).read_with_awaited()
+    cards = sorted([*known, *awaited])
     processes, engines, num_due, queues = await asyncio.gather(
         read_processes(connection.execute, keys),
         read_heartbeats(connection.execute, keys),
@@ -76,14 +86,16 @@ async def read_deployment(connection: CommandConnection, keys: Keys) -> Deployme
         if stats is None
     ]
     findings += jobs_findings(processes, num_due)
-    findings += [finding for stats in found for finding in _queue_findings(stats, engines)]
+    findings += [finding for stats in found for finding in _queue_findings(stats, engines, known)]
     findings += [_engine_finding(engine) for engine in engines if engine.state is EngineState.FAILED]
     # By now it is known where the models are.
     findings += [
         Finding(code=risk.code, message=risk.message, remedy=risk.remedy, is_error=False)
         for risk in await redis_risks(connection, keys, cards)
     ]
-    return Deployment(processes=processes, engines=engines, queues=found, num_due=num_due, findings=findings)
+    return Deployment(
+        processes=processes, engines=engines, queues=found, num_due=num_due, findings=findings, awaited=awaited
+    )
 
 
 async def redis_risks(connection: CommandConnection, keys: Keys, models: list[str]) -> list[Risk]:
@@ -143,17 +155,34 @@ async def stats_soon(
         return None
 
 
-def _queue_findings(stats: QueueStats, engines: list[EngineHeartbeat]) -> list[Finding]:
-    found: list[Finding] = []
-    is_served = any(engine.model == stats.model and may_serve(engine) for engine in engines)
-    if stats.depth and not is_served:
-        found.append(
-            Finding(
-                code="no_engine",
-                message=f"no engine serves model {stats.model}, and {stats.depth} requests wait for it",
-                remedy="start 'penstock worker start'",
-            )
+def unserved_finding(stats: QueueStats, engines: list[EngineHeartbeat], known: Collection[str]) -> Finding | None:
+    """Return what is to be said of requests for a model that nobody serves; None if there are none.
+
+    Args:
+        known: models that were ever served.
+    """
+    if not stats.depth or any(engine.model == stats.model and may_serve(engine) for engine in engines):
+        return None
+    count = "1 request waits" if stats.depth == 1 else f"{stats.depth} requests wait"
+    age = f", the oldest for {stats.oldest_age_s:.0f} s" if stats.oldest_age_s else ""
+    if stats.model in known:
+        return Finding(
+            code="no_engine",
+            message=f"no engine serves model {stats.model}, and {count} for it{age}",
+            remedy="start 'penstock worker start'",
         )
+    return Finding(
+        code="unknown_model",
+        message=f"no worker has ever served model {stats.model}, and {count} for it{age}; "
+        + known_models(stats.model, known),
+        remedy="start a worker that serves it, or cancel them if the name is wrong",
+    )
+
+
+def _queue_findings(stats: QueueStats, engines: list[EngineHeartbeat], known: Collection[str]) -> list[Finding]:
+    found: list[Finding] = []
+    if (unserved := unserved_finding(stats, engines, known)) is not None:
+        found.append(unserved)
     if stats.is_paused:
         found.append(
             Finding(

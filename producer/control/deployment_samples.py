@@ -42,10 +42,12 @@ async def read_models(connection: CommandConnection, keys: Keys) -> list[ModelSt
     """Return the state of each model; None while home, the Redis that knows which there are, does not answer."""
     try:
         async with asyncio.timeout(PATIENCE_S):
-            models = await ModelCards(connection, keys, default=None, wait_for_model=True).read()
+            cards, awaited = await ModelCards(connection, keys, default=None, wait_for_model=True).read_with_awaited()
             engines = await read_heartbeats(connection.execute, keys)
     except (TimeoutError, PenstockError, RedisError):
         return None
+    # Also those that no worker has served yet, so that workers can be scaled from none.
+    models = [*cards, *awaited]
     queues = await asyncio.gather(*(_stats(connection, keys, model) for model in models))
     return [
         ModelState(model, queue, [engine for engine in engines if engine.model == model])

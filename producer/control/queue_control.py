@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import Literal, get_args
 
+import msgspec
+
 from ...shared.broker.series import SeriesPoint
 from ...shared.control.caches import (
     ENCODER,
@@ -17,13 +19,14 @@ from ...shared.control.caches import (
 )
 from ...shared.errors import DrainTimeoutError, EngineDeadError, RequestNotFoundError, ValidationError
 from ...shared.names import check_name
-from ...shared.partitions import read_series
+from ...shared.partitions import open_queue, read_series
 from ...shared.queue.policy import QueuePolicy, TenantPolicy
 from ...shared.queue.stats import QueueStats, RequestStatus
 from ...shared.shown import shown
 from ...shared.timeouts import check_timeout
 from ..client_core import ClientCore
 from ..engine_calls import CallOptions
+from ..requests.health import may_serve
 
 PauseMode = Literal["abort", "wait", "keep"]
 PAUSE_MODES = get_args(PauseMode)
@@ -65,12 +68,14 @@ class QueueControl(ClientCore):
         Raises:
             RequestNotFoundError: the request is unknown, or its result has expired.
         """
-        status = await (await self._queue(model)).status(check_name("request_id", request_id))
+        name, request_id = (await self._card(model)).model, check_name("request_id", request_id)
+        queue = await open_queue(self._commands, self._keys, name)
+        status, engines = await asyncio.gather(queue.status(request_id), self._health.engines(name))
         if status is None:
             raise RequestNotFoundError(
                 f"request {shown(request_id)} is unknown, or its result is past its time to live"
             )
-        return status
+        return msgspec.structs.replace(status, num_engines=sum(map(may_serve, engines)))
 
     async def pause_generation(
         self,

@@ -15,6 +15,7 @@ from ...shared.keys import Keys
 from ...shared.names import check_name
 from ...shared.partitions import open_dead_letter, open_queue
 from ...shared.shown import shown
+from .awaited_models import AwaitedModels, known_models
 from .health import may_serve
 
 FRESH_S = 1.0
@@ -33,6 +34,7 @@ class ModelCards:
         self._keys = keys
         self._default = default
         self._wait_for_model = wait_for_model
+        self._awaited = AwaitedModels(connection, keys)
         self._cards: dict[str, ModelCard] = {}
         # What calls that name none have meant when it was last read.
         self._only: ModelCard | None = None
@@ -80,11 +82,21 @@ class ModelCards:
             return cards[name]
         if self._wait_for_model:
             return ModelCard(model=name)
-        known = ", ".join(sorted(cards)) or "none"
+        known = known_models(name, cards)
         raise UnknownModelError(
-            f"no worker has ever served model {shown(name)} on this Redis (known: {known}); check the name, start a "
+            f"no worker has ever served model {shown(name)} on this Redis ({known}); check the name, start a "
             "worker, or connect with wait_for_model=True"
         )
+
+    async def record_awaited(self, model: str) -> None:
+        """Write down that a request is going to be enqueued for ``model``, if no worker has served it yet."""
+        if model not in self._cards:
+            await self._awaited.record(model, self._cards)
+
+    async def read_with_awaited(self) -> tuple[dict[str, ModelCard], list[str]]:
+        """Return all cards, and the names without a card for which requests wait or run."""
+        cards = await self.read()
+        return cards, await self._awaited.read(cards.keys())
 
     async def _refresh_only(self) -> ModelCard:
         self._is_refreshing = True
@@ -104,8 +116,8 @@ class ModelCards:
         key = self._keys.models()
         card = await self._connection.execute("HGET", key, model)
         if card is None:
-            known = ", ".join(sorted(await self.read())) or "none"
-            raise UnknownModelError(f"no worker has ever served model {shown(model)} on this Redis (known: {known})")
+            known = known_models(model, await self.read())
+            raise UnknownModelError(f"no worker has ever served model {shown(model)} on this Redis ({known})")
         await self._check_unused(model)
         await self._connection.execute("HDEL", key, model)
         self._cards.pop(model, None)

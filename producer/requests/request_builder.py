@@ -83,7 +83,9 @@ class RequestBuilder:
         name = self._cards.unknown_name(model)
         if name is None and given is None:
             return await self._cards.find(model)
-        return await self._resolve(options, name, given)
+        card = await self._resolve(options, name, given)
+        await self._cards.record_awaited(card.model)
+        return card
 
     async def _resolve(self, options: RequestOptions, name: str | None, given: object) -> ModelCard:
         tenant = options.get("tenant") or self.tenant

@@ -95,6 +95,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
             no rate is known.
         num_attempts: engines it was handed to so far.
         deadline: Unix time in seconds at which it expires; None without one.
+        num_engines: that serve its model, or start to; with 0 it waits until one does. None where nobody has counted.
     """
 
     request_id: str
@@ -107,3 +108,4 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     num_attempts: int
     engine_id: str
     deadline: float | None
+    num_engines: int | None = None

@@ -61,7 +61,7 @@ def _of_models(keys: Keys) -> list[str]:
     return [
         keys.of_all_models(),
         *map(as_literal, (keys.absent(), keys.models(), keys.layouts(), keys.placements(), keys.engines())),
-        *map(as_literal, (keys.adapters(), keys.adapter_numbers())),
+        *map(as_literal, (keys.adapters(), keys.adapter_numbers(), keys.awaited_models())),
         _begin(keys.engine("")),
     ]
 

@@ -10,9 +10,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ...shared.command_line import did_you_mean
 from ...shared.errors import ValidationError
-from ...shared.names import check_name
+from ...shared.names import check_name, did_you_mean
 
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ...shared.command_line import UsageError, did_you_mean
+from ...shared.command_line import UsageError
 from ...shared.errors import ConfigurationError
+from ...shared.names import did_you_mean
 from ...shared.secret_files import variable_or_file
 from ...shared.shards.addresses import mask_shards
 from .option import NONE, DeclaredOption, complaint

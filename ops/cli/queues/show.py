@@ -9,10 +9,13 @@ from typing import Any
 
 import msgspec
 
+from ....producer.control.deployment import unserved_finding
+from ....producer.requests.health import may_serve
 from ....producer.requests.model_cards import ModelCards
 from ....shared.broker import Queue
 from ....shared.command_line import Command, UsageError, add_redis_arguments, format_table
 from ....shared.connection import CommandConnection
+from ....shared.deployment.heartbeats import read_heartbeats
 from ....shared.errors import RedisUnavailableError, RequestNotFoundError
 from ....shared.json_lines import encode_line
 from ....shared.keys import Keys
@@ -63,7 +66,8 @@ def _count(text: str) -> int:
 
 
 async def _list(connection: CommandConnection, keys: Keys, arguments: argparse.Namespace) -> None:
-    cards = await ModelCards(connection, keys, default=None, wait_for_model=True).read()
+    known, awaited = await ModelCards(connection, keys, default=None, wait_for_model=True).read_with_awaited()
+    cards = [*known, *awaited]
     replies = await asyncio.gather(*(_stats_soon(connection, keys, name) for name in sorted(cards)))
     found = [stats for stats in replies if stats is not None]
     if arguments.json:
@@ -92,12 +96,20 @@ async def _show(model: OpenModel, arguments: argparse.Namespace) -> None:
     if arguments.request is not None:
         await _show_request(queue, arguments)
     elif arguments.watch is not None:
-        await watch(lambda: _look(queue, arguments), arguments.watch, in_lines=arguments.json)
+        await watch(lambda: _look(model, queue, arguments), arguments.watch, in_lines=arguments.json)
     else:
-        print((await _look(queue, arguments)).text)
+        print((await _look(model, queue, arguments)).text)
 
 
-async def _look(queue: Queue, arguments: argparse.Namespace) -> Look:
+async def _served_by(model: OpenModel, stats: QueueStats) -> str:
+    """Return how many engines serve the model, or what is to be said if requests wait for none."""
+    engines = await read_heartbeats(model.connection.execute, model.keys)
+    finding = unserved_finding(stats, engines, model.known)
+    num_engines = sum(engine.model == stats.model and may_serve(engine) for engine in engines)
+    return f"{finding.message}; {finding.remedy}" if finding else str(num_engines or "none")
+
+
+async def _look(model: OpenModel, queue: Queue, arguments: argparse.Namespace) -> Look:
     stats, policy = await asyncio.gather(queue.stats(tenants=True), queue.policy())
     if arguments.json:
         tenants = [_tenant_fields(tenant) for tenant in stats.tenants]
@@ -106,7 +118,7 @@ async def _look(queue: Queue, arguments: argparse.Namespace) -> Look:
     # A policy does not move, and takes most of a small screen.
     settings = "" if arguments.watch is not None else f"\n{describe_policy(policy)}"
     parts = [
-        _totals(stats, policy.default_band) + settings,
+        _totals(stats, policy.default_band, await _served_by(model, stats)) + settings,
         format_table(_BAND_HEADER, [_band_row(band, stats.is_paused) for band in stats.bands]),
     ]
     lanes = [(tenant.tenant, lane) for tenant in stats.tenants for lane in tenant.lanes]
@@ -171,7 +183,7 @@ def _idle(tenant: str, policy: TenantPolicy) -> TenantStats:
     return TenantStats(tenant=tenant, weight=policy.weight, num_running=0, blocked_for_s=0.0, lanes=[])
 
 
-def _totals(stats: QueueStats, default_band: str) -> str:
+def _totals(stats: QueueStats, default_band: str, engines: str) -> str:
     waiting = str(stats.depth)
     if stats.num_returned:
         waiting += f", {stats.num_returned} of them to go on after their last token"
@@ -182,6 +194,7 @@ def _totals(stats: QueueStats, default_band: str) -> str:
     lines = {
         "model": stats.model,
         "state": _state(stats) if stats.paused_at is None else f"paused since {format_time(stats.paused_at)}",
+        "engines": engines,
         "waiting": waiting,
         "tokens": f"{stats.num_tokens} of what never ran, prompts and max_tokens",
         "oldest": _age(stats),

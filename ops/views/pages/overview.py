@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import reduce
 from typing import Any
 
+from ....producer.control.deployment import unserved_finding
 from ....producer.requests.health import LIVE_STATES
 from ....producer.webhooks.event_records import EventState
 from ....shared.deployment.records import EngineHeartbeat
@@ -22,7 +23,7 @@ _BROKEN = (EngineState.DEAD, EngineState.FAILED, EngineState.STALLED)
 
 
 async def _read(moment: Moment, params: Params, _: Access) -> View:
-    models, engines = await together(moment.models(), moment.engines())
+    models, served, engines = await together(moment.models(), moment.served_models(), moment.engines())
     stats = await together(*map(moment.stats, models))
     num_dead = await together(*map(moment.num_dead, models))
     rows = []
@@ -30,7 +31,7 @@ async def _read(moment: Moment, params: Params, _: Access) -> View:
     for name, queue, parked in zip(models, stats, num_dead, strict=True):
         own = [engine for engine in engines if engine.model == name]
         rows.append(_row(name, queue, parked, own))
-        problems += _of_model(name, queue, parked, own)
+        problems += _of_model(name, queue, parked, own, served)
     return {
         "rows": rows,
         "problems": problems,
@@ -74,7 +75,9 @@ def _at_most(histogram: Histogram | None, share: float) -> float | None:
     return value if value != float("inf") else histogram.bounds[-1]
 
 
-def _of_model(name: str, queue: QueueStats | None, num_dead: int, engines: list[EngineHeartbeat]) -> list[View]:
+def _of_model(
+    name: str, queue: QueueStats | None, num_dead: int, engines: list[EngineHeartbeat], served: list[str]
+) -> list[View]:
     problems = []
 
     def say(text: str, path: str, level: str = "bad") -> None:
@@ -83,7 +86,9 @@ def _of_model(name: str, queue: QueueStats | None, num_dead: int, engines: list[
     if queue is None:
         say(f"the Redis that holds {name} does not answer", "/system")
         return problems
-    if queue.depth and not any(engine.state in LIVE_STATES for engine in engines):
+    if name not in served and (finding := unserved_finding(queue, engines, served)) is not None:
+        say(finding.message, "/queue")
+    elif queue.depth and not any(engine.state in LIVE_STATES for engine in engines):
         say(f"{_requests(queue.depth)} of {name} wait, and no engine serves it", "/engines")
     if queue.is_paused:
         say(f"the queue of {name} is paused; {queue.depth} wait", "/queue", "warn")

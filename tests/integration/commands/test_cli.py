@@ -165,7 +165,7 @@ def test_models_as_table_and_json(redis_url: str, namespace: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
         client.delete(Keys(namespace).engine("host-1-0"))
     assert call(PENSTOCK, *arguments, "--forget", "demo").stdout == "forgotten: demo\n"
-    assert_fails_in_one_sentence(call(PENSTOCK, *arguments, "--forget", "demo"), 1, "(known: none)")
+    assert_fails_in_one_sentence(call(PENSTOCK, *arguments, "--forget", "demo"), 1, "(known models: none)")
     assert "no models" in call(PENSTOCK, *arguments).stdout
 
 

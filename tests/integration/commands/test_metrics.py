@@ -102,6 +102,16 @@ async def test_a_queue_is_told_of_while_no_engine_runs(
     await until_told(http, 'penstock_wanted_engines{model_name="m"} 0.0')
 
 
+async def test_an_engine_is_wanted_for_a_model_that_no_worker_has_served(
+    server: RedisServer, http: httpx.AsyncClient
+) -> None:
+    async with Client.connect(server.url, wait_for_model=True) as client:
+        await client.submit("hi", SamplingParams(max_tokens=10), model="org/new")
+        await until_told(http, 'penstock_wanted_engines{model_name="org/new"} 1.0')
+    reply = (await http.get("/wanted/org/new")).json()
+    assert reply == {"model": "org/new", "replicas": 1, "wanted_engines": 1.0, "num_engines": 0}
+
+
 async def test_engines_are_told_of_by_vllms_names_too(server: RedisServer, http: httpx.AsyncClient) -> None:
     await serve(server.url, EngineState.BUSY, num_running_reqs=5, kv_cache_usage=0.4)
     text = await until_told(http, 'penstock_num_requests_running{engine="e",model_name="m"} 5.0')

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.ops.dashboard import Access, Role
 from penstock.ops.views.pages import PAGES
-from penstock.producer import Client
+from penstock.producer import Client, SamplingParams
 from penstock.producer.webhooks.event_records import WebhookAttempt, WebhookEvent
 from penstock.shared.broker import Broker, Queue, Room
 from penstock.shared.messages.deltas import Delta
@@ -132,6 +132,18 @@ async def test_what_is_wrong_comes_first(site: Site) -> None:
     assert "1 request of m wait, and no engine serves it" in told
     assert "the queue of m is paused; 1 wait" in told
     assert any("append-only" in problem for problem in told)  # the tests' Redis keeps nothing
+
+
+async def test_a_model_that_no_worker_has_served_is_shown_with_what_waits_for_it(site: Site) -> None:
+    async with Client.connect(site.url, namespace=site.keys.namespace, wait_for_model=True) as client:
+        await client.submit("hi", SamplingParams(max_tokens=3), model="my-modle")
+        await site.register("my-model")
+    visitor = await site.visitor()
+    overview = (await visitor.get("/")).text
+    assert "no worker has ever served model my-modle, and 1 request waits for it" in overview
+    assert "did you mean my-model?" in overview
+    for path in ("/queue", "/requests", "/engines", "/dead"):
+        assert (await visitor.get(f"{path}?model=my-modle")).status_code == 200
 
 
 async def test_an_unknown_request_or_model_is_a_sentence(site: Site) -> None:
