@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ from redis.exceptions import RedisError
 from .errors import PenstockError
 from .log import configure_logging
 from .names import DEFAULT_NAMESPACE, did_you_mean
+from .standard_streams import discard_output, is_output_unread, open_closed_streams
 from .urls import mask_text
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -65,6 +67,7 @@ def run_program(name: str, summary: str, version: str, commands: Sequence[Comman
 
     0 is success, 1 a failure that is told in one sentence on standard error, 2 a wrong call, 130 Ctrl-C.
     """
+    open_closed_streams()
     parser = Parser(prog=name, description=summary)
     parser.add_argument("--version", action="version", version=f"{name} {version}")
     _add_commands(parser, commands)
@@ -74,6 +77,7 @@ def run_program(name: str, summary: str, version: str, commands: Sequence[Comman
 
 def run_told(run: Callable[[], int]) -> int:
     """Run what returns an exit status; errors are told in a sentence, and make one as ``run_program`` says."""
+    open_closed_streams()
     configure_logging("warning")
     try:
         status = run()
@@ -83,8 +87,10 @@ def run_told(run: Callable[[], int]) -> int:
     except (PenstockError, RedisError) as error:
         return _fail(error, EXIT_FAILED)
     except BrokenPipeError:
+        if not is_output_unread():
+            raise
         # The reader of our output has left, as `head` does; Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -193,7 +199,9 @@ def _add_commands(parser: argparse.ArgumentParser, commands: Sequence[Command]) 
 
 def _fail(error: Exception, status: int) -> int:
     """Say what went wrong in the last line, whatever was logged before; the rest of a long message stands above."""
-    sys.stdout.flush()
+    with suppress(OSError):
+        sys.stdout.flush()
     sentence, *rest = mask_text(str(error)).strip().splitlines() or [type(error).__name__]
-    sys.stderr.write("".join(f"{line}\n" for line in (*rest, f"error: {sentence}")))
+    with suppress(OSError):  # nobody reads it
+        sys.stderr.write("".join(f"{line}\n" for line in (*rest, f"error: {sentence}")))
     return status

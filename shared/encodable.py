@@ -32,6 +32,17 @@ def check_text(field: str, value: object) -> str:
     return value
 
 
+def check_path(field: str, value: object) -> str:
+    """Return ``value`` if a file system can be asked for it.
+
+    Raises:
+        ValidationError: it is no string or empty, holds a NUL, or cannot be encoded.
+    """
+    if not check_text(field, value) or "\0" in str(value):
+        raise ValidationError(f"{field} must be a path without NUL characters, and not empty, got {shown(value)}")
+    return str(value)
+
+
 def check_encodable(field: str, value: Any) -> None:
     """See that JSON can say ``value``, and so can the wire.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ...shared.adapter_errors import AdapterFileError
+from ...shared.encodable import check_path
 from ...shared.errors import ConfigurationError, ValidationError
 from ...shared.lora.adapters import ADAPTER_FILES, CONFIG_FILE, WEIGHTS_FILE, adapter_digest
 from ...shared.lora.peft_config import PeftConfig, read_peft_config
@@ -35,9 +36,11 @@ def inspect_folder(path: str | Path) -> AdapterFolder:
     """
     if not isinstance(path, str | Path) or not str(path):
         raise ValidationError(f"lora_path must be the path of a folder, got {shown(path)}")
-    folder = Path(os.path.abspath(Path(path).expanduser()))
+    check_path("lora_path", str(path))
+    # os.path's, which leaves the home of an unknown user as it is, where pathlib's raises.
+    folder = Path(os.path.abspath(os.path.expanduser(path)))
     # First: what is wrong with it is said before a large file is read.
-    config = read_peft_config(folder) if folder.is_dir() else None
+    config = read_peft_config(folder) if os.path.isdir(folder) else None
     digest = adapter_digest(folder)
     assert config is not None  # else there was no digest
     num_bytes = sum((folder / name).stat().st_size for name in (CONFIG_FILE, WEIGHTS_FILE))
@@ -53,7 +56,7 @@ def copy_into(shared_folder: str | Path, adapter: AdapterFolder) -> AdapterFolde
         ConfigurationError: the folder cannot be written to.
         AdapterFileError: the adapter has changed meanwhile, or what is there under its digest is another one.
     """
-    into = Path(os.path.abspath(Path(shared_folder).expanduser()))
+    into = Path(os.path.abspath(os.path.expanduser(shared_folder)))
     place = into / adapter.digest
     try:
         into.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from ...shared import service_manager
 from ...shared.errors import ConfigurationError
 from ...shared.shown import shown
+from ...shared.standard_streams import print_if_read
 from .connection import KEEP_ALIVE_TIMEOUT_S, connection_class
 from .request_body import REQUEST_TIMEOUT_S
 
@@ -96,7 +97,7 @@ def announce(listener: socket.socket, path: str = "") -> None:
     """Print the line that says where it is served, with ``path`` behind, and tell the service manager."""
     host, port = listener.getsockname()[:2]
     line = f"ready: http://{f'[{host}]' if ':' in host else host}:{port}{path}"
-    print(line, flush=True)
+    print_if_read(line)
     service_manager.tell_ready(line)
 
 

@@ -27,7 +27,7 @@ def find_redis_server() -> Path:
     """
     explicit = os.environ.get("PENSTOCK_REDIS_SERVER")
     if explicit:
-        path = Path(explicit).expanduser()
+        path = Path(os.path.expanduser(explicit))
         version = server_version(path)
         if version is None or version < MIN_VERSION:
             problem = "is not a redis-server program" if version is None else f"has version {_dotted(version)}"

@@ -76,7 +76,7 @@ def adapter_digest(folder: str | Path) -> str:
 
 
 def _unreadable(folder: str | Path, name: str, error: OSError) -> AdapterFileError:
-    if not Path(folder).is_dir():
+    if not os.path.isdir(folder):  # also where the name is too long, which pathlib raises
         return AdapterFileError(
             f"there is no folder {shown(str(folder))} on this host; name a folder that PEFT saved, with {CONFIG_FILE} "
             f"and {WEIGHTS_FILE}"

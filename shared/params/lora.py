@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..encodable import check_text
+from ..encodable import check_path, check_text
 from ..errors import ValidationError
 from ..lora.adapters import check_digest
 from ..shown import shown
@@ -31,6 +31,7 @@ class LoRARequest(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise ValidationError(f"{name} must be a string that is not empty, got {shown(getattr(self, name))}")
             check_text(name, getattr(self, name))
+        check_path("lora_path", self.lora_path)
         if self.base_model_name is not None:
             check_text("base_model_name", self.base_model_name)
         if self.digest != "":

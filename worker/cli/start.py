@@ -18,6 +18,7 @@ from ...shared.embedded import given_or_embedded
 from ...shared.errors import ConfigurationError
 from ...shared.log import configure_logging
 from ...shared.service_manager import tell_ready
+from ...shared.standard_streams import print_if_read
 from ...shared.tracing.endpoint import check_endpoint
 from ..config.engine_config import EngineConfig
 from ..config.fleet import FleetOptions
@@ -62,7 +63,7 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
     host = plan.host
 
     def announce() -> None:
-        print(plan.ready_line, flush=True)
+        print_if_read(plan.ready_line)
         tell_ready(plan.ready_line)
 
     with (

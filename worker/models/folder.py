@@ -36,7 +36,7 @@ def resolve_model_folder(model: str, *, needs_weights: bool = True) -> Path:
         ModelLoadError: the folder does not exist or lacks a file, its weights are quantised in a way that is not read,
             or the hub has no such model for us.
     """
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))  # unlike pathlib's, it leaves the home of an unknown user as it is
     if path.is_dir():
         folder = path.resolve()
     elif path.suffix == SUFFIX and path.is_file():

@@ -7,6 +7,7 @@ import argparse
 from ....shared.command_line import Command, UsageError, add_redis_arguments
 from ....shared.embedded import resolve_redis_url
 from ....shared.log import add_log_arguments, configure_logging
+from ....shared.standard_streams import print_if_read
 from ...libraries import need_libraries
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8090
@@ -71,7 +72,7 @@ def _run(arguments: argparse.Namespace) -> int:
         access = everybody(Access("local", Role.ADMIN, sees_contents=arguments.show_contents))
     is_open = access is not None and not arguments.auth_header
     if is_open:
-        print("nobody is asked who they are: whoever uses this machine may do everything", flush=True)
+        print_if_read("nobody is asked who they are: whoever uses this machine may do everything")
     with resolve_redis_url(arguments.redis_url) as url:
         return serve(
             url,

@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 from ....shared.command_line import EXIT_FAILED
 from ....shared.errors import PenstockError
 from ....shared.log import configure_logging, get_logger
+from ....shared.standard_streams import open_closed_streams
 from ..figures import Family
 from ..metrics import Metrics
 from ..serve import serve_on
@@ -114,6 +115,7 @@ async def _run(listener: socket.socket, link: socket.socket) -> int:
 
 def main() -> int:
     """Serve by the descriptors that the arguments name; returns the exit status."""
+    open_closed_streams()
     listener, link = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     # Its factory of loops depends on nothing but what is installed.
     with asyncio.Runner(loop_factory=uvicorn.Config("").get_loop_factory()) as runner:

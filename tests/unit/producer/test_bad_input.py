@@ -171,3 +171,9 @@ def test_ids_have_a_longest_length() -> None:
     for field in ("request_id", "tenant", "band"):
         check(field, "x" * 200, is_refused=False)
         check(field, "x" * 201, is_refused=True)
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "\ud800"])
+def test_a_path_that_no_file_system_takes_is_named(path: str) -> None:
+    with pytest.raises(ValidationError, match="lora_path must be"):
+        LoRARequest("cats", 1, path)

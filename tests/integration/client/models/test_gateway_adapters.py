@@ -193,3 +193,10 @@ async def test_over_http_a_tenant_changes_its_own_names(
         assert (await http.post("/v1/unload_lora_adapter", json=body, headers=headers)).status_code == 200
         assert [record.tenant for record in await client.adapters()] == [""]
         assert (await http.post("/v1/unload_lora_adapter", json=body, headers=headers)).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["\0", "a\0b", "~nosuchuser/cats", "x" * 5000, "/" + "y/" * 3000, "\n", "/dev/null"])
+async def test_a_path_that_is_no_folder_is_refused_by_name(open_gateway: Open, path: str) -> None:
+    async with open_gateway(lora_updating=True) as http:
+        told = await http.post("/v1/load_lora_adapter", json={"lora_name": "cats", "lora_path": path})
+    assert (told.status_code, told.json()["error"]["param"]) == (400, "lora_path"), told.text
