@@ -20,6 +20,7 @@ its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` 
     NS:operator_keys                       hash      id -> OperatorKey of the dashboard; until revoked
     NS:dashboard_secret                    string    what signs the sessions of dashboards; for ever
     NS:audit                               stream    AuditEntry of each change that an operator made; the last 10,000
+    NS:audit:apps                          stream    the same of apps, which have no rights to the others'
     NS:absent                              none      never written: what commands that are only tried name
     NS:placements                          hash      model -> name of the shard that holds its keys; for ever
     NS:moves                               hash      model -> ShardMove that is under way, until it is done
@@ -35,6 +36,7 @@ its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` 
     NS:webhooks:event:EVENT                string    WebhookEvent; until purged, or some days after it was delivered
     NS:webhooks:pending, :delivered, :dead zset      events in that state by the ms of their end; as those
     NS:webhooks:secrets                    hash      tenant and URL -> WebhookSecret; for ever
+    NS:webhooks:signed                     set       tenants and URLs that have a secret, and INDEXED; for ever
     NS:webhooks:networks                   string    private networks that the last jobs process may call; for ever
     NS:adapters:{NS}:names                 hash      tenant and name -> number, model, AdapterRecord; until removed
     NS:adapters:{NS}:numbers               hash      digest -> number and back, while a name points to it; the last one
@@ -163,6 +165,9 @@ class Keys:
     def audit(self) -> str:
         return f"{self.namespace}:audit"
 
+    def audit_of_apps(self) -> str:
+        return f"{self.namespace}:audit:apps"
+
     def absent(self) -> str:
         """A key that is never written, for commands that shall find nothing."""
         return f"{self.namespace}:absent"
@@ -206,6 +211,9 @@ class Keys:
     def webhook_secrets(self) -> str:
         return f"{self.namespace}:webhooks:secrets"
 
+    def webhooks_signed(self) -> str:
+        return f"{self.namespace}:webhooks:signed"
+
     def webhook_networks(self) -> str:
         return f"{self.namespace}:webhooks:networks"
 
@@ -225,8 +233,12 @@ class Keys:
         return f"{as_literal(self.namespace)}:webhooks:*"
 
     def of_all_models(self) -> str:
-        """What ACLs match the keys of all models with."""
+        """What ACLs match the keys and channels of all models with."""
         return f"{as_literal(self.namespace)}:{{*"
+
+    def of_workers(self) -> str:
+        """What ACLs match the channels of supervisors with, in all databases."""
+        return f"{as_literal(self.namespace)}:worker[:/]*"
 
     def of_all(self) -> str:
         """What ACLs match all keys and channels with."""

@@ -85,7 +85,7 @@ class JobContext:
         await self.batch_client.open()
         await self.batches.open()
         await self.connection.open()
-        await WebhookTargets(self.connection, self.keys).publish_networks(self.settings.webhooks.allowed_networks)
+        await WebhookTargets(self.connection, self.keys).publish(self.settings.webhooks.allowed_networks)
         self._presence.start()
 
     async def close(self) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
 
 import msgspec
 
-from ...shared.broker.script import Script
+from ...shared.broker.script import script_of
 from ...shared.connection import CommandConnection
 from ...shared.errors import RequestNotFoundError
 from ...shared.keys import Keys
@@ -24,12 +23,8 @@ _decoder = msgspec.json.Decoder(WebhookEvent)
 _STATES = list(EventState)
 
 
-def _script(name: str, text: str) -> Script:
-    return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
-
-
 # KEYS: event, pending. ARGV: record, id, created_ms. Returns 0 if there is one of that id.
-_CREATE = _script(
+_CREATE = script_of(
     "webhook_create",
     """
 if not redis.call('SET', KEYS[1], ARGV[1], 'NX') then return 0 end
@@ -39,7 +34,7 @@ return 1
 )
 # KEYS: event, one for each state. ARGV: record as it was, as it is to be (empty to drop it), id, created_ms, number of
 # its state's key, ttl_ms (0 for ever), ms before which delivered ones have expired. Returns 0 if it is not as it was.
-_CHANGE = _script(
+_CHANGE = script_of(
     "webhook_change",
     """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end

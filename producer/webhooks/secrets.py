@@ -5,9 +5,13 @@ from __future__ import annotations
 import base64
 import os
 import time
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
+from redis.exceptions import NoPermissionError
 
+from ...shared.broker.script import Script, script_of
 from ...shared.connection import CommandConnection
 from ...shared.encodable import check_text
 from ...shared.errors import ValidationError
@@ -21,7 +25,42 @@ PREFIX = "whsec_"
 NUM_BYTES, MIN_BYTES, MAX_BYTES = 32, 24, 64
 KEEP_PREVIOUS_S = 86400.0
 
+# In the index of secrets, once it names those that versions before it have made.
+INDEXED = ""
+
 _decoder = msgspec.json.Decoder(WebhookSecret)
+
+# KEYS: secrets, their index. ARGV: tenant and URL, then the secret.
+_CREATE = script_of(
+    "webhook_secret_create",
+    """
+redis.call('SADD', KEYS[2], ARGV[1])
+return redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2])
+""",
+)
+_PUT = script_of(
+    "webhook_secret_put",
+    """
+redis.call('SADD', KEYS[2], ARGV[1])
+return redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+""",
+)
+_DELETE = script_of(
+    "webhook_secret_delete",
+    """
+redis.call('SREM', KEYS[2], ARGV[1])
+return redis.call('HDEL', KEYS[1], ARGV[1])
+""",
+)
+# ARGV: what says that the index is whole.
+_INDEX = script_of(
+    "webhook_secret_index",
+    """
+redis.call('SADD', KEYS[2], ARGV[1])
+for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do redis.call('SADD', KEYS[2], field) end
+return 1
+""",
+)
 
 
 class SecretStore:
@@ -33,6 +72,7 @@ class SecretStore:
     def __init__(self, connection: CommandConnection, keys: Keys) -> None:
         self._connection = connection
         self._key = keys.webhook_secrets()
+        self._index_key = keys.webhooks_signed()
 
     async def create(self, tenant: str, url: str = "", secret: str | None = None) -> WebhookSecret:
         """Give a tenant a secret, drawn at random unless given, for one URL or for all without their own.
@@ -46,7 +86,7 @@ class SecretStore:
             current=new_secret() if secret is None else check_secret(secret),
             created_at=time.time(),
         )
-        if not await self._connection.execute("HSETNX", self._key, _field(tenant, url), msgspec.json.encode(made)):
+        if not await self._run(_CREATE, _field(tenant, url), msgspec.json.encode(made)):
             if await self.get(tenant, url) == made:
                 return made  # the call was sent again after a lost reply
             raise ValidationError(f"{_named(tenant, url)} has a secret; 'penstock webhook secret rotate' replaces it")
@@ -70,7 +110,7 @@ class SecretStore:
             previous=before.current,
             previous_until=time.time() + keep_previous_s,
         )
-        await self._connection.execute("HSET", self._key, _field(tenant, url), msgspec.json.encode(made))
+        await self._run(_PUT, _field(tenant, url), msgspec.json.encode(made))
         return made
 
     async def get(self, tenant: str, url: str = "") -> WebhookSecret | None:
@@ -91,7 +131,39 @@ class SecretStore:
 
     async def delete(self, tenant: str, url: str = "") -> bool:
         """Remove a secret; False if there is none. Events that only it signs fail until there is another."""
-        return bool(await self._connection.execute("HDEL", self._key, _field(tenant, url)))
+        return bool(await self._run(_DELETE, _field(tenant, url)))
+
+    async def index(self) -> None:
+        """Enter the secrets into the index that versions without one have made."""
+        await self._run(_INDEX, INDEXED)
+
+    async def _run(self, script: Script, *args: str | bytes) -> Any:
+        return await self._connection.run_script(script, [self._key, self._index_key], [*args])
+
+
+class SignedTargets:
+    """Which tenants and URLs have a secret. Clients may know that, and not the secrets."""
+
+    def __init__(self, connection: CommandConnection, keys: Keys) -> None:
+        self._connection = connection
+        self._index_key = keys.webhooks_signed()
+        self._secrets_key = keys.webhook_secrets()
+
+    async def has(self, tenant: str, url: str) -> bool:
+        """Return whether a secret signs a tenant's events to a URL."""
+        fields = (_field(tenant, url), _field(tenant, ""))
+        if await self._are_any("SISMEMBER", self._index_key, fields):
+            return True
+        if await self._are_any("SISMEMBER", self._index_key, [INDEXED]):
+            return False
+        # No jobs process of this version has run yet. Users of older ACL files may look at the secrets.
+        return await self._are_any("HEXISTS", self._secrets_key, fields)
+
+    async def _are_any(self, command: str, key: str, fields: Iterable[bytes | str]) -> bool:
+        try:
+            return any([await self._connection.execute(command, key, field) for field in fields])
+        except NoPermissionError:
+            return False
 
 
 def new_secret() -> str:

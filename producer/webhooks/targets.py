@@ -15,7 +15,7 @@ from ...shared.messages.requests import EngineCoreRequest
 from ...shared.shown import shown
 from .addresses import Networks, check_literal, check_url
 from .event_records import EventFamily, WebhookTarget
-from .secrets import SecretStore, no_secret
+from .secrets import SecretStore, SignedTargets, no_secret
 
 _networks_decoder = msgspec.json.Decoder(list[str])
 
@@ -26,29 +26,30 @@ class WebhookTargets:
     def __init__(self, connection: CommandConnection, keys: Keys) -> None:
         self._connection = connection
         self._keys = keys
-        self._secrets = SecretStore(connection, keys)
+        self._signed = SignedTargets(connection, keys)
 
     async def admit(self, target: WebhookTarget) -> None:
-        """See that events to ``target`` will be found, signed, and may be sent; one round trip.
+        """See that events to ``target`` will be found, signed, and may be sent.
 
         Raises:
             ValidationError: its tenant has no secret, or its address may not be called by any jobs process.
         """
         execute = self._connection.execute
         noting = [execute("SADD", self._keys.webhook_models(), target.model)] if target.model else []
-        finding = self._secrets.find(target.tenant, target.url)
-        secret, (networks, *_) = await asyncio.gather(
+        finding = self._signed.has(target.tenant, target.url)
+        is_signed, (networks, *_) = await asyncio.gather(
             finding, asyncio.gather(execute("GET", self._keys.webhook_networks()), *noting)
         )
-        if secret is None:
+        if not is_signed:
             raise ValidationError(f"webhook_url: {no_secret(target.tenant)}")
         if networks is not None:
             # Before any jobs process has said which it may call, this cannot be known.
             check_literal(target.url, Networks(_networks_decoder.decode(networks)))
 
-    async def publish_networks(self, allowed: tuple[str, ...]) -> None:
-        """Let clients know what jobs processes may call, besides what is public."""
+    async def publish(self, allowed: tuple[str, ...]) -> None:
+        """Let clients know what jobs processes may call, besides what is public, and for whom there are secrets."""
         await self._connection.execute("SET", self._keys.webhook_networks(), msgspec.json.encode(allowed))
+        await SecretStore(self._connection, self._keys).index()
 
 
 def webhook_target(request: EngineCoreRequest, options: Mapping[str, Any]) -> WebhookTarget | None:

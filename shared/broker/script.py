@@ -83,11 +83,16 @@ class Script(msgspec.Struct, frozen=True):
     sha: str
 
 
+def script_of(name: str, text: str) -> Script:
+    """Return a script with its hash."""
+    return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
 def _load(name: str, parts: tuple[str, ...]) -> Script:
     tables = moves_as_lua() + f"local DEFAULT_POLICY = [==[{QueuePolicy().encode().decode()}]==]\n"
     shared = _SHARED[:2] if name in _PLAIN else _SHARED
     text = tables + "".join(_FILES[f"{part}.lua"].read_text(encoding="utf-8") for part in (*shared, *parts))
-    return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    return script_of(name, text)
 
 
 # The clock alone, for scripts of other things than requests.

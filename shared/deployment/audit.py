@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import msgspec
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
 from ..connection import CommandConnection
 from ..errors import PenstockError
@@ -28,6 +28,8 @@ from ..messages import WIRE_VERSION
 MAX_ENTRIES = 10_000
 MAX_DETAIL_CHARS = 200
 MAX_READ = 1000
+# Ways that operators act by; all others are apps'.
+_OPERATORS = ("cli", "dashboard", "top")
 # A change is not held up by a Redis that is away, or full.
 PATIENCE_S = 5.0
 
@@ -91,11 +93,15 @@ def acting_as(actor: Actor) -> Generator[None]:
 
 
 class Audit:
-    """The entries of one namespace, at its home Redis; the last ``MAX_ENTRIES`` are kept."""
+    """The entries of one namespace, at its home Redis; the last ``MAX_ENTRIES`` of operators and of apps are kept.
+
+    Apps write theirs apart: a user of Redis that may append to a stream may empty it as well.
+    """
 
     def __init__(self, connection: CommandConnection, keys: Keys) -> None:
         self._connection = connection
         self._key = keys.audit()
+        self._apps_key = keys.audit_of_apps()
 
     @contextlib.asynccontextmanager
     async def audited(self, action: str, target: str = "", **details: object) -> AsyncGenerator[dict[str, object]]:
@@ -110,10 +116,17 @@ class Audit:
         await self._note(action, target, told, "ok")
 
     async def read(self, *, limit: int = 100, before: str = "") -> list[AuditEntry]:
-        """Return up to ``limit`` entries, the newest first, those alone that are older than the entry id ``before``."""
-        start = f"({before}" if before else "+"
-        rows = await self._connection.execute("XREVRANGE", self._key, start, "-", "COUNT", min(limit, MAX_READ))
-        return [_entry(entry_id.decode(), fields[1]) for entry_id, fields in rows]
+        """Return ``limit`` entries, seldom one more, the newest first: those that are older than the id ``before``."""
+        start, limit = f"({before}" if before else "+", min(limit, MAX_READ)
+        rows = [
+            (_place(entry_id), entry_id.decode(), fields[1])
+            for key in (self._key, self._apps_key)
+            for entry_id, fields in await self._connection.execute("XREVRANGE", key, start, "-", "COUNT", limit)
+        ]
+        rows.sort(key=lambda row: row[0], reverse=True)
+        if len(rows) > limit and rows[limit][0] == rows[limit - 1][0]:
+            limit += 1  # an operator's and an app's of the same moment, which the next page would pass over
+        return [_entry(entry_id, record) for _, entry_id, record in rows[:limit]]
 
     async def _note(self, action: str, target: str, details: dict[str, Any], result: str) -> None:
         """Write an entry if that can be done in time; if not, the log has it: what was done is done all the same."""
@@ -136,12 +149,22 @@ class Audit:
             result=result,
         )
         record = msgspec.json.encode(entry)
-        await self._connection.execute("XADD", self._key, "MAXLEN", "~", MAX_ENTRIES, "*", "entry", record)
+        rest = ("MAXLEN", "~", MAX_ENTRIES, "*", "entry", record)
+        try:
+            await self._connection.execute("XADD", self._key if actor.via in _OPERATORS else self._apps_key, *rest)
+        except NoPermissionError:
+            # ACL files of older versions let apps write to the operators' entries alone.
+            await self._connection.execute("XADD", self._key, *rest)
 
 
 def _plain(value: object) -> str:
     """As text that can be encoded, whatever a caller gave, and not longer than it may be."""
     return str(value)[:MAX_DETAIL_CHARS].encode(errors="replace").decode()
+
+
+def _place(entry_id: bytes) -> tuple[int, int]:
+    milliseconds, _, number = entry_id.partition(b"-")
+    return int(milliseconds), int(number)
 
 
 def _entry(entry_id: str, record: bytes) -> AuditEntry:

@@ -34,6 +34,7 @@ from ..keys import Keys
 from ..log import get_logger
 from ..names import DEFAULT_NAMESPACE
 from ..urls import mask_url
+from .channels import DatabaseChannels
 from .link import heed_cancellation, is_read_only
 from .needs import ARQ_KEYS, probes
 from .risks import risks_of
@@ -96,7 +97,12 @@ async def check_server(
             _check_topology(info, shown)
         await _check_risks(connection, info, shown, for_worker, is_service or for_worker)
         if calls:
-            await _check_commands(connection, namespace, shown, [*calls])
+            named = DatabaseChannels(pool)
+            channels = [Keys(namespace).model("probe").wake]
+            if for_worker:
+                channels.append(Keys(namespace).worker_commands("probe"))
+            subscribing = ("SUBSCRIBE", *(named.in_subscription(channel.encode()) for channel in channels))
+            await _check_commands(connection, namespace, shown, [*map(named.in_command, calls)], subscribing)
 
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
@@ -214,7 +220,11 @@ async def _makes_copies(connection: AbstractConnection) -> bool | None:
 
 
 async def _check_commands(
-    connection: AbstractConnection, namespace: str, shown: str, calls: list[tuple[Any, ...]]
+    connection: AbstractConnection,
+    namespace: str,
+    shown: str,
+    calls: list[tuple[Any, ...]],
+    subscribing: tuple[Any, ...],
 ) -> None:
     """Try what is needed; refused are all that this user may not run, with the keys and channels of the namespace."""
     for_jobs = any(str(key).startswith(ARQ_KEYS) for _, *rest in calls for key in rest[:1])
@@ -226,7 +236,7 @@ async def _check_commands(
             "permit it (ACL, rename-command) or use another Redis"
         )
     replies = await _run(connection, [*calls, ("DISCARD",)])
-    calls.append(("SUBSCRIBE", Keys(namespace).worker_commands("probe")))
+    calls.append(subscribing)
     replies[-1:] = await _run(connection, calls[-1:])
     named = [str(call[0]) for call in calls]
     judged = [_judge(*pair, namespace, shown, for_jobs) for pair in zip(named, replies, strict=True)]

@@ -99,7 +99,7 @@ def cluster_probes(namespace: str) -> list[tuple[Any, ...]]:
 def probes(namespace: str, *, for_jobs: bool = False) -> list[tuple[Any, ...]]:
     """Return one call of each needed command, on keys and channels that nothing is ever written to."""
     keys = Keys(namespace)
-    key, channel = keys.absent(), keys.worker_commands("probe")
+    key, channel = keys.absent(), keys.model("probe").wake
     needed = NEEDED | NEEDED_FOR_JOBS if for_jobs else NEEDED
     calls = [_call(name, args, key, channel) for name, args in needed.items()]
     # Keys of a model have a hash tag.

@@ -1,8 +1,11 @@
 """Users of Redis with the rights that a process needs and no others, as an ACL file has them.
 
-Commands are those of ``redis_needs.py``, which every process tries when it starts. Roles differ in keys: who serves or
-asks has no part in API keys, in operators' keys or in what is due. Within the keys of a model all have the same rights:
-the scripts run there with the rights of whoever calls them.
+Commands are those of ``redis_needs.py``, which every process tries when it starts. Roles differ in keys and channels:
+who serves or asks has no part in API keys, in operators' keys, in secrets or in what is due. Within the keys of a model
+all have the same rights: the scripts run there with the rights of whoever calls them.
+
+Redis 7 knows keys that a user may only read, and commands for some keys alone. Redis 6.2 knows neither, so there a user
+may change and delete those keys as well.
 """
 
 from __future__ import annotations
@@ -11,15 +14,20 @@ import hashlib
 from collections.abc import Callable
 from enum import StrEnum
 
+import msgspec
+
 from ..keys import Keys
 from ..names import as_literal
 from .needs import ARQ_KEYS, NEEDED, NEEDED_FOR_JOBS, NEEDED_FOR_MOVES, NEEDED_FOR_OPERATORS
 
 # Logging in and naming a connection; what of it changes the server or other connections is dangerous by Redis's word.
 _CONNECTION = ("+@connection", "-@dangerous")
-_ALWAYS = ("MULTI", "EXEC", "DISCARD", "SUBSCRIBE", "UNSUBSCRIBE", "INFO")
+# A connection to a database other than 0 begins with SELECT.
+_ALWAYS = ("MULTI", "EXEC", "DISCARD", "SELECT", "SUBSCRIBE", "UNSUBSCRIBE", "INFO")
 # By which arq takes a job before another process does.
 _FOR_JOBS = ("WATCH", "UNWATCH")
+# Which channels there are is nobody's business.
+_PARTS = {"PUBSUB": "pubsub|numsub"}
 
 
 class Role(StrEnum):
@@ -32,70 +40,151 @@ class Role(StrEnum):
     OPERATOR = "operator"
 
 
-def user_line(role: Role, namespace: str, password: str) -> str:
+class RedisVersion(StrEnum):
+    """Which servers read an ACL file: those of version 6.2, or newer ones and Valkey."""
+
+    V6_2 = "6.2"
+    V7 = "7"
+
+
+class Reach(msgspec.Struct, frozen=True, kw_only=True):
+    """Patterns of keys: to read and change, to read, and to use with one command alone; and of channels."""
+
+    changes: tuple[str, ...]
+    reads: tuple[str, ...] = ()
+    only: tuple[tuple[str, str], ...] = ()
+    channels: tuple[str, ...]
+
+
+def user_line(role: Role, namespace: str, password: str, version: RedisVersion = RedisVersion.V7) -> str:
     """Return the line of an ACL file that makes the user of a role; the password is in it as a hash.
 
     Raises:
         ValidationError: the namespace cannot be one.
     """
     hashed = hashlib.sha256(password.encode()).hexdigest()
-    return " ".join(["user", role, "on", f"#{hashed}", *rights(role, namespace)])
+    return " ".join(["user", role, "on", f"#{hashed}", *rights(role, namespace, version)])
 
 
-def rights(role: Role, namespace: str) -> list[str]:
-    """Return the words of ``ACL SETUSER`` behind the password: keys, channels, commands."""
-    keys = Keys(namespace)
-    patterns = [f"~{pattern}" for pattern in _KEYS[role](keys)]
-    if role is Role.JOBS:
-        patterns.append(f"~{ARQ_KEYS}*")
+def rights(role: Role, namespace: str, version: RedisVersion = RedisVersion.V7) -> list[str]:
+    """Return the words of ``ACL SETUSER`` behind the password: channels, keys, commands."""
+    reach = _REACH[role](Keys(namespace))
     commands = [*NEEDED, *_ALWAYS]
     if role is Role.JOBS:
         commands += [*NEEDED_FOR_JOBS, *_FOR_JOBS]
     if role is Role.OPERATOR:
         commands += [*NEEDED_FOR_MOVES, *NEEDED_FOR_OPERATORS]
-    allowed = [f"+{name.lower()}" for name in sorted(set(commands))]
-    return ["resetchannels", f"&{keys.of_all()}", *patterns, "-@all", *_CONNECTION, *allowed]
-
-
-def _of_models(keys: Keys) -> list[str]:
+    allowed = [f"+{_PARTS.get(name, name.lower())}" for name in sorted(set(commands))]
+    channels = [f"&{pattern}" for pattern in reach.channels]
     return [
-        keys.of_all_models(),
-        *map(as_literal, (keys.absent(), keys.models(), keys.layouts(), keys.placements(), keys.engines())),
-        *map(as_literal, (keys.adapters(), keys.adapter_numbers(), keys.awaited_models())),
-        _begin(keys.engine("")),
+        "resetchannels",
+        *channels,
+        *_key_words(reach, version),
+        "-@all",
+        *_CONNECTION,
+        *allowed,
+        *_alone(reach, version),
     ]
 
 
-def _of_processes(keys: Keys) -> list[str]:
-    return [as_literal(keys.processes()), _begin(keys.process(""))]
+def _key_words(reach: Reach, version: RedisVersion) -> list[str]:
+    changes = [f"~{pattern}" for pattern in reach.changes]
+    if version is RedisVersion.V7:
+        return [*changes, *(f"%R~{pattern}" for pattern in reach.reads)]
+    return [*changes, *(f"~{pattern}" for pattern in (*reach.reads, *dict.fromkeys(key for _, key in reach.only)))]
 
 
-def _of_workers(keys: Keys) -> list[str]:
-    return [*_of_models(keys), *_of_processes(keys), as_literal(keys.moves())]
+def _alone(reach: Reach, version: RedisVersion) -> list[str]:
+    """Return the selectors: what a user may do with some keys, and nothing else with them."""
+    if version is not RedisVersion.V7:
+        return []
+    return [f"(-@all +{command.lower()} ~{key})" for command, key in reach.only]
 
 
-def _of_clients(keys: Keys) -> list[str]:
-    webhooks = (keys.webhook_models(), keys.webhook_networks(), keys.webhook_secrets())
-    return [*_of_models(keys), *map(as_literal, (*webhooks, keys.audit())), keys.batches().pattern]
+def _of_clients(keys: Keys) -> Reach:
+    """Of apps. Files, batches and adapters are theirs to make; of the rest they see what asking needs."""
+    return Reach(
+        changes=(
+            keys.of_all_models(),
+            # Who finds that an engine beats no more drops its id; one that beats enters it again. Who asks for a model
+            # first records its shard.
+            *_literals(keys.absent(), keys.engines(), keys.placements(), keys.adapters(), keys.adapter_numbers()),
+            as_literal(keys.awaited_models()),
+            keys.batches().pattern,
+        ),
+        reads=(
+            *_literals(keys.models(), keys.layouts(), keys.webhook_networks(), keys.webhooks_signed()),
+            _begin(keys.engine("")),
+        ),
+        only=(
+            ("SADD", as_literal(keys.webhook_models())),
+            ("XADD", as_literal(keys.audit_of_apps())),
+        ),
+        channels=(keys.of_all_models(),),
+    )
 
 
-def _of_gateways(keys: Keys) -> list[str]:
-    due = (keys.jobs_due(), keys.job_holders(), keys.webhook_outbox(), keys.api_keys())
-    return [*_of_clients(keys), *_of_processes(keys), *map(as_literal, due), keys.responses()]
+def _of_workers(keys: Keys) -> Reach:
+    return Reach(
+        changes=(
+            keys.of_all_models(),
+            *_literals(keys.absent(), keys.engines(), keys.placements(), keys.models(), keys.processes()),
+            as_literal(keys.awaited_models()),
+            _begin(keys.engine("")),
+            _begin(keys.process("")),
+        ),
+        reads=_literals(keys.layouts(), keys.adapters(), keys.adapter_numbers()),
+        channels=(keys.of_all_models(), keys.of_workers()),
+    )
 
 
-def _of_jobs(keys: Keys) -> list[str]:
-    jobs = [f"{as_literal(keys.jobs())}*", keys.of_webhooks()]
-    return [*_of_models(keys), *_of_processes(keys), *jobs, keys.batches().pattern]
+def _of_gateways(keys: Keys) -> Reach:
+    client = _of_clients(keys)
+    return Reach(
+        changes=(
+            *client.changes,
+            *_literals(keys.processes(), keys.jobs_due(), keys.job_holders(), keys.webhook_outbox()),
+            _begin(keys.process("")),
+            keys.responses(),
+        ),
+        # It says whether webhooks wait for a jobs process.
+        reads=(*client.reads, *_literals(keys.api_keys(), keys.webhook_models())),
+        only=client.only,
+        channels=client.channels,
+    )
 
 
-_KEYS: dict[Role, Callable[[Keys], list[str]]] = {
+def _of_jobs(keys: Keys) -> Reach:
+    client = _of_clients(keys)
+    return Reach(
+        changes=(
+            *client.changes,
+            as_literal(keys.processes()),
+            _begin(keys.process("")),
+            _begin(keys.jobs()),
+            keys.of_webhooks(),
+            f"{ARQ_KEYS}*",
+        ),
+        reads=(as_literal(keys.models()), as_literal(keys.layouts()), _begin(keys.engine(""))),
+        channels=client.channels,
+    )
+
+
+def _of_operators(keys: Keys) -> Reach:
+    return Reach(changes=(keys.of_all(),), channels=(keys.of_all(),))
+
+
+_REACH: dict[Role, Callable[[Keys], Reach]] = {
     Role.CLIENT: _of_clients,
     Role.WORKER: _of_workers,
     Role.GATEWAY: _of_gateways,
     Role.JOBS: _of_jobs,
-    Role.OPERATOR: lambda keys: [keys.of_all()],
+    Role.OPERATOR: _of_operators,
 }
+
+
+def _literals(*names: str) -> tuple[str, ...]:
+    return tuple(map(as_literal, names))
 
 
 def _begin(prefix: str) -> str:

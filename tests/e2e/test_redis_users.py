@@ -13,14 +13,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import redis
-from redis.exceptions import NoPermissionError
+from redis.exceptions import NoPermissionError, RedisError
 
-from penstock.shared.keys import Keys
-from penstock.shared.redis_access.users import Role, rights
+from penstock.producer import Client
+from penstock.producer.webhooks.event_records import WebhookSecret
+from penstock.producer.webhooks.secrets import SecretStore, new_secret
+from penstock.producer.webhooks.targets import WebhookTargets
+from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.audit import Audit
+from penstock.shared.deployment.records import ModelCard
+from penstock.shared.errors import ValidationError
+from penstock.shared.keys import Keys, channel_in
+from penstock.shared.redis_access.users import RedisVersion, Role, rights
 
-from ..redis_server import RedisServer
+from ..redis_server import RedisServer, acl_version
 
 # One server for all.
 pytestmark = pytest.mark.xdist_group("redis_users")
@@ -62,7 +71,7 @@ class Users:
 @pytest.fixture(scope="module")
 def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Users]:
     secrets = tmp_path_factory.mktemp("made") / "secrets"
-    made = run_command("redis", "users", str(secrets))
+    made = run_command("redis", "users", str(secrets), "--redis-version", acl_version())
     assert made.returncode == 0, made.stderr
     acl = secrets / "users.acl"
     # One that may look at what was denied.
@@ -91,7 +100,7 @@ def wait_until_it_answers(client: redis.Redis) -> None:
 
 def test_the_contract_of_the_broker_holds_for_a_worker(users: Users) -> None:
     """The tests of the broker, as a user with a worker's commands in the namespaces of tests."""
-    words = [word.replace("penstock", "test-*") for word in rights(Role.WORKER, "penstock")]
+    words = [word.replace("penstock", "test-*") for word in rights(Role.WORKER, "penstock", acl_version())]
     users.redis.execute_command("ACL", "SETUSER", "tester", "on", ">any", *words, *OF_TESTS)
     environment = os.environ | {"PENSTOCK_TEST_REDIS_URL": users.url_as("tester:any")}
     tests = ["test_states.py", "test_deaths.py", "test_input.py", "claims/test_waves.py"]
@@ -102,25 +111,175 @@ def test_the_contract_of_the_broker_holds_for_a_worker(users: Users) -> None:
     assert [entry for entry in users.denied() if not entry["object"].startswith("client")] == []
 
 
+MODEL = KEYS.model("m")
+# What each kind of key is for: the command that a role is tried with, to read it, to change it and to remove it.
+STRING = (("GET",), ("SET", "x"), ("DEL",))
+HASH = (("HGETALL",), ("HSET", "f", "x"), ("HDEL", "f"), ("DEL",))
+SET = (("SMEMBERS",), ("SADD", "x"), ("DEL",))
+STREAM = (
+    ("XRANGE", "-", "+"),
+    ("XADD", "*", "f", "x"),
+    ("XADD", "MAXLEN", "0", "*", "f", "x"),
+    ("XTRIM", "MAXLEN", "0"),
+    ("DEL",),
+)
+ALL, READS, NOTHING = "all", "reads", "nothing"
+# By key: what clients, workers, gateways and jobs may do with it. Operators may do everything.
+REACH = {
+    MODEL.request("r"): (HASH, ALL, ALL, ALL, ALL),
+    KEYS.models(): (HASH, READS, ALL, READS, READS),
+    KEYS.awaited_models(): (HASH, ALL, ALL, ALL, ALL),
+    KEYS.layouts(): (HASH, READS, READS, READS, READS),
+    KEYS.placements(): (HASH, ALL, ALL, ALL, ALL),
+    KEYS.moves(): (HASH, NOTHING, NOTHING, NOTHING, NOTHING),
+    KEYS.engines(): (SET, ALL, ALL, ALL, ALL),
+    KEYS.engine("e"): (STRING, READS, ALL, READS, READS),
+    KEYS.processes(): (SET, NOTHING, ALL, ALL, ALL),
+    KEYS.process("p"): (STRING, NOTHING, ALL, ALL, ALL),
+    KEYS.adapters(): (HASH, ALL, READS, ALL, ALL),
+    KEYS.api_keys(): (HASH, NOTHING, NOTHING, READS, NOTHING),
+    KEYS.operator_keys(): (HASH, NOTHING, NOTHING, NOTHING, NOTHING),
+    KEYS.dashboard_secret(): (STRING, NOTHING, NOTHING, NOTHING, NOTHING),
+    KEYS.audit(): (STREAM, NOTHING, NOTHING, NOTHING, NOTHING),
+    KEYS.audit_of_apps(): (STREAM, {"XADD"}, NOTHING, {"XADD"}, NOTHING),
+    KEYS.webhook_secrets(): (HASH, NOTHING, NOTHING, NOTHING, ALL),
+    KEYS.webhooks_signed(): (SET, READS, NOTHING, READS, ALL),
+    KEYS.webhook_networks(): (STRING, READS, NOTHING, READS, ALL),
+    KEYS.webhook_models(): (SET, {"SADD"}, NOTHING, {"SMEMBERS", "SADD"}, ALL),
+    KEYS.webhook_event("e"): (STRING, NOTHING, NOTHING, NOTHING, ALL),
+    KEYS.webhook_outbox(): (STREAM, NOTHING, NOTHING, ALL, ALL),
+    KEYS.jobs_due(): (SET, NOTHING, NOTHING, ALL, ALL),
+    KEYS.response("t", "r"): (STRING, NOTHING, NOTHING, ALL, NOTHING),
+    KEYS.batches().batch("b"): (HASH, ALL, NOTHING, ALL, ALL),
+}
+ROLES = (Role.CLIENT, Role.WORKER, Role.GATEWAY, Role.JOBS)
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("key", REACH)
+def test_what_a_role_may_do_with_a_key(users: Users, role: Role, key: str) -> None:
+    """Each command by itself. Redis 6.2 knows no keys that can only be read, or only be added to."""
+    commands, *reaches = REACH[key]
+    reach = reaches[ROLES.index(role)]
+    with redis.Redis.from_url(users.url(role)) as client:
+        for position, (name, *rest) in enumerate(commands):
+            if acl_version() is RedisVersion.V6_2:
+                may = reach != NOTHING
+            else:
+                may = reach == ALL or (reach == READS and position == 0) or name in reach
+            assert is_permitted(client, name, key, *rest) is may, name
+
+
+def is_permitted(client: redis.Redis, *command: str) -> bool:
+    """Whether Redis puts it in line; nothing is run."""
+    pipeline = client.pipeline(transaction=True)
+    pipeline.execute_command(*command)
+    pipeline.execute_command("FLUSHALL")  # nobody may, so the transaction is thrown away
+    with pytest.raises(RedisError) as caught:
+        pipeline.execute()
+    return "FLUSHALL" in str(caught.value) or "flushall" in str(caught.value)
+
+
+@pytest.mark.parametrize("database", [0, 3])
+@pytest.mark.parametrize("role", Role)
+def test_which_channels_a_role_may_use(users: Users, role: Role, database: int) -> None:
+    """Commands to supervisors are those of operators, whom workers hear. No role hears other namespaces."""
+    models, workers = ({role}, {Role.WORKER, Role.OPERATOR})
+    for channel, allowed in ((MODEL.wake, models), (KEYS.worker_commands("w"), workers), ("other:{m}:wake", {*()})):
+        name = channel_in(database, channel)
+        with redis.Redis.from_url(users.url(role)) as client:
+            assert is_permitted(client, "PUBLISH", name, "x") is (role in allowed), name
+            subscription = client.pubsub()
+            if role in allowed:
+                subscription.subscribe(name)
+                assert subscription.get_message(timeout=60)
+            else:
+                subscription.subscribe(name)
+                with pytest.raises(NoPermissionError):
+                    subscription.get_message(timeout=60)
+            subscription.close()
+
+
 @pytest.mark.parametrize(
     ("role", "command"),
     [
-        (Role.CLIENT, ("HGETALL", KEYS.operator_keys())),
-        (Role.CLIENT, ("HGETALL", KEYS.api_keys())),
-        (Role.CLIENT, ("GET", KEYS.dashboard_secret())),
-        (Role.WORKER, ("HGETALL", KEYS.api_keys())),
-        (Role.WORKER, ("HGETALL", KEYS.webhook_secrets())),
-        (Role.WORKER, ("XADD", KEYS.audit(), "*", "who", "somebody else")),
-        (Role.GATEWAY, ("HGETALL", KEYS.operator_keys())),
-        (Role.GATEWAY, ("GET", KEYS.dashboard_secret())),
-        (Role.JOBS, ("HGETALL", KEYS.operator_keys())),
         *((role, ("GET", "somebody:elses")) for role in Role),
-        *((role, command) for role in Role for command in (("FLUSHALL",), ("KEYS", "*"), ("CONFIG", "GET", "*"))),
+        *(
+            (role, command)
+            for role in Role
+            for command in (
+                ("FLUSHALL",),
+                ("FLUSHDB",),
+                ("KEYS", "*"),
+                ("CONFIG", "GET", "*"),
+                ("ACL", "LIST"),
+                ("CLIENT", "LIST"),
+                ("CLIENT", "KILL", "TYPE", "normal"),
+                ("PUBSUB", "CHANNELS"),
+                ("MONITOR",),
+                ("SCRIPT", "FLUSH"),
+                ("SWAPDB", "0", "1"),
+                ("SHUTDOWN",),
+            )
+        ),
     ],
 )
 def test_what_a_role_may_not(users: Users, role: Role, command: tuple[str, ...]) -> None:
     with redis.Redis.from_url(users.url(role)) as client, pytest.raises(NoPermissionError):
         client.execute_command(*command)
+
+
+async def test_an_app_asks_for_webhooks_and_acts_without_reading_secrets(users: Users) -> None:
+    """With secrets of a version that kept no index of them, too."""
+    operator, jobs = (CommandConnection(users.url(role)) for role in (Role.OPERATOR, Role.JOBS))
+    try:
+        card = ModelCard(model="hooked", max_model_len=100, vocab_size=50, registered_at=1.0)
+        await operator.execute("HSET", KEYS.models(), "hooked", msgspec.json.encode(card))
+        old = WebhookSecret(tenant="old", current=new_secret(), created_at=1.0)
+        await operator.execute("HSET", KEYS.webhook_secrets(), '["old",""]', msgspec.json.encode(old))
+        await WebhookTargets(jobs, KEYS).publish(())
+        await SecretStore(operator, KEYS).create("new")
+        assert (await SecretStore(jobs, KEYS).find("old", "https://example.org/")) == old
+        users.denied()
+        async with Client.connect(users.url(Role.CLIENT), model="hooked") as client:
+            for tenant in ("old", "new"):
+                await client.submit("hi", tenant=tenant, webhook_url="https://example.org/")
+            with pytest.raises(ValidationError, match="tenant 'none' has no webhook secret"):
+                await client.submit("hi", tenant="none", webhook_url="https://example.org/")
+            await client.pause_generation()
+            await client.resume_generation()
+        await SecretStore(operator, KEYS).delete("new")
+        async with Client.connect(users.url(Role.CLIENT), model="hooked") as client:
+            with pytest.raises(ValidationError, match="tenant 'new' has no webhook secret"):
+                await client.submit("hi", tenant="new", webhook_url="https://example.org/")
+        assert {entry.action for entry in await Audit(operator, KEYS).read(limit=2)} == {"queue.resume", "queue.pause"}
+        # Redis 6.2 lets nobody name a connection.
+        assert [entry for entry in users.denied() if not entry["object"].startswith("client")] == []
+    finally:
+        await operator.close()
+        await jobs.close()
+
+
+async def test_an_app_whose_user_is_of_an_older_acl_file_goes_on(users: Users) -> None:
+    """It may read the secrets and write to the operators' audit, and knows neither index nor stream of today."""
+    patterns = ["old-version:{*", *(f"old-version:{name}" for name in ("models", "layouts", "placements", "engines"))]
+    patterns += [f"old-version:{name}" for name in ("absent", "engine:*", "adapters:{old-version}:*", "audit")]
+    patterns += [f"old-version:webhooks:{name}" for name in ("models", "networks", "secrets")]
+    commands = [word for word in rights(Role.CLIENT, "old-version", RedisVersion.V6_2) if word[0] in "+-"]
+    words = ["on", ">any", "resetchannels", "&old-version:*", *(f"~{pattern}" for pattern in patterns), *commands]
+    users.redis.execute_command("ACL", "SETUSER", "app", *words)
+    keys, judge = Keys("old-version"), CommandConnection(users.url_as("judge:any"))
+    try:
+        card = ModelCard(model="m", max_model_len=100, vocab_size=50, registered_at=1.0)
+        await judge.execute("HSET", keys.models(), "m", msgspec.json.encode(card))
+        secret = WebhookSecret(tenant="default", current=new_secret(), created_at=1.0)
+        await judge.execute("HSET", keys.webhook_secrets(), '["default",""]', msgspec.json.encode(secret))
+        async with Client.connect(users.url_as("app:any"), model="m", namespace=keys.namespace) as client:
+            await client.submit("hi", webhook_url="https://example.org/")
+            await client.pause_generation()
+        assert [entry.action for entry in await Audit(judge, keys).read()] == ["queue.pause"]
+    finally:
+        await judge.close()
 
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ from ....shared.command_line import NAMESPACE_HELP, NAMESPACE_VARIABLE, Command,
 from ....shared.errors import ConfigurationError
 from ....shared.names import DEFAULT_NAMESPACE
 from ....shared.redis_access.url import parse_pool
-from ....shared.redis_access.users import Role, user_line
+from ....shared.redis_access.users import RedisVersion, Role, user_line
 from ....shared.shown import shown
 
 ACL_FILE = "users.acl"
@@ -24,6 +24,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address", default="localhost:6379", metavar="HOST[:PORT]", help="of that Redis (localhost:6379)"
     )
+    parser.add_argument(
+        "--redis-version",
+        choices=[version.value for version in RedisVersion],
+        default=RedisVersion.V7.value,
+        help="of that Redis: 7 or newer, or Valkey (7); or 6.2, whose users may change more",
+    )
     parser.add_argument("--ca", metavar="FILE", help="speak TLS; the authority that signed its certificate")
     parser.add_argument(
         "--namespace",
@@ -35,7 +41,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.folder)
     passwords = {role: secrets.token_urlsafe(32) for role in Role}
-    lines = [_NO_DEFAULT, *(user_line(role, arguments.namespace, word) for role, word in passwords.items())]
+    version = RedisVersion(arguments.redis_version)
+    lines = [_NO_DEFAULT, *(user_line(role, arguments.namespace, word, version) for role, word in passwords.items())]
     contents = {f"{role}.url": _url(arguments, role, word) for role, word in passwords.items()}
     contents[ACL_FILE] = "\n".join(lines)
     try:
@@ -49,7 +56,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ConfigurationError(
             f"{error.filename} cannot be written: {error.strerror}; name another folder"
         ) from error
-    print(f"{folder / ACL_FILE}: give it to redis-server as aclfile")
+    newer = " or newer, or Valkey" if version is RedisVersion.V7 else ""
+    print(f"{folder / ACL_FILE}: give it to redis-server {version}{newer} as aclfile")
     for role in Role:
         print(f"{folder / f'{role}.url'}: PENSTOCK_REDIS_URL_FILE of {_USED_BY[role]}")
     return 0

@@ -17,7 +17,7 @@ async def _read(moment: Moment, params: Params, _: Access) -> View:
     rows = [
         {name: value for name, value in msgspec.structs.asdict(one).items() if name != "version"} for one in entries
     ]
-    return {"rows": rows, "next": entries[-1].entry_id if len(entries) == PAGE_ROWS else None}
+    return {"rows": rows, "next": entries[-1].entry_id if len(entries) >= PAGE_ROWS else None}
 
 
 def _is_entry_id(text: str) -> bool:

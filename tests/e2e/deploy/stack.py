@@ -25,6 +25,7 @@ from penstock.ops.redis_processes import free_ports
 from penstock.shared.embedded import find_redis_server
 from penstock.shared.redis_access.users import Role
 
+from ...redis_server import acl_version
 from ...yaml_files import load_yaml
 
 COMPOSE = Path(__file__).parents[3] / "ops" / "deploy" / "compose" / "compose.yaml"
@@ -56,6 +57,8 @@ class ComposeStack:
                 str(self.secrets),
                 "--address",
                 f"localhost:{self.ports['redis']}",
+                "--redis-version",
+                acl_version(),
             ],
             capture_output=True,
             text=True,

@@ -8,15 +8,19 @@ import pytest
 
 from penstock.shared.keys import Keys
 from penstock.shared.redis_access.needs import NEEDED, NEEDED_FOR_JOBS
-from penstock.shared.redis_access.users import Role, rights, user_line
+from penstock.shared.redis_access.users import RedisVersion, Role, rights, user_line
 
 
+@pytest.mark.parametrize("version", RedisVersion)
 @pytest.mark.parametrize("role", Role)
-def test_a_line_has_every_command_that_is_tried_and_no_password(role: Role) -> None:
-    words = user_line(role, "penstock", "s3cret").split()
-    assert words[:4] == ["user", role, "on", f"#{hashlib.sha256(b's3cret').hexdigest()}"]
+def test_a_line_has_every_command_that_is_tried_and_no_password(role: Role, version: RedisVersion) -> None:
+    line = user_line(role, "penstock", "s3cret", version)
+    assert line.split()[:4] == ["user", role, "on", f"#{hashlib.sha256(b's3cret').hexdigest()}"]
+    # Selectors are about some keys alone, and come last.
+    words = line.partition(" (")[0].split()
     needed = NEEDED | NEEDED_FOR_JOBS if role is Role.JOBS else NEEDED
-    assert {f"+{name.lower()}" for name in needed} <= {*words}
+    assert {f"+{name.lower()}" for name in needed} - {*words} == {"+pubsub"}
+    assert "+pubsub|numsub" in words
     # What is taken away first is not given again as a whole.
     assert [word for word in words if "@" in word] == ["-@all", "+@connection", "-@dangerous"]
     assert not {"+config", "+keys", "+flushall", "+acl", "+debug"} & {*words}
@@ -30,7 +34,16 @@ def test_only_operators_reach_what_is_theirs() -> None:
         assert reaches_all is (role is Role.OPERATOR)
 
 
-def test_a_namespace_is_no_pattern() -> None:
-    words = rights(Role.CLIENT, "a*b")
-    assert "~a\\*b:models" in words
-    assert "&a\\*b:*" in words
+@pytest.mark.parametrize("version", RedisVersion)
+def test_a_namespace_is_no_pattern(version: RedisVersion) -> None:
+    words = rights(Role.CLIENT, "a*b", version)
+    assert "~a\\*b:engines" in words
+    assert "&a\\*b:{*" in words
+    assert not [word for word in words if "a*b" in word]
+
+
+def test_redis_6_2_gets_no_words_that_it_does_not_know() -> None:
+    for role in Role:
+        words = rights(role, "penstock", RedisVersion.V6_2)
+        assert not [word for word in words if word[0] in "%("]
+        assert any(word[0] in "%(" for word in rights(role, "penstock")) is (role is not Role.OPERATOR)
