@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import msgspec
 import pytest
 
-from penstock.producer import Client, RequestOutputKind, SamplingParams
+from penstock.producer import Client, Delta, RequestOutputKind, SamplingParams
 from penstock.shared import errors
 from penstock.shared.broker import Broker, DeadLetter
 from penstock.shared.messages.outcome import FinishReason
-from penstock.shared.params.pooling import PoolingParams
 
 from .harness import CAUSE, claim_one, write
 
@@ -27,6 +26,10 @@ async def ended(client: Client, broker: Broker, prompt: Any = "hi", params: Any 
     await write(broker, await claim_one(broker), 0, 65, end=FinishReason.STOP)
 
 
+async def deltas_of(stream: AsyncIterator[Delta]) -> list[Delta]:
+    return [delta async for delta in stream]
+
+
 @pytest.mark.parametrize(
     ("field", "prompt", "params", "options"),
     [
@@ -34,11 +37,10 @@ async def ended(client: Client, broker: Broker, prompt: Any = "hi", params: Any 
         ("prompt", "ho", PARAMS, {}),
         ("prompt", [1, 2], PARAMS, {}),
         ("prompt", CHAT, PARAMS, {}),
-        ("prompt", "hi", PARAMS, {"add_special_tokens": False}),
+        ("prompt", "hi", PARAMS, {"tokenization_kwargs": {"add_special_tokens": False}}),
         ("params", "hi", SamplingParams(max_tokens=6), {}),
         ("params", "hi", SamplingParams(max_tokens=5, seed=1), {}),
         ("params", "hi", SamplingParams(max_tokens=5, n=2), {}),
-        ("params", "hi", PoolingParams(), {}),
     ],
 )
 @pytest.mark.parametrize("has_ended", [False, True])
@@ -49,15 +51,16 @@ async def test_another_request_of_a_known_id_is_refused(
         await ended(client, broker)
     else:
         await client.submit("hi", PARAMS, request_id="r")
-    calls: list[Awaitable[Any]] = [client.submit(prompt, params, request_id="r", **options)]
-    if isinstance(params, SamplingParams):
-        calls.append(client.generate(prompt, params, request_id="r", **options))
-        calls.append(anext(client.stream(prompt, params, request_id="r", **options)))
+    calls: list[Awaitable[Any]] = [
+        client.submit(prompt, params, request_id="r", **options),
+        client.generate(prompt, params, request_id="r", **options),
+        deltas_of(client.stream(prompt, params, request_id="r", **options)),
+    ]
     for call in calls:
         with pytest.raises(errors.RequestConflictError, match=f"request_id 'r' is that of .*{field}") as caught:
             await call
         assert (caught.value.field, caught.value.code, caught.value.retryable) == (field, "request_conflict", False)
-    assert await broker.state("r") == ("ended" if has_ended else "queued")
+    assert await broker.state("r") == ("finished" if has_ended else "queued")
     assert (await client.queue_stats()).depth == (0 if has_ended else 1)
 
 
@@ -109,8 +112,6 @@ async def test_an_id_of_a_further_answer_cannot_be_chosen(client: Client, reques
     for n in (1, 2):
         with pytest.raises(errors.ValidationError, match="request_id must not end in '~' and a number"):
             await client.submit("hi", SamplingParams(n=n), request_id=request_id)
-    with pytest.raises(errors.ValidationError, match="request_id must not end in"):
-        await client.encode("hi", request_id=request_id)
     assert (await client.queue_stats()).depth == 0
 
 
