@@ -138,7 +138,8 @@ async def test_a_name_is_forgotten_with_its_card_or_after_its_last_request(
 async def test_users_of_an_older_version_may_still_enqueue(server: RedisServer) -> None:
     """They have no right on the key."""
     keys = Keys()
-    old = [word for word in rights(Role.CLIENT, keys.namespace, acl_version()) if word != f"~{keys.awaited_models()}"]
+    words = rights(Role.CLIENT, keys.namespace, await asyncio.to_thread(acl_version))
+    old = [word for word in words if word != f"~{keys.awaited_models()}"]
     await asyncio.to_thread(server.execute, "ACL", "SETUSER", "old", "on", ">pw", *old)
     async with Client.connect(server.url.replace("unix://", "unix://old:pw@"), wait_for_model=True) as client:
         with capture_logs() as logs:
