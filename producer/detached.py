@@ -34,7 +34,7 @@ class DetachedRequests(ClientCore):
 
         Raises: as ``stream``, before anything was enqueued.
         """
-        outgoing = self._builder.detached(prompt, params, options, await self._builder.checked_card(options))
+        outgoing = await self._builder.build_detached(prompt, params, options)
         await self._requests.submit(outgoing)
         first = outgoing[0].request
         return RequestHandle(self, first.model, first.request_id, prompt, n=len(outgoing))

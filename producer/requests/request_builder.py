@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
 from ...shared.deployment.records import ModelCard
 from ...shared.errors import UnsupportedParameterError, ValidationError
 from ...shared.messages.requests import EngineCoreRequest
@@ -19,6 +23,7 @@ from .model_cards import ModelCards
 from .queue_entry import Outgoing
 from .single_requests import SingleRequests
 
+MANY_PARTS = 1000
 # Options of vLLM's clients that mean nothing here, and what to do instead.
 _NOT_OURS = {
     "arrival_time": "the clock of Redis says when a request arrived; leave it out",
@@ -106,7 +111,8 @@ class RequestBuilder:
 
     async def build(self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions) -> list[Outgoing]:
         """Return the single requests to send, one per answer. Raises: as ``checked_card`` and ``build_request``."""
-        return self.outgoing(prompt, params, options, await self.checked_card(options))
+        make = partial(self.outgoing, prompt, params, options, await self.checked_card(options))
+        return await _off_the_loop(make, prompt, options)
 
     def outgoing(
         self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions, card: ModelCard
@@ -132,6 +138,16 @@ class RequestBuilder:
         target, content = webhook_target(request, options), _content(request, request.pooling_params, options)
         return Outgoing(request, options, card.max_model_len, target, request.request_id, content=content)
 
+    async def build_detached(
+        self,
+        prompt: Prompt | TextPair,
+        params: SamplingParams | PoolingParams | None,
+        options: RequestOptions,
+    ) -> list[Outgoing]:
+        """As ``build``, of a request that generates or pools, as its parameters say."""
+        make = partial(self.detached, prompt, params, options, await self.checked_card(options))
+        return await _off_the_loop(make, prompt, options)
+
     def detached(
         self,
         prompt: Prompt | TextPair,
@@ -147,6 +163,29 @@ class RequestBuilder:
     def check_open(self) -> None:
         """Raises ``ClientClosedError`` unless the client is connected, in this process and event loop."""
         self._requests.home.check()
+
+
+async def _off_the_loop(
+    make: Callable[[], list[Outgoing]], prompt: Prompt | TextPair, options: RequestOptions
+) -> list[Outgoing]:
+    """Call ``make``; in a thread if ``prompt`` has so many parts that the checks take milliseconds."""
+    return await asyncio.to_thread(make) if _num_parts(prompt, options) > MANY_PARTS else make()
+
+
+def _num_parts(prompt: Prompt | TextPair, options: RequestOptions) -> int:
+    """Return how many messages, parts of them and tools there are: each is checked in Python."""
+    if isinstance(prompt, str | TextPair):
+        return 0
+    messages = prompt.get("messages") if isinstance(prompt, Mapping) else prompt
+    kwargs = options.get("chat_template_kwargs")
+    tools = kwargs.get("tools") if isinstance(kwargs, Mapping) else None
+    num_parts = len(tools) if isinstance(tools, Sequence) else 0
+    if not isinstance(messages, Sequence) or not messages or not isinstance(messages[0], Mapping):
+        return num_parts
+    if len(messages) > MANY_PARTS:
+        return len(messages)
+    contents = (message.get("content") for message in messages if isinstance(message, Mapping))
+    return num_parts + sum(len(content) if isinstance(content, list | tuple) else 1 for content in contents)
 
 
 def _content(request: EngineCoreRequest, params: SamplingParams | PoolingParams, options: RequestOptions) -> str:

@@ -51,7 +51,7 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
         stop_token_ids: token ids that end the generation, as the end-of-sequence token does.
         ignore_eos: go on past the end-of-sequence token.
         max_tokens: most output tokens, at least 1; None means as many as ``max_model_len`` leaves.
-        min_tokens: no end-of-sequence or stop token before that many output tokens.
+        min_tokens: no end-of-sequence token, stop token or stop string before that many output tokens.
         logprobs: tell each output token's log probability and rank, and those of that many most probable tokens, from
             the model's logits before penalties, temperature and filters. None tells nothing; at most 20.
         prompt_logprobs: the same of every prompt token but the first, given out with the first output token; at most

@@ -1,7 +1,8 @@
 """Tokens of a text, and how few of them there can be.
 
-Texts go through ``encode_batch``: ``Tokenizer.encode`` holds the GIL (tokenizers 0.23), so that a long text in a thread
-would still stop the event loop.
+``Tokenizer.encode`` holds the GIL (tokenizers 0.23), so that a long text in a thread would still stop the event loop;
+the calls for batches do not. And an encoding with the text of each token takes 140 ns a token to free, with the GIL
+held; one of ``encode_batch_fast`` takes 5 ns.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ def tokenizing() -> Boundary:
 
 
 def encode(tokenizer: Tokenizer, text: str, other: str | None = None, *, add_special_tokens: bool = True) -> Encoding:
-    """Return the tokens of ``text``, or of a pair of texts. The GIL is free meanwhile."""
-    inputs = [text] if other is None else [(text, other)]
-    return tokenizer.encode_batch(inputs, add_special_tokens=add_special_tokens)[0]
+    """Return the tokens of ``text``, or of a pair of texts, without their offsets. The GIL is free meanwhile."""
+    if other is not None:  # of a pair without a post-processor, the faster call does not tell the texts apart
+        return tokenizer.encode_batch([(text, other)], add_special_tokens=add_special_tokens)[0]
+    return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
 
 def max_chars_per_token(tokenizer: Tokenizer) -> float:

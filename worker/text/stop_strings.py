@@ -6,7 +6,8 @@ from __future__ import annotations
 class StopStrings:
     """Watches one request's text.
 
-    Invariant: text let out never holds a stop string, nor a beginning of one that the next piece could complete.
+    Invariant: text let out by ``add`` never holds a stop string, nor a beginning of one that the next piece could
+    complete.
     """
 
     def __init__(self, strings: list[str], *, include: bool) -> None:
@@ -28,10 +29,18 @@ class StopStrings:
             shown = self._held[: at + len(string) if self._include else at]
             self._held = ""
             return shown, string
-        keep = max(_overlap(self._held, s) for s in self._strings)
+        return self._take_certain(), None
+
+    def pass_over(self, text: str) -> str:
+        """Return the text that may be shown. A stop string counts only if text that comes later completes it."""
+        self._held += text
+        return self._take_certain()
+
+    def _take_certain(self) -> str:
+        keep = max((_overlap(self._held, s) for s in self._strings), default=0)
         shown = self._held[: len(self._held) - keep]
         self._held = self._held[len(shown) :]
-        return shown, None
+        return shown
 
     def flush(self) -> str:
         """Return what is held back, when no more text will come."""

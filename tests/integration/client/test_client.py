@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from typing import Any
 
 import msgspec
 import pytest
 
 from penstock.producer import Client, RequestOutputKind, SamplingParams
+from penstock.producer.inputs.prompt import build_request
 from penstock.shared import errors
 from penstock.shared.broker import Broker, FinalRecord, Room
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason, RequestError
 from penstock.shared.messages.requests import EngineCoreRequest
 
-from .harness import claim_one, until_followed, write
+from .harness import DEADLINE_S, claim_one, until_followed, write
 
 
 async def test_stream_yields_each_token_once_in_order_and_one_end(client: Client, broker: Broker) -> None:
@@ -297,3 +300,32 @@ async def test_what_is_wrong_on_one_channel_ends_that_stream_alone(client, broke
         with pytest.raises(errors.ValidationError, match="after=0 is inside the delta"):
             await from_inside
         assert (await whole).text == "A"
+
+
+@pytest.mark.parametrize("call", ["stream", "submit"])
+@pytest.mark.parametrize("where", ["messages", "parts", "tools"])
+async def test_the_loop_goes_on_while_a_prompt_of_many_parts_is_checked(
+    client: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch, call: str, where: str
+) -> None:
+    """It takes tenths of a second for a body of 4 MB."""
+    part, tool = {"type": "text", "text": "a"}, {"type": "function", "function": {"name": "f"}}
+    messages = {
+        "messages": [{"role": "user", "content": "a"}] * 2000,
+        "parts": [{"role": "user", "content": [part] * 2000}],
+    }.get(where, [{"role": "user", "content": "a"}])
+    kwargs = {"tools": [tool] * 2000} if where == "tools" else None
+    loop = asyncio.get_running_loop()
+
+    def held(*args: Any, **options: Any) -> EngineCoreRequest:
+        has_turned = threading.Event()
+        loop.call_soon_threadsafe(has_turned.set)
+        assert has_turned.wait(DEADLINE_S), "the event loop stands still"
+        return build_request(*args, **options)
+
+    monkeypatch.setattr("penstock.producer.requests.request_builder.build_request", held)
+    asking = getattr(client, call)(messages, SamplingParams(), chat_template_kwargs=kwargs)
+    first = asyncio.ensure_future(anext(asking) if call == "stream" else asking)
+    claim = await claim_one(broker)
+    assert msgspec.msgpack.decode(claim.payload, type=EngineCoreRequest).messages is not None
+    await write(broker, claim, 0, 65, end=FinishReason.STOP)
+    await first

@@ -348,3 +348,43 @@ def test_a_stop_string_may_begin_with_that_space(spaced_codec: TextCodec) -> Non
     params = SamplingParams(max_tokens=9, stop=[" Paris"])
     deltas = tell_text(spaced_codec, CAPITAL, [7, 10, 4], [], params)
     assert ("".join(delta.text for delta in deltas), deltas[-1].stop_reason) == ("", " Paris")
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text("ab1", max_size=14), min_tokens=st.integers(0, 12), data=st.data())
+def test_a_stop_string_counts_once_there_are_min_tokens(
+    codec: TextCodec, text: str, min_tokens: int, data: st.DataObject
+) -> None:
+    """As in vLLM: the text of a later token must complete it. Also where another engine has begun the output."""
+    stop = data.draw(st.sampled_from(["a", "b1", "aa", "1a1"]))
+    token_ids = codec.encode(text + "!", add_special_tokens=False)
+    params = SamplingParams(max_tokens=99, min_tokens=min_tokens, seed=1, stop=[stop])
+    request = EngineCoreRequest(request_id="r", prompt_token_ids=[1], sampling_params=params, epoch=1)
+    num_logged = data.draw(st.integers(0, len(token_ids) - 1))
+    deltas: list[Delta] = []
+
+    def run(rest: list[int], last: FinishReason | None) -> None:
+        claim = Claim("r", b"", epoch=1, num_logged_tokens=0, attempt=1)
+        generation = Generation(Segment(request, [*deltas]), codec, claim)
+        while rest and not generation.finished:
+            num_tokens = data.draw(st.integers(1, 3))
+            step, rest = rest[:num_tokens], rest[num_tokens:]
+            delta, _ = generation.absorb(EngineCoreOutput("r", step, None if rest else last))
+            if (delta := delta or generation.take()) is not None:
+                deltas.append(delta)
+
+    run(token_ids[:num_logged], None)
+    if not any(delta.finished for delta in deltas):
+        run(token_ids[num_logged:], FinishReason.LENGTH)
+
+    shown, num_tokens, stopped_at = "", 0, None
+    for num_tokens, token_id in enumerate(token_ids, start=1):
+        num_before = len(shown)
+        shown += codec.token_bytes[token_id].decode()
+        at = shown.find(stop, max(0, num_before + 1 - len(stop)))
+        if num_tokens > min_tokens and at >= 0:
+            shown, stopped_at = shown[:at], stop
+            break
+    assert "".join(delta.text for delta in deltas) == shown
+    assert deltas[-1].next_index == num_tokens
+    assert deltas[-1].stop_reason == stopped_at

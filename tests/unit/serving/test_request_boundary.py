@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -61,18 +61,21 @@ def make_tokenizer() -> Tokenizer:
 
 
 class FailingTokenizer:
-    """A tokenizer one method of which raises."""
+    """A tokenizer some methods of which raise."""
 
-    def __init__(self, method: str, kind: type[BaseException]) -> None:
+    def __init__(self, kind: type[BaseException], methods: Sequence[str]) -> None:
         self._tokenizer = make_tokenizer()
-        setattr(self, method, raising(kind))
+        for method in methods:
+            setattr(self, method, raising(kind))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
 
 
-def codec_failing_in(method: str, kind: type[BaseException]) -> TextCodec:
-    return TextCodec(cast(Tokenizer, FailingTokenizer(method, kind)), ChatTemplate("{{ messages[0].content }}", {}))
+def failing_codec(kind: type[BaseException], *methods: str) -> TextCodec:
+    """Return a codec whose tokenizer raises in these methods, by default in those that encode."""
+    tokenizer = FailingTokenizer(kind, methods or ("encode_batch", "encode_batch_fast"))
+    return TextCodec(cast(Tokenizer, tokenizer), ChatTemplate("{{ messages[0].content }}", {}))
 
 
 async def prepare(intake: Intake, **fields: Any) -> EngineCoreRequest:
@@ -122,7 +125,7 @@ def test_a_name_for_the_template_may_be_any(name: str) -> None:
 @every_exception
 @pytest.mark.parametrize("prompt", ["w1", LONG_TEXT], ids=["on-the-loop", "in-the-thread"])
 async def test_a_tokenizer_that_fails_ends_the_request(kind: type[BaseException], prompt: str) -> None:
-    intake = Intake(codec_failing_in("encode_batch", kind), READY)
+    intake = Intake(failing_codec(kind), READY)
     with pytest.raises(
         errors.RequestFailedError, match=rf"the tokenizer of the model failed: {kind.__name__}"
     ) as caught:
@@ -144,7 +147,7 @@ async def test_a_tokenizer_that_fails_ends_the_request(kind: type[BaseException]
     ids=["chat", "long-chat", "cut", "bad-words", "prediction", "pair"],
 )
 async def test_a_tokenizer_may_fail_on_any_text_of_a_request(fields: dict[str, Any]) -> None:
-    intake = Intake(codec_failing_in("encode_batch", Panic), READY)
+    intake = Intake(failing_codec(Panic), READY)
     with pytest.raises(errors.RequestFailedError, match="the tokenizer of the model failed: Panic"):
         await prepare(intake, **fields)
 
@@ -207,7 +210,7 @@ def test_an_end_that_cannot_be_read_is_an_error(
 
 @every_exception
 def test_an_end_of_a_prompt_that_cannot_be_read_ends_the_request(kind: type[BaseException]) -> None:
-    codec = codec_failing_in("id_to_token", kind)
+    codec = failing_codec(kind, "id_to_token")
     with pytest.raises(errors.RequestFailedError, match="the tokenizer of the model failed"):
         generation_of(codec, SamplingParams())
 

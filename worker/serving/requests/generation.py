@@ -88,6 +88,8 @@ class Generation:
             )
         self._stop = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
         self._has_stop_strings = bool(params.stop_strings)
+        # As in vLLM, none counts that the first ``min_tokens`` complete.
+        self._num_without_stop = params.min_tokens if self._has_stop_strings else 0
         self._include_stop = params.include_stop_str_in_output
         self._predicted = Predicted(request.draft_token_ids or [], self._next_index)
         self.finished = False
@@ -254,13 +256,20 @@ class Generation:
         detokenizer = self._detokenizer
         if detokenizer is None:
             return "", None
+        if self._num_without_stop:
+            first, token_ids = token_ids[: self._num_without_stop], token_ids[self._num_without_stop :]
+            self._num_without_stop -= len(first)
+            before = self._stop.pass_over(self._attempt(lambda: detokenizer.add(first), ""))
+            text, stopped_at = self._text_of(token_ids) if token_ids else ("", None)
+            return before + text, stopped_at
         return self._stop.add(self._attempt(lambda: detokenizer.add(token_ids), ""))
 
     def _flush(self) -> str:
         """The text still held back at the end; a stop string that only the last character completes is cut too."""
         if self._detokenizer is None:
             return ""
-        text, _ = self._stop.add(self._attempt(self._detokenizer.flush, ""))
+        text = self._attempt(self._detokenizer.flush, "")
+        text = self._stop.pass_over(text) if self._num_without_stop else self._stop.add(text)[0]
         return self._untold.take(text + self._stop.flush())
 
     def _attempt(self, work: Callable[[], T], otherwise: T) -> T:
