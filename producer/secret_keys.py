@@ -17,6 +17,7 @@ import msgspec
 
 from ..shared.connection import CommandConnection
 from ..shared.deployment.audit import Audit
+from ..shared.deployment.unreadable import decode_records
 from ..shared.encodable import check_text
 from ..shared.errors import ValidationError
 from ..shared.keys import Keys
@@ -60,10 +61,9 @@ class KeyStore(Generic[K]):
 
     async def list(self) -> list[K]:
         """Return what is kept of all keys, the oldest first."""
-        values = await self._connection.execute("HVALS", self._key)
-        return sorted(
-            (msgspec.json.decode(value, type=self._record) for value in values), key=lambda one: one.created_at
-        )
+        flat = await self._connection.execute("HGETALL", self._key)
+        pairs = [(key_id.decode(), value) for key_id, value in zip(flat[::2], flat[1::2], strict=True)]
+        return sorted(decode_records(self._kind, pairs, self._record), key=lambda one: one.created_at)
 
     async def revoke(self, key_id: str) -> bool:
         """Remove a key; returns whether there was one. Who has looked it up may let it in for some seconds more."""

@@ -14,6 +14,7 @@ from ...shared.connection import CommandConnection
 from ...shared.deployment.heartbeats import read_heartbeats
 from ...shared.deployment.presence import ProcessKind, ProcessRecord, read_processes
 from ...shared.deployment.records import EngineHeartbeat
+from ...shared.deployment.unreadable import UNREADABLE
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
 from ...shared.messages.worker_status import EngineState
@@ -69,9 +70,10 @@ async def read_deployment(connection: CommandConnection, keys: Keys) -> Deployme
     """
     known, awaited = await ModelCards(connection, keys, default=None, wait_for_model=True).read_with_awaited()
     cards = sorted([*known, *awaited])
+    unreadable: list[str] = []
     processes, engines, num_due, queues = await asyncio.gather(
         read_processes(connection.execute, keys),
-        read_heartbeats(connection.execute, keys),
+        read_heartbeats(connection.execute, keys, unreadable=unreadable),
         count_due(connection, keys),
         asyncio.gather(*(stats_soon(connection, keys, name) for name in cards)),
     )
@@ -88,6 +90,15 @@ async def read_deployment(connection: CommandConnection, keys: Keys) -> Deployme
     findings += jobs_findings(processes, num_due)
     findings += [finding for stats in found for finding in _queue_findings(stats, engines, known)]
     findings += [_engine_finding(engine) for engine in engines if engine.state is EngineState.FAILED]
+    findings += [
+        Finding(
+            code="engine_unreadable",
+            message=f"the heartbeat of engine {engine_id} is {UNREADABLE}",
+            remedy="use the commands of the version that the engine has",
+            is_error=False,
+        )
+        for engine_id in unreadable
+    ]
     # By now it is known where the models are.
     findings += [
         Finding(code=risk.code, message=risk.message, remedy=risk.remedy, is_error=False)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import time
 
-import msgspec
-
 from ...shared.connection import CommandConnection
 from ...shared.deployment.heartbeats import read_heartbeats
 from ...shared.deployment.records import EngineHeartbeat, ModelCard
+from ...shared.deployment.unreadable import UNREADABLE, decode_record
 from ...shared.errors import UnknownModelError, ValidationError
 from ...shared.keys import Keys
 from ...shared.names import check_name
@@ -46,7 +45,7 @@ class ModelCards:
         cards = await self._connection.execute("HGETALL", self._keys.models())
         pairs = zip(cards[::2], cards[1::2], strict=True)
         self._read_at, self._only = time.monotonic(), None
-        self._cards = {name.decode(): msgspec.json.decode(card, type=ModelCard) for name, card in pairs}
+        self._cards = {name.decode(): _card(name.decode(), card) for name, card in pairs}
         return self._cards
 
     def unknown_name(self, model: str | None) -> str | None:
@@ -163,3 +162,11 @@ class ModelCards:
     async def _engines(self) -> list[EngineHeartbeat]:
         """All that serve something, or are going to."""
         return [beat for beat in await read_heartbeats(self._connection.execute, self._keys) if may_serve(beat)]
+
+
+def _card(model: str, data: bytes) -> ModelCard:
+    """Return a card; of one that cannot be read what is known of a model that no worker has told of yet: its name.
+
+    Requests are accepted for it, and checked by its workers.
+    """
+    return decode_record("model card", model, data, ModelCard) or ModelCard(model=model, architecture=UNREADABLE)

@@ -9,6 +9,7 @@ import msgspec
 
 from ...shared.broker.script import script_of
 from ...shared.connection import CommandConnection
+from ...shared.deployment.unreadable import decode_records
 from ...shared.errors import RequestNotFoundError
 from ...shared.keys import Keys
 from ...shared.shown import shown
@@ -95,17 +96,20 @@ class EventStore:
         ids = await self._connection.execute("ZRANGE", self._keys.webhook_events(state), 0, -1)
         found: list[WebhookEvent] = []
         for start in range(0, len(ids), PAGE):
-            keys = [self._keys.webhook_event(event_id.decode()) for event_id in ids[start : start + PAGE]]
-            found += [_decoder.decode(data) for data in await self._connection.execute("MGET", *keys) if data]
+            found += await self._read_all(ids[start : start + PAGE])
         return found
 
     async def newest(self, state: EventState, limit: int) -> Sequence[WebhookEvent]:
         """Return the last events in one state, newest first."""
         ids = await self._connection.execute("ZRANGE", self._keys.webhook_events(state), -limit, -1)
-        keys = [self._keys.webhook_event(event_id.decode()) for event_id in reversed(ids)]
-        return [
-            _decoder.decode(data) for data in (await self._connection.execute("MGET", *keys) if keys else []) if data
-        ]
+        return await self._read_all(ids[::-1]) if ids else []
+
+    async def _read_all(self, ids: Sequence[bytes]) -> Sequence[WebhookEvent]:
+        """Return the events of these ids, but those that are gone or cannot be read."""
+        names = [event_id.decode() for event_id in ids]
+        found = await self._connection.execute("MGET", *map(self._keys.webhook_event, names))
+        pairs = [(name, data) for name, data in zip(names, found, strict=True) if data]
+        return [*decode_records("webhook event", pairs, WebhookEvent)]
 
     async def count(self, state: EventState) -> int:
         """Return how many events are in one state."""

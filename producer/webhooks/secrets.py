@@ -13,6 +13,7 @@ from redis.exceptions import NoPermissionError
 
 from ...shared.broker.script import Script, script_of
 from ...shared.connection import CommandConnection
+from ...shared.deployment.unreadable import decode_records
 from ...shared.encodable import check_text
 from ...shared.errors import ValidationError
 from ...shared.keys import Keys
@@ -126,7 +127,9 @@ class SecretStore:
 
     async def list(self) -> list[WebhookSecret]:
         """Return all, by tenant and URL."""
-        found = [_decoder.decode(data) for data in await self._connection.execute("HVALS", self._key)]
+        flat = await self._connection.execute("HGETALL", self._key)
+        pairs = [(field.decode(), data) for field, data in zip(flat[::2], flat[1::2], strict=True)]
+        found = decode_records("webhook secret", pairs, WebhookSecret)
         return sorted(found, key=lambda secret: (secret.tenant, secret.url))
 
     async def delete(self, tenant: str, url: str = "") -> bool:

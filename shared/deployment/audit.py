@@ -23,6 +23,7 @@ from ..errors import PenstockError
 from ..keys import Keys
 from ..log import get_logger
 from ..messages import WIRE_VERSION
+from .unreadable import UNREADABLE, decode_record
 
 # Older ones are dropped.
 MAX_ENTRIES = 10_000
@@ -168,4 +169,8 @@ def _place(entry_id: bytes) -> tuple[int, int]:
 
 
 def _entry(entry_id: str, record: bytes) -> AuditEntry:
-    return msgspec.structs.replace(msgspec.json.decode(record, type=AuditEntry), entry_id=entry_id)
+    entry = decode_record("audit entry", entry_id, record, AuditEntry)
+    if entry is None:
+        at = int(entry_id.partition("-")[0]) / 1000
+        entry = AuditEntry(at=at, actor="-", via="-", action=UNREADABLE)
+    return msgspec.structs.replace(entry, entry_id=entry_id)

@@ -5,30 +5,38 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
-
 from ..keys import Keys
 from ..redis_access.command_parts import in_parts
 from .records import EngineHeartbeat
+from .unreadable import decode_record
 
 # Longer than any heartbeat or process record lives.
 MAX_TTL_MS = 60_000
 
 
-async def read_heartbeats(execute: Callable[..., Awaitable[Any]], keys: Keys) -> list[EngineHeartbeat]:
+async def read_heartbeats(
+    execute: Callable[..., Awaitable[Any]], keys: Keys, *, unreadable: list[str] | None = None
+) -> list[EngineHeartbeat]:
     """Return the heartbeats that have not expired, by engine id, and drop the ids of the others.
 
     Args:
         execute: runs one command: ``CommandConnection.execute``.
+        unreadable: gets the ids of engines whose heartbeats cannot be read.
     """
-    beats = await read_listed(execute, keys.engines(), keys.engine)
-    return [msgspec.json.decode(beat, type=EngineHeartbeat) for beat in beats]
+    beats: list[EngineHeartbeat] = []
+    for engine_id, data in await read_listed(execute, keys.engines(), keys.engine):
+        beat = decode_record("heartbeat", engine_id, data, EngineHeartbeat)
+        if beat is not None:
+            beats.append(beat)
+        elif unreadable is not None:
+            unreadable.append(engine_id)
+    return beats
 
 
 async def read_listed(
     execute: Callable[..., Awaitable[Any]], ids_key: str, key_of: Callable[[str], str]
-) -> list[bytes]:
-    """Return what stands under the keys of all ids in a set, by id, and drop the ids whose keys have expired."""
+) -> list[tuple[str, bytes]]:
+    """Return the ids in a set with what stands under their keys, and drop the ids whose keys have expired."""
     ids = sorted(member.decode() for member in await execute("SMEMBERS", ids_key))
     if not ids:
         return []
@@ -39,7 +47,7 @@ async def read_listed(
     if gone:
         # One that is slow and dropped here enters itself again, the next time that it says that it is there.
         await execute("SREM", ids_key, *gone)
-    return [data for data in said if data is not None]
+    return [(one, data) for one, data in zip(ids, said, strict=True) if data is not None]
 
 
 async def drop_overdue(execute: Callable[..., Awaitable[Any]], keys: Keys) -> None:

@@ -24,6 +24,7 @@ from ..keys import Keys
 from ..log import get_logger, last_error
 from ..messages import WIRE_VERSION
 from .heartbeats import read_listed
+from .unreadable import UNREADABLE, decode_record
 
 INTERVAL_S = 5.0
 TTL_MS = 16_000
@@ -129,6 +130,13 @@ class Presence:
             log.debug("presence_not_removed", error=str(error))
 
 
+def _unreadable(process_id: str) -> ProcessRecord:
+    """Return what lists show of a process whose record cannot be read."""
+    return ProcessRecord(
+        process_id=process_id, kind=UNREADABLE, host="-", pid=0, package_version="-", started_at=time.time()
+    )
+
+
 async def read_processes(execute: Callable[..., Awaitable[Any]], keys: Keys) -> list[ProcessRecord]:
     """Return the processes that are there, by kind and start, and drop the ids of the others.
 
@@ -136,9 +144,7 @@ async def read_processes(execute: Callable[..., Awaitable[Any]], keys: Keys) -> 
         execute: runs one command: ``CommandConnection.execute``.
     """
     found: list[ProcessRecord] = []
-    for data in await read_listed(execute, keys.processes(), keys.process):
-        try:
-            found.append(msgspec.json.decode(data, type=ProcessRecord))
-        except msgspec.MsgspecError:
-            continue  # others than our processes have written it
+    for process_id, data in await read_listed(execute, keys.processes(), keys.process):
+        record = decode_record("process record", process_id, data, ProcessRecord)
+        found.append(record or _unreadable(process_id))
     return sorted(found, key=lambda process: (process.kind, process.started_at))

@@ -16,6 +16,7 @@ import msgspec
 from ..adapter_errors import UnknownAdapterError
 from ..broker.script import Script
 from ..connection import CommandConnection
+from ..deployment.unreadable import note_unreadable
 from ..errors import ValidationError
 from ..keys import Keys
 from ..messages import WIRE_VERSION
@@ -108,7 +109,13 @@ class AdapterRegistry:
 
     async def read(self, model: str | None = None) -> list[AdapterRecord]:
         """Return all, or those of a model, by model, name and tenant."""
-        records = [_record(value) for value in await self._connection.execute("HVALS", self._names)]
+        records: list[AdapterRecord] = []
+        flat = await self._connection.execute("HGETALL", self._names)
+        for field, value in zip(flat[::2], flat[1::2], strict=True):
+            try:
+                records.append(_record(value))
+            except ValueError as error:  # so are those of msgspec
+                note_unreadable("adapter", field.decode().replace("\n", " "), error)
         chosen = [record for record in records if model is None or record.model == model]
         return sorted(chosen, key=lambda record: (record.model, record.name, record.tenant))
 

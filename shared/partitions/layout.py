@@ -18,6 +18,7 @@ import msgspec
 
 from ..broker import Broker
 from ..connection import CommandConnection
+from ..deployment.unreadable import note_unreadable
 from ..errors import ConfigurationError, RedisUnavailableError
 from ..keys import Keys
 from ..shown import shown
@@ -123,10 +124,15 @@ async def lay_out(connection: CommandConnection, keys: Keys, model: str, layout:
 
 
 async def read_layouts(connection: CommandConnection, keys: Keys) -> dict[str, Layout]:
-    """Return the layouts of all models that have one, by the word of home."""
+    """Return the layouts of all models that have one, by the word of home; those that cannot be read are left out."""
     flat = await connection.execute("HGETALL", keys.layouts())
-    pairs = zip(flat[::2], flat[1::2], strict=True)
-    return {name.decode(): decode_layout(name.decode(), data) for name, data in pairs}
+    layouts: dict[str, Layout] = {}
+    for name, data in zip(flat[::2], flat[1::2], strict=True):
+        try:
+            layouts[name.decode()] = decode_layout(name.decode(), data)
+        except ConfigurationError as error:
+            note_unreadable("partitions of model", name.decode(), error)
+    return layouts
 
 
 def decode_layout(model: str, data: bytes) -> Layout:

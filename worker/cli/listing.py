@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import time
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from ...shared.command_line import Command, add_redis_arguments, format_bytes, format_table
 from ...shared.deployment.heartbeats import read_heartbeats
 from ...shared.deployment.records import EngineHeartbeat, EngineSetup
+from ...shared.deployment.unreadable import UNREADABLE
 from ...shared.embedded import resolve_redis_url
 from ...shared.keys import Keys
 from ...shared.messages.waves import GroupStanding
@@ -38,7 +40,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.plugins:
         return list_plugins(as_json=arguments.json)
     with resolve_redis_url(arguments.redis_url) as url:
-        heartbeats = asyncio.run(_read(url, arguments.namespace))
+        heartbeats, unreadable = asyncio.run(_read(url, arguments.namespace))
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(heartbeats)).decode())
     elif heartbeats:
@@ -46,14 +48,18 @@ def _run(arguments: argparse.Namespace) -> int:
         for beat in heartbeats:
             if beat.state is EngineState.DEAD:
                 print(_describe_death(beat))
-    else:
+    elif not unreadable:
         print("no workers")
+    for engine_id in unreadable:
+        print(f"{engine_id}: {UNREADABLE}", file=sys.stderr if arguments.json else sys.stdout)
     return 0
 
 
-async def _read(url: str, namespace: str) -> list[EngineHeartbeat]:
+async def _read(url: str, namespace: str) -> tuple[list[EngineHeartbeat], list[str]]:
+    """Return the heartbeats, and the ids of engines whose heartbeats cannot be read."""
+    unreadable: list[str] = []
     async with checked_connection(url, namespace=namespace) as connection:
-        return await read_heartbeats(connection.execute, Keys(namespace))
+        return await read_heartbeats(connection.execute, Keys(namespace), unreadable=unreadable), unreadable
 
 
 def _row(beat: EngineHeartbeat) -> list[str]:
