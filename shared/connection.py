@@ -34,6 +34,7 @@ from .redis_access.link import (
     make_pool,
     open_connection,
     pack_command,
+    pause_after,
     refuses_for_now,
     tells_of_fullness,
     unavailable_error,
@@ -85,6 +86,7 @@ class CommandConnection:
         self._fullness = Fullness(url, "commands")
         self._next_look: asyncio.TimerHandle | None = None
         self._num_silent_looks = 0
+        self._pause_s = 0.0  # before the next attempt to connect
         self._leftovers: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -204,6 +206,8 @@ class CommandConnection:
         return self._connection
 
     async def _open(self) -> None:
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = 0.0
         connection = await open_connection(self._pool)
         self._connection = connection
         self._outbox = []
@@ -302,6 +306,7 @@ class CommandConnection:
         if connection is not self._connection:
             return
         self._connection = None
+        self._pause_s = max(0.0, pause_after(error) - RETRY_PAUSE_S)
         waiting, self._waiting = self._waiting, deque()
         for future in waiting:
             if not future.done():

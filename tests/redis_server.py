@@ -69,6 +69,8 @@ class RedisServer:
                 try:
                     client.ping()
                     return
+                except redis.AuthenticationError:
+                    return  # it wants a password
                 except redis.ConnectionError:
                     assert time.monotonic() < deadline, "redis-server does not answer"
                     time.sleep(0.01)

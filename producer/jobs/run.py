@@ -7,8 +7,9 @@ import signal
 
 from arq.constants import health_check_key_suffix
 from arq.worker import Worker
-from redis.exceptions import ResponseError
+from redis.exceptions import ResponseError, WatchError
 
+from ...shared.errors import RedisUnavailableError
 from ...shared.log import get_logger
 from ...shared.redis_access.link import LOST, Outage, refuses_for_now
 from ...shared.service_manager import tell_ready, tell_stopping
@@ -17,6 +18,9 @@ from .job_set import JobSet
 from .settings import JobSettings
 
 PAUSE_AFTER_OUTAGE_S = 1.0
+# redis-py says WatchError of a connection that is lost while arq watches a key. Our client says the last one when the
+# server goes away again while a worker starts.
+OUTAGES = (*LOST, WatchError, RedisUnavailableError)
 
 log = get_logger(__name__)
 
@@ -39,7 +43,7 @@ async def run_jobs(settings: JobSettings, *, burst: bool = False) -> None:
             await _run(jobs, worker)
             tell_stopping()
             return
-        except (*LOST, ResponseError) as error:
+        except (*OUTAGES, ResponseError) as error:
             if isinstance(error, ResponseError) and not refuses_for_now(error):
                 raise
             outage.note(error)

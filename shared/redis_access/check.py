@@ -17,7 +17,6 @@ from typing import Any
 from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import (
-    AuthenticationError,
     BusyLoadingError,
     ClusterDownError,
     MovedError,
@@ -35,7 +34,7 @@ from ..log import get_logger
 from ..names import DEFAULT_NAMESPACE
 from ..urls import mask_url
 from .channels import DatabaseChannels
-from .link import heed_cancellation, is_read_only
+from .link import heed_cancellation, is_read_only, refuses_login
 from .needs import ARQ_KEYS, probes
 from .risks import risks_of
 from .url import parse_pool
@@ -130,7 +129,7 @@ def explain(error: Exception, url: str) -> ConfigurationError:
     shown, reason = mask_url(url), str(error).split(". ")[0].rstrip(".")
     # redis-py wraps what happened while connecting, and keeps only a number of it.
     cause = error.__cause__ or error.__context__
-    if isinstance(error, AuthenticationError) or isinstance(cause, AuthenticationError):
+    if refuses_login(error):
         return RedisUnavailableError(f"Redis at {shown} refuses user or password ({reason}); correct them in the URL")
     if isinstance(error, MasterNotFoundError):
         return RedisUnavailableError(

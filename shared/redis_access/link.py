@@ -16,6 +16,7 @@ except ImportError:
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.exceptions import (
     AskError,
+    AuthenticationError,
     ClusterDownError,
     MovedError,
     OutOfMemoryError,
@@ -33,6 +34,8 @@ from .url import parse_pool
 
 CONNECT_TIMEOUT_S = 5.0
 RETRY_PAUSE_S = 0.05
+# After a password that was refused: only somebody's hand changes that, and a server may ban who asks too often.
+LOGIN_PAUSE_S = 1.0
 # Memory is freed by what expires, or by somebody: asking more often would only be in the way.
 FULL_PAUSE_S = 0.25
 # For who is told that Redis is full.
@@ -68,6 +71,25 @@ def refuses_for_now(error: Exception) -> bool:
     # redis-py 8 takes the code out of what nodes of a cluster say, and has classes for it.
     is_of_cluster = isinstance(error, ClusterDownError | TryAgainError)
     return is_read_only(error) or tells_of_fullness(error) or is_of_cluster or _NOT_NOW.search(str(error)) is not None
+
+
+def refuses_login(error: BaseException) -> bool:
+    """Whether a connection failed for its user or password; redis-py wraps what happened while connecting."""
+    causes = (error, error.__cause__, error.__context__, *error.args)
+    return any(isinstance(cause, AuthenticationError) for cause in causes)
+
+
+def pause_after(error: BaseException) -> float:
+    """Return the seconds to wait before the next connection, after one that ended by ``error``.
+
+    A server that wants a password and got none says so to the first command.
+    """
+    return LOGIN_PAUSE_S if refuses_login(error) else RETRY_PAUSE_S
+
+
+def tells_of_disk(error: Exception) -> bool:
+    """Whether a reply says that the server cannot save to its disk, and therefore takes no writes, nor PINGs."""
+    return isinstance(error, ResponseError) and str(error).startswith("MISCONF")
 
 
 def is_read_only(error: Exception) -> bool:
@@ -153,14 +175,17 @@ async def heed_cancellation(work: Awaitable[T]) -> T:
 async def open_connection(pool: ConnectionPool) -> AbstractConnection:
     """Connect and log in; one of ``LOST`` if that takes longer than ``CONNECT_TIMEOUT_S``.
 
-    redis-py limits the connecting alone: a stopped server's kernel accepts, and then nobody answers the greeting.
+    redis-py limits the connecting alone: a stopped server's kernel accepts, and then nobody answers the greeting. A
+    refused login is raised after ``LOGIN_PAUSE_S``, since all who wait for a connection try again at once.
     """
     connection = pool.make_connection()
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await heed_cancellation(connection.connect())
-    except BaseException:
+    except BaseException as error:
         await close_connection(connection)
+        if refuses_login(error):
+            await asyncio.sleep(LOGIN_PAUSE_S)
         raise
     return connection
 

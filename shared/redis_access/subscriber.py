@@ -24,6 +24,9 @@ from .link import (
     make_pool,
     open_connection,
     pack_command,
+    pause_after,
+    refuses_for_now,
+    tells_of_disk,
 )
 from .replies import deliver_replies
 
@@ -168,7 +171,7 @@ class Subscriber:
                 self._outage.note(error)
                 await self._disconnect()
                 # A server that is loading lets us in and then refuses; do not ask it without a pause.
-                await asyncio.sleep(RETRY_PAUSE_S)
+                await asyncio.sleep(pause_after(error))
             try:
                 connection = await open_connection(self._pool)
             except Exception as error:
@@ -190,7 +193,7 @@ class Subscriber:
             await asyncio.gather(*loops, return_exceptions=True)
         error = done.pop().exception()
         assert error is not None, "the loops end by an error only"
-        if not isinstance(error, LOST):
+        if not isinstance(error, LOST) and not (isinstance(error, Exception) and refuses_for_now(error)):
             log.error("subscription_failed", exc_info=error)
         return error
 
@@ -228,6 +231,8 @@ class Subscriber:
         self._heard = True
         self._outage.over()
         if isinstance(reply, Exception):
+            if tells_of_disk(reply):
+                return  # a PONG as well: messages still come
             raise reply
         if not isinstance(reply, list) or len(reply) != 3:
             return  # PONG

@@ -42,6 +42,8 @@ from .telling.step_log import StepLog
 
 EXIT_FAILED, EXIT_CORE_DIED, EXIT_LOAD_TIMED_OUT = 1, 3, 4
 ORPHAN_TIMEOUT_S = 15.0
+# For what an engine that leaves takes out of Redis.
+LEAVE_TIMEOUT_S = 3.0
 
 log = structlog.get_logger()
 
@@ -239,9 +241,11 @@ class WorkerProcess:
         await self._core.stop()
         self._step_log.write()
         if beating is not None:
-            with contextlib.suppress(PenstockError):
-                await self._group.close()
-                await self._heartbeat.leave()
+            # A Redis that is away forgets both by itself.
+            with contextlib.suppress(PenstockError, TimeoutError):
+                async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                    await self._group.close()
+                    await self._heartbeat.leave()
         await self._subscriber.close()
         await self._commands.close()
 

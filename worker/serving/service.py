@@ -49,6 +49,9 @@ from .telling.request_observer import Departure, RequestObservers
 from .telling.series_writer import SeriesWriter
 from .telling.tracing import attempt_spans
 
+# For an engine that holds nothing, and has only its lease to give up.
+IDLE_PATIENCE_S = 3.0
+
 log = structlog.get_logger()
 
 
@@ -152,6 +155,7 @@ class WorkerService:
     async def drain(self, timeout_s: float, at_once: asyncio.Event) -> int:
         """Finish what fits into ``timeout_s``, hand the rest back, and return how many that was."""
         self._heartbeat.state = EngineState.DRAINING
+        was_idle = not len(self._live)
         finished = asyncio.create_task(self._live.until_none())
         hurry = asyncio.create_task(at_once.wait())
         dead = asyncio.create_task(self._core.dead.wait())
@@ -163,7 +167,13 @@ class WorkerService:
             return 0
         await self._stop_work(Departure.HANDED_BACK)
         cause = DeathCause(engine_id=self._engine_id, reason="the engine left")
-        num_returned = await asyncio.gather(*(self._hand_back(part, cause) for part in self._parts))
+        num_returned: list[int] = []
+        try:
+            async with asyncio.timeout(IDLE_PATIENCE_S if was_idle else None):
+                num_returned = await asyncio.gather(*(self._hand_back(part, cause) for part in self._parts))
+        except TimeoutError:
+            # Its supervisor, or the end of its lease, says the same.
+            log.warning("lease_not_given_up", waited_s=IDLE_PATIENCE_S)
         await self._end_tasks()
         return sum(num_returned)
 

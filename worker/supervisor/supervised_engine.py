@@ -88,8 +88,11 @@ class Engine:
 
     @property
     def ought_to_speak(self) -> bool:
-        """Whether its worker process is to be watched for silence."""
-        expected = self.policy.phase in (Phase.SERVING, Phase.RESTARTING)
+        """Whether its worker process is to be watched for silence.
+
+        Its event loop speaks while the core loads, however long that takes.
+        """
+        expected = self.policy.phase in (Phase.STARTING, Phase.SERVING, Phase.RESTARTING)
         return expected and self.life.alive and not self._leaving.is_set()
 
     def notice(self) -> EngineHeartbeat | None:

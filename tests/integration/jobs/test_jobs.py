@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,7 +25,7 @@ from penstock.shared.messages.requests import EngineCoreRequest
 
 from ...otlp_receiver import OtlpReceiver
 from .conftest import Start
-from .processes import until
+from .processes import JobsProcess, jobs_command, until
 
 
 async def claim(broker: Broker) -> Claim:
@@ -127,3 +130,66 @@ async def test_a_worker_that_would_pickle_our_jobs_is_refused(jobs: JobSet, redi
     async with ArqRedis.from_url(redis_url) as pickling:
         with pytest.raises(ConfigurationError, match="job_serializer"):
             await jobs.on_startup({"redis": pickling})
+
+
+async def test_a_connection_that_is_lost_while_a_key_is_watched_is_waited_for(
+    redis_url: str, namespace: str, tmp_path: Path
+) -> None:
+    """redis-py says WatchError then, in place of the loss."""
+    relay = WatchCutter(redis_url)
+    async with relay.serving() as url:
+        process = JobsProcess(jobs_command(url, namespace), tmp_path / "jobs.log")
+        try:
+
+            async def has_watched_again() -> bool:
+                assert process.process.poll() is None, (tmp_path / "jobs.log").read_text()
+                return relay.num_cut == 1 and relay.num_watched >= 3
+
+            await until(has_watched_again, "no job is looked at after the loss")
+        finally:
+            status = await asyncio.to_thread(process.stop)
+    assert status == 0
+
+
+class WatchCutter:
+    """Hands connections to Redis; one is cut between its WATCH and the next command."""
+
+    def __init__(self, redis_url: str) -> None:
+        self._path = redis_url.removeprefix("unix://")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.num_watched = 0
+        self.num_cut = 0
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        """Its URL, while the block lasts."""
+        async with await asyncio.start_server(self._accept, "127.0.0.1", 0) as server:
+            yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._tasks.add(asyncio.create_task(self._connect(reader, writer)))
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_redis, to_redis = await asyncio.open_unix_connection(self._path)
+        back = asyncio.create_task(self._pass_back(from_redis, writer))
+        watches = False
+        try:
+            while data := await reader.read(1 << 16):
+                if watches and not self.num_cut:
+                    self.num_cut += 1
+                    return
+                watches = b"WATCH" in data
+                self.num_watched += watches
+                to_redis.write(data)
+        finally:
+            back.cancel()
+            writer.close()
+            to_redis.close()
+
+    async def _pass_back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+        writer.close()

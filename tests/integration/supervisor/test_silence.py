@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from pathlib import Path
 
 import pytest
 
-from penstock.worker.supervisor import engine_process
+from penstock.shared.connection import CommandConnection
+from penstock.worker.supervisor import EngineStartError, engine_process
 from penstock.worker.supervisor.restart import Phase
 
-from .stub_host import StartHost, eventually
+from .stub_host import StartHost, StubHost, eventually, use_stub_workers
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +39,39 @@ async def test_a_silent_worker_is_killed_and_restarted(start_host: StartHost, is
     assert death is not None
     assert death.is_external == is_stopped
     await eventually(lambda: engine.policy.phase is Phase.SERVING and engine.life.alive)
+
+
+async def test_a_worker_that_is_stopped_while_it_loads_ends_the_start(
+    commands: CommandConnection, redis_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While all of its first engines are to come, a death of one ends the supervisor, which says why."""
+    use_stub_workers(monkeypatch, tmp_path)
+    (tmp_path / "h-0").write_text("load")
+    config = {"redis_url": redis_url, "namespace": namespace, "stall_timeout_s": 2.0}
+    host = StubHost(commands, tmp_path, 1, config)
+    try:
+        await eventually(lambda: host.engines[0].life.has_spoken)
+        host.process(0).suspend()
+        with pytest.raises(EngineStartError, match=r"said nothing for .*: it was stopped"):
+            await asyncio.wait_for(asyncio.shield(host.running), 120)
+    finally:
+        await host.destroy()
+
+
+async def test_a_worker_that_speaks_may_load_for_as_long_as_it_likes(
+    commands: CommandConnection, redis_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_stub_workers(monkeypatch, tmp_path)
+    (tmp_path / "h-0").write_text("load")
+    config = {"redis_url": redis_url, "namespace": namespace, "stall_timeout_s": 0.5}
+    host = StubHost(commands, tmp_path, 1, config)
+    try:
+        await eventually(lambda: host.engines[0].life.has_spoken)
+        loaded_until = asyncio.get_running_loop().time() + 4
+        await eventually(lambda: host.running.done() or host.engines[0].life.heard_at > loaded_until)
+        assert host.engines[0].death is None
+    finally:
+        await host.destroy()
 
 
 async def test_a_worker_that_waits_for_a_processor_is_not_taken_for_dead(
