@@ -130,9 +130,9 @@ async def test_what_is_in_use_is_not_forgotten(client: Client, broker: Broker, d
 async def test_a_forgotten_model_is_unknown_until_it_is_served_again(client: Client, deployment: Deployment) -> None:
     await client.forget_model("m")
     assert await client.models() == {}
-    with pytest.raises(UnknownModelError, match="known: none"):
+    with pytest.raises(UnknownModelError, match="known models: none"):
         await client.submit("hi", model="m")
-    with pytest.raises(UnknownModelError, match="known: none"):
+    with pytest.raises(UnknownModelError, match="known models: none"):
         await client.forget_model("m")
     await deployment.serve("m")
     assert (await client.submit("hi")).model == "m"
