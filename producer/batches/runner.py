@@ -24,6 +24,7 @@ from ...shared.errors import BatchTakenOverError, UnknownFileError, UnknownModel
 from ...shared.log import get_logger
 from ...shared.shown import shown
 from ..client import Client
+from ..long_work import LongWork, in_long_thread
 from ..openai.parsers import ParserChoice
 from .answers import Rows
 from .batch_records import Batch, BatchStatus, RowProblem, RowProblems
@@ -144,7 +145,7 @@ class _Run:
         if status is BatchStatus.VALIDATING:
             fields: Fields = {"total": len(inputs), "model": inputs.model}
             status = await self._lease.write(BatchStatus.IN_PROGRESS, fields)
-        done = await asyncio.to_thread(tally, self._folder, len(inputs))
+        done = await in_long_thread(LongWork.BATCHES, tally, self._folder, len(inputs))
         self._lease.counts = lambda: {"completed": done.completed, "failed": done.failed}
         self._on_progress(done)
         if status is BatchStatus.IN_PROGRESS:
@@ -162,7 +163,7 @@ class _Run:
         await self._store.files.contents.prepare()
         source = self._store.files.contents.path(self._spec.input_file_id)
         try:
-            return await asyncio.to_thread(check_linked, source, self._folder, self._spec.endpoint)
+            return await in_long_thread(LongWork.BATCHES, check_linked, source, self._folder, self._spec.endpoint)
         except FileNotFoundError:
             file_id = self._spec.input_file_id
             if await self._store.files.is_known(file_id):
@@ -234,7 +235,8 @@ class _Run:
         for file_id in names.values():
             await files.reserve(file_id)
         code = "batch_cancelled" if is_cancelled else "batch_expired"
-        written = await asyncio.to_thread(
+        written = await in_long_thread(
+            LongWork.BATCHES,
             write_output,
             self._folder,
             {kind: files.contents.path(file_id) for kind, file_id in names.items()},

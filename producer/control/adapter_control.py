@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from ...shared.params.lora import LoRARequest
 from ...shared.shown import shown
 from ..client_core import ClientCore
 from ..engine_calls import CallOptions
+from ..long_work import LongWork, in_long_thread
 from ..lora.folder import copy_into, inspect_folder
 from ..lora.resolver import owner_of
 
@@ -118,9 +118,9 @@ class AdapterControl(ClientCore):
         if name in cards:
             raise ValidationError(f"lora_name {shown(name)} is the name of a model; choose another")
         base = (await self._card(model)).model
-        folder = await asyncio.to_thread(inspect_folder, given.lora_path)
+        folder = await in_long_thread(LongWork.ADAPTERS, inspect_folder, given.lora_path)
         if copy_to is not None:
-            folder = await asyncio.to_thread(copy_into, copy_to, folder)
+            folder = await in_long_thread(LongWork.ADAPTERS, copy_into, copy_to, folder)
         record = AdapterRecord(
             name=name,
             model=base,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from ...shared.params.pooling import PoolingParams
 from ...shared.plugins import IO_PROCESSORS, load_object
 from ...shared.shown import shown
 from ..inputs.prompt import as_prompts
+from ..long_work import LongWork, in_long_thread
 from ..results.pooling import PoolingRequestOutput
 from .interface import IOProcessor
 
@@ -71,7 +72,8 @@ class NamedProcessor:
         """What a method returns; it raises as all do."""
         function = getattr(self._processor, method)
         if not inspect.iscoroutinefunction(function):
-            return await asyncio.to_thread(self._outcome, method, lambda: function(argument, **named))
+            call = partial(function, argument, **named)
+            return await in_long_thread(LongWork.IO_PROCESSORS, self._outcome, method, call)
         try:
             return await function(argument, **named)
         except BaseException as error:  # whatever its code raises

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import msgspec
@@ -16,6 +15,7 @@ from ...shared.lora.registry import EVERYBODY, AdapterRecord, AdapterRegistry
 from ...shared.names import check_name
 from ...shared.params.lora import LoRARequest
 from ...shared.shown import shown
+from ..long_work import LongWork, in_long_thread
 
 # Folders whose digest is remembered; a caller has few.
 MAX_FOLDERS = 256
@@ -66,7 +66,7 @@ class AdapterResolver:
         if record is not None and record.model == model and record.path == given.lora_path:
             return record.request()
         try:
-            digest = await asyncio.to_thread(self._digest, Path(given.lora_path))
+            digest = await in_long_thread(LongWork.ADAPTERS, self._digest, Path(given.lora_path))
         except AdapterFileError as error:
             raise AdapterFileError(f"lora_path: {error}; or register the adapter by penstock lora add") from error
         return msgspec.structs.replace(given, digest=digest)
