@@ -128,9 +128,11 @@ class ScaledDeployment:
             oldest_age_s=0.0,
             estimated_wait_s=None,
             requests_per_s=0.0,
-            tokens_per_s=self._mean_rate,
+            tokens_per_s=0.0,
             mean_output_tokens=0.0,
             bands=[],
+            num_engines=serving,
+            full_tokens_per_s=self._mean_rate,
         )
         usage = self._running / (serving * self._kv_tokens) if serving else 0.0
         engines = [

@@ -34,9 +34,9 @@ class ServiceRate:
     def __init__(self) -> None:
         self.tokens_per_s: float | None = None
 
-    def saw(self, queue: QueueStats, num_serving: int) -> None:
-        if num_serving and queue.tokens_per_s > 0:
-            self.tokens_per_s = queue.tokens_per_s / num_serving
+    def saw(self, queue: QueueStats) -> None:
+        if queue.engine_tokens_per_s is not None:
+            self.tokens_per_s = queue.engine_tokens_per_s
 
 
 def wanted_for_waiting(num_tokens: float, tokens_per_s: float | None, wait_s: float) -> float:
@@ -51,7 +51,7 @@ def wanted_engines(
 ) -> float:
     """Return how many engines the load of a model asks for, to be rounded up; 0 if it asks for none."""
     serving = [engine for engine in engines if engine.state in SERVING]
-    rate.saw(queue, len(serving))
+    rate.saw(queue)
     busy = sum(engine.kv_cache_usage for engine in serving) / options.kv_cache_usage
     # What was handed back has no count of tokens; it still wants somebody.
     num_waiting = 0 if queue.is_paused else queue.num_tokens + queue.num_returned

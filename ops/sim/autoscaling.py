@@ -17,7 +17,7 @@ def wanted_engines(
         num_engines: that serve now.
         busy: the part of their sequences that is taken, in [0, 1].
         waiting_tokens: prompts and most output of what waits.
-        tokens_per_s: what all engines were measured to serve in these units; 0 while nothing is known.
+        tokens_per_s: what all engines serve of these when they are full; 0 while that is unknown.
     """
     of_one = tokens_per_s / max(1, num_engines)
     wanted = busy * num_engines + wanted_for_waiting(waiting_tokens, of_one, rule.wanted_wait_s)

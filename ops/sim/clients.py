@@ -162,3 +162,5 @@ def _enqueue(world: World, partition: Partition, notes: list[Note]) -> Process:
             world.measures.num_refused[note.group.name] += 1
         else:
             world.measures.note_arrival(note)
+            if world.on_accepted is not None:
+                world.on_accepted(partition, note)

@@ -125,7 +125,7 @@ class Fleet:
                 num_engines=len(serving),
                 busy=sum(len(engine.running) for engine in serving) / max(1, num_seqs),
                 waiting_tokens=sum(one.num_tokens for one in stats),
-                tokens_per_s=sum(one.tokens_per_s for one in stats),
+                tokens_per_s=sum(one.full_tokens_per_s for one in stats),
             )
             surplus = len(serving) + self._num_starting - self.num_wanted
             for _ in range(-surplus):

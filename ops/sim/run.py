@@ -1,4 +1,4 @@
-"""``penstock sim run``: a scenario from its text to its report."""
+"""``penstock sim run`` and ``estimates``: scenarios on a private Redis, from their text to their report."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from pathlib import Path
 import msgspec
 
 from ..bench.private_redis import private_redis
+from .reports.estimates import BandErrors, simulate_errors
 from .reports.plots import draw
 from .reports.report import make_report
 from .reports.tables import format_report
+from .scenario import Scenario
 from .scenario_file import read_scenario
 from .simulation import simulate
+
+
+def simulated_errors(scenario: Scenario) -> list[BandErrors]:
+    """Simulate a scenario on a private Redis, and return the errors of estimated waits of each band."""
+    with private_redis(append_only=False) as url:
+        return simulate_errors(url, scenario)
 
 
 def run_scenario(text: str, *, seed: int | None = None, folder: Path | None = None) -> bool:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import msgspec
 import simpy
 
 from .clients import begin_clients
 from .fleet import Fleet
-from .measures import WINDOW_S, Measures, Sample
-from .partition import Process
+from .measures import WINDOW_S, Measures, Note, Sample
+from .partition import Partition, Process
 from .scenario import Scenario
 from .world import World
 
@@ -34,8 +35,15 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float
 
 
-def simulate(url: str, scenario: Scenario, namespace: str = "sim") -> Simulated:
+def simulate(
+    url: str,
+    scenario: Scenario,
+    namespace: str = "sim",
+    on_accepted: Callable[[Partition, Note], None] | None = None,
+) -> Simulated:
     """Simulate a scenario in an empty namespace of a Redis. The same scenario gives the same, but for ``wall_s``.
+
+    ``on_accepted`` is called with each request that a queue accepts, at that moment.
 
     Models share a clock and nothing else, on whichever shards they are: one server holds them all here, since each of
     its scripts takes no virtual time.
@@ -46,6 +54,7 @@ def simulate(url: str, scenario: Scenario, namespace: str = "sim") -> Simulated:
     try:
         for model in scenario.models:
             worlds.append(World(url, scenario.part(model), namespace, env))
+            worlds[-1].on_accepted = on_accepted
             _begin(worlds[-1])
         env.run(until=scenario.duration_s)
         partitions = [partition for world in worlds for partition in world.partitions]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import simpy
 
 from ...shared.keys import Keys
@@ -24,6 +26,8 @@ class World:
         self.round_trip_s = scenario.round_trip_ms / 1000
         self.env = env
         self.measures = Measures()
+        # Called with each request that the queue has accepted, at that moment.
+        self.on_accepted: Callable[[Partition, Note], None] | None = None
         # Engines that have something to do at this moment.
         self.num_computing = 0
         model, split = scenario.engines[0].model, scenario.partitions_of(scenario.engines[0].model)

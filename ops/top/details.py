@@ -57,7 +57,7 @@ def request_text(view: View) -> Text:
             "attempts": status.num_attempts,
             "output tokens": number(status.num_output_tokens),
             "before it": None if status.position is None else f"at most {number(status.position)}",
-            "starts in": None if status.position is None else duration(status.estimated_start_s),
+            "starts in about": None if status.position is None else duration(status.estimated_start_s),
             "arrived": moment(row["arrived_at"]),
             "deadline": moment(status.deadline),
             "ended by": row["finish_reason"],

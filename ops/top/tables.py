@@ -113,7 +113,7 @@ def _of_queue_page(view: View) -> list[str]:
         return ["no models: no worker has served here yet"]
     stats = view["stats"]
     state = "PAUSED" if stats.is_paused else "open"
-    wait = "-" if stats.is_paused else duration(stats.estimated_wait_s)
+    wait = duration(stats.estimated_wait_s)
     bands = ", ".join(f"{band.band} {number(band.depth)}" for band in stats.bands)
     count = _count(view["num_tenants"], "tenant")
     first = f"{view['model']}: {state}, {number(stats.depth)} wait ({bands}), {number(stats.num_running)} run"

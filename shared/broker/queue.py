@@ -11,11 +11,13 @@ from ..connection import CommandConnection
 from ..errors import ValidationError
 from ..keys import ModelKeys
 from ..names import check_name
+from ..queue.estimate import Estimator, LaneState, Limits, QueueState
 from ..queue.policy import QueuePolicy, TenantPolicy, decode_policy
 from ..queue.request_state import RequestState
 from ..queue.stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
 from ..shown import shown
 from .damage import refusing_damage
+from .measured import RawBand, RawMeasures, RawTenant, age_s, queue_state
 from .repair import repairing, run_script
 
 # Tenants or requests per script call, so that none holds up the server for long.
@@ -25,33 +27,12 @@ PAGE = 500
 class _RawStats(msgspec.Struct, array_like=True):
     """As ``stats.lua`` returns it."""
 
-    now_ms: float
-    paused_at_ms: float
-    num_started: int
-    num_returned: int
-    rate_ms: float
-    rate_requests: float
-    rate_tokens: float
+    measures: RawMeasures
     mean_output: float
     default_band: str
-    bands: list[tuple[str, int, int, int, float]]
     num_awaiting: int
     num_warm: int
     num_warm_kept: int
-
-    @property
-    def tokens_per_s(self) -> float:
-        return 1000 * self.rate_tokens / self.rate_ms if self.rate_ms else 0.0
-
-
-class _RawTenant(msgspec.Struct, array_like=True):
-    """As ``tenant_stats.lua`` returns it."""
-
-    tenant: str
-    num_started: int
-    blocked_until_ms: float
-    weight: float
-    lanes: list[tuple[str, int, int, float]]
 
 
 class _RawStatus(msgspec.Struct, array_like=True):
@@ -65,14 +46,25 @@ class _RawStatus(msgspec.Struct, array_like=True):
     engine: str
     deadline_ms: float
     ahead: int
-    lane_depth: int
-    lane_tokens: int
-    tokens_above: int
-    tokens_in_band: int
-    num_tenants: int
-    rate_ms: float
-    rate_tokens: float
-    paused: int
+    is_returned: int
+    measures: RawMeasures | None
+    owner: RawTenant
+
+
+class QueueLook(msgspec.Struct, frozen=True, kw_only=True):
+    """One look at a queue: the state that waits are estimated from, the tenants asked for, and other counts."""
+
+    model: str
+    now_ms: float
+    paused_at: float | None
+    default_band: str
+    state: QueueState
+    bands: list[RawBand]
+    tenants: list[RawTenant]
+    mean_output_tokens: float
+    num_awaiting_input: int
+    num_warm: int
+    num_warm_kept: int
 
 
 class Queue:
@@ -84,25 +76,22 @@ class Queue:
 
     async def stats(self, *, tenants: bool | Sequence[str] = False) -> QueueStats:
         """Return the state of the queue; with ``tenants`` that of each tenant, or of those, the deepest lanes first."""
-        raw = msgspec.msgpack.decode(await self._run("stats"), type=_RawStats)
+        return make_stats(await self.look(tenants=tenants))
+
+    async def look(self, *, tenants: bool | Sequence[str] = False) -> QueueLook:
+        """Read what ``stats`` is made of."""
         names = (await self.tenants() if tenants else []) if isinstance(tenants, bool) else tenants
-        found = await self._tenant_stats(raw, names)
-        bands = _band_stats(raw)
-        default = next(band for band in bands if band.band == raw.default_band)
-        return QueueStats(
+        raw = msgspec.msgpack.decode(await self._run("stats"), type=_RawStats)
+        measures = raw.measures
+        return QueueLook(
             model=self._keys.name,
-            paused_at=raw.paused_at_ms / 1000 if raw.paused_at_ms else None,
-            depth=sum(band.depth for band in bands) + raw.num_returned,
-            num_tokens=sum(band.num_tokens for band in bands),
-            num_running=raw.num_started - raw.num_returned,
-            num_returned=raw.num_returned,
-            oldest_age_s=max(band.oldest_age_s for band in bands),
-            estimated_wait_s=default.estimated_wait_s,
-            requests_per_s=1000 * raw.rate_requests / raw.rate_ms if raw.rate_ms else 0.0,
-            tokens_per_s=raw.tokens_per_s,
+            now_ms=measures.now_ms,
+            paused_at=measures.paused_at_ms / 1000 if measures.paused_at_ms else None,
+            default_band=raw.default_band,
+            state=queue_state(measures),
+            bands=measures.bands,
+            tenants=await self._read_tenants(names),
             mean_output_tokens=raw.mean_output,
-            bands=bands,
-            tenants=found,
             num_awaiting_input=raw.num_awaiting,
             num_warm=raw.num_warm,
             num_warm_kept=raw.num_warm_kept,
@@ -147,7 +136,7 @@ class Queue:
         return bool(await self._run("resume"))
 
     async def is_paused(self) -> bool:
-        return msgspec.msgpack.decode(await self._run("stats"), type=_RawStats).paused_at_ms > 0
+        return bool(await self._read("HEXISTS", self._keys.queue, "paused"))
 
     async def purge(self, tenant: str, band: str = "") -> int:
         """Cancel what waits of a tenant and never ran, in one band or all; returns how many that was.
@@ -199,13 +188,12 @@ class Queue:
         """Set a tenant's policy; None gives it the queue's default one again."""
         await self._run("configure_tenant", check_name("tenant", tenant), b"" if policy is None else policy.encode())
 
-    async def _tenant_stats(self, raw: _RawStats, names: Sequence[str]) -> list[TenantStats]:
-        found: list[TenantStats] = []
+    async def _read_tenants(self, names: Sequence[str]) -> list[RawTenant]:
+        tenants: list[RawTenant] = []
         for start in range(0, len(names), PAGE):
             reply = await self._run("tenant_stats", *names[start : start + PAGE])
-            decoded = msgspec.msgpack.decode(reply, type=list[_RawTenant])
-            found += [_tenant_stats(tenant, raw) for tenant in decoded]
-        return sorted(found, key=lambda tenant: (-tenant.depth, tenant.tenant))
+            tenants += msgspec.msgpack.decode(reply, type=list[RawTenant])
+        return tenants
 
     async def _run(self, name: str, *args: Any) -> Any:
         return await run_script(self._connection, self._keys, name, [self._keys.leases], list(args))
@@ -214,66 +202,80 @@ class Queue:
         return await repairing(self._connection, self._keys, lambda: self._connection.execute(*command))
 
 
-def _band_stats(raw: _RawStats) -> list[BandStats]:
-    bands: list[BandStats] = []
-    num_tokens_before = 0
-    for name, depth, num_tokens, num_tenants, oldest_ms in raw.bands:
-        num_tokens_before += num_tokens
-        bands.append(
-            BandStats(
-                band=name,
-                depth=depth,
-                num_tokens=num_tokens,
-                num_tenants=num_tenants,
-                oldest_age_s=_age_s(raw.now_ms, oldest_ms),
-                estimated_wait_s=_wait_s(num_tokens_before, raw.tokens_per_s),
-            )
+def make_stats(look: QueueLook) -> QueueStats:
+    """Return what a look at a queue says, with estimates of waits."""
+    state, estimator = look.state, Estimator(look.state)
+    rates = [band.rates for band in state.bands]
+    bands = [
+        BandStats(
+            band=raw.band,
+            depth=raw.depth,
+            num_tokens=raw.num_tokens,
+            num_tenants=raw.num_tenants,
+            oldest_age_s=age_s(look.now_ms, raw.oldest_ms),
+            estimated_wait_s=estimator.band_s(raw.band),
         )
-    return bands
-
-
-def _tenant_stats(tenant: _RawTenant, raw: _RawStats) -> TenantStats:
-    lanes = [
-        LaneStats(
-            band=band,
-            depth=depth,
-            num_tokens=num_tokens,
-            oldest_age_s=_age_s(raw.now_ms, oldest_ms),
-            estimated_wait_s=_wait_s(_tokens_before(raw, band, num_tokens), raw.tokens_per_s),
-        )
-        for band, depth, num_tokens, oldest_ms in tenant.lanes
+        for raw in look.bands
     ]
-    blocked_for_s = max(0.0, (tenant.blocked_until_ms - raw.now_ms) / 1000)
-    return TenantStats(
-        tenant=tenant.tenant,
-        weight=tenant.weight,
-        num_running=tenant.num_started,
-        blocked_for_s=float("inf") if tenant.blocked_until_ms < 0 else blocked_for_s,
-        lanes=lanes,
+    return QueueStats(
+        model=look.model,
+        paused_at=look.paused_at,
+        depth=sum(band.depth for band in bands) + state.num_returned,
+        num_tokens=sum(band.num_tokens for band in bands),
+        num_running=state.num_running,
+        num_returned=state.num_returned,
+        oldest_age_s=max(band.oldest_age_s for band in bands),
+        estimated_wait_s=next((band.estimated_wait_s for band in bands if band.band == look.default_band), None),
+        requests_per_s=sum(one.ended_per_s for one in rates),
+        tokens_per_s=sum(one.tokens_per_s for one in rates),
+        mean_output_tokens=look.mean_output_tokens,
+        bands=bands,
+        tenants=_tenant_stats(look, estimator),
+        num_awaiting_input=look.num_awaiting_input,
+        num_warm=look.num_warm,
+        num_warm_kept=look.num_warm_kept,
+        num_engines=state.num_engines,
+        full_tokens_per_s=estimator.tokens_per_s,
     )
 
 
-def _tokens_before(raw: _RawStats, band: str, num_tokens: int) -> int:
-    """Tokens that are served before the last of a lane: its own, what waits above, and as many of each other tenant."""
-    above = 0
-    for name, _, in_band, num_tenants, _ in raw.bands:
-        if name == band:
-            return above + min(in_band, num_tokens * max(1, num_tenants))
-        above += in_band
-    return num_tokens
+def _tenant_stats(look: QueueLook, estimator: Estimator) -> list[TenantStats]:
+    by_band: dict[str, list[tuple[LaneState, Limits]]] = {}
+    for tenant in look.tenants:
+        for band, lane in tenant.lane_states(look.now_ms):
+            by_band.setdefault(band, []).append((lane, tenant.limits_at(look.now_ms)))
+    waits = {
+        (band, lane.tenant): wait_s
+        for band, lanes in by_band.items()
+        for (lane, _), wait_s in zip(lanes, estimator.lanes_s(band, lanes), strict=True)
+    }
+    tenants = [
+        TenantStats(
+            tenant=tenant.tenant,
+            weight=tenant.limits[0],
+            num_running=tenant.num_started,
+            blocked_for_s=tenant.blocked_for_s(look.now_ms),
+            lanes=[
+                LaneStats(
+                    band=band,
+                    depth=depth,
+                    num_tokens=num_tokens,
+                    oldest_age_s=age_s(look.now_ms, oldest_ms),
+                    estimated_wait_s=waits[band, tenant.tenant],
+                )
+                for band, depth, num_tokens, oldest_ms, _ in tenant.lanes
+            ],
+        )
+        for tenant in look.tenants
+    ]
+    return sorted(tenants, key=lambda tenant: (-tenant.depth, tenant.tenant))
 
 
 def _estimated_start_s(raw: _RawStatus) -> float | None:
-    if raw.ahead < 0 or raw.paused:
+    if raw.measures is None:
         return None
-    own = raw.lane_tokens * raw.ahead // raw.lane_depth if raw.lane_depth else 0
-    before = raw.tokens_above + min(raw.tokens_in_band, own * max(1, raw.num_tenants))
-    return _wait_s(before, 1000 * raw.rate_tokens / raw.rate_ms if raw.rate_ms else 0.0)
-
-
-def _wait_s(num_tokens: int, tokens_per_s: float) -> float | None:
-    return num_tokens / tokens_per_s if tokens_per_s else None
-
-
-def _age_s(now_ms: float, then_ms: float) -> float:
-    return max(0.0, (now_ms - then_ms) / 1000) if then_ms else 0.0
+    estimator, now_ms = Estimator(queue_state(raw.measures)), raw.measures.now_ms
+    if raw.is_returned:
+        return estimator.returned_s(raw.ahead)
+    ((band, lane),) = raw.owner.lane_states(now_ms)
+    return estimator.lane_s(band, lane, raw.owner.limits_at(now_ms), raw.ahead)

@@ -26,4 +26,8 @@ def queue_samples(queue: QueueStats) -> Iterator[Sample]:
         },
     )
     for band in queue.bands:
-        yield from values_of((queue.model, band.band), {"queue_waiting_requests": band.depth})
+        values = {
+            "queue_waiting_requests": band.depth,
+            "queue_band_estimated_wait_seconds": band.estimated_wait_s,
+        }
+        yield from values_of((queue.model, band.band), values)

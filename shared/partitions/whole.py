@@ -9,10 +9,12 @@ from typing import TypeVar
 import msgspec
 
 from ..broker import DeadLetter, Queue
+from ..broker.queue import QueueLook, make_stats
 from ..connection import CommandConnection
 from ..deployment.records import DeadRequest
 from ..errors import ValidationError
 from ..keys import Keys
+from ..queue.estimate import Estimator, merged_state
 from ..queue.policy import QueuePolicy, TenantPolicy
 from ..queue.stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
 from .layout import Layouts
@@ -45,9 +47,8 @@ class WholeQueue(Queue):
         self._parts = [Queue(connection, keys.model(model, number)) for number in range(num)]
 
     async def stats(self, *, tenants: bool | Sequence[str] = False) -> QueueStats:
-        policy = await self.policy()
-        parts = await asyncio.gather(*(part.stats(tenants=tenants) for part in self._parts))
-        return summed(parts, policy.default_band)
+        looks = await asyncio.gather(*(part.look(tenants=tenants) for part in self._parts))
+        return summed(looks)
 
     async def status(self, request_id: str) -> RequestStatus | None:
         found = await asyncio.gather(*(part.status(request_id) for part in self._parts))
@@ -114,11 +115,12 @@ class WholeDeadLetter(DeadLetter):
         return any(await asyncio.gather(*(part.purge(request_id) for part in self._parts)))
 
 
-def summed(parts: Sequence[QueueStats], default_band: str) -> QueueStats:
-    """Return the state of the whole. Engines help out where most waits, so what waits is served at the rate of all."""
-    first, tokens_per_s = parts[0], sum(part.tokens_per_s for part in parts)
+def summed(looks: Sequence[QueueLook]) -> QueueStats:
+    """Return the state of the whole. Engines help out where most waits, so what waits is served by all of them."""
+    parts, first = [make_stats(look) for look in looks], looks[0]
+    estimator = Estimator(merged_state([look.state for look in looks]))
+    bands = _summed_bands(parts, estimator)
     requests_per_s = sum(part.requests_per_s for part in parts)
-    bands = _summed_bands(parts, tokens_per_s)
     mean = sum(part.mean_output_tokens * part.requests_per_s for part in parts)
     paused = [part.paused_at for part in parts if part.paused_at is not None]
     return QueueStats(
@@ -129,15 +131,17 @@ def summed(parts: Sequence[QueueStats], default_band: str) -> QueueStats:
         num_running=_sum(parts, lambda part: part.num_running),
         num_returned=_sum(parts, lambda part: part.num_returned),
         oldest_age_s=max(part.oldest_age_s for part in parts),
-        estimated_wait_s=next((band.estimated_wait_s for band in bands if band.band == default_band), None),
+        estimated_wait_s=next((band.estimated_wait_s for band in bands if band.band == first.default_band), None),
         requests_per_s=requests_per_s,
-        tokens_per_s=tokens_per_s,
+        tokens_per_s=sum(part.tokens_per_s for part in parts),
         mean_output_tokens=mean / requests_per_s if requests_per_s else first.mean_output_tokens,
         bands=bands,
         tenants=_merged_tenants(tenant for part in parts for tenant in part.tenants),
         num_awaiting_input=_sum(parts, lambda part: part.num_awaiting_input),
         num_warm=_sum(parts, lambda part: part.num_warm),
         num_warm_kept=_sum(parts, lambda part: part.num_warm_kept),
+        num_engines=max(part.num_engines for part in parts),
+        full_tokens_per_s=estimator.tokens_per_s,
     )
 
 
@@ -145,21 +149,18 @@ def _sum(parts: Iterable[T], number: Callable[[T], int]) -> int:
     return sum(map(number, parts))
 
 
-def _summed_bands(parts: Sequence[QueueStats], tokens_per_s: float) -> list[BandStats]:
+def _summed_bands(parts: Sequence[QueueStats], estimator: Estimator) -> list[BandStats]:
     bands: list[BandStats] = []
-    num_tokens_before = 0
     for name in [band.band for band in parts[0].bands]:
         same = [band for part in parts for band in part.bands if band.band == name]
-        num_tokens = _sum(same, lambda band: band.num_tokens)
-        num_tokens_before += num_tokens
         bands.append(
             BandStats(
                 band=name,
                 depth=_sum(same, lambda band: band.depth),
-                num_tokens=num_tokens,
+                num_tokens=_sum(same, lambda band: band.num_tokens),
                 num_tenants=_sum(same, lambda band: band.num_tenants),
                 oldest_age_s=max(band.oldest_age_s for band in same),
-                estimated_wait_s=num_tokens_before / tokens_per_s if tokens_per_s else None,
+                estimated_wait_s=estimator.band_s(name),
             )
         )
     return bands

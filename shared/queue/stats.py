@@ -14,7 +14,7 @@ class LaneStats(msgspec.Struct, frozen=True, kw_only=True):
     depth: int
     num_tokens: int
     oldest_age_s: float
-    # How long the newest of them is going to wait; None while no rate is known.
+    # About how long the newest of them is going to wait, as in ``QueueStats``.
     estimated_wait_s: float | None
 
 
@@ -54,13 +54,18 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
         depth: requests that wait, those included that wait for their next engine (``num_returned``).
         num_tokens: of those that were never claimed: prompts and ``max_tokens``.
         oldest_age_s: of the first of all lanes whose tenants are within their quotas.
-        estimated_wait_s: how long a request that comes now is going to wait in the default band at most; None while
-            no rate is known.
-        requests_per_s: measured while requests were under way, as is ``tokens_per_s`` (prompts and ``max_tokens``).
+        estimated_wait_s: about how long a request that comes now is going to wait in the default band
+            (``shared/queue/estimate.py``). Half of them wait for less, since tenants differ; of several partitions it
+            is the mean. None while the queue is paused, no engine claims, none has ended a request yet, or bands above
+            leave it nothing.
+        requests_per_s: that ended in the last half minute or so, with ``tokens_per_s`` (prompts and ``max_tokens``);
+            both fall to zero while nothing is served.
         tenants: empty unless asked for.
         num_awaiting_input: resumable requests that neither wait nor run: they have answered all the input they have.
         num_warm: requests so far whose conversation an engine had in its cache when they came; ``num_warm_kept`` of
             them went to that engine.
+        num_engines: that live and claim.
+        full_tokens_per_s: as ``tokens_per_s``, if all of these engines were full; 0 while that is unknown.
     """
 
     model: str
@@ -79,10 +84,17 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     num_awaiting_input: int = 0
     num_warm: int = 0
     num_warm_kept: int = 0
+    num_engines: int = 0
+    full_tokens_per_s: float = 0.0
 
     @property
     def is_paused(self) -> bool:
         return self.paused_at is not None
+
+    @property
+    def engine_tokens_per_s(self) -> float | None:
+        """The part of one engine of ``full_tokens_per_s``; None while that is unknown."""
+        return self.full_tokens_per_s / self.num_engines if self.num_engines and self.full_tokens_per_s else None
 
 
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,8 +103,8 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         position: requests of its tenant and band before it, 0 for the next; at most so many, since some may have been
             cancelled. None if it does not wait.
-        estimated_start_s: in how many seconds it is going to start; None if it does not wait, the queue is paused, or
-            no rate is known.
+        estimated_start_s: in about how many seconds it is going to start; None if it does not wait, or as
+            ``QueueStats.estimated_wait_s``.
         num_attempts: engines it was handed to so far.
         deadline: Unix time in seconds at which it expires; None without one.
         num_engines: that serve its model, or start to; with 0 it waits until one does. None where nobody has counted.

@@ -29,7 +29,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     wanted_wait_s: Annotated[
         float,
         Option(
-            "how long what waits may take to be served: if the estimate is longer, engines are added",
+            "how long what waits may take to be served: if it would take longer, engines are added",
             Seconds(0.1),
             name="wanted_wait",
             group=FLEET,

@@ -38,6 +38,8 @@ class Demand:
         self._keys = keys
         self._model = model
         self._max_num_seqs = max_num_seqs
+        # Of one engine, as it was last known: it counts while none serves.
+        self._engine_tokens_per_s: float | None = None
 
     async def look(self) -> Seen:
         """Read both now.
@@ -52,13 +54,16 @@ class Demand:
     def load(self, seen: Seen, own_prefixes: list[str]) -> Load:
         """Return what the scaling rule wants to know; engines of workers with these prefixes are the fleet's own."""
         queue, serving = seen.queue, seen.serving
+        if queue.engine_tokens_per_s is not None:
+            self._engine_tokens_per_s = queue.engine_tokens_per_s
+        speed = self._engine_tokens_per_s
         own = tuple(own_prefixes)
         use = (max(beat.kv_cache_usage, beat.num_running_reqs / self._max_num_seqs) for beat in serving)
         return Load(
             # While it is paused more engines would serve nothing.
             num_waiting=0 if queue.is_paused else queue.depth,
             num_running=queue.num_running,
-            estimated_wait_s=queue.estimated_wait_s,
+            backlog_s=queue.num_tokens / speed if speed else None,
             num_serving=len(serving),
             num_others=sum(not beat.worker_id.startswith(own) for beat in serving) if own else len(serving),
             busy=sum(min(1.0, share) for share in use),

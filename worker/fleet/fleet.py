@@ -116,7 +116,7 @@ class Fleet:
         load = self._demand.load(seen, [member.worker_prefix for member in self.members])
         target = self._scaling.target(time.monotonic(), load, len(present))
         if target != self.target:
-            wait_s = load.estimated_wait_s
+            wait_s = seen.queue.estimated_wait_s
             log.info(
                 "fleet_target",
                 engines=target,

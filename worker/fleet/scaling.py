@@ -1,9 +1,9 @@
 """How many engines a fleet is to have. Pure: times are given, nothing is read.
 
-    wanted = estimated wait / wanted wait * engines that it was measured with
+    wanted = time that one engine needs for what waits / wanted wait
     target = wanted, rounded up, within [least, most]
 
-By so many engines what waits would be served in the wanted wait. Engines without a queue in front of them may be so
+So many engines would serve what waits in the wanted wait. Engines without a queue in front of them may be so
 because they are just enough, so what runs keeps the engines that it fills to ``TARGET_USE``; it never adds one. Against
 noise: a wish within a tenth of what is there is none; the fleet grows to the least that was wished for all of
 ``grow_after_s``, and shrinks to the most that was wished for all of ``shrink_after_s``. So it never shrinks sooner than
@@ -22,8 +22,6 @@ import msgspec
 
 from ...shared.errors import ConfigurationError
 
-# The broker's rate fades by e in so many seconds (life.lua), so the number of engines that made it has to as well.
-RATE_WINDOW_S = 30.0
 # Share of their sequences or of their KV cache that engines are meant to use.
 TARGET_USE = 0.8
 TOLERANCE = 0.1
@@ -62,7 +60,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         num_waiting: requests that may be handed out; 0 while the queue is paused.
         num_running: requests that engines have.
-        estimated_wait_s: until the last that waits is served; None while no rate is known.
+        backlog_s: time that one engine needs to serve what waits; None while nobody knows how fast one is.
         num_serving: engines that serve, this fleet's and others'.
         num_others: of these, the others'.
         busy: running work, in engines: 1.5 is an engine and a half.
@@ -70,22 +68,21 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     num_waiting: int = 0
     num_running: int = 0
-    estimated_wait_s: float | None = None
+    backlog_s: float | None = None
     num_serving: int = 0
     num_others: int = 0
     busy: float = 0.0
 
 
-def wished(load: Load, *, num_measured: float, num_present: int, wanted_wait_s: float) -> float:
+def wished(load: Load, *, num_present: int, wanted_wait_s: float) -> float:
     """Return how many engines the load asks for, those of others included, not rounded.
 
     Args:
-        num_measured: engines that the estimate was measured with.
         num_present: engines of the fleet.
     """
     wish = min(load.busy / TARGET_USE, num_present + load.num_others)
-    if load.num_waiting and load.estimated_wait_s is not None:
-        wish = max(wish, load.estimated_wait_s / wanted_wait_s * num_measured)
+    if load.num_waiting and load.backlog_s is not None:
+        wish = max(wish, load.backlog_s / wanted_wait_s)
     # What waits wants somebody even where nobody knows how fast it would be served, and what runs keeps who runs it.
     return max(wish, _SOMEBODY) if load.num_waiting or load.num_running else wish
 
@@ -97,8 +94,6 @@ class Scaling:
         self.options = options
         self._wishes: deque[tuple[float, int]] = deque()
         self._began_at: float | None = None
-        self._measured: float | None = None
-        self._measured_at = 0.0
 
     def target(self, now_s: float, load: Load, num_present: int) -> int:
         """Return how many engines the fleet is to have from now on.
@@ -109,7 +104,7 @@ class Scaling:
         """
         if self._began_at is None:
             self._began_at = now_s
-        wish = self._wish(now_s, load, num_present)
+        wish = self._wish(load, num_present)
         self._wishes.append((now_s, wish))
         self._forget(now_s)
         options = self.options
@@ -125,27 +120,12 @@ class Scaling:
             return highest
         return bounded
 
-    def _wish(self, now_s: float, load: Load, num_present: int) -> int:
-        wish = wished(
-            load,
-            num_measured=self._num_measured(now_s, load),
-            num_present=num_present,
-            wanted_wait_s=self.options.wanted_wait_s,
-        )
+    def _wish(self, load: Load, num_present: int) -> int:
+        wish = wished(load, num_present=num_present, wanted_wait_s=self.options.wanted_wait_s)
         own = wish - load.num_others if wish > load.num_others else 0.0
         is_near = num_present > 0 and abs(own / num_present - 1) <= TOLERANCE
         number = num_present if is_near else math.ceil(own - 1e-9)
         return min(max(number, self.options.least), self.options.most)
-
-    def _num_measured(self, now_s: float, load: Load) -> float:
-        """Engines behind the broker's rate: their number now, smoothed as the rate is; that of before while none is."""
-        if load.num_serving:
-            if self._measured is None:
-                self._measured = float(load.num_serving)
-            fade = math.exp(-max(0.0, now_s - self._measured_at) / RATE_WINDOW_S)
-            self._measured = load.num_serving + (self._measured - load.num_serving) * fade
-        self._measured_at = now_s
-        return self._measured or 1.0
 
     def _over(self, now_s: float, window_s: float, choose: Callable[[Iterable[int]], int]) -> int | None:
         """The least or the most that was wished in the last ``window_s``; None before the fleet is so old.

@@ -119,12 +119,12 @@ async def _look(model: OpenModel, queue: Queue, arguments: argparse.Namespace) -
     settings = "" if arguments.watch is not None else f"\n{describe_policy(policy)}"
     parts = [
         _totals(stats, policy.default_band, await _served_by(model, stats)) + settings,
-        format_table(_BAND_HEADER, [_band_row(band, stats.is_paused) for band in stats.bands]),
+        format_table(_BAND_HEADER, [_band_row(band) for band in stats.bands]),
     ]
     lanes = [(tenant.tenant, lane) for tenant in stats.tenants for lane in tenant.lanes]
     lanes.sort(key=lambda found: -found[1].depth)
     if shown := lanes[: arguments.limit]:
-        parts.append(format_table(_LANE_HEADER, [_lane_row(tenant, lane, stats.is_paused) for tenant, lane in shown]))
+        parts.append(format_table(_LANE_HEADER, [_lane_row(tenant, lane) for tenant, lane in shown]))
     text = "\n\n".join(parts)
     if num_more := len(lanes) - len(shown):
         text += f"\n{num_more} more: --limit {len(lanes)} shows them all"
@@ -137,7 +137,7 @@ def _line(stats: QueueStats) -> str:
         "waiting": str(stats.depth),
         "running": str(stats.num_running),
         "oldest": _age(stats),
-        "est wait": _wait(stats, stats.is_paused),
+        "est wait": format_duration(stats.estimated_wait_s),
         "requests/s": f"{stats.requests_per_s:.1f}",
         "tokens/s": f"{stats.tokens_per_s:.0f}",
     }
@@ -199,7 +199,7 @@ def _totals(stats: QueueStats, default_band: str, engines: str) -> str:
         "tokens": f"{stats.num_tokens} of what never ran, prompts and max_tokens",
         "oldest": _age(stats),
         "running": str(stats.num_running),
-        "est wait": "-" if wait == "-" or stats.is_paused else f"at most {wait} in band {default_band}",
+        "est wait": wait if wait == "-" else f"about {wait} in band {default_band}",
         "warm": _warm(stats),
         "served": f"{rates}, {stats.mean_output_tokens:.0f} tokens of output each" if stats.requests_per_s else "-",
     }
@@ -229,7 +229,7 @@ def _request_sheet(status: RequestStatus) -> str:
         "state": status.state,
         "tenant": f"{status.tenant}, band {status.band}",
         "position": position,
-        "est start": wait if wait == "-" else f"in {wait}",
+        "est start": wait if wait == "-" else f"in about {wait}",
         "deadline": deadline,
         "engine": status.engine_id or "-",
         "attempts": str(status.num_attempts),
@@ -246,19 +246,20 @@ def _list_row(stats: QueueStats) -> list[str]:
         str(stats.num_tokens),
         _age(stats),
         str(stats.num_running),
-        _wait(stats, stats.is_paused),
+        format_duration(stats.estimated_wait_s),
         f"{stats.requests_per_s:.1f}",
         f"{stats.tokens_per_s:.0f}",
     ]
 
 
-def _band_row(band: BandStats, is_paused: bool) -> list[str]:
+def _band_row(band: BandStats) -> list[str]:
     sums = [str(band.depth), str(band.num_tokens), str(band.num_tenants)]
-    return [band.band, *sums, _age(band), _wait(band, is_paused)]
+    return [band.band, *sums, _age(band), format_duration(band.estimated_wait_s)]
 
 
-def _lane_row(tenant: str, lane: LaneStats, is_paused: bool) -> list[str]:
-    return [tenant, lane.band, str(lane.depth), str(lane.num_tokens), _age(lane), _wait(lane, is_paused)]
+def _lane_row(tenant: str, lane: LaneStats) -> list[str]:
+    wait = format_duration(lane.estimated_wait_s)
+    return [tenant, lane.band, str(lane.depth), str(lane.num_tokens), _age(lane), wait]
 
 
 def _tenant_row(tenant: TenantStats, policy: TenantPolicy) -> list[str]:
@@ -282,11 +283,6 @@ def _state(stats: QueueStats) -> str:
 def _age(of: QueueStats | BandStats | LaneStats) -> str:
     """It is 0 where nothing waits that may start: what is over its quotas is not looked at."""
     return format_duration(of.oldest_age_s or None)
-
-
-def _wait(of: QueueStats | BandStats | LaneStats, is_paused: bool) -> str:
-    """While a queue is paused nobody knows when something starts."""
-    return "-" if is_paused else format_duration(of.estimated_wait_s)
 
 
 def _fields(stats: QueueStats) -> dict[str, Any]:

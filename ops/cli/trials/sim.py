@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from ....shared.command_line import EXIT_FAILED, Command
+from ....shared.command_line import EXIT_FAILED, Command, UsageError
 from ....shared.errors import ConfigurationError
 from ...libraries import need_libraries
 
@@ -34,6 +34,15 @@ def _add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--speed-of", type=Path, metavar="DIR", help="fit the engines to this recording; by default to the same one"
     )
+
+
+def _add_estimates_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "scenarios", type=Path, nargs="*", metavar="FILE", help="TOML; by default those that come with Penstock"
+    )
+    parser.add_argument("--real", action="store_true", help="with real engines, in real time; needs FILE")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="what real engines serve; the demo model by default")
+    parser.add_argument("--seed", type=int, help="instead of the scenario's")
 
 
 def _add_fit_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,6 +96,24 @@ def _replay(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _estimates(arguments: argparse.Namespace) -> int:
+    need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
+    from ...sim.reports.estimates import print_errors  # simpy
+    from ...sim.run import simulated_errors
+
+    if not arguments.real:
+        print_errors(arguments.scenarios, simulated_errors, arguments.seed)
+        return 0
+    if not arguments.scenarios:
+        raise UsageError("--real needs a FILE: several of Penstock's scenarios let engines die")
+    from ...demo.run import MODEL
+    from ...sim.real.estimates import real_errors
+
+    model = arguments.model or MODEL
+    print_errors(arguments.scenarios, lambda scenario: real_errors(scenario, model), arguments.seed)
+    return 0
+
+
 def _fit(arguments: argparse.Namespace) -> int:
     need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
     from ...sim.real.fit import error_of, fit_speed, read_recordings  # numpy
@@ -131,6 +158,12 @@ COMMAND = Command(
             "record", "Run a scenario with real engines, and write down what they did.", _record, _add_record_arguments
         ),
         Command("replay", "Simulate what was recorded, and print both.", _replay, _add_replay_arguments),
+        Command(
+            "estimates",
+            "Compare estimated waiting times with those that followed, for each band.",
+            _estimates,
+            _add_estimates_arguments,
+        ),
         Command("fit", "Fit the speed of engines to their recorded steps.", _fit, _add_fit_arguments),
     ),
 )

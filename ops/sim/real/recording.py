@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -40,6 +40,7 @@ LOOK_EVERY_S = 1.0
 PAGE = 5000
 # Tokens of a prompt, which the models' tokenizers have beyond their special ones.
 TOKEN_IDS = range(10, 250)
+OnAccepted = Callable[[Client, Note], Awaitable[None]]
 # An answer is taken to come in so many pieces, to count it in the windows in which it came.
 NUM_PIECES = 20
 
@@ -75,7 +76,7 @@ def record(scenario: Scenario, model: Path, folder: Path) -> Recording:
     tenants = [msgspec.structs.replace(group, knows_length=True) for group in scenario.tenants]
     scenario = msgspec.structs.replace(scenario, tenants=tenants)
     kind = scenario.engines[0]
-    with LocalStack(model, [*_options(kind), "--step-log", str(folder.absolute() / STEPS)]) as stack:
+    with LocalStack(model, [*engine_options(kind), "--step-log", str(folder.absolute() / STEPS)]) as stack:
         measures, kv_tokens = asyncio.run(run_on_engines(stack.url, MODEL, scenario))
     scenario = msgspec.structs.replace(scenario, engines=[msgspec.structs.replace(kind, kv_tokens=kv_tokens)])
     recording = Recording(scenario=scenario, outcome=outcome_of(scenario, measures))
@@ -83,16 +84,20 @@ def record(scenario: Scenario, model: Path, folder: Path) -> Recording:
     return recording
 
 
-def _options(kind: Engines) -> list[str]:
+def engine_options(kind: Engines) -> list[str]:
+    """Return the options of `worker start` for the engines of a scenario, of one thread each."""
     options = ["--served-model-name", MODEL, "--device", "cpu", "--threads", "1", "--engines", str(kind.number)]
     options += ["--max-num-seqs", str(kind.max_num_seqs), "--max-num-batched-tokens", str(kind.max_step_tokens)]
     return [*options, "--log-level", "error"]
 
 
-async def run_on_engines(url: str, model: str, scenario: Scenario) -> tuple[Measures, int]:
+async def run_on_engines(
+    url: str, model: str, scenario: Scenario, on_accepted: OnAccepted | None = None
+) -> tuple[Measures, int]:
     """Have the engines of a deployment, which do nothing else, serve a scenario.
 
-    Returns what was seen, and how many tokens an engine's cache holds.
+    Returns what was seen, and how many tokens an engine's cache holds. ``on_accepted`` is awaited after each request
+    that the queue has accepted.
 
     Raises:
         ConfigurationError: a request failed.
@@ -106,7 +111,7 @@ async def run_on_engines(url: str, model: str, scenario: Scenario) -> tuple[Meas
         history = RequestHistory(connection, keys.model(model))
         first_id, started_s = await history.last_event_id(), time.time()
         async with _counted_claims(url) as num_claims:
-            notes = await _ask(client, scenario)
+            notes = await _ask(client, scenario, on_accepted)
         events = await _events(history, first_id)
         measures = _measures(scenario, notes, events, started_s)
         for note in notes.values():
@@ -119,7 +124,7 @@ async def run_on_engines(url: str, model: str, scenario: Scenario) -> tuple[Meas
     return measures, min(setup.kv_cache_size_tokens for setup in setups if setup is not None)
 
 
-async def _ask(client: Client, scenario: Scenario) -> dict[str, Note]:
+async def _ask(client: Client, scenario: Scenario, on_accepted: OnAccepted | None) -> dict[str, Note]:
     """Send what all tenants ask for, each in its time, until the scenario is over."""
     notes: dict[str, Note] = {}
     began_s = time.monotonic()
@@ -131,16 +136,19 @@ async def _ask(client: Client, scenario: Scenario) -> dict[str, Note]:
                 await asyncio.sleep(max(0.0, began_s + together[0].arrived_s - time.monotonic()))
                 for note in together:
                     notes[note.request_id] = note
-                    sending.create_task(_submit(client, note, random.choices(TOKEN_IDS, k=note.num_prompt)))
+                    prompt = random.choices(TOKEN_IDS, k=note.num_prompt)
+                    sending.create_task(_submit(client, note, prompt, on_accepted))
 
     await asyncio.gather(*map(send, scenario.tenants))
     await asyncio.sleep(max(0.0, began_s + scenario.duration_s - time.monotonic()))
     return notes
 
 
-async def _submit(client: Client, note: Note, prompt: list[int]) -> None:
+async def _submit(client: Client, note: Note, prompt: list[int], on_accepted: OnAccepted | None) -> None:
     params = SamplingParams(max_tokens=note.num_output, ignore_eos=True, temperature=0.0)
     await client.submit(prompt, params, tenant=note.tenant, band=note.group.band or None, request_id=note.request_id)
+    if on_accepted is not None:
+        await on_accepted(client, note)
 
 
 async def _events(history: RequestHistory, after: str) -> list[RequestEvent]:

@@ -49,7 +49,7 @@ def _row(name: str, queue: QueueStats | None, num_dead: int, engines: list[Engin
         "state": "away" if queue is None else "paused" if queue.is_paused else "open",
         "waiting": queue and queue.depth,
         "waiting_tokens": queue and queue.num_tokens,
-        "estimated_wait_s": None if queue is None or queue.is_paused else queue.estimated_wait_s,
+        "estimated_wait_s": queue and queue.estimated_wait_s,
         "oldest_age_s": queue and queue.oldest_age_s,
         "running": queue and queue.num_running,
         "requests_per_s": queue and queue.requests_per_s,

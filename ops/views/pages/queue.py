@@ -46,7 +46,7 @@ async def _read(moment: Moment, params: Params, _: Access) -> View:
         "stats": stats,
         "policy": policy,
         "history": history,
-        "rows": [_row(tenant, total_weight, is_paused=stats.is_paused) for tenant in shown],
+        "rows": [_row(tenant, total_weight) for tenant in shown],
         "num_tenants": len(names),
         "first": first,
         "next": first + PAGE_ROWS if first + PAGE_ROWS < len(names) else None,
@@ -75,7 +75,7 @@ def _facts(stats: QueueStats) -> dict[str, Any]:
     return facts
 
 
-def _row(tenant: TenantStats, total_weight: float, *, is_paused: bool) -> dict[str, Any]:
+def _row(tenant: TenantStats, total_weight: float) -> dict[str, Any]:
     waits = [lane.estimated_wait_s for lane in tenant.lanes if lane.estimated_wait_s is not None]
     return {
         "tenant": tenant.tenant,
@@ -83,8 +83,7 @@ def _row(tenant: TenantStats, total_weight: float, *, is_paused: bool) -> dict[s
         "waiting_tokens": sum(lane.num_tokens for lane in tenant.lanes),
         "running": tenant.num_running,
         "oldest_age_s": max((lane.oldest_age_s for lane in tenant.lanes), default=None),
-        # While a queue is paused nobody knows when something starts.
-        "estimated_wait_s": None if is_paused else max(waits, default=None),
+        "estimated_wait_s": max(waits, default=None),
         "weight": tenant.weight,
         "share": tenant.weight / total_weight if total_weight and tenant.depth else None,
         "blocked_for_s": None if tenant.blocked_for_s == float("inf") else tenant.blocked_for_s,

@@ -118,6 +118,12 @@ async def take(
     return claims
 
 
+async def served_per_s(commands: CommandConnection, broker: Broker, unit: str = "requests") -> float:
+    """The rate at which requests, or tokens, were served while any were under way: it says when to come back."""
+    served, ms = await commands.execute("HMGET", broker.keys.prefix + "queue", f"rate_{unit}", "rate_ms")
+    return 1000 * float(served) / float(ms)
+
+
 def held(request_id: str, owner: int = 1) -> tuple[str, int]:
     """What its first, second, … owner (claims are counted from 1) says that it holds: the id and the epoch it got.
 

@@ -11,13 +11,19 @@ from penstock.shared.errors import ConfigurationError, QueueFullError
 from penstock.shared.queue.policy import Order, OverQuota, QueuePolicy, TenantPolicy
 from penstock.shared.queue.stats import RequestStatus
 
-from .conftest import CAUSE, enqueue, record, take
+from .conftest import CAUSE, enqueue, final, record, take
 
 
-async def learn_rate(broker: Broker, commands: CommandConnection) -> None:
-    """As if five requests and 500 tokens had been served in each second."""
-    queue = broker.keys.prefix + "queue"
-    await commands.execute("HSET", queue, "rate_ms", 2000, "rate_requests", 10, "rate_tokens", 1000)
+async def learn_rate(broker: Broker, commands: CommandConnection, *, seconds_ago: int = 0) -> None:
+    """As if five requests and 500 tokens had been served in each of the last two seconds, by one slot."""
+    queue, (seconds, micros) = broker.keys.prefix + "queue", await commands.execute("TIME")
+    now_ms = 1000 * (int(seconds) - seconds_ago) + int(micros) // 1000
+    await commands.execute("HSET", queue, "rate_held_ms", 2000, "rate_ended_ms", 2000)
+    for band in ("interactive", "standard", "batch"):
+        entered = int(await commands.execute("HGET", queue, f"entered:{band}") or 0)
+        sums = f"2000 {10 / 3} {1000 / 3} 0"
+        share = f"{now_ms} {sums} {sums} {1000 / 3} {2000 / 3} {entered}"
+        await commands.execute("HSET", queue, f"rate:{band}", share)
 
 
 async def status_of(queue: Queue, request_id: str) -> RequestStatus:
@@ -41,31 +47,32 @@ async def test_an_empty_queue_says_so(queue: Queue) -> None:
 
 
 async def test_sums_of_the_queue_its_bands_and_tenants(broker: Broker, queue: Queue, commands) -> None:
-    await learn_rate(broker, commands)
     await enqueue(broker, "s0", "s1", "s2", tenant="t", num_prompt_tokens=60, max_tokens=40)
-    await enqueue(broker, "b0", "b1", tenant="t", band="batch", num_prompt_tokens=5, max_tokens=5)
+    await enqueue(broker, "b0", "b1", tenant="t", band="batch", num_prompt_tokens=60, max_tokens=40)
     await enqueue(broker, "i0", tenant="u", band="interactive", num_prompt_tokens=60, max_tokens=40)
     await enqueue(broker, "s3", tenant="u", num_prompt_tokens=60, max_tokens=40)
     first = await take(broker, "e0", 2)
     assert await broker.release([(first[0].request_id, first[0].epoch)]) == 1
+    await learn_rate(broker, commands)
     stats = await queue.stats(tenants=True)
-    assert (stats.depth, stats.num_tokens, stats.num_running, stats.num_returned) == (6, 320, 1, 1)
+    assert (stats.depth, stats.num_tokens, stats.num_running, stats.num_returned) == (6, 500, 1, 1)
     assert [(band.depth, band.num_tokens, band.num_tenants) for band in stats.bands] == [
         (0, 0, 0),
         (3, 300, 2),
-        (2, 20, 1),
+        (2, 200, 1),
     ]
-    assert (stats.requests_per_s, stats.tokens_per_s) == (5, 500)
+    assert (stats.requests_per_s, stats.tokens_per_s) == pytest.approx((5, 500), rel=0.1)
+    assert (stats.num_engines, stats.full_tokens_per_s) == (1, pytest.approx(500))
+    # One was handed back and goes first; each takes 0.2 s of the one slot.
     waits = [band.estimated_wait_s for band in stats.bands]
-    assert waits == pytest.approx([0, 300 / 500, 320 / 500])
+    assert waits == pytest.approx([2 / 5, 4 / 5, 6 / 5], rel=0.1)
     assert stats.estimated_wait_s == waits[1]
     assert 0 <= stats.oldest_age_s < 60
     t, u = stats.tenants
     assert (t.tenant, t.depth, t.num_running, t.weight, t.blocked_for_s) == ("t", 4, 1, 1.0, 0.0)
     assert (u.tenant, u.depth, u.num_running) == ("u", 1, 1)
-    assert [(lane.band, lane.depth, lane.num_tokens) for lane in t.lanes] == [("standard", 2, 200), ("batch", 2, 20)]
-    # Of the other tenant's 100 tokens as many come before as it has; the lane below waits for all of those above.
-    assert [lane.estimated_wait_s for lane in t.lanes] == pytest.approx([300 / 500, 320 / 500])
+    assert [(lane.band, lane.depth, lane.num_tokens) for lane in t.lanes] == [("standard", 2, 200), ("batch", 2, 200)]
+    assert [lane.estimated_wait_s for lane in t.lanes] == pytest.approx([4 / 5, 6 / 5], rel=0.1)
     assert await queue.tenants() == ["t", "u"]
 
 
@@ -143,26 +150,62 @@ async def test_everything_about_one_request(broker: Broker, queue: Queue) -> Non
 
 
 async def test_when_a_request_is_going_to_start(broker: Broker, queue: Queue, commands) -> None:
-    """From the measured rate: what waits above, what waits before it, and as many tokens of each other tenant."""
+    """After what waits above, what waits before it, and other tenants' turns; unknown without an engine."""
 
     async def estimate() -> float | None:
+        await learn_rate(broker, commands)  # anew, since time passes
         return (await status_of(queue, "r2")).estimated_start_s
 
     await enqueue(broker, "r0", "r1", "r2", "r3", tenant="t", num_prompt_tokens=60, max_tokens=40)
     assert await estimate() is None
-    await take(broker, "e0", 0)
+    await enqueue(broker, "first", band="interactive")
+    await take(broker, "e0", 1)
     await broker.cancel("r0")
-    await enqueue(broker, "r4", tenant="t", num_prompt_tokens=60, max_tokens=40)
-    await learn_rate(broker, commands)
-    assert await estimate() == pytest.approx(100 / 500)
-    await enqueue(broker, "above", band="interactive", num_prompt_tokens=50)
-    assert await estimate() == pytest.approx(150 / 500)
-    await enqueue(broker, "other", tenant="u", num_prompt_tokens=5000)
-    assert await estimate() == pytest.approx(250 / 500)
+    assert await estimate() == pytest.approx(2 / 5, rel=0.1)
+    await enqueue(broker, "above", band="interactive", num_prompt_tokens=60, max_tokens=40)
+    assert await estimate() == pytest.approx(3 / 5, rel=0.1)
+    await enqueue(broker, "other", tenant="u", num_prompt_tokens=60, max_tokens=40)
+    assert await estimate() == pytest.approx(4 / 5, rel=0.1)
     await enqueue(broker, "below", band="batch", num_prompt_tokens=5000)
-    assert await estimate() == pytest.approx(250 / 500)
+    assert await estimate() == pytest.approx(4 / 5, rel=0.1)
     await queue.pause(put_back=False)
     assert await estimate() is None
+    await queue.resume()
+    await broker.reclaim("e0", CAUSE, is_external=True, max_deliveries=3)
+    assert await estimate() is None
+
+
+async def test_rates_fall_to_zero_while_nothing_is_served(broker: Broker, queue: Queue, commands) -> None:
+    await learn_rate(broker, commands, seconds_ago=30)
+    half_a_minute = await queue.stats()
+    assert 0.01 < half_a_minute.requests_per_s < 1
+    await learn_rate(broker, commands, seconds_ago=600)
+    long_ago = await queue.stats()
+    assert (long_ago.requests_per_s, long_ago.tokens_per_s) == pytest.approx((0, 0), abs=1e-6)
+
+
+async def test_what_was_served_is_measured_by_band(broker: Broker, queue: Queue, commands) -> None:
+    await enqueue(broker, "a", "b", "c", num_prompt_tokens=6, max_tokens=10)
+    await enqueue(broker, "d", band="batch", num_prompt_tokens=6, max_tokens=10)
+    for claim in await take(broker, "e0", 3):
+        await broker.finish([final(claim.request_id, claim.epoch, 0, 1, 2)])
+    state = (await queue.look()).state
+    ended = {band.band: band.rates for band in state.bands}
+    assert [ended[name].ended for name in ("interactive", "standard", "batch")] == pytest.approx([0, 3, 0], rel=0.1)
+    assert ended["standard"].tokens == pytest.approx(3 * 16, rel=0.1)
+    assert ended["standard"].computed_tokens == pytest.approx(3 * 8, rel=0.1)
+
+
+@pytest.mark.parametrize("text", ["nonsense", "1 2 3", "x " * 8, ""])
+async def test_a_measure_that_others_have_written_counts_as_none(
+    broker: Broker, queue: Queue, commands, text: str
+) -> None:
+    await commands.execute("HSET", broker.keys.prefix + "queue", "rate:standard", text)
+    assert (await queue.stats()).requests_per_s == 0.0
+    await enqueue(broker, "a")
+    (claim,) = await take(broker, "e0", 1)
+    await broker.finish([final("a", claim.epoch, 0, 1)])
+    assert (await queue.look()).state.bands[1].rates.ended == pytest.approx(1, rel=0.1)
 
 
 async def test_policies_come_back_as_they_were_set(queue: Queue) -> None:

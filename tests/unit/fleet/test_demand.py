@@ -25,6 +25,8 @@ QUEUE = QueueStats(
     tokens_per_s=60.0,
     mean_output_tokens=9.0,
     bands=[],
+    num_engines=3,
+    full_tokens_per_s=60.0,
 )
 
 
@@ -56,11 +58,25 @@ def test_the_load_is_what_waits_and_how_full_engines_are() -> None:
     assert demand().load(Seen(QUEUE, SERVING), ["m-ray-0-12-"]) == Load(
         num_waiting=7,
         num_running=5,
-        estimated_wait_s=12.0,
+        backlog_s=700 / 20,
         num_serving=3,
         num_others=2,
         busy=0.75 + 1.0 + 0.125,
     )
+
+
+def test_a_fleet_without_engines_remembers_how_fast_one_was() -> None:
+    rule = demand()
+    rule.load(Seen(QUEUE, SERVING), [])
+    unserved = msgspec.structs.replace(QUEUE, num_engines=0, full_tokens_per_s=0.0)
+    assert rule.load(Seen(unserved, []), []).backlog_s == 700 / 20
+    assert demand().load(Seen(unserved, []), []).backlog_s is None
+
+
+def test_engines_that_have_just_begun_count_as_much_as_others() -> None:
+    """The speed is that of all engines which claim, so one that begins adds its part at once."""
+    more = msgspec.structs.replace(QUEUE, num_engines=6, full_tokens_per_s=120.0)
+    assert demand().load(Seen(more, SERVING), []).backlog_s == demand().load(Seen(QUEUE, SERVING), []).backlog_s
 
 
 def test_without_an_engine_of_its_own_all_are_others() -> None:

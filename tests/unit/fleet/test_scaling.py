@@ -14,10 +14,11 @@ from penstock.worker.fleet.scaling import Load, Scaling, ScalingOptions
 
 
 def load(wait_s: float | None, serving: int, *, waiting: int = 5, busy: float = 0.0, others: int = 0) -> Load:
+    """``wait_s`` is how long those that serve need for what waits."""
     return Load(
         num_waiting=waiting,
         num_running=math.ceil(busy),
-        estimated_wait_s=wait_s,
+        backlog_s=None if wait_s is None else wait_s * serving,
         num_serving=serving,
         num_others=others,
         busy=busy,
@@ -61,24 +62,10 @@ def test_a_fleet_of_nothing_wakes_with_the_first_request_and_sleeps_when_all_is_
     assert targets.index(0) == 60
 
 
-def test_a_fleet_of_nothing_remembers_how_fast_it_was() -> None:
-    """The broker's rate is that of the two engines which served last."""
-    rule = scaling(least=0, grow_after_s=0.0, shrink_after_s=0.0)
-    rule.target(0.0, load(10.0, 2), 2)
-    assert rule.target(500.0, load(20.0, 0), 0) == 4
-
-
 def test_growth_waits_for_its_window_and_takes_the_least_of_it() -> None:
     rule = scaling(grow_after_s=3.0)
     waits = [80.0, 30.0, 50.0, 50.0, 50.0]
     assert [rule.target(float(t), load(wait, 1), 1) for t, wait in enumerate(waits)] == [1, 1, 1, 3, 3]
-
-
-def test_engines_that_have_just_begun_do_not_make_it_grow_on() -> None:
-    """The rate is still that of one engine when four serve; taken for that of four, it would ask for sixteen."""
-    rule = scaling(most=64, grow_after_s=0.0, shrink_after_s=0.0)
-    assert rule.target(0.0, load(40.0, 1), 1) == 4
-    assert rule.target(1.0, load(39.0, 4), 4) <= 5
 
 
 def test_a_break_in_what_was_seen_is_no_reason_to_hurry() -> None:

@@ -25,12 +25,14 @@ local UNKNOWN_RATE_MS, MIN_RETRY_MS, MAX_RETRY_MS = 1000, 100, 3600000
 -- A caller that was refused is told to come back when so much of the limit is free, not one place.
 local ROOM_SHARE = 0.05
 
--- ms until so many requests or tokens will have been served, by the measured rate.
+-- ms until so many requests or tokens will have been served, by the measured rate. Time since the last end in which any
+-- was under way counts as well: what takes long is slow.
 local function time_to_serve(num_wanted, unit)
-  local rate = fields(queue, 'rate_ms', 'rate_' .. unit)
-  local served = amount(rate['rate_' .. unit])
+  local rate = fields(queue, 'rate_at', 'rate_ms', 'rate_' .. unit, 'num_started')
+  local served, ms = amount(rate['rate_' .. unit]), amount(rate.rate_ms)
   if served <= 0 then return UNKNOWN_RATE_MS end
-  return math.floor(math.min(MAX_RETRY_MS, math.max(MIN_RETRY_MS, num_wanted * amount(rate.rate_ms) / served)))
+  if amount(rate.num_started) > 0 then ms = ms + math.max(0, now_ms() - amount(rate.rate_at)) end
+  return math.floor(math.min(MAX_RETRY_MS, math.max(MIN_RETRY_MS, num_wanted * ms / served)))
 end
 
 -- What waits of a tenant, or of all, with what this call has put in line.

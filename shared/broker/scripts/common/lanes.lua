@@ -144,6 +144,7 @@ local function note_entered(prefix, preferred)
     redis.call('HINCRBY', owner, 'depth:' .. band, of.depth)
     redis.call('HINCRBY', owner, 'tokens:' .. band, of.tokens)
     redis.call('HSET', owner, 'entered:' .. band, of.number)
+    redis.call('HINCRBY', prefix .. 'queue', 'entered:' .. band, of.depth)
     redis.call('HINCRBY', prefix .. 'queue', 'depth:' .. band, of.depth)
     redis.call('HINCRBY', prefix .. 'queue', 'tokens:' .. band, of.tokens)
     if of.was_empty then

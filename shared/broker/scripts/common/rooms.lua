@@ -110,6 +110,7 @@ local function other_rooms(prefix, engine)
       for _, field in ipairs(ROOM_FIELDS) do others[field] = others[field] - room[field] end
     end
   end
+  others.num = num_others
   return num_others > 0 and others or nil
 end
 

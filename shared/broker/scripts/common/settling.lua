@@ -2,23 +2,63 @@
 -- each end by close_request (life.lua), and written once for all ends of a call by settle_ends: an engine ends dozens in
 -- a step, mostly of a few tenants.
 
-local RATE_WINDOW_MS = 30000
+local note_served
+do -- a script has at most 200 local names
+  local RATE_WINDOW_MS, WORK_WINDOW_MS = 30000, 300000
 
--- The measured service rate, in "queue": requests, tokens (prompt and most output, as waiting ones are counted) and ms
--- in which any request was under way, fading by e every half minute; and the mean output of a request. served is a list
--- of {tokens, output tokens}, of requests that have ended now.
-local function note_served(prefix, served)
-  local key, now = prefix .. 'queue', now_ms()
-  local rate = fields(key, 'rate_at', 'rate_ms', 'rate_requests', 'rate_tokens', 'mean_output')
-  local elapsed = math.max(0, now - amount(rate.rate_at or now))
-  local fade = math.exp(-elapsed / RATE_WINDOW_MS)
-  local tokens, mean_output = amount(rate.rate_tokens) * fade, rate.mean_output
-  for _, of in ipairs(served) do
-    tokens = tokens + of[1]
-    mean_output = mean_output and mean_output * 0.98 + of[2] * 0.02 or of[2]
+  -- Measures of a band, in rate:BAND of "queue" as numbers with blanks between them: the ms at which they were written;
+  -- the ms that the next ones are of, requests that ended, their tokens (prompt and most output), and requests that came,
+  -- all fading by e every half minute; the same four, tokens that were computed, and ms for which engines held them,
+  -- fading by e every five minutes; and entered:BAND as it was. Time in which nothing happens counts too, so rates fall
+  -- to zero. shared/broker/measured.py reads them.
+  local NUM_SUMS, NUM_FAST = 10, 4
+  local RATE_TEXT = '%.0f' .. string.rep(' %.6g', NUM_SUMS) .. ' %.0f'
+  local function note_band_served(prefix, band, served)
+    local key, now, rate = prefix .. 'queue', now_ms(), {}
+    local noted = fields(key, 'rate:' .. band, 'entered:' .. band)
+    for number in string.gmatch(noted['rate:' .. band] or '', '%S+') do rate[#rate + 1] = tonumber(number) end
+    local entered = count_of(noted['entered:' .. band])
+    if #rate ~= NUM_SUMS + 2 then rate = {now - served[1].held_ms, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, entered} end
+    local elapsed = math.max(0, now - rate[1])
+    local tokens, computed, held_ms, came = 0, 0, 0, math.max(0, entered - rate[NUM_SUMS + 2])
+    for _, of in ipairs(served) do
+      tokens, computed, held_ms = tokens + of.tokens, computed + of.computed, held_ms + of.held_ms
+    end
+    local fast, slow = math.exp(-elapsed / RATE_WINDOW_MS), math.exp(-elapsed / WORK_WINDOW_MS)
+    for i, more in ipairs({elapsed, #served, tokens, came, elapsed, #served, tokens, came, computed, held_ms}) do
+      rate[i + 1] = rate[i + 1] * (i <= NUM_FAST and fast or slow) + more
+    end
+    rate[1], rate[NUM_SUMS + 2] = now, entered
+    redis.call('HSET', key, 'rate:' .. band, string.format(RATE_TEXT, unpack(rate)))
   end
-  redis.call('HSET', key, 'rate_at', now, 'rate_ms', amount(rate.rate_ms) * fade + elapsed,
-    'rate_requests', amount(rate.rate_requests) * fade + #served, 'rate_tokens', tokens, 'mean_output', mean_output)
+
+  -- The measured service rate, in "queue": requests, tokens (prompt and most output, as waiting ones are counted) and ms
+  -- in which any request was under way, fading by e every half minute; and the mean output of a request. Fading by e every
+  -- five minutes: rate_held_ms, ms for which requests have been under way, those that still are included, and
+  -- rate_ended_ms, ms for which those that ended were. served has tables of those that have ended now: band, tokens, output and computed tokens, and
+  -- the ms for which engines held them.
+  function note_served(prefix, served)
+    local key, now, by_band = prefix .. 'queue', now_ms(), {}
+    local rate = fields(key, 'rate_at', 'rate_ms', 'rate_requests', 'rate_tokens', 'mean_output', 'rate_held_ms',
+      'rate_ended_ms', 'num_started')
+    local elapsed = math.max(0, now - amount(rate.rate_at or now))
+    local fade, slow = math.exp(-elapsed / RATE_WINDOW_MS), math.exp(-elapsed / WORK_WINDOW_MS)
+    local tokens, mean_output, ended_ms = amount(rate.rate_tokens) * fade, rate.mean_output, amount(rate.rate_ended_ms) * slow
+    for _, of in ipairs(served) do
+      tokens, ended_ms = tokens + of.tokens, ended_ms + of.held_ms
+      mean_output = mean_output and mean_output * 0.98 + of.output * 0.02 or of.output
+      by_band[of.band] = by_band[of.band] or {}
+      table.insert(by_band[of.band], of)
+    end
+    -- Those that end now were under way until now.
+    local held_ms = amount(rate.rate_held_ms) * slow + elapsed * (math.max(0, amount(rate.num_started)) + #served)
+    redis.call('HSET', key, 'rate_at', now, 'rate_ms', amount(rate.rate_ms) * fade + elapsed,
+      'rate_requests', amount(rate.rate_requests) * fade + #served, 'rate_tokens', tokens, 'mean_output', mean_output,
+      'rate_held_ms', held_ms, 'rate_ended_ms', ended_ms)
+    for band, of in pairs(by_band) do
+      if has_band(prefix, band) then note_band_served(prefix, band, of) end -- it may have been removed meanwhile
+    end
+  end
 end
 
 -- Count what was computed of a request against its tenant's quotas, instead of what was charged so far; returns the
@@ -88,7 +128,8 @@ local function note_settled(prefix, now, prompt, most)
   local of = ends.tenants[tenant]
   of.num_started, of.least_extra = of.num_started + 1, math.min(of.least_extra, extra)
   of.extra[band] = (of.extra[band] or 0) + extra
-  ends.served[#ends.served + 1] = {prompt + most, count}
+  ends.served[#ends.served + 1] = {band = band, tokens = prompt + most, output = count, computed = prompt + count,
+    held_ms = math.max(0, now_ms() - tonumber(now.charged_at))}
 end
 
 local function begin_settling(tenant)

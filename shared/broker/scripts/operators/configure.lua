@@ -12,7 +12,7 @@ if #occupied > 0 then return occupied end
 for _, band in ipairs(gone) do
   redis.call('DEL', prefix .. 'idle:' .. band)
   redis.call('HDEL', prefix .. 'queue', 'depth:' .. band, 'tokens:' .. band, 'clock:' .. band, 'weight:' .. band,
-    'credit:' .. band)
+    'credit:' .. band, 'entered:' .. band, 'rate:' .. band)
 end
 -- Quotas may be different now: whoever is over one is looked at again.
 for _, tenant in ipairs(redis.call('ZRANGE', prefix .. 'blocked', 0, -1)) do unblock(prefix, tenant) end

@@ -16,6 +16,7 @@ local function is_number(value) return string.find(value, '^%-?%d') and pcall(am
 local function is_amount(value) return is_number(value) and tonumber(value) >= 0 end
 local function is_integer(value) return #value < 16 and string.find(value, '^%-?%d+$') end
 local function is_count(value) return whole(value) end
+local function is_rate(value) return not string.find(value, '[^%d.e+ -]') end
 
 -- Keep of a hash the fields whose value is right; check is by the beginning of a field's name, or of all.
 local function keep_fields(name, check_of)
@@ -158,7 +159,7 @@ for name, wanted in pairs({policy = 'string', active = 'set', returned = 'list',
   keep_type(name, wanted)
 end
 keep_fields('queue', {credit = is_number, depth = is_integer, tokens = is_integer, num_started = is_count,
-  num_awaiting = is_count, ended = is_count, ended_seen = is_count})
+  num_awaiting = is_count, ended = is_count, ended_seen = is_count, entered = is_count, rate = is_rate})
 keep_fields('rooms', read_room)
 keep_fields('reaper', is_count)
 repair_policies()

@@ -1,8 +1,10 @@
--- Where a request stands. KEYS: request. ARGV: prefix, id. Returns nil if it is unknown, else a msgpack array: state, tenant, band,
--- output tokens, claims so far, engine ('' if none), deadline (ms, 0 without one), requests before it in its line (-1 if it does not
--- wait; at most so many: some of them may have been cancelled), requests and tokens of its lane, tokens that wait in
--- the bands above, in its own band, tenants in its own band, measured rate (ms, tokens), whether the queue is paused.
-local prefix, id, queue = ARGV[1], ARGV[2], ARGV[1] .. 'queue'
+-- Where a request stands. KEYS: request. ARGV: prefix, id. Returns nil if it is unknown, else a msgpack array: state,
+-- tenant, band, output tokens, claims so far, engine ('' if none), deadline (ms, 0 without one), requests before it in its
+-- line (-1 if it does not wait; at most so many: some of them may have been cancelled), whether that line is of requests
+-- that were claimed before; if it waits, the measures of the queue (measures.lua), else nil; and what is known of its
+-- tenant: requests that run, ms at which its quotas are looked at again (as in tenant_stats.lua), weight and quotas, and
+-- its lane as there.
+local prefix, id = ARGV[1], ARGV[2]
 local now = fields_of(KEYS[1], 'state', 'tenant', 'band', 'count', 'attempts', 'engine', 'deadline', 'entry',
   'line', 'number')
 if not now.state then return nil end
@@ -24,18 +26,9 @@ elseif now.entry then
     end
   end
 end
-local depth, tokens_in_lane = waiting_in(prefix .. 'tenant:' .. tenant, band)
-local above, own = 0, 0
-for _, name in ipairs(queue_policy(prefix).bands) do
-  local tokens = amount(redis.call('HGET', queue, 'tokens:' .. name))
-  if name == band then
-    own = tokens
-    break
-  end
-  above = above + tokens
-end
-local rate = fields(queue, 'rate_ms', 'rate_tokens', 'paused')
+local own, tokens = waiting_in(prefix .. 'tenant:' .. tenant, band)
+local lane = {band, count_of(own), count_of(tokens), tonumber(redis.call('ZSCORE', prefix .. 'heads:' .. band, tenant) or 0),
+  tonumber(redis.call('ZSCORE', prefix .. 'ready:' .. band, tenant) or -1)}
 return cmsgpack.pack({now.state, tenant, band, whole(now.count) or 0, whole(now.attempts) or 0, now.engine or '',
-  whole(now.deadline) or 0, ahead, amount(depth), amount(tokens_in_lane), above, own,
-  redis.call('ZCARD', prefix .. 'ready:' .. band), amount(rate.rate_ms), amount(rate.rate_tokens),
-  rate.paused and 1 or 0})
+  whole(now.deadline) or 0, ahead, LINES[now.line] and 1 or 0, ahead >= 0 and measures(prefix, band) or cjson.null,
+  {tenant, num_started(prefix, tenant), blocked_until(prefix, tenant), limits_of(prefix, tenant), {lane}}})

@@ -12,7 +12,7 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import PenstockError, QueueFullError, QuotaExceededError, ValidationError
 from penstock.shared.queue.policy import OverQuota, QueuePolicy, TenantPolicy
 
-from ..conftest import TTL_MS, enqueue, finish_with, take
+from ..conftest import TTL_MS, enqueue, finish_with, served_per_s, take
 from ..snapshot import read_snapshot
 
 Refused = Callable[..., Awaitable[QueueFullError]]
@@ -98,19 +98,35 @@ async def test_when_to_come_back_is_reckoned_from_the_measured_rate(
     await serve_for(commands, broker, 10_000)
     for claim in wave:
         await finish_with(broker, claim, num_output=5)
-    stats = await queue.stats()
-    assert stats.requests_per_s == pytest.approx(2, rel=0.1)
-    assert stats.tokens_per_s == pytest.approx(200, rel=0.1)
+    rate = await served_per_s(commands, broker, unit)
+    assert rate == pytest.approx({"requests": 2, "tokens": 200}[unit], rel=0.1)
     if unit == "requests":
         await queue.configure(QueuePolicy(max_queue_depth=100))
         await fill(broker, 100, max_tokens=1)
-        too_much, rate = 1 + 5, stats.requests_per_s
+        too_much = 1 + 5
     else:
         await queue.configure(QueuePolicy(max_queue_tokens=20_000))
         await fill(broker, 100, max_tokens=200)
-        too_much, rate = 200 + 1000, stats.tokens_per_s
+        too_much = 200 + 1000
     error = await refused("more", "full", max_tokens=200)
     assert error.retry_after_s == pytest.approx(too_much / rate, abs=0.002)
+
+
+async def test_what_is_under_way_for_long_makes_callers_come_back_later(
+    broker: Broker, queue: Queue, commands, refused: Refused
+) -> None:
+    await queue.configure(QueuePolicy(max_queue_depth=1))
+    for request_id in ("a", "b"):
+        await enqueue(broker, request_id)
+        (claim,) = await take(broker, "e0", 1)
+        if request_id == "a":
+            await serve_for(commands, broker, 2000)
+            await finish_with(broker, claim, num_output=1)
+    await enqueue(broker, "c")
+    soon = (await refused("d", "full")).retry_after_s
+    assert soon == pytest.approx(2 * 1.05, rel=0.1)
+    await serve_for(commands, broker, 60_000)
+    assert (await refused("e", "full")).retry_after_s == pytest.approx(soon + 60 * 1.05, rel=0.1)
 
 
 async def fill(broker: Broker, num_requests: int, *, max_tokens: int) -> None:
@@ -132,16 +148,16 @@ async def test_the_rate_counts_the_time_in_which_requests_are_under_way(broker: 
     await serve_one()
     assert (await queue.stats()).mean_output_tokens == 4
     await serve_one()
-    assert (await queue.stats()).requests_per_s == pytest.approx(0.2, rel=0.1)
+    assert await served_per_s(commands, broker) == pytest.approx(0.2, rel=0.1)
     # An hour in which nothing is under way is not slow service,
     await serve_for(commands, broker, 3_600_000)
     await serve_one()
-    assert (await queue.stats()).requests_per_s == pytest.approx(0.2, rel=0.1)
+    assert await served_per_s(commands, broker) == pytest.approx(0.2, rel=0.1)
     # but a request that takes long is, and what was before it is forgotten.
     (claim,) = await take(broker, "e0", 1)
     await serve_for(commands, broker, 300_000)
     await finish_with(broker, claim, num_output=4)
-    assert (await queue.stats()).requests_per_s == pytest.approx(1 / 300, rel=0.1)
+    assert await served_per_s(commands, broker) == pytest.approx(1 / 300, rel=0.1)
 
 
 async def test_a_known_id_is_attached_to_even_when_nothing_more_is_accepted(broker: Broker, queue: Queue) -> None:

@@ -1,0 +1,49 @@
+"""``penstock sim estimates --real``: errors of estimates with real engines on a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from ....producer import Client
+from ....shared.errors import ConfigurationError
+from ...local_stack import LocalStack
+from ..measures import Note
+from ..reports.estimates import BandErrors, Guess, asked_share, band_errors, make_guess
+from ..scenario import MODEL, Scenario
+from .real_time import check_comparable
+from .recording import engine_options, run_on_engines
+
+
+def real_errors(scenario: Scenario, model: Path) -> list[BandErrors]:
+    """Run a scenario on engines of one thread each, which share this machine, and return the errors of each band.
+
+    Raises:
+        ConfigurationError: the scenario has what real engines cannot be told to do, or they did not start.
+    """
+    check_comparable(scenario)
+    if len(scenario.engines) > 1:
+        raise ConfigurationError("only engines of one kind can be started; leave one table [[engines]]")
+    tenants = [msgspec.structs.replace(group, knows_length=True) for group in scenario.tenants]
+    scenario = msgspec.structs.replace(scenario, tenants=tenants)
+    asking = _Asking(scenario)
+    with LocalStack(model, engine_options(scenario.engines[0])) as stack:
+        measures, _ = asyncio.run(run_on_engines(stack.url, MODEL, scenario, asking.ask))
+    return band_errors(scenario, asking.guesses, measures.notes)
+
+
+class _Asking:
+    """Asks for estimates of some requests, drawn at random."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.guesses: list[Guess] = []
+        self._share = asked_share(scenario)
+        self._random = Random(f"{scenario.seed} asked")
+
+    async def ask(self, client: Client, note: Note) -> None:
+        if self._random.random() < self._share:
+            status, stats = await asyncio.gather(client.status(note.request_id), client.queue_stats())
+            self.guesses.append(make_guess(status, stats))

@@ -1,0 +1,166 @@
+"""``penstock sim estimates``: how far estimates of waiting times are off, for each band of some scenarios.
+
+A request is asked about at the moment at which the queue accepts it: its status, the lane of its tenant, and its band.
+The error is |estimated - waited| / waited. A wait below ``FLOOR_S`` counts as ``FLOOR_S`` in the divisor, because
+20 ms estimated for a wait of 5 ms is not an error of 300 % for anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from ....shared.command_line import format_table
+from ....shared.errors import ConfigurationError
+from ....shared.queue.stats import QueueStats, RequestStatus
+from ...latency import percentile
+from ..measures import Note
+from ..partition import Partition
+from ..scenario import Scenario
+from ..scenario_file import read_scenario
+from ..simulation import simulate
+
+FLOOR_S = 1.0
+# Requests of a scenario that are asked about, about.
+MAX_ASKED = 1500
+FOLDER = Path(__file__).parent.parent / "scenarios" / "estimates"
+SOURCES = ("request", "tenant", "band")
+HEADER = ("SCENARIO", "BAND", "ASKED", "UNKNOWN", "WAITED p50", "p90", *(f"{name} p50 / p90" for name in SOURCES))
+
+
+class Guess(msgspec.Struct, frozen=True):
+    """Estimates for a request, in seconds, in the order of ``SOURCES``; None while a queue knows none."""
+
+    request_id: str
+    band: str
+    estimates: tuple[float | None, float | None, float | None]
+
+
+class BandErrors(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors of the estimates for a band: medians and ninetieth percentiles, in the order of ``SOURCES``.
+
+    ``num_unknown`` of the ``num_asked`` requests that were claimed had no estimate.
+    """
+
+    band: str
+    num_asked: int
+    num_unknown: int
+    waited_p50_s: float
+    waited_p90_s: float
+    medians: list[float]
+    p90s: list[float]
+
+
+class Asking:
+    """Asks for estimates of some of the requests that a simulation accepts, drawn at random."""
+
+    def __init__(self, share: float, seed: int) -> None:
+        self.guesses: list[Guess] = []
+        self._share = share
+        self._random = Random(f"{seed} asked")
+
+    def ask(self, partition: Partition, note: Note) -> None:
+        if self._random.random() >= self._share:
+            return
+        status = partition.do(partition.queue.status(note.request_id))
+        assert status is not None
+        self.guesses.append(make_guess(status, partition.do(partition.queue.stats(tenants=[note.tenant]))))
+
+
+def make_guess(status: RequestStatus, stats: QueueStats) -> Guess:
+    """Return the estimates for a request that has just come."""
+    lanes = [
+        lane
+        for tenant in stats.tenants
+        for lane in tenant.lanes
+        if (tenant.tenant, lane.band) == (status.tenant, status.band)
+    ]
+    lane_s = lanes[0].estimated_wait_s if lanes else None
+    band_s = next(band.estimated_wait_s for band in stats.bands if band.band == status.band)
+    return Guess(status.request_id, status.band, (status.estimated_start_s, lane_s, band_s))
+
+
+def asked_share(scenario: Scenario) -> float:
+    """Return the share of a scenario's requests that are asked about."""
+    num_expected = sum(group.at_start + group.arrivals.most_per_s * scenario.duration_s for group in scenario.tenants)
+    return min(1.0, MAX_ASKED / max(1.0, num_expected))
+
+
+def simulate_errors(url: str, scenario: Scenario, namespace: str = "sim") -> list[BandErrors]:
+    """Simulate a scenario, and return the errors of each band that requests came to."""
+    asking = Asking(asked_share(scenario), scenario.seed)
+    simulated = simulate(url, scenario, namespace, asking.ask)
+    return band_errors(scenario, asking.guesses, simulated.measures.notes)
+
+
+def band_errors(scenario: Scenario, guesses: Sequence[Guess], notes: dict[str, Note]) -> list[BandErrors]:
+    """Compare estimates with waits, of requests that were claimed."""
+    waits = {
+        guess.request_id: note.claimed_s - note.arrived_s
+        for guess in guesses
+        if (note := notes[guess.request_id]).claimed_s is not None
+    }
+    return [
+        _errors_of(band, [(guess, waits[guess.request_id]) for guess in own])
+        for band in scenario.queue.bands
+        if (own := [guess for guess in guesses if guess.band == band and guess.request_id in waits])
+    ]
+
+
+def _errors_of(band: str, pairs: Sequence[tuple[Guess, float]]) -> BandErrors:
+    known = [(guess.estimates, waited_s) for guess, waited_s in pairs if None not in guess.estimates]
+    errors = [
+        [abs((estimates[place] or 0.0) - waited_s) / max(waited_s, FLOOR_S) for estimates, waited_s in known]
+        for place in range(len(SOURCES))
+    ]
+    waits = [waited_s for _, waited_s in pairs]
+    return BandErrors(
+        band=band,
+        num_asked=len(pairs),
+        num_unknown=len(pairs) - len(known),
+        waited_p50_s=percentile(waits, 0.5),
+        waited_p90_s=percentile(waits, 0.9),
+        medians=[percentile(of, 0.5) for of in errors],
+        p90s=[percentile(of, 0.9) for of in errors],
+    )
+
+
+def error_rows(name: str, errors: Iterable[BandErrors]) -> list[list[str]]:
+    """Rows of the table below ``HEADER``."""
+    return [
+        [
+            name,
+            one.band,
+            str(one.num_asked),
+            str(one.num_unknown),
+            f"{one.waited_p50_s:.1f} s",
+            f"{one.waited_p90_s:.1f} s",
+            *(f"{median:.2f} / {p90:.2f}" for median, p90 in zip(one.medians, one.p90s, strict=True)),
+        ]
+        for one in errors
+    ]
+
+
+def print_errors(paths: Sequence[Path], errors_of: Callable[[Scenario], list[BandErrors]], seed: int | None) -> None:
+    """Print the errors of scenarios, by default of those that come with the package.
+
+    Args:
+        errors_of: runs a scenario.
+        seed: in place of each scenario's.
+
+    Raises:
+        ConfigurationError: a scenario is wrong, or cannot be read.
+    """
+    rows: list[list[str]] = []
+    for path in paths or sorted(FOLDER.glob("*.toml")):
+        try:
+            scenario = read_scenario(path.read_text())
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+        if seed is not None:
+            scenario = msgspec.structs.replace(scenario, seed=seed)
+        rows += error_rows(path.stem, errors_of(scenario))
+    print(format_table(HEADER, rows))
