@@ -90,6 +90,7 @@ def queue_state(raw: RawMeasures) -> QueueState:
         num_running=num_running,
         num_returned=raw.num_returned,
         num_engines=raw.rooms[0],
+        num_seqs=raw.rooms[1],
         num_free=_num_free(raw),
         held_share=_held_share(raw, num_running, sum((band.rates for band in bands), Rates())),
         bands=bands,

@@ -119,6 +119,7 @@ class QueueState(msgspec.Struct, frozen=True, kw_only=True):
         num_running: requests that engines hold.
         num_returned: requests that wait for another engine; they are claimed before all others.
         num_engines: that live and claim.
+        num_seqs: requests that they hold at once, at most.
         num_free: requests that they could take now.
         held_share: seconds for which requests were held lately, over those for which requests that ended were. Above 1
             while requests take longer than those that have ended so far.
@@ -132,6 +133,7 @@ class QueueState(msgspec.Struct, frozen=True, kw_only=True):
     num_running: int = 0
     num_returned: int = 0
     num_engines: int = 0
+    num_seqs: int = 0
     num_free: float = 0.0
     held_share: float = 1.0
 
@@ -157,7 +159,8 @@ class Estimator:
         self._state = state
         self._index = {band.band: level for level, band in enumerate(state.bands)}
         self._works = _works(state)
-        self._num_slots = state.num_running + state.num_free
+        # Engines that have just ended all that they ran say so with their next claim.
+        self._num_slots = state.num_running + state.num_free or state.num_seqs
         self._shares = _Shares(state, self._works, self._num_slots) if self._is_known else None
 
     @property
@@ -446,6 +449,7 @@ def merged_state(parts: Sequence[QueueState]) -> QueueState:
         num_running=sum(part.num_running for part in parts),
         num_returned=sum(part.num_returned for part in parts),
         num_engines=max(part.num_engines for part in parts),
+        num_seqs=max(part.num_seqs for part in parts),
         num_free=max(part.num_free for part in parts),
         held_share=sum(number * share for number, share in held) / sum(number for number, _ in held) if held else 1.0,
         bands=[_merged_band([bands[name] for bands in by_name if name in bands]) for name in names],

@@ -78,12 +78,14 @@ class Model:
         self.do(work)
 
     def set_rate(self, *, requests_per_s: float, tokens_per_s: float) -> None:
-        """As measured over a second."""
+        """As measured of one slot over so long that a slow test changes nothing."""
 
         async def work(connection: CommandConnection, broker: Broker, _: Queue) -> None:
-            measured = {"rate_ms": 1000, "rate_requests": requests_per_s, "rate_tokens": tokens_per_s}
-            pairs = [word for pair in measured.items() for word in pair]
-            await connection.execute("HSET", f"{broker.keys.prefix}queue", *pairs)
+            key, (seconds, _) = f"{broker.keys.prefix}queue", await connection.execute("TIME")
+            entered = int(await connection.execute("HGET", key, "entered:standard") or 0)
+            sums = f"1e8 {1e5 * requests_per_s} {1e5 * tokens_per_s} 0"
+            text = f"{1000 * int(seconds)} {sums} {sums} {1e5 * tokens_per_s} 1e8 {entered}"
+            await connection.execute("HSET", key, "rate:standard", text)
 
         self.do(work)
 
@@ -146,15 +148,15 @@ def test_list_has_a_row_per_model(queue: Run, model: Model) -> None:
     model.register("another")
     model.enqueue("a", "b", "c")
     model.claim(1)
-    model.set_rate(requests_per_s=2.5, tokens_per_s=10)
+    model.set_rate(requests_per_s=2, tokens_per_s=30)
     header, other, row = queue("list")[1].splitlines()
     assert re.split(r" {2,}", header) == (
         ["MODEL", "STATE", "WAITING", "TOKENS", "OLDEST", "RUNNING", "EST WAIT", "REQ/S", "TOK/S"]
     )
     assert other.split() == ["another", "open", "0", "0", "-", "0", "-", "0.0", "0"]
-    assert re.fullmatch(r"m +open +2 +30 +(-|\d\.\d s) +1 +3\.0 s +2\.5 +10", row)
+    assert re.fullmatch(r"m +open +2 +30 +(-|\d\.\d s) +1 +1\.0 s +2\.0 +30", row)
     queue("pause", "m")
-    assert re.fullmatch(r"m +paused +2 +30 +(-|\d\.\d s) +1 +- +2\.5 +10", queue("list")[1].splitlines()[2])
+    assert re.fullmatch(r"m +paused +2 +30 +(-|\d\.\d s) +1 +- +2\.0 +30", queue("list")[1].splitlines()[2])
     listed = json.loads(queue("list", "--json")[1])
     assert [found["model"] for found in listed] == ["another", "m"]
     assert (listed[1]["depth"], listed[1]["num_running"]) == (2, 1)
@@ -169,6 +171,8 @@ def test_list_without_models(queue: Run) -> None:
 
 
 def test_show_tells_totals_policy_bands_and_the_deepest_lanes(queue: Run, model: Model) -> None:
+    model.enqueue("runs", tenant="one")
+    model.claim(1)
     model.enqueue("a", tenant="one")
     model.enqueue("b", "c", tenant="two", band="batch")
     model.enqueue("d", "e", "f", tenant="three", band="batch")
@@ -178,7 +182,7 @@ def test_show_tells_totals_policy_bands_and_the_deepest_lanes(queue: Run, model:
     fields = lines_of(sheet)
     assert status == 0
     assert fields["waiting"] == "6"
-    assert fields["est wait"] == "at most 1.0 s in band standard"
+    assert fields["est wait"] == "about 1.0 s in band standard"
     assert fields["bands"] == "interactive, standard (default), batch"
     assert fields["ageing"].startswith("30 s of waiting")
     assert fields["limits"] == "at most 100000 requests and any number of tokens wait"
@@ -225,7 +229,7 @@ def test_show_request_tells_where_it_stands(queue: Run, model: Model) -> None:
     waiting = lines_of(queue("show", "m", "--request", "b")[1])
     assert waiting["state"] == "queued"
     assert waiting["position"] == "at most 1 before it in its line"
-    assert waiting["est start"] == "in 1.0 s"
+    assert waiting["est start"] == "in about 2.0 s"
     assert waiting["deadline"].endswith(", in 10 min")
     assert lines_of(queue("show", "m", "--request", "a")[1])["position"] == "the next of its line"
     running = lines_of(queue("show", "m", "--request", "first")[1])
