@@ -49,8 +49,12 @@ def main() -> None:
 
 
 def copy_model(folder: Path) -> Path:
-    """Return a copy of the demo model one token of which is so long that no length rules a prompt out."""
+    """Return a copy of the demo model one token of which is so long that no length rules a prompt out.
+
+    Its template writes all messages; the demo's own writes the last one.
+    """
     shutil.copytree(MODEL, folder)
+    (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
     path = folder / "tokenizer.json"
     path.write_text(path.read_text().replace("<pad>", "\u00a7" * LONGEST_TOKEN_CHARS))
     return folder

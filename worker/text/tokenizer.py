@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,15 +91,29 @@ class TextCodec:
         """Whether a prompt may be messages."""
         return self._chat_template is not None
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, cut: Cut | None = None) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        cut: Cut | None = None,
+        check_length: Callable[[int], None] | None = None,
+    ) -> list[int]:
         """Token ids of ``text``, with the special tokens the model expects around it; those stay where it is cut.
+
+        Args:
+            check_length: is called with the number of tokens, unless the text is cut. What it raises spares the time
+                for a list of them, in which the GIL is held.
 
         Raises:
             ValidationError: what is kept has no room for a token of the text.
         """
         with tokenizing():
             if cut is None:
-                return encode(self._tokenizer, text, add_special_tokens=add_special_tokens).ids
+                encoded = encode(self._tokenizer, text, add_special_tokens=add_special_tokens)
+                if check_length is not None:
+                    check_length(len(encoded))
+                return encoded.ids
             return encode_cut(self._tokenizer, text, cut, add_special_tokens=add_special_tokens)
 
     def min_num_tokens(self, text: str) -> int:

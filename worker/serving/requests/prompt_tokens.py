@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ....shared.errors import UnsupportedParameterError, ValidationError
 from ....shared.messages.requests import EngineCoreRequest, InputChunk
 from ....shared.params.pooling import PoolingSetup
@@ -80,13 +82,13 @@ class PromptTokens:
     async def _encode(
         self, request: EngineCoreRequest, text: str, cut: Cut | None, *, add_special_tokens: bool
     ) -> list[int]:
-        if cut is None:
-            is_pooled = request.pooling_params is not None
-            least = self._codec.min_num_tokens(text)
-            check_prompt_length(least, self._max_model_len, is_pooled=is_pooled, is_lower_bound=True)
-        return await self._thread.run(
-            lambda: self._codec.encode(text, add_special_tokens=add_special_tokens, cut=cut), len(text)
+        check = partial(
+            check_prompt_length, max_model_len=self._max_model_len, is_pooled=request.pooling_params is not None
         )
+        if cut is None:
+            check(self._codec.min_num_tokens(text), is_lower_bound=True)
+        encode = partial(self._codec.encode, text, add_special_tokens=add_special_tokens, cut=cut, check_length=check)
+        return await self._thread.run(encode, len(text))
 
     def _cut_of(self, request: EngineCoreRequest) -> Cut | None:
         """What of the prompt is kept; None is all."""
