@@ -8,12 +8,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from itsdangerous import BadSignature, URLSafeTimedSerializer
 from starlette.requests import HTTPConnection
 
 from ...producer.operator_keys import OperatorKey, OperatorKeys, Role
 from ...shared.connection import CommandConnection
+from ...shared.deployment.audit import ActorSource
 from ...shared.errors import ConfigurationError
 from ...shared.keys import Keys
 from ...shared.shown import shown
@@ -34,7 +36,16 @@ Resolve = Callable[[HTTPConnection], "Access | Awaitable[Access | None] | None"]
 
 def everybody(access: Access) -> Resolve:
     """Let in whoever reaches the pages: for a server that listens on this machine alone."""
-    return lambda _: access
+    return _Everybody(access)
+
+
+@dataclass(frozen=True)
+class _Everybody:
+    access: Access
+    source: ClassVar = ActorSource.NOBODY_ASKED
+
+    def __call__(self, _: HTTPConnection) -> Access:
+        return self.access
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,7 @@ class HeaderAccess:
     roles: Mapping[str, Access] = field(default_factory=dict)
     default: Role | None = Role.VIEWER
     proxies: Iterable[Network] = field(default_factory=lambda: parse_networks(LOOPBACK))
+    source: ClassVar = ActorSource.PROXY
 
     def __call__(self, connection: HTTPConnection) -> Access | None:
         user = connection.headers.get(self.user_header, "").strip()
@@ -111,6 +123,8 @@ class KeyAccess:
 
     The cookie holds the key's id and no key; what the id may do is asked for in Redis, so a revoked key's sessions end.
     """
+
+    source: ClassVar = ActorSource.OPERATOR_KEY
 
     def __init__(self, connection: CommandConnection, keys: Keys) -> None:
         self._connection = connection

@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...producer.web.request_body import REQUEST_TIMEOUT_S, RequestBody
-from ...shared.deployment.audit import Actor, acting_as
+from ...shared.deployment.audit import Actor, ActorSource, acting_as
 from ..views.access import Access
 from .access import KeyAccess, Resolve
 from .words import query
@@ -76,7 +76,10 @@ class Edge:
             return
         access: Access | None = scope["state"].get("access")
         address = connection.client.host if connection.client else ""
-        with acting_as(Actor(name=access.user if access else "nobody", via="dashboard", address=address)):
+        # An app that mounts the pages says itself who asks.
+        source = getattr(self._resolve, "source", ActorSource.APP) if access else ActorSource.NOBODY_ASKED
+        name = access.user if access else "nobody"
+        with acting_as(Actor(name=name, via="dashboard", address=address, source=source)):
             await self._app(scope, body, send_with_headers)
 
     async def _refusal(self, scope: Scope, connection: HTTPConnection) -> Response | None:

@@ -42,7 +42,7 @@ class Login:
             return self._form(request, wanted, "this key is not valid", 401)
         access, cookie = found
         address = request.client.host if request.client else ""
-        with acting_as(Actor(name=access.user, via="dashboard", address=address)):
+        with acting_as(Actor(name=access.user, via="dashboard", address=address, source=self._keys.source)):
             async with self._hub.source.audit.audited("dashboard.login", role=access.role):
                 pass
         root = root_of(request)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
+import importlib
 import os
 import socket
 import time
@@ -16,7 +18,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import msgspec
-from redis.exceptions import NoPermissionError, RedisError
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from ..connection import CommandConnection
 from ..errors import PenstockError
@@ -37,12 +39,28 @@ PATIENCE_S = 5.0
 log = get_logger(__name__)
 
 
+class ActorSource(enum.StrEnum):
+    """How it is known who acts. No environment variable counts, since anyone can set one."""
+
+    PROCESS = "process user"
+    OPERATOR_KEY = "operator key"
+    PROXY = "proxy header"
+    APP = "app"
+    # The pages let in whoever reaches them.
+    NOBODY_ASKED = "not asked"
+
+
 class Actor(msgspec.Struct, frozen=True, kw_only=True):
-    """Who acts: a person's or a program's name, by which way ("cli", "client", "dashboard"), and from where."""
+    """Who acts: a person's or a program's name, by which way ("cli", "client", "dashboard"), and from where.
+
+    Args:
+        source: how the name is known; by default a web app says it.
+    """
 
     name: str
     via: str
     address: str = ""
+    source: ActorSource = ActorSource.APP
 
 
 class AuditEntry(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
@@ -55,6 +73,9 @@ class AuditEntry(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
         details: how, as text.
         result: "ok", or the code of the error.
         entry_id: where it stands in the stream; set when it is read.
+        source: how ``actor`` is known, one of ``ActorSource``. Empty in entries of older versions, whose commands and
+            clients believed the variable USER.
+        redis_user: the user of Redis that wrote the entry, as Redis said; empty where it does not tell.
     """
 
     version: int = WIRE_VERSION
@@ -67,6 +88,8 @@ class AuditEntry(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
     details: dict[str, str] = {}
     result: str = "ok"
     entry_id: str = ""
+    source: str = ""
+    redis_user: str = ""
 
 
 _actor: ContextVar[Actor | None] = ContextVar("penstock_actor", default=None)
@@ -78,9 +101,19 @@ def current_actor() -> Actor:
 
 
 def process_actor(via: str) -> Actor:
-    """Return the user of this process as an actor."""
-    name = os.environ.get("USER") or os.environ.get("LOGNAME") or f"uid {os.getuid() if hasattr(os, 'getuid') else '?'}"
-    return Actor(name=name, via=via, address=f"{socket.gethostname()}:{os.getpid()}")
+    """Return the user of this process, as the system knows it, as an actor."""
+    address = f"{socket.gethostname()}:{os.getpid()}"
+    return Actor(name=_process_user(), via=via, address=address, source=ActorSource.PROCESS)
+
+
+def _process_user() -> str:
+    if not hasattr(os, "getuid"):
+        return os.getlogin()  # Windows asks the system
+    uid = os.getuid()
+    try:
+        return importlib.import_module("pwd").getpwuid(uid).pw_name
+    except KeyError:  # a container with an arbitrary user id
+        return f"uid {uid}"
 
 
 @contextlib.contextmanager
@@ -148,6 +181,8 @@ class Audit:
             target=_plain(target),
             details={name: _plain(value) for name, value in details.items() if value not in (None, "")},
             result=result,
+            source=actor.source,
+            redis_user=await self._redis_user(),
         )
         record = msgspec.json.encode(entry)
         rest = ("MAXLEN", "~", MAX_ENTRIES, "*", "entry", record)
@@ -156,6 +191,14 @@ class Audit:
         except NoPermissionError:
             # ACL files of older versions let apps write to the operators' entries alone.
             await self._connection.execute("XADD", self._key, *rest)
+
+    async def _redis_user(self) -> str:
+        """Return who this process is to Redis. Some servers have no ACL, and older users may not ask."""
+        try:
+            name = await self._connection.link_to(self._key).execute("ACL", "WHOAMI")
+        except ResponseError:
+            return ""
+        return name.decode(errors="replace") if isinstance(name, bytes) else ""
 
 
 def _plain(value: object) -> str:

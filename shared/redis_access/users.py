@@ -23,7 +23,7 @@ from .needs import ARQ_KEYS, NEEDED, NEEDED_FOR_JOBS, NEEDED_FOR_MOVES, NEEDED_F
 # Logging in and naming a connection; what of it changes the server or other connections is dangerous by Redis's word.
 _CONNECTION = ("+@connection", "-@dangerous")
 # A connection to a database other than 0 begins with SELECT.
-_ALWAYS = ("MULTI", "EXEC", "DISCARD", "SELECT", "SUBSCRIBE", "UNSUBSCRIBE", "INFO")
+_ALWAYS = ("MULTI", "EXEC", "DISCARD", "SELECT", "SUBSCRIBE", "UNSUBSCRIBE", "INFO", "ACL|WHOAMI")
 # By which arq takes a job before another process does.
 _FOR_JOBS = ("WATCH", "UNWATCH")
 # Which channels there are is nobody's business.

@@ -11,7 +11,7 @@ from ....shared.keys import Keys
 from ...words import format_time
 from ..broker_command import print_json, run_on_redis
 
-_HEADER = ("TIME", "WHO", "BY", "FROM", "ACTION", "TARGET", "RESULT", "DETAILS")
+_HEADER = ("TIME", "WHO", "BY", "KNOWN BY", "REDIS USER", "FROM", "ACTION", "TARGET", "RESULT", "DETAILS")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,8 @@ def _is_wanted(entry: AuditEntry, arguments: argparse.Namespace) -> bool:
 def _row(entry: AuditEntry) -> tuple[str, ...]:
     details = " ".join(f"{name}={value}" for name, value in entry.details.items())
     at = format_time(entry.at)
-    return at, entry.actor, entry.via, entry.address, entry.action, entry.target, entry.result, details
+    known = (entry.source or "-", entry.redis_user or "-")
+    return at, entry.actor, entry.via, *known, entry.address, entry.action, entry.target, entry.result, details
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import pwd
+import subprocess
+import sys
+
 import pytest
 from structlog.testing import capture_logs
 
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment import audit as audit_module
-from penstock.shared.deployment.audit import Audit, acting_as, process_actor
+from penstock.shared.deployment.audit import Actor, ActorSource, Audit, acting_as, process_actor
 from penstock.shared.errors import ValidationError
 from penstock.shared.keys import Keys
+from penstock.shared.redis_access.users import Role, rights
 
-from ...redis_server import RedisServer
+from ...redis_server import RedisServer, acl_version
 
 
 async def test_a_full_redis_holds_up_no_change(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,3 +68,60 @@ async def test_operators_and_apps_write_apart_and_are_read_together(
         before = page[-1].entry_id
     assert sum(pages) == 8
     assert pages[0] == 2
+
+
+SCRIPT = """
+import asyncio, sys
+from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.audit import Audit
+from penstock.shared.keys import Keys
+
+async def main():
+    connection = CommandConnection(sys.argv[1])
+    async with Audit(connection, Keys()).audited("queue.pause", "m"):
+        pass
+    await connection.close()
+
+asyncio.run(main())
+"""
+
+
+async def test_the_environment_says_nothing_of_who_acts(server: RedisServer) -> None:
+    environment = {**os.environ, "USER": "mallory", "LOGNAME": "mallory", "SUDO_USER": "mallory", "USERNAME": "mallory"}
+    command = [sys.executable, "-c", SCRIPT, server.url]
+    await asyncio.to_thread(subprocess.run, command, env=environment, check=True)
+    commands = CommandConnection(server.url)
+    (entry,) = await Audit(commands, Keys()).read()
+    assert entry.actor == pwd.getpwuid(os.getuid()).pw_name
+    assert (entry.source, entry.redis_user) == ("process user", "default")
+    await commands.close()
+
+
+@pytest.mark.parametrize("role", [Role.CLIENT, Role.OPERATOR])
+async def test_redis_says_which_of_its_users_has_written(server: RedisServer, role: Role) -> None:
+    words = rights(role, "penstock", await asyncio.to_thread(acl_version))
+    await asyncio.to_thread(server.execute, "ACL", "SETUSER", "ann", "on", ">pw", *words)
+    commands, reader = CommandConnection(server.url.replace("unix://", "unix://ann:pw@")), CommandConnection(server.url)
+    with acting_as(Actor(name="olga", via="app")):
+        async with Audit(commands, Keys()).audited("queue.pause", "m"):
+            pass
+    (entry,) = await Audit(reader, Keys()).read()
+    assert (entry.actor, entry.source, entry.redis_user) == ("olga", ActorSource.APP, "ann")
+    # Redis 6.2 also denies these users to name their connections.
+    denied = {part for line in await reader.execute("ACL", "LOG") for part in line if isinstance(part, bytes)}
+    assert not {part for part in denied if part.startswith(b"acl")}
+    await commands.close()
+    await reader.close()
+
+
+async def test_a_server_that_does_not_tell_users_gets_its_entry(server: RedisServer) -> None:
+    version = await asyncio.to_thread(acl_version)
+    old = [word for word in rights(Role.CLIENT, "penstock", version) if word != "+acl|whoami"]
+    await asyncio.to_thread(server.execute, "ACL", "SETUSER", "old", "on", ">pw", *old)
+    commands, reader = CommandConnection(server.url.replace("unix://", "unix://old:pw@")), CommandConnection(server.url)
+    async with Audit(commands, Keys()).audited("queue.pause", "m"):
+        pass
+    (entry,) = await Audit(reader, Keys()).read()
+    assert (entry.action, entry.redis_user) == ("queue.pause", "")
+    await commands.close()
+    await reader.close()
