@@ -8,6 +8,7 @@ held; one of ``encode_batch_fast`` takes 5 ns.
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import msgspec
@@ -18,6 +19,10 @@ from ...shared.boundary import Boundary
 from .token_bytes import byte_alphabet
 
 TOKENIZER_FAILED = "tokenizer_failed"
+
+# One text gains nothing from the threads of the calls for batches, and a process that has them cannot be forked safely.
+# The library reads the variable at each call.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # A composed character has at most four characters in its canonical decomposition (Unicode Standard Annex 15), and no
 # decomposition is shorter than its text. So these normalizers shrink a text to a quarter at most.
