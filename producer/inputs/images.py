@@ -17,6 +17,8 @@ from ...shared.shown import shown
 MAX_TOTAL_BYTES = 64 << 20
 _IMAGE_TYPES = ("image_url", "input_image", "image", "image_pil")
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "messages")
+# Modes with transparency that PNG lacks, and those that take their place.
+_WITH_ALPHA = {"La": "LA", "PA": "RGBA", "RGBa": "RGBA"}
 
 
 def is_prompt_with_data(prompt: object) -> bool:
@@ -69,7 +71,8 @@ def image_bytes(field: str, value: Any) -> bytes:
         )
     written = io.BytesIO()
     try:
-        picture = value if value.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else value.convert("RGB")
+        is_png = value.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+        picture = value if is_png else value.convert(_WITH_ALPHA.get(value.mode, "RGB"))
         picture.save(written, "PNG")
     except Exception as error:  # of a damaged file that it was opened from, of a mode that PNG lacks
         raise ValidationError(f"{field} cannot be written as PNG: {error}") from error

@@ -22,7 +22,7 @@ MAX_ASPECT_RATIO = 200
 
 
 def decode_image(data: bytes) -> Image.Image:
-    """Return the picture that ``data`` is, upright and in RGB.
+    """Return the picture that ``data`` is, upright and in RGB; what is transparent is on white.
 
     Raises:
         ValidationError: it is none, is damaged, moves, or has a size or a shape that is not read.
@@ -44,16 +44,32 @@ def decode_image(data: bytes) -> Image.Image:
         try:
             image.load()
             upright = ImageOps.exif_transpose(image)
-            return _in_bytes(upright).convert("RGB")
+            return _on_white(_in_bytes(upright))
         except Exception as error:  # OSError, SyntaxError, struct.error, MemoryError …: each decoder has its own
             raise ValidationError(f"it is truncated or damaged: its {kind} data cannot be decoded") from error
 
 
 def _in_bytes(image: Image.Image) -> Image.Image:
     """Grey of 16 bits as that of 8, which Pillow would cut off at 255: nearly all of it would be white."""
+    transparent = image.info.get("transparency")
     if not image.mode.startswith("I"):
+        if isinstance(transparent, tuple) and max(transparent) > 255:  # of a file with 16 bits, read as 8 by Pillow
+            image.info["transparency"] = tuple(value >> 8 for value in transparent)
         return image
-    return Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
+    values = np.asarray(image).clip(0, 65535)
+    grey = Image.fromarray((values >> 8).astype(np.uint8))
+    if isinstance(transparent, int):
+        grey.putalpha(Image.fromarray(np.where(values == transparent, 0, 255).astype(np.uint8)))
+    return grey
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """Return ``image`` in RGB, on a white background, as transformers and vLLM do."""
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    background = Image.new("RGBA", image.size, (255, 255, 255, 255))
+    return Image.alpha_composite(background, image).convert("RGB")
 
 
 def _check_size(width: int, height: int) -> None:
