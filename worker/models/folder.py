@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 
@@ -19,7 +18,16 @@ WEIGHT_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-SLOW_TOKENIZER_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+SLOW_TOKENIZER_FILES = (
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tiktoken.model",
+    "tekken.json",
+    "vocab.json",
+    "vocab.txt",
+    "tokenizer_config.json",
+)
 SUFFIX = ".gguf"
 _DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
 
@@ -60,28 +68,6 @@ def resolve_model_folder(model: str, *, needs_weights: bool = True) -> Path:
     if not any((folder / name).is_file() for name in (TOKENIZER_FILE, *SLOW_TOKENIZER_FILES)):
         raise ModelLoadError(f"model folder {folder} lacks a tokenizer: {TOKENIZER_FILE}")
     return folder
-
-
-def tokenizer_folder(folder: Path, trust_remote_code: bool) -> Path:
-    """Return a folder with ``tokenizer.json``: ``folder`` itself, or a cached conversion of its slow tokenizer.
-
-    Raises:
-        ModelLoadError: the tokenizer cannot be converted.
-    """
-    if (folder / TOKENIZER_FILE).is_file():
-        return folder
-    target = cache_folder() / "tokenizers" / hashlib.sha256(str(folder).encode()).hexdigest()[:16]
-    if not (target / TOKENIZER_FILE).is_file():
-        from transformers import AutoTokenizer
-
-        log.info("tokenizer_converted", source=str(folder), target=str(target))
-        try:
-            AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code).save_pretrained(target)
-        except Exception as error:  # the conversion raises anything, from ImportError to bare Exception
-            raise ModelLoadError(f"the tokenizer in {folder} cannot be converted: {error}") from error
-    if not (target / TOKENIZER_FILE).is_file():
-        raise ModelLoadError(f"model folder {folder} lacks {TOKENIZER_FILE}, and its tokenizer has no fast form")
-    return target
 
 
 def cache_folder() -> Path:

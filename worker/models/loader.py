@@ -20,7 +20,6 @@ from .checkpoint.load import check_finite
 from .checkpoint.model_config import eos_token_ids, max_model_len, read_config
 from .checks.rows_alone import computes_rows_alone
 from .device import device_of
-from .folder import tokenizer_folder
 from .forward import Forward, ForwardSettings
 from .images.seeing import SeeingModel, refusal_of_forward
 from .own_module import read_module
@@ -35,6 +34,7 @@ from .rank_checks import naming_ranks
 from .reading import ReadModel, read_model
 from .shared_experts.ranks import ExpertRanks
 from .shared_experts.share import share_and_check, share_experts
+from .tokenizer_folder import tokenizer_folder
 from .ways.attention_backend import check_attention_backend, check_backend
 from .ways.candidates import choose_forward
 

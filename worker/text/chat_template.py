@@ -15,6 +15,7 @@ from ...shared.boundary import describe
 from ...shared.errors import ModelLoadError, PenstockError, RequestFailedError, ValidationError
 from .chat_environment import make_environment
 from .chat_messages import MessageForm, Messages
+from .model_files import read_json
 
 CHAT_TEMPLATE_FAILED = "chat_template_failed"
 
@@ -35,9 +36,15 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path, config: dict[str, Any]) -> ChatTemplate | None:
-        """Return the template of ``chat_template.jinja`` or of the tokenizer's configuration, or None."""
+        """Return the template of ``chat_template.json``, ``chat_template.jinja`` or ``config``, or None.
+
+        Args:
+            config: what ``tokenizer_config.json`` says.
+        """
+        source = read_json(folder / "chat_template.json").get("chat_template")  # of a processor
         path = folder / "chat_template.jinja"
-        source = path.read_text() if path.is_file() else config.get("chat_template")
+        if source is None:
+            source = path.read_text() if path.is_file() else config.get("chat_template")
         tool_use_path, tool_use_source = folder / "additional_chat_templates" / "tool_use.jinja", None
         if tool_use_path.is_file():
             tool_use_source = tool_use_path.read_text()
@@ -46,7 +53,8 @@ class ChatTemplate:
             source, tool_use_source = named.get("default"), named.get("tool_use")
         if not source:
             return None
-        return cls(source, _special_tokens(config), tool_use_source)
+        names = read_json(folder / "special_tokens_map.json")
+        return cls(source, {**_special_tokens(config), **_special_tokens(names)}, tool_use_source)
 
     @staticmethod
     def missing() -> ValidationError:
@@ -92,7 +100,7 @@ class ChatTemplate:
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     tokens: dict[str, str] = {}
-    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"):
         value = config.get(name)
         if isinstance(value, dict):
             value = value.get("content")

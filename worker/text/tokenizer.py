@@ -5,7 +5,6 @@ transformers' AutoTokenizer would import torch (250 MB and 1.7 s in a process th
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from .cutting import encode_cut, encode_cut_pair
 from .decode_context import DecodeContext
 from .detokenizer import IncrementalDetokenizer
 from .encoding import encode, max_chars_per_token, tokenizing
+from .model_files import read_json
 from .token_bytes import TokenBytes
 from .token_kinds import TokenKinds
 from .token_sequences import bad_word_sequences, find_marks, find_think_token_ids
@@ -83,7 +83,7 @@ class TextCodec:
             raise ModelLoadError(f"{path} cannot be read: {error}") from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        template = ChatTemplate.load(folder, _read_json(folder / "tokenizer_config.json"))
+        template = ChatTemplate.load(folder, read_json(folder / "tokenizer_config.json"))
         return cls(tokenizer, template, reasoning_parser=reasoning_parser)
 
     @property
@@ -228,12 +228,3 @@ class TextCodec:
                 skip_special_tokens=skip_special_tokens,
                 spaces_between_special_tokens=spaces_between_special_tokens,
             )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ModelLoadError(f"{path} is not valid JSON: {error}") from error

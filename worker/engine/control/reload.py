@@ -113,9 +113,9 @@ class WeightsReload:
         self._change(folder)
         # What was made of images, and what earlier requests left, was made with other weights.
         core.images.forget_encoded()
-        self.source.folder, self.source.version, self.source.description = folder, version, description
-        if (folder / TOKENIZER_FILE).is_file():
+        if self._model.folder == self.source.folder and (folder / TOKENIZER_FILE).is_file():
             self._model.folder = folder
+        self.source.folder, self.source.version, self.source.description = folder, version, description
         took_s = time.monotonic() - started
         log.info(
             "weights_reloaded", folder=str(folder), version=version, former_version=former, took_s=round(took_s, 2)
