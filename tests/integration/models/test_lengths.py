@@ -72,6 +72,21 @@ def test_load_finds_out_that_llama4_counts_positions_itself(dtype: str, tmp_path
     assert type(load_model(load(max_model_len=LENGTH - 1), tmp_path).forward) is PackedForward
 
 
+def test_yarn_is_served_up_to_the_length_that_it_stretches_to(tmp_path: Path) -> None:
+    """As Qwen's README has it: the configuration keeps the unscaled length, and says the factor."""
+    config = small_config("qwen3")
+    config.max_position_embeddings = LENGTH + 4
+    config.rope_parameters |= {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": LENGTH}
+    expectation = trial.find_model(config, tmp_path, NUM_NEW_TOKENS)
+    model = trial.load(tmp_path)
+    assert model.max_model_len == 4 * LENGTH
+    assert load_model(EngineConfig(model=str(tmp_path), max_model_len=4 * LENGTH), tmp_path).max_model_len == 4 * LENGTH
+    told = trial.compare(tmp_path, expectation, model.forward, partial(trial.run_engine, model=model))
+    assert told == dict.fromkeys(told, SAME)
+    with pytest.raises(ConfigurationError, match=f"at most {4 * LENGTH} .* 'yarn' stretches max_position_embeddings"):
+        load_model(EngineConfig(model=str(tmp_path), max_model_len=4 * LENGTH + 1), tmp_path)
+
+
 def test_lengths_are_restored(tmp_path: Path) -> None:
     trial.write_model(config_of("llama4_text"), tmp_path)
     module = load_module(EngineConfig(model=str(tmp_path)), tmp_path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import structlog
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
@@ -60,6 +60,9 @@ def max_model_len(model_config: PretrainedConfig, wanted: int | None) -> int:
             log.info("rope_unscaled_only", rope_type=rope["rope_type"], max_model_len=unscaled)
             own = unscaled if own is None else min(own, unscaled)
             source = f"its RoPE of type {rope['rope_type']!r} is served without its scaling"
+        stretched = _yarn_length(rope)
+        if own is not None and stretched > own:
+            own, source = stretched, f"its RoPE of type 'yarn' stretches {field} to {stretched}"
     num_kept = getattr(model_config, _CHOOSING_FIELD, None)
     if _is_limit(num_kept) and (own is None or num_kept < own):
         log.info("keys_unchosen_only", max_model_len=num_kept)
@@ -101,7 +104,19 @@ def eos_token_ids(module: PreTrainedModel, vocab_size: int) -> list[int]:
     return []
 
 
-def _is_limit(value: object) -> bool:
+def _yarn_length(rope: dict[str, Any]) -> int:
+    """Return the positions that YaRN stretches a model to; 0 without it.
+
+    ``config.json`` keeps the unscaled length where YaRN was switched on by hand, as the README of Qwen's models says.
+    Source: Peng et al. 2023 (arXiv:2309.00071), section 3; vLLM takes the same product.
+    """
+    original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
+    if rope.get("rope_type") != "yarn" or not isinstance(factor, int | float) or not _is_limit(original):
+        return 0
+    return int(original * factor)
+
+
+def _is_limit(value: object) -> TypeGuard[int]:
     # XLNet says -1 for no limit.
     return type(value) is int and value > 0
 
