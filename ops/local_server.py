@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from ..shared.errors import ConfigurationError
+from .life_line import LifeLine, unwind_on_sigterm
 
 # As that of a local worker.
 start_program = subprocess.Popen
@@ -35,6 +36,7 @@ class LocalServer:
         self._command += ["--port", str(port), *options]
         self._log_path = log_path
         self._process: subprocess.Popen[str] | None = None
+        self._life_line: LifeLine | None = None
         self.base_url = ""
         self.ready_time_s = 0.0
 
@@ -68,11 +70,13 @@ class LocalServer:
         Raises:
             ConfigurationError: it ended; the message has its own words.
         """
+        unwind_on_sigterm()
         started_at = time.monotonic()
         with self._log_path.open("a") as log:
             self._process = start_program(
                 self._command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
             )
+        self._life_line = LifeLine(self._process.pid)
         assert self._process.stdout is not None
         # The last line that it prints; the end of its output says that it ended.
         line = next((line for line in self._process.stdout if line.startswith("ready: ")), "")
@@ -103,6 +107,8 @@ class LocalServer:
         assert self._process is not None
         assert self._process.stdout is not None
         status = self._process.wait()
+        if self._life_line is not None:
+            self._life_line.release()
         self._process.stdout.close()
         self._process = None
         return status

@@ -12,6 +12,7 @@ from types import TracebackType
 
 from ..shared.embedded import EmbeddedRedis
 from ..shared.shards import HOME, shards_text
+from .life_line import LifeLine, unwind_on_sigterm
 from .local_worker import LocalWorker
 from .sentinel_trio import SentinelTrio
 
@@ -51,6 +52,7 @@ class LocalStack:
         self.log_path = log_path or Path(self._folder.name) / "worker.log"
         self._trio = trio
         self._servers: dict[str, EmbeddedRedis] = {}
+        self._life_lines: list[LifeLine] = []
         self.workers: list[LocalWorker] = []
 
     @property
@@ -76,6 +78,7 @@ class LocalStack:
         return self.workers[0].ready_time_s
 
     def __enter__(self) -> LocalStack:
+        unwind_on_sigterm()
         try:
             if self._trio is None:
                 for name in (HOME, *self._shard_names):
@@ -87,6 +90,9 @@ class LocalStack:
             ]
             for worker in self.workers:
                 worker.spawn()
+            # Redis last: a worker hands back to it.
+            supervisors = [worker.pid for worker in self.workers]
+            self._life_lines = [LifeLine(self.redis_pid(name), supervisors) for name in self._servers]
             for worker in self.workers:
                 worker.await_ready()
         except BaseException:
@@ -123,6 +129,9 @@ class LocalStack:
         """Stop everything this stack started; twice does nothing."""
         for worker in self.workers:
             worker.stop()
+        for line in self._life_lines:
+            line.release()
+        self._life_lines = []
         while self._servers:
             self._servers.popitem()[1].close()
         self._folder.cleanup()

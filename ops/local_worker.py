@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from ..shared.errors import ConfigurationError
+from .life_line import LifeLine, unwind_on_sigterm
 
 # Of the supervisor; tests have it forked from a process that has its imports.
 start_program = subprocess.Popen
@@ -39,6 +40,7 @@ class LocalWorker:
         self._log_path = log_path
         self._process: subprocess.Popen[str] | None = None
         self._reading: threading.Thread | None = None
+        self._life_line: LifeLine | None = None
         self.ready_time_s = 0.0
 
     @property
@@ -53,11 +55,13 @@ class LocalWorker:
 
     def spawn(self) -> None:
         """Start it without waiting until it serves."""
+        unwind_on_sigterm()
         with self._log_path.open("a") as log:
             # A session of its own: Ctrl-C comes to us alone, and we stop the worker in order.
             self._process = start_program(
                 self._command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
             )
+        self._life_line = LifeLine(self._process.pid)
         self._spawned_at = time.monotonic()
         self._lines: queue.Queue[str] = queue.Queue()
         self._reading = threading.Thread(target=self._read, args=(self._process, self._lines), daemon=True)
@@ -108,6 +112,8 @@ class LocalWorker:
         assert self._process.stdout is not None
         assert self._reading is not None
         status = self._process.wait()
+        if self._life_line is not None:
+            self._life_line.release()
         self._reading.join()
         self._process.stdout.close()
         self._process = None

@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 
 from ..shared.embedded import find_redis_server
 from ..shared.errors import ConfigurationError
+from .life_line import unwind_on_sigterm
 
 START_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.02
@@ -57,6 +58,7 @@ class RedisProcesses(ABC):
         """
 
     def __enter__(self) -> Self:
+        unwind_on_sigterm()
         try:
             self.start()
         except BaseException:

@@ -10,6 +10,7 @@ from pathlib import Path
 import redis
 
 from ...shared.embedded import EmbeddedRedis
+from ..life_line import unwind_on_sigterm
 
 
 @contextmanager
@@ -19,6 +20,7 @@ def private_redis(*, append_only: bool) -> Iterator[str]:
     Args:
         append_only: write the append-only file every second, as a deployment does; False keeps all in memory alone.
     """
+    unwind_on_sigterm()
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder, EmbeddedRedis.start(Path(folder)) as server:
         with redis.Redis.from_url(server.url) as client:
             client.config_set("appendonly", "yes" if append_only else "no")
