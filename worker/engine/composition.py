@@ -12,11 +12,13 @@ import structlog
 import torch
 
 from ...kernels import native
+from ...shared.errors import ConfigurationError
 from ...shared.messages.from_core import Ready
 from ...shared.params.kinds import GENERATE
 from ...shared.params.sampling import SamplingParams
 from ..config.engine_config import EngineConfig
 from ..models.adapters.attach import attach_adapters
+from ..models.checks.lone_tokens import computes_lone_tokens_otherwise
 from ..models.loader import LoadedModel
 from ..progress import ProgressWriter
 from .adapters.library import AdapterLibrary
@@ -58,6 +60,7 @@ from .scheduling.batches.flights import Flights
 from .scheduling.batches.staged_batches import StagedBatches
 from .scheduling.blocks.block_pool import BlockPool
 from .scheduling.blocks.prefix_cache import NoPrefixCache, PrefixCache
+from .scheduling.chunking import AnyChunks, Chunking, GeneratedTokensAlone
 from .scheduling.request import Request
 from .scheduling.scheduler import Scheduler
 from .scheduling.timeline import ClockedTimeline
@@ -145,6 +148,7 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
         residency=adapters,
         flights=flights,
         tables=make_tables(config, model, block_pool),
+        chunking=_make_chunking(config, model),
     )
     core = _make_core(config, model, runner, flights)(
         scheduler,
@@ -218,6 +222,17 @@ def _choose_scheduler(config: EngineConfig, model: LoadedModel, offload: KVOfflo
     if _is_encoder(model):
         return partial(WholePromptScheduler, model.enough_tokens)
     return Scheduler if offload is None else partial(OffloadingScheduler, offload, int(config.async_scheduling))
+
+
+def _make_chunking(config: EngineConfig, model: LoadedModel) -> Chunking:
+    if model.pooling is not None or not computes_lone_tokens_otherwise(model.forward):
+        return AnyChunks()
+    if _token_budget(config, model) < GeneratedTokensAlone.MIN_BUDGET:
+        raise ConfigurationError(
+            f"max_num_batched_tokens is {config.max_num_batched_tokens}, and prompts of {model.architecture} are cut "
+            f"into chunks of several tokens; give {GeneratedTokensAlone.MIN_BUDGET} or more"
+        )
+    return GeneratedTokensAlone()
 
 
 def _make_prefix_cache(

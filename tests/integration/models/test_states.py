@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,9 @@ from penstock.worker.models.forward import Forward
 from penstock.worker.models.lean.native import NativeForward
 from penstock.worker.models.ways.cached import CachedForward
 from penstock.worker.survey import trial
+from penstock.worker.survey.small_config import small_config
 
+from ..engine.harness import generate, request
 from .conftest import SmallModel
 
 
@@ -146,3 +149,37 @@ def test_guesses_are_refused_by_name(small_model: Callable[[str], SmallModel]) -
         trial.build(small_model("mamba").folder, speculative="ngram")
     with pytest.raises(ConfigurationError, match=r"speculative 'ngram'.*keeps states, of which a wrong guess"):
         trial.build(small_model("bamba").folder, speculative="ngram")
+
+
+# The limits are as high as the check at load lets them be, so that many tokens show them.
+@pytest.mark.parametrize(
+    ("model_type", "time_step_min", "seed"), [("zamba2", 0.003, 0), ("nemotron_h", 0.015, 2), ("bamba", None, 0)]
+)
+def test_a_resumed_request_goes_on_with_the_same_tokens(
+    model_type: str, time_step_min: float | None, seed: int, tmp_path: Path
+) -> None:
+    """Also of models that limit the step of a recurrence for several tokens, and not for one that follows a state."""
+    config = small_config(model_type)
+    if time_step_min is not None:
+        config.time_step_min = time_step_min
+    trial.write_model(config, tmp_path, seed)
+    prompts = trial.make_prompts()
+    core = trial.build(tmp_path)
+    whole = generate(core, [request(str(i), prompt, max_tokens=16) for i, prompt in enumerate(prompts)])
+    assert len({token for tokens in whole.values() for token in tokens}) > 8
+    for num_delivered in (1, 7, 13):
+        rest = generate(
+            core,
+            [request(str(i), prompt, whole[str(i)][:num_delivered], max_tokens=16) for i, prompt in enumerate(prompts)],
+        )
+        assert {key: whole[key][:num_delivered] + tokens for key, tokens in rest.items()} == whole
+    # However prompts are cut, and whatever is computed again after a preemption.
+    chunked = trial.build(tmp_path, max_num_batched_tokens=8)
+    assert generate(chunked, [request(str(i), prompt, max_tokens=16) for i, prompt in enumerate(prompts)]) == whole
+
+
+def test_a_budget_that_leaves_lone_tokens_is_refused(tmp_path: Path) -> None:
+    trial.write_model(small_config("zamba2"), tmp_path)
+    config = EngineConfig(model=str(tmp_path), max_model_len=64, max_num_seqs=2, max_num_batched_tokens=3)
+    with pytest.raises(ConfigurationError, match=r"max_num_batched_tokens is 3, .* give 4 or more"):
+        build_engine(config, tmp_path)

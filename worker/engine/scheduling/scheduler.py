@@ -34,6 +34,7 @@ from .batches.flights import Flights, OneFlight
 from .blocks.block_pool import BlockPool
 from .blocks.block_tables import BlockTables, OneTable
 from .blocks.prefix_cache import NoPrefixCache, PrefixCache
+from .chunking import AnyChunks, Chunking
 from .guessing import Guessing, NoGuessing
 from .image_spans import whole_chunk
 from .invariants import check_requests, check_tokens
@@ -69,6 +70,7 @@ class Scheduler:
         residency: Residency | None = None,
         flights: Flights | None = None,
         tables: BlockTables | None = None,
+        chunking: Chunking | None = None,
     ) -> None:
         tables = tables or OneTable(block_pool)
         if tables.most_blocks(max_model_len) > block_pool.num_blocks:
@@ -87,6 +89,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         policy = policy or FirstComeFirstServed()
         self._prefix_cache = prefix_cache or NoPrefixCache()
+        self._chunking = chunking or AnyChunks()
         self._timeline = timeline or NoTimeline()
         self._guessing = self._own_guessing = guessing or NoGuessing()
         # A queue of batches where none is in flight is false, too.
@@ -146,11 +149,9 @@ class Scheduler:
             if num_new_tokens > 1:
                 # One token stays reserved for each running request behind this one: a long prefill delays no decode.
                 num_new_tokens = min(num_new_tokens, budget - (min(room, len(self._running)) - index - 1))
-                num_new_tokens = prompt_rows.limit(request, num_new_tokens)
-                if request.images:
-                    num_new_tokens = whole_chunk(request.images, num_computed_tokens, num_new_tokens)
-                    if num_new_tokens == 0:
-                        continue  # its image waits for a step with more room
+                num_new_tokens = self._chunk(request, num_computed_tokens, num_new_tokens, prompt_rows)
+                if num_new_tokens == 0:
+                    continue  # it waits for a step with more room
             num_tokens = num_computed_tokens + num_new_tokens
             if num_tokens > num_tokens_in(request) and not placement.grow(request, num_tokens):
                 break
@@ -163,9 +164,8 @@ class Scheduler:
             if not self._admit(request, budget, output):
                 break
             self._running.add(self._waiting.pop(0))
-            num_new_tokens = prompt_rows.limit(request, min(request.num_uncomputed_tokens, budget))
-            if request.images:
-                num_new_tokens = whole_chunk(request.images, request.num_computed_tokens, num_new_tokens)
+            num_new_tokens = min(request.num_uncomputed_tokens, budget)
+            num_new_tokens = self._chunk(request, request.num_computed_tokens, num_new_tokens, prompt_rows)
             if num_new_tokens:
                 output.add(request, num_new_tokens)
                 budget -= num_new_tokens
@@ -303,6 +303,15 @@ class Scheduler:
     def _tables_beside(self) -> Iterable[list[int]]:
         """Blocks that are held for them."""
         return ()
+
+    def _chunk(
+        self, request: Request, num_computed_tokens: int, num_new_tokens: int, prompt_rows: PromptRowBudget
+    ) -> int:
+        """Return how many of ``num_new_tokens`` of ``request`` the step computes; 0 if it has to wait."""
+        num_new_tokens = prompt_rows.limit(request, num_new_tokens)
+        if request.images:
+            num_new_tokens = whole_chunk(request.images, num_computed_tokens, num_new_tokens)
+        return self._chunking.limit(request, num_computed_tokens, num_new_tokens)
 
     def _admit(self, request: Request, budget: int, output: SchedulerOutput) -> bool:
         """See ``Placement.admit``."""
