@@ -30,6 +30,8 @@ class RequestsByHand:
     def __init__(self, client: Client) -> None:
         self.client = client
         self._following: dict[str, asyncio.Task[None]] = {}
+        # Of those that are followed; ``abort`` needs no model for them.
+        self._models: dict[str, str] = {}
         self._come: deque[tuple[str, RequestOutput | PenstockError]] = deque()
         self._something = asyncio.Event()
 
@@ -50,6 +52,7 @@ class RequestsByHand:
                 f"request {shown(request_id)} was added already and is not finished; give each request its own id"
             )
         handle = await self.client.add_request(request_id, prompt, params, **options)
+        self._models[request_id] = handle.model
         kind = params.output_kind if isinstance(params, SamplingParams) else RequestOutputKind.DELTA
         self._following[request_id] = asyncio.create_task(self._follow(handle, kind))
 
@@ -82,13 +85,20 @@ class RequestsByHand:
     async def abort(self, request_ids: Iterable[str], model: str | None) -> None:
         """End requests, and give nothing more of those that were added here."""
         wanted = set(request_ids)
+        # First: a request that could not be aborted goes on being followed.
+        ids_of_model: dict[str | None, list[str]] = {}
+        for request_id in sorted(wanted):
+            ids_of_model.setdefault(model or self._models.get(request_id), []).append(request_id)
+        for name, ids in ids_of_model.items():
+            await self.client.abort(ids, model=name)
         followed = [task for request_id in wanted if (task := self._following.pop(request_id, None)) is not None]
         for task in followed:
             task.cancel()
         await asyncio.gather(*followed, return_exceptions=True)
         self._come = deque(item for item in self._come if item[0] not in wanted)
+        for request_id in wanted:
+            self._models.pop(request_id, None)
         self._something.set()
-        await self.client.abort(sorted(wanted), model=model)
 
     async def leave(self) -> None:
         """Follow nothing any more; the requests run on."""
@@ -109,6 +119,7 @@ class RequestsByHand:
             # One of the same name may have been added since this one was aborted.
             if self._following.get(request_id) is asyncio.current_task():
                 del self._following[request_id]
+                self._models.pop(request_id, None)
             self._something.set()
 
     def _tell(self, request_id: str, one: RequestOutput | PenstockError) -> None:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
 RESULT_TTL_S = 3600.0
+# Thirty years, as jobs have it. Redis counts in milliseconds, and takes no infinity.
+MAX_RESULT_TTL_S = 1e9
 
 
 class Client(
@@ -99,8 +101,12 @@ class Client(
         otlp_traces_endpoint: str | None = None,
         tracer_provider: TracerProvider | None = None,
     ) -> None:
-        if not result_ttl_s > 0:
-            raise ValidationError(f"result_ttl_s must be positive, got {shown(result_ttl_s)}")
+        is_number = isinstance(result_ttl_s, int | float) and not isinstance(result_ttl_s, bool)
+        if not is_number or not 0 < result_ttl_s < MAX_RESULT_TTL_S:
+            raise ValidationError(
+                f"result_ttl_s must be a number of seconds above 0 and below {MAX_RESULT_TTL_S:.0f}, "
+                f"got {shown(result_ttl_s)}"
+            )
         self._url = url
         self._shards = shards
         is_made = isinstance(io_processors, IOProcessors)

@@ -6,6 +6,7 @@ A subcommand is one small module that ends in a ``Command``; a program is a tupl
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import re
 import sys
@@ -79,6 +80,10 @@ def run_told(run: Callable[[], int]) -> int:
     """Run what returns an exit status; errors are told in a sentence, and make one as ``run_program`` says."""
     open_closed_streams()
     configure_logging("warning")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A name that the terminal cannot encode is written with escapes, and hides no other line.
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = run()
         sys.stdout.flush()

@@ -20,8 +20,8 @@ class LLMByHand(LLMControl):
 
     def add_request(
         self, request_id: str, prompt: Prompt, params: Params = None, **options: Unpack[SharedOptions]
-    ) -> None:
-        """Enqueue a request whose outputs ``step`` gives; see ``Client.add_request``.
+    ) -> str:
+        """Enqueue a request whose outputs ``step`` gives, and return its id; see ``Client.add_request``.
 
         It is detached: it runs on if this process dies, and adding it again attaches to what there is of it.
         ``params.output_kind`` says what each output holds: what is new (``DELTA``, as everywhere here), all so far
@@ -36,6 +36,7 @@ class LLMByHand(LLMControl):
             await self._requests_by_hand().add(request_id, prompt, params, **options)
 
         self.call(add())
+        return request_id
 
     def step(self, timeout_s: float | None = None) -> list[RequestOutput]:
         """Return what has come of the requests that were added here since the last step, at least one output.

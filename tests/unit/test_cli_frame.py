@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 
@@ -157,3 +158,14 @@ def test_table_is_aligned_and_uncut() -> None:
 )
 def test_bytes_in_words(num_bytes: int, text: str) -> None:
     assert format_bytes(num_bytes) == text
+
+
+def test_a_name_that_the_terminal_cannot_encode_is_written_with_escapes() -> None:
+    script = (
+        "from penstock.shared.command_line import Command, run_program\n"
+        "say = Command('say', 'Say.', run=lambda _: print('m\\u00fcller\\u2028') or print('acme') or 0)\n"
+        "raise SystemExit(run_program('prog', 'A program.', '1', [say], ['say']))"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "m\\xfcller\\u2028\nacme\n")

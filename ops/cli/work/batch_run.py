@@ -104,6 +104,8 @@ class _Run:
         for path in (self._output, self._errors):
             if path.exists():
                 raise UsageError(f"{path} exists; move it away, or name another output")
+            if not os.access(path.parent, os.W_OK | os.X_OK):
+                raise UsageError(f"{path} cannot be written: {path.parent} is no folder that may be written to")
         begun = Begun(batch_id=f"batch_{secrets.token_hex(16)}", input_sha256=digest)
         part = self._mark.with_name(self._mark.name + ".part")
         part.write_bytes(msgspec.json.encode(begun))

@@ -6,9 +6,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from penstock.producer import Client
+from penstock.ops.cli import main
+from penstock.producer import LLM, Client, SamplingParams
 from penstock.producer.agenda import Agenda
 from penstock.producer.batches.batch_store import BatchStore
 from penstock.producer.gateway.access.api_keys import ApiKeys
@@ -17,9 +19,12 @@ from penstock.producer.webhooks.secrets import SecretStore
 from penstock.shared.broker import Broker, Queue
 from penstock.shared.broker.dead_letter import DeadLetter
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import ModelCard
 from penstock.shared.errors import PenstockError, UnknownModelError, ValidationError
 from penstock.shared.keys import Keys
 from penstock.shared.params.lora import LoRARequest
+
+from ...redis_server import RedisServer
 
 SURROGATE = "hi\ud800"
 LONG = "x" * 1_000_000
@@ -133,3 +138,28 @@ async def test_text_that_no_check_knows_of_is_refused_before_it_is_sent(commands
     with pytest.raises(ValidationError, match=r"^an argument of SET must be text that UTF-8 can encode"):
         await commands.execute("SET", "key", SURROGATE)
     assert await commands.execute("PING") == b"PONG"
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 0, -1.0, True, "60", 1e12])
+def test_a_time_to_live_that_redis_cannot_keep_is_refused(value: Any) -> None:
+    with pytest.raises(ValidationError, match="result_ttl_s must be a number of seconds"):
+        Client("redis://localhost", result_ttl_s=value)
+
+
+def test_a_batch_into_a_folder_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tmp_path / "in.jsonl"
+    rows.write_text('{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "hi"}}\n')
+    status = main(["batch", "run", str(rows), "-o", "/nope/out.jsonl", "--redis-url", "redis://localhost:1"])
+    said = capsys.readouterr().err
+    assert status == 2
+    assert said.startswith("error: /nope/out.jsonl cannot be written: /nope is no folder")
+
+
+def test_adding_by_hand_returns_the_id_and_an_abort_needs_no_model(server: RedisServer) -> None:
+    for name in ("m", "other"):
+        server.execute("HSET", Keys().models(), name, msgspec.json.encode(ModelCard(model=name)).decode())
+    with LLM(server.url) as llm:
+        assert llm.add_request("r", "hi", SamplingParams(max_tokens=1), model="m") == "r"
+        llm.abort_request("r")
+        assert not llm.has_unfinished_requests()
+        assert llm.call(llm.client.status("r", "m")).state == "cancelled"
