@@ -14,7 +14,7 @@ CALLED_BY_PYTHON = re.compile(r"(?:\bexecute|_send)\(\s*\"([A-Z]+)\"")
 # Any user who is logged in may; subscribing is tried apart, since a transaction takes no subscription.
 ALWAYS = {"PING", "SUBSCRIBE", "UNSUBSCRIBE"}
 # Where it is forbidden, something is not known, and that is said.
-OPTIONAL = {"INFO", "SLOWLOG"}
+OPTIONAL = {"ACL", "INFO", "SLOWLOG"}
 
 
 def called() -> Iterator[tuple[str, Path]]:
