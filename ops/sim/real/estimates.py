@@ -46,4 +46,5 @@ class _Asking:
     async def ask(self, client: Client, note: Note) -> None:
         if self._random.random() < self._share:
             status, stats = await asyncio.gather(client.status(note.request_id), client.queue_stats())
-            self.guesses.append(make_guess(status, stats))
+            if status.position is not None:  # else it has begun before it could be asked about
+                self.guesses.append(make_guess(status, stats))

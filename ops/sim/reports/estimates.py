@@ -101,7 +101,7 @@ def band_errors(scenario: Scenario, guesses: Sequence[Guess], notes: dict[str, N
     waits = {
         guess.request_id: note.claimed_s - note.arrived_s
         for guess in guesses
-        if (note := notes[guess.request_id]).claimed_s is not None
+        if (note := notes.get(guess.request_id)) is not None and note.claimed_s is not None
     }
     return [
         _errors_of(band, [(guess, waits[guess.request_id]) for guess in own])
