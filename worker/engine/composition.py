@@ -18,7 +18,6 @@ from ...shared.params.kinds import GENERATE
 from ...shared.params.sampling import SamplingParams
 from ..config.engine_config import EngineConfig
 from ..models.adapters.attach import attach_adapters
-from ..models.checks.lone_tokens import computes_lone_tokens_otherwise
 from ..models.loader import LoadedModel
 from ..progress import ProgressWriter
 from .adapters.library import AdapterLibrary
@@ -225,7 +224,7 @@ def _choose_scheduler(config: EngineConfig, model: LoadedModel, offload: KVOfflo
 
 
 def _make_chunking(config: EngineConfig, model: LoadedModel) -> Chunking:
-    if model.pooling is not None or not computes_lone_tokens_otherwise(model.forward):
+    if model.pooling is not None or not model.computes_lone_tokens_otherwise:
         return AnyChunks()
     if _token_budget(config, model) < GeneratedTokensAlone.MIN_BUDGET:
         raise ConfigurationError(

@@ -18,6 +18,7 @@ from .adapters.slots import AdapterSlots
 from .cache.page_layout import PageLayout
 from .checkpoint.load import check_finite
 from .checkpoint.model_config import eos_token_ids, max_model_len, read_config
+from .checks.lone_tokens import computes_lone_tokens_otherwise
 from .checks.rows_alone import computes_rows_alone
 from .device import device_of
 from .forward import Forward, ForwardSettings
@@ -86,6 +87,11 @@ class LoadedModel:
     num_experts: int = 0
     computes_rows_alone: bool = False
     pages: PageLayout | None = None
+
+    @property
+    def computes_lone_tokens_otherwise(self) -> bool:
+        """Whether the result of a token depends on whether it is the only one of its request in a forward."""
+        return computes_lone_tokens_otherwise(self.forward)
 
     @property
     def network(self) -> nn.Module:
