@@ -232,7 +232,7 @@ async def test_cancel_through_a_handle_ends_the_stream_as_cancelled(client: Clie
         (lambda c: c.generate("x" * 5_000_000), errors.PayloadTooLargeError, "max_payload_bytes is 4194304"),
         (lambda c: c.generate("x", request_id="a~1"), errors.ValidationError, "request_id must not end in '~' and"),
         (lambda c: c.generate("x", {"n": 1}), errors.ValidationError, "params must be a SamplingParams, got dict"),
-        (lambda c: c.generate("x", model="typo"), errors.UnknownModelError, r"'typo' .*known: m"),
+        (lambda c: c.generate("x", model="typo"), errors.UnknownModelError, r"'typo' .*known models: m"),
         (lambda c: c.generate("x", request_id="{a}"), errors.ValidationError, "request_id must hold no braces"),
         (lambda c: c.generate("x", cache_salt=""), errors.ValidationError, "cache_salt must be a string of 1 to 512"),
         (lambda c: c.generate("x", session_id=7), errors.ValidationError, "session_id must be a string of 1 to 512"),

@@ -329,11 +329,11 @@ async def test_a_change_that_was_cut_short_is_taken_up(
     """Home knows the new layout, and no partition does: whoever has heard of it waits."""
     tenant = tenant_of(1, 2)
 
-    async def die(_: float) -> None:
+    async def die(*_: Any) -> None:
         raise ConnectionError
 
     with monkeypatch.context() as patched:
-        patched.setattr(change.asyncio, "sleep", die)
+        patched.setattr(change, "lay_out", die)
         with pytest.raises(ConnectionError):
             await parts.grow(2)
     enqueueing = asyncio.create_task(submit(client, tenant, "a"))

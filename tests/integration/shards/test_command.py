@@ -121,7 +121,7 @@ def test_what_is_wrong_is_told(run: Run, served: None) -> None:
     [
         ("", {}),
         ("redis://h:1", {"h:1": "redis://h:1"}),
-        ("redis://:secret@h:1/3?x=y", {"h:1/3": "redis://:secret@h:1/3?x=y"}),
+        ("redis://:secret@h:1/3?protocol=2", {"h:1/3": "redis://:secret@h:1/3?protocol=2"}),
         ("a=redis://h:1, b=rediss://h:2", {"a": "redis://h:1", "b": "rediss://h:2"}),
         (
             "a=redis+sentinel://s1,s2:3,s3/n,unix:///tmp/x.sock",

@@ -104,16 +104,17 @@ local function emit(prefix, key, id, record, count, ...)
   return true
 end
 
--- Leases are sorted sets, "leases" of engines and "clients" of clients. How long the longest of each lasts is in "queue".
+-- Leases are sorted sets, "leases" of engines and "clients" of clients. How long the longest of each lasts is in "reaper";
+-- "queue" is only where the model lives, and a client may renew its lease elsewhere.
 function marks.set_lease(prefix, kind, name, ttl_ms)
-  local queue, field = prefix .. 'queue', 'longest_ms:' .. kind
-  if ttl_ms > amount(redis.call('HGET', queue, field)) then redis.call('HSET', queue, field, ttl_ms) end
+  local reaper, field = prefix .. 'reaper', 'longest_ms:' .. kind
+  if ttl_ms > amount(redis.call('HGET', reaper, field)) then redis.call('HSET', reaper, field, ttl_ms) end
   redis.call('ZADD', prefix .. kind, now_ms() + ttl_ms, name)
 end
 
 -- Cut leases that were set by a clock that was ahead. Where no lease was set since an upgrade, nothing is known of them.
 function marks.cut_leases(prefix, kind)
-  local longest_ms = amount(redis.call('HGET', prefix .. 'queue', 'longest_ms:' .. kind))
+  local longest_ms = amount(redis.call('HGET', prefix .. 'reaper', 'longest_ms:' .. kind))
   if longest_ms > 0 then marks.cut_all(prefix .. kind, longest_ms) end
 end
 
