@@ -19,6 +19,7 @@ from ..config.engine_config import EngineConfig
 from ..config.place import MAX_ENGINES_ON_HOST
 from ..config.worker_config import WorkerConfig
 from ..engines.kinds import KINDS
+from ..models.folder import check_local_model
 from ..options.settings import Settings
 from ..programs import HostOptions
 from .groups import group_engines
@@ -91,6 +92,7 @@ def make_plan(settings: Settings) -> Plan:
     Raises:
         ConfigurationError, UsageError: options contradict each other or the machine; names them and where they come
             from.
+        ModelLoadError: the model's path does not exist, or its folder lacks a file.
     """
     # Imported late: it needs psutil, and `worker --help` should say so rather than fail.
     from ..supervisor import place_engines
@@ -104,6 +106,7 @@ def make_plan(settings: Settings) -> Plan:
         engine = EngineConfig(**{**given, **on_host})
         check_name("the model's name (--served-model-name)", engine.model_name)
         check_gpus_per_engine(host, engine)
+        check_local_model(engine.model, needs_weights=engine.needs_weights)
         KINDS[engine.engine].check(engine)
         factories = load_factories(host.stat_loggers)
         name = host.worker_name or socket.gethostname()

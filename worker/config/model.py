@@ -93,5 +93,5 @@ class ModelOptions(OptionGroup):
 
     @property
     def needs_weights(self) -> bool:
-        """Whether they are read from the model's folder."""
-        return self.load_format != "dummy"
+        """Whether Penstock's engine reads them from the model's folder."""
+        return self.engine == "penstock" and self.load_format != "dummy"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import structlog
 
 from ...shared.errors import ModelLoadError
+from ...shared.shown import shown
 from .formats.declared import COMPANION_FILES, declared_quantization
 
 CONFIG_FILE = "config.json"
@@ -44,30 +46,53 @@ def resolve_model_folder(model: str, *, needs_weights: bool = True) -> Path:
         ModelLoadError: the folder does not exist or lacks a file, its weights are quantised in a way that is not read,
             or the hub has no such model for us.
     """
-    path = Path(os.path.expanduser(model))  # unlike pathlib's, it leaves the home of an unknown user as it is
-    if path.is_dir():
-        folder = path.resolve()
-    elif path.suffix == SUFFIX and path.is_file():
+    path = check_local_model(model, needs_weights=needs_weights)
+    if path is not None and path.is_dir():
+        return path
+    if path is not None:
         from .gguf.folder import gguf_folder
 
         folder = gguf_folder(path, cache_folder())
-    elif path.exists():
-        raise ModelLoadError(f"model {model!r} is a file; give the folder that holds {CONFIG_FILE}, or a {SUFFIX} file")
-    elif _looks_like_path(model):
-        raise ModelLoadError(f"model folder {model!r} does not exist")
     else:
         folder = _download(model)
-    if not (folder / CONFIG_FILE).is_file():
-        held = sorted(folder.glob(f"*{SUFFIX}"))
-        instead = f"; give one of its {SUFFIX} files: {held[0]}" if held else ""
-        raise ModelLoadError(f"model folder {folder} lacks {CONFIG_FILE}{instead}")
-    # Its readers look for their files by themselves.
-    is_quantized = needs_weights and declared_quantization(folder) is not None
-    if needs_weights and not is_quantized and not any((folder / name).is_file() for name in WEIGHT_FILES):
-        raise ModelLoadError(f"model folder {folder} lacks weights: none of {', '.join(WEIGHT_FILES)}")
-    if not any((folder / name).is_file() for name in (TOKENIZER_FILE, *SLOW_TOKENIZER_FILES)):
-        raise ModelLoadError(f"model folder {folder} lacks a tokenizer: {TOKENIZER_FILE}")
+    _check_folder(folder, needs_weights=needs_weights)
     return folder
+
+
+def check_local_model(model: str, *, needs_weights: bool = True) -> Path | None:
+    """Return the folder or GGUF file that ``model`` names on this host, or None if it is a name on the hub.
+
+    It downloads nothing and imports no torch, so that `worker start` refuses a wrong path before it starts a process.
+
+    Args:
+        needs_weights: as for ``resolve_model_folder``.
+
+    Raises:
+        ModelLoadError: ``model`` is a path that does not exist, or lacks a file, or holds weights that are quantised in
+            a way that is not read.
+    """
+    path = Path(os.path.expanduser(model))  # unlike pathlib's, it leaves the home of an unknown user as it is
+    # Unlike those of pathlib, these functions do not raise where a name is too long or a folder is closed to us.
+    if os.path.isdir(path):
+        folder = path.resolve()
+        _check_folder(folder, needs_weights=needs_weights)
+        return folder
+    if os.path.exists(path):
+        if path.suffix != SUFFIX:
+            raise ModelLoadError(
+                f"model {shown(model)} is a file; give the folder that holds {CONFIG_FILE}, or a {SUFFIX} file"
+            )
+        from .gguf.container import check_beginning
+
+        check_beginning(path)
+        return path
+    if _looks_like_path(model):
+        kind = "file" if model.endswith(SUFFIX) else "folder"
+        raise ModelLoadError(
+            f"model {kind} {shown(model)} does not exist; give a folder that holds {CONFIG_FILE}, a {SUFFIX} file, or "
+            "a name on the model hub such as Qwen/Qwen3-0.6B"
+        )
+    return None
 
 
 def cache_folder() -> Path:
@@ -75,8 +100,40 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "penstock"
 
 
+def _check_folder(folder: Path, *, needs_weights: bool) -> None:
+    """Raises ``ModelLoadError`` as ``check_local_model`` does for a folder."""
+    try:
+        has_config = CONFIG_FILE in os.listdir(folder)
+    except OSError as error:
+        raise ModelLoadError(
+            f"model folder {folder} cannot be read: {error.strerror or error}; let the worker's user read it"
+        ) from error
+    if not has_config:
+        gguf_files = sorted(folder.glob(f"*{SUFFIX}"))
+        remedy = f"give one of its {SUFFIX} files: {gguf_files[0]}" if gguf_files else "give the folder that holds it"
+        raise ModelLoadError(f"model folder {folder} lacks {CONFIG_FILE}; {remedy}")
+    _check_config_file(folder / CONFIG_FILE)
+    # Its readers look for their files by themselves.
+    is_quantized = needs_weights and declared_quantization(folder) is not None
+    if needs_weights and not is_quantized and not any((folder / name).is_file() for name in WEIGHT_FILES):
+        raise ModelLoadError(
+            f"model folder {folder} lacks weights: none of {', '.join(WEIGHT_FILES)}; fetch the model again"
+        )
+    if not any((folder / name).is_file() for name in (TOKENIZER_FILE, *SLOW_TOKENIZER_FILES)):
+        raise ModelLoadError(f"model folder {folder} lacks a tokenizer: {TOKENIZER_FILE}; fetch the model again")
+
+
+def _check_config_file(path: Path) -> None:
+    try:
+        is_object = isinstance(json.loads(path.read_bytes()), dict)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}; correct it, or fetch the model again") from error
+    if not is_object:
+        raise ModelLoadError(f"{path} is no JSON object; correct it, or fetch the model again")
+
+
 def _looks_like_path(model: str) -> bool:
-    return model.startswith(("/", ".", "~")) or model.endswith("/") or model.count("/") > 1 or not model
+    return model.startswith(("/", ".", "~")) or model.endswith(("/", SUFFIX)) or model.count("/") > 1 or not model
 
 
 def _download(model: str) -> Path:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 from typing import Any
 
 from ...shared.errors import ValidationError
@@ -101,7 +100,7 @@ class Model(Reader):
     metavar, kind = "PATH_OR_NAME", "folder, file or name"
 
     def read(self, text: str) -> str:
-        return os.path.abspath(text) if Path(text).exists() else text
+        return os.path.abspath(text) if os.path.exists(text) else text
 
 
 class Choice(Reader):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from penstock.shared.embedded import ServerFolder, read_status
 from penstock.shared.keys import Keys
 from penstock.worker import cli as worker_cli
 
+from ...conftest import DEMO_MODEL
 from ...gate import Gate
 from ...processes import is_gone
 from ..gated_weights import GatedModel
@@ -254,14 +256,14 @@ def test_signal_while_starting(start_worker: StartWorker, number: int, tmp_path:
 
 
 def test_model_that_cannot_be_loaded(start_worker: StartWorker, tmp_path: Path) -> None:
-    empty = tmp_path / "empty-model"
-    empty.mkdir()
-    worker = start_worker("--device", "cpu", "--engines", "2", model=empty)
+    broken = shutil.copytree(DEMO_MODEL, tmp_path / "model")
+    (broken / "config.json").write_text('{"model_type": "no_such_model"}')
+    worker = start_worker("--device", "cpu", "--engines", "2", model=broken)
     assert worker.await_end() == 1
     # Off a terminal the log is JSON; the cause is told in words, and nothing of how the rest was taken down.
     *before, line = worker.err.splitlines()
     assert line.startswith("error: ")
-    assert "empty-model" in line
+    assert "no_such_model" in line
     assert len(before) == len(worker.events), worker.err
     # A machine that is very busy is told of as well.
     told = {"core_started", "worker_started", "redis_risk", "supervisor_paused", "worker_process_paused"}

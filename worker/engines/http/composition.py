@@ -58,7 +58,7 @@ def build_engine(config: EngineConfig, progress: ProgressWriter) -> HttpEngine:
     """
     # A line for each request, and for each look at the server's health.
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    folder = resolve_model_folder(config.model, needs_weights=False)
+    folder = resolve_model_folder(config.model, needs_weights=config.needs_weights)
     texts = tokenizer_folder(folder, config.trust_remote_code)
     words = command_words(config)
     with open_client(config.engine_url) as client:

@@ -54,7 +54,7 @@ def build_engine(config: EngineConfig, progress: ProgressWriter) -> VllmEngine:
         ConfigurationError, ModelLoadError: an option, the model's folder or vLLM's version does not fit; says which.
     """
     version = installed_version()
-    folder = resolve_model_folder(config.model, needs_weights=False)
+    folder = resolve_model_folder(config.model, needs_weights=config.needs_weights)
     os.environ.update(vllm_environment(config, os.environ, usable_cores()))
     # Here, not above: vLLM takes seconds to import, and reads its environment then.
     from vllm.v1.engine.core import EngineCore

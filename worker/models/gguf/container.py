@@ -91,10 +91,25 @@ def open_gguf(path: Path) -> GgufFile:
         except (struct.error, IndexError, RecursionError) as error:
             raise ModelLoadError(f"{part} is damaged or cut short; fetch it again") from error
         except OSError as error:
-            raise ModelLoadError(f"{part} cannot be read: {error.strerror or error}") from error
+            raise _unreadable(part, error) from error
         values = found | values
         tensors |= held
     return GgufFile(path, values, tensors)
+
+
+def check_beginning(path: Path) -> None:
+    """Check that all parts of ``path`` exist, and that each begins as a GGUF file does.
+
+    Raises:
+        ModelLoadError: a file is missing, cannot be read, or is no GGUF.
+    """
+    for part in parts_of(path):
+        try:
+            with part.open("rb") as file:
+                magic = file.read(len(_MAGIC))
+        except OSError as error:
+            raise _unreadable(part, error) from error
+        _check_magic(part, magic)
 
 
 def parts_of(path: Path) -> list[Path]:
@@ -158,17 +173,26 @@ class _Head:
         return [self.value(of) for _ in range(length)]
 
 
+def _check_magic(path: Path, magic: bytes) -> None:
+    if not magic:
+        raise ModelLoadError(f"{path} is empty; fetch it again")
+    if magic != _MAGIC:
+        raise ModelLoadError(f"{path} is no GGUF file: it begins with {magic!r}; fetch it again")
+
+
+def _unreadable(path: Path, error: OSError) -> ModelLoadError:
+    return ModelLoadError(f"{path} cannot be read: {error.strerror or error}; let the worker's user read it")
+
+
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     try:
         data = np.memmap(path, dtype=np.uint8, mode="r")
     except ValueError as error:  # of an empty file
         raise ModelLoadError(f"{path} is empty; fetch it again") from error
     head = _Head(data)
-    magic = bytes(data[:4])
-    head.at = 4
+    _check_magic(path, bytes(data[: len(_MAGIC)]))
+    head.at = len(_MAGIC)
     version = head.number("I")
-    if magic != _MAGIC:
-        raise ModelLoadError(f"{path} is no GGUF file: it begins with {magic!r}; fetch it again")
     if version not in _VERSIONS:
         raise ModelLoadError(f"{path} is GGUF of version {version}, and 2 and 3 are read; convert the model anew")
     num_tensors, num_values = head.number("Q"), head.number("Q")
