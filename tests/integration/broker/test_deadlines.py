@@ -8,10 +8,11 @@ import time
 import msgspec
 import pytest
 
-from penstock.shared.broker import Broker, Entry, Queue, Room
+from penstock.shared.broker import Broker, Entry, FinalRecord, Queue, Room
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.messages.commands import CancelCommand, EngineCommand
 from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.queue.policy import Order, QueuePolicy
 
 from .conftest import CAUSE, TTL_MS, assert_nothing_is_left, enqueue, record, take
@@ -185,3 +186,13 @@ async def test_a_claim_that_has_not_seen_all_says_so(broker: Broker) -> None:
     first, second = [await broker.claim("e0", Room(max_num_seqs=1)) for _ in range(2)]
     assert (first.claims, first.retry_ms) == ([], 0)
     assert ([claim.request_id for claim in second.claims], second.retry_ms) == (["a"], -1)
+
+
+async def test_an_owner_whose_request_has_expired_is_told_so(broker: Broker, commands: CommandConnection) -> None:
+    """Also if it ends the request for the same reason: its last tokens were not written."""
+    await enqueue(broker, "a", timeout_ms=600_000)
+    (claim,) = await take(broker, "e0", 1)
+    await commands.execute("ZADD", broker.keys.prefix + "deadlines", 0, "a")
+    assert await broker.expire() == 1
+    late = Delta(index=0, token_ids=[7], finish_reason=FinishReason.EXPIRED)
+    assert await broker.finish([FinalRecord("a", claim.epoch, late)]) == ["a"]

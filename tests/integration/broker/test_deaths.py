@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from penstock.shared.broker import UNSERVED, Broker, DeadLetter
-from penstock.shared.connection import Subscriber
+from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.deployment.records import DeathCause
 
 from .conftest import CAUSE, TTL_MS, die, enqueue, final, held, record, take
@@ -281,3 +281,14 @@ async def test_nobody_is_parked_for_a_death_in_company(broker: Broker) -> None:
         assert "a" in claimed
         assert len(claimed) > 1
         assert (await die(broker, f"e{death}", external=False))[1] == 0
+
+
+async def test_a_claim_that_another_engine_has_is_left_alone(broker: Broker, commands: CommandConnection) -> None:
+    """A foreign writer has put the old claim back among those of the first engine."""
+    await enqueue(broker, "a")
+    (old,) = await take(broker, "e0", 1)
+    assert await broker.release([("a", old.epoch)]) == 1
+    (new,) = await take(broker, "e1", 1)
+    await commands.execute("HSET", broker.keys.claims("e0"), "a", old.epoch)
+    assert await die(broker, "e0", external=True) == (0, 0)
+    assert await broker.append([record("a", new.epoch, 0, 7)]) == []
