@@ -28,9 +28,9 @@ function marks.cut_all(key, longest_ms)
   for _, member in ipairs(later) do redis.call('ZADD', key, latest, member) end
 end
 
--- Whether more than so many ms have passed since a mark. If the mark is in the future, nobody knows how many have.
+-- Whether at least so many ms have passed since a mark. If the mark is in the future, nobody knows how many have.
 function marks.has_passed(mark, ms)
-  return not mark or mark > now_ms() or now_ms() - mark > ms
+  return not mark or mark > now_ms() or now_ms() - mark >= ms
 end
 
 -- The number of a new owner (an epoch), higher than the last. A count alone would be given twice where a replica, a file
