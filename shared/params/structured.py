@@ -39,7 +39,7 @@ class StructuredOutputsParams(GrammarFields, array_like=True, omit_defaults=True
     Args:
         json: a JSON schema, as a dict or as JSON. Properties come in the schema's order. With xgrammar an object has no
             properties but those listed, unless ``additionalProperties`` says so.
-        regex: the whole output matches it.
+        regex: the whole output matches it; "\\d", "\\w" and "\\s" are those of ASCII.
         choice: the output is one of these strings.
         grammar: EBNF as llama.cpp writes it, from the rule ``root``; or Lark, from ``start``.
         json_object: True for any JSON object.

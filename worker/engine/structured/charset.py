@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import warnings
 
 Ranges = list[tuple[int, int]]
 
@@ -40,6 +41,26 @@ def without(ranges: Ranges, excluded: Ranges) -> Ranges:
 def contains(ranges: Ranges, char: str) -> bool:
     """Whether ``char`` is in ``ranges``."""
     return any(low <= ord(char) <= high for low, high in ranges)
+
+
+def read_class(text: str) -> Ranges:
+    """Return the characters that the class ``text`` of a caller's expression matches.
+
+    Raises:
+        ValueError: it is no class, matches nothing, or has an unknown escape. The message is a predicate.
+    """
+    for escape in ESCAPE.finditer(text):
+        if set_of_escape(escape[0]) is None and code_of_escape(escape[0]) is None:
+            raise ValueError(f"has {escape[0]}, an escape that is not supported")
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of brackets in it, which we read as characters
+            re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is no class: {error.msg}") from error
+    ranges = parse_class(text)
+    if not ranges:
+        raise ValueError("is a class that matches nothing")
+    return ranges
 
 
 def parse_class(text: str) -> Ranges:

@@ -1,23 +1,29 @@
 r"""Regular expressions as both backends and Python's ``re.fullmatch`` read them.
 
 The libraries match the whole output, so an anchor at either end says nothing; elsewhere xgrammar passes over it. Its
-``.`` matches a line break, which Python's does not. ``\d``, ``\w`` and ``\s`` are left to the library: xgrammar's know
-ASCII only.
+``.`` matches a line break, which Python's does not. To xgrammar ``\d``, ``\w`` and ``\s`` are ASCII, to llguidance
+Unicode. llguidance also intersects and subtracts sets within a class, and xgrammar does not know ``\p`` there. So
+classes and these escapes are written as ranges of code points, by the rules of ``pattern`` in a JSON schema.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ....shared.errors import ValidationError
-from .charset import ESCAPE
+from .charset import ESCAPE, class_of, read_class, set_of_escape
+
+_PROPERTY = re.compile(r"\\[pP]")
 
 
 def normalize_regex(pattern: str, field: str) -> str:
-    """``pattern`` without anchors at its ends, and with ``.`` spelled out.
+    r"""Return ``pattern`` without anchors at its ends, with ``.``, classes, ``\d``, ``\w`` and ``\s`` spelled out.
+
+    Classes with ``\p`` stay as they are; llguidance alone knows them.
 
     Raises:
-        ValidationError: an anchor stands elsewhere.
+        ValidationError: an anchor stands elsewhere, or a class or an escape means nothing.
     """
     parts: list[str] = []
     depth = 0
@@ -26,10 +32,19 @@ def normalize_regex(pattern: str, field: str) -> str:
             parts.append(r"[^\n]")
         elif piece in ("^", "$"):
             _check_anchor(pattern, index, depth, field)
+        elif piece[0] == "[":
+            parts.append(_spell_class(piece, index, field))
+        elif (known := set_of_escape(piece)) is not None:
+            parts.append(class_of(known))
         else:
             depth += (piece == "(") - (piece == ")")
             parts.append(piece)
     return "".join(parts)
+
+
+def has_property_in_class(pattern: str) -> bool:
+    r"""Return whether a class of a normalized ``pattern`` has ``\p`` or ``\P``."""
+    return any(piece[0] == "[" and _has_property(piece) for _, piece in pieces(pattern))
 
 
 def pieces(pattern: str) -> Iterator[tuple[int, str]]:
@@ -59,6 +74,19 @@ def _class_at(pattern: str, index: int) -> tuple[str, int]:
         escape = ESCAPE.match(pattern, end)
         end = end + 1 if escape is None else escape.end()
     return head + pattern[body : end + 1], end + 1
+
+
+def _has_property(piece: str) -> bool:
+    return any(_PROPERTY.match(escape[0]) for escape in ESCAPE.finditer(piece))
+
+
+def _spell_class(piece: str, index: int, field: str) -> str:
+    if _has_property(piece):
+        return piece
+    try:
+        return class_of(read_class(piece))
+    except ValueError as error:
+        raise ValidationError(f"{field}: {piece!r} at position {index} {error}") from error
 
 
 def _check_anchor(pattern: str, index: int, depth: int, field: str) -> None:

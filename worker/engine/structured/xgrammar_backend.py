@@ -15,6 +15,7 @@ import xgrammar
 
 from ....shared.errors import UnsupportedParameterError, ValidationError
 from .grammar import Bitmask
+from .regex import has_property_in_class
 from .schemas.xgrammar import schema_for_xgrammar
 from .spec import GrammarKind, GrammarSpec
 from .spelling import Spelling
@@ -124,6 +125,11 @@ class XgrammarBackend:
             schema = json.dumps(schema_for_xgrammar(json.loads(spec.text), spec.field))
             return self._compiler.compile_json_schema(schema, any_whitespace=spec.any_whitespace)
         if spec.kind is GrammarKind.REGEX:
+            if has_property_in_class(spec.text):
+                raise UnsupportedParameterError(
+                    f"{spec.field}: \\p within a class is not supported by xgrammar; the engine would have to run with "
+                    f"--structured-outputs-backend llguidance or auto"
+                )
             return self._compiler.compile_regex(spec.text)
         if spec.kind is GrammarKind.CHOICE:
             alternatives = " | ".join(_quoted(choice) for choice in json.loads(spec.text))

@@ -20,6 +20,9 @@ from penstock.worker.engine.structured.spec import spec_of
 from penstock.worker.engine.structured.utf8 import Utf8Guard, without_wrong_pairs
 from penstock.worker.engine.structured.vocabulary import Vocabulary
 
+from .walking import EOS as BYTES_EOS
+from .walking import load
+
 MODEL = Path(__file__).parents[4] / "ops" / "demo" / "model"
 NUM_TOKENS, VOCAB_SIZE, EOS = 382, 421, 2
 
@@ -145,15 +148,74 @@ def test_whitespace_is_as_asked(tokenizer: Tokenizer) -> None:
         ("^a|b$", "a|b"),
         ("a.b", r"a[^\n]b"),
         (r"a\.\$\\.", r"a\.\$\\[^\n]"),
-        ("[.$^]", "[.$^]"),
-        ("[]a][^]a]", r"[\]a][^\]a]"),
-        (r"[\]^](x)", r"[\]^](x)"),
+        ("[.$^]", r"[\u0024\u002e\u005e]"),
+        ("[]a][^]a]", r"[\u005d\u0061]" + class_of(parse_class(r"[^\]a]"))),
+        (r"[\]^](x)", r"[\u005d-\u005e](x)"),
     ],
 )
 def test_regexes_are_read_as_python_does(pattern: str, normal: str) -> None:
     assert normalize_regex(pattern, "regex") == normal
     for text in ("a", "aa", "b", "axb", "a\nb", "a.$\\q", ".", "$", "^", "]]", "ab", "]x", "^x"):
         assert bool(re.fullmatch(pattern, text)) == bool(re.fullmatch(normal, text)), text
+
+
+# What every reading agrees on: Python's, with and without re.ASCII, and JavaScript's.
+CLASS_TABLE = [
+    (r"\d", "7", "a\u0663\u00b2\uff17"),
+    (r"\D", "a\u00e9", "7\u0663\uff17"),
+    (r"\w", "aZ_7", "-\u00e9\u0663\u4e2d"),
+    (r"\W", "- ", "aZ_7\u00e9\u0663\u4e2d"),
+    (r"\s", " ", "a\u00a0\u2028\u3000\ufeff"),
+    (r"\S", "a\u00e9", " \u00a0\u2028\u3000\ufeff"),
+    (r"[\d]", "7", "a\u0663"),
+    (r"[^\d]", "a\u00e9", "7\u0663"),
+    (r"[\w.]", "a.", "-\u00e9"),
+    (r"[^\w.]", "-", "a.\u00e9"),
+    (r"[\s,]", " ,", "a\u00a0"),
+    (r"[^\s,]", "a\u00e9", " ,\u00a0\u2028"),
+    (r"[\W\d]", "-7", "a\u00e9\u0663"),
+    (r"[^\W\d]", "a_", "-7\u00e9\u0663"),
+    ("[a&&b]", "a&b", "c"),
+    ("[a-c--b]", "ab-", "d"),
+    ("[[a]", "[a", "]"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "matched", "others"), CLASS_TABLE)
+def test_a_class_means_the_same_with_both_libraries(pattern: str, matched: str, others: str) -> None:
+    backend_names, cases = ("xgrammar", "llguidance"), [*((c, True) for c in matched), *((c, False) for c in others)]
+    for name in backend_names:
+        backend = load(name)
+        free = backend.compile(spec_of(StructuredOutputsParams(regex=f"a{pattern}")))
+        quoted = backend.compile(spec_of(StructuredOutputsParams(json={"type": "string", "pattern": f"^a{pattern}$"})))
+        for char, is_matched in cases:
+            for compiled, text in ((free, f"a{char}"), (quoted, f'"a{char}"')):
+                ids = [*text.encode(), BYTES_EOS]
+                fits = compiled.start(frozenset([BYTES_EOS])).validate_tokens(ids) == ids
+                assert fits == is_matched, (name, text, pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("[z-a]", "bad character range"),
+        (r"[a-\d]", "bad character range"),
+        (r"[\q]", "escape that is not supported"),
+        (r"[^\W\w]", "matches nothing"),
+        ("[a", "unterminated"),
+    ],
+)
+def test_a_class_that_means_nothing_is_refused(pattern: str, reason: str) -> None:
+    with pytest.raises(ValidationError, match=rf"^regex: .* at position 1 .*{reason}"):
+        normalize_regex(f"x{pattern}", "regex")
+
+
+def test_a_unicode_property_within_a_class_is_only_for_llguidance() -> None:
+    spec = spec_of(StructuredOutputsParams(regex=r"[\p{L}]"))
+    with pytest.raises(UnsupportedParameterError, match="llguidance or auto"):
+        load("xgrammar").compile(spec)
+    ids = [*"\u00e9".encode(), BYTES_EOS]
+    assert load("llguidance").compile(spec).start(frozenset([BYTES_EOS])).validate_tokens(ids) == ids
 
 
 @pytest.mark.parametrize("pattern", ["a$b", "a^b", "(^a)", "(a$)b"])

@@ -8,19 +8,17 @@ digits ``\d`` knows, which line breaks ``.`` does not) what is written satisfies
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator
 from typing import NoReturn
 
 from .....shared.errors import ValidationError
 from ..charset import (
-    ESCAPE,
     Ranges,
     class_of,
     code_of_escape,
     complement,
     contains,
-    parse_class,
+    read_class,
     set_of_escape,
     without,
 )
@@ -174,18 +172,10 @@ class _Pattern:
         return [(code, code)]
 
     def _class(self, piece: str, index: int) -> Ranges:
-        for escape in ESCAPE.finditer(piece):
-            if set_of_escape(escape[0]) is None and code_of_escape(escape[0]) is None:
-                self._refuse(index, f"has {escape[0]}, an escape that is not supported", piece)
         try:
-            with warnings.catch_warnings(action="ignore"):  # of brackets in it, which we read as characters
-                re.compile(piece)
-        except re.error as error:
-            self._refuse(index, f"is no class: {error.msg}", piece)
-        ranges = parse_class(piece)
-        if not ranges:
-            self._refuse(index, "is a class that matches nothing", piece)
-        return ranges
+            return read_class(piece)
+        except ValueError as error:
+            self._refuse(index, str(error), piece)
 
     def _check_anchor(self, piece: str, index: int) -> None:
         beyond = self._before if piece == "^" else self._pattern[index + 1 : index + 2]
