@@ -39,7 +39,11 @@ log = structlog.get_logger()
 
 
 class ClaimLoop:
-    """Claims waves until ``stop``. ``parts``, and what else it has, are shared with the ``WorkerService``."""
+    """Claims waves until ``stop``. ``parts``, and what else it has, are shared with the ``WorkerService``.
+
+    Attributes:
+        is_admitting: whether it prepares requests that it has claimed, rather than waits for Redis.
+    """
 
     def __init__(
         self,
@@ -58,6 +62,7 @@ class ClaimLoop:
         self._wake = asyncio.Event()
         self._is_stopping = False
         self._is_paused = False
+        self.is_admitting = False
         self._claiming = asyncio.Lock()
         self._awaiting: set[asyncio.Task[None]] = set()
 
@@ -134,7 +139,10 @@ class ClaimLoop:
                 return wait_s, False
             wave = await self._claim(part, ready)
             # One that was refused has left room of which Redis knows nothing.
-            if sum([await self._admit(claim, intake, ready) for claim in wave.claims]) < len(wave.claims):
+            self.is_admitting = True
+            num_admitted = sum([await self._admit(claim, intake, ready) for claim in wave.claims])
+            self.is_admitting = False
+            if num_admitted < len(wave.claims):
                 return 0.0, False
             wait_s = min(wait_s, wave.wait_s)
             if wave.is_saving:

@@ -33,6 +33,7 @@ from ..starvation import waited_for_processor_s
 from ..text.tokenizer import TextCodec
 from .core.client import CoreClient, CoreLostError, CoreStartupError, LoadTimeoutError
 from .core.stall import StallWatch
+from .leaving import LEAVE_PATIENCE_S, until_leaving
 from .loading.activity import until_hung
 from .service import WorkerService
 from .telling.heartbeat import Heartbeat
@@ -42,8 +43,6 @@ from .telling.step_log import StepLog
 
 EXIT_FAILED, EXIT_CORE_DIED, EXIT_LOAD_TIMED_OUT = 1, 3, 4
 ORPHAN_TIMEOUT_S = 15.0
-# For what an engine that leaves takes out of Redis.
-LEAVE_TIMEOUT_S = 3.0
 
 log = structlog.get_logger()
 
@@ -152,17 +151,8 @@ class WorkerProcess:
 
     async def _serve(self, ready: Ready, codec: TextCodec, signals: StopSignals) -> int:
         signals.is_serving = True
-        self._heartbeat.weights_version = ready.weights_version
-        await self._register(ready, codec)
-        self._heartbeat.core_pid = self._core.pid
-        # A caller that will not wait for an engine asks for its lease: whoever hears of READY must find one.
-        await self._service.take_lease()
-        # Who resizes the group of an engine that is READY is told what does not divide its experts.
-        await self._group.serve(ready)
-        self._heartbeat.state = EngineState.READY
-        await self._heartbeat.beat()
-        _collect_garbage_rarely()
-        self._status.report(EngineState.READY)
+        if not await until_leaving(self._announce(ready, codec), signals.stop):
+            return 0
         watching = asyncio.create_task(self._watch_for_stalls())
         leaving = asyncio.create_task(self._leave_with_group(signals))
         await self._service.serve(ready, codec, signals.stop)
@@ -176,8 +166,22 @@ class WorkerProcess:
         watching.cancel()
         if not self._core.dead.is_set():
             return 0
-        await self._bury_core()
+        await self._bury_core(signals.stop)
         return EXIT_CORE_DIED
+
+    async def _announce(self, ready: Ready, codec: TextCodec) -> None:
+        """Let everybody know that the engine serves from now on."""
+        self._heartbeat.weights_version = ready.weights_version
+        await self._register(ready, codec)
+        self._heartbeat.core_pid = self._core.pid
+        # A caller that will not wait for an engine asks for its lease: whoever hears of READY must find one.
+        await self._service.take_lease()
+        # Who resizes the group of an engine that is READY is told what does not divide its experts.
+        await self._group.serve(ready)
+        self._heartbeat.state = EngineState.READY
+        await self._heartbeat.beat()
+        _collect_garbage_rarely()
+        self._status.report(EngineState.READY)
 
     async def _watch_loading(self) -> None:
         """Kill a core that hangs before it serves; ``CoreClient.start`` then fails by that name."""
@@ -198,7 +202,7 @@ class WorkerProcess:
         signals.stop.set()
         signals.at_once.set()
 
-    async def _bury_core(self) -> None:
+    async def _bury_core(self, stop: asyncio.Event) -> None:
         """Say why the core died, and give what it held to others."""
         death = await self._core.end()
         self._heartbeat.error = death.reason
@@ -212,7 +216,7 @@ class WorkerProcess:
         cause = DeathCause(
             engine_id=self._config.engine_id, reason=death.reason, last_step=death.last_step, trace=death.trace
         )
-        await self._service.abandon(cause, is_external=death.is_external)
+        await self._service.abandon(cause, stop, is_external=death.is_external)
 
     async def _register(self, ready: Ready, codec: TextCodec) -> None:
         is_tracing_enabled = is_enabled(self._config.otlp_traces_endpoint)
@@ -243,7 +247,7 @@ class WorkerProcess:
         if beating is not None:
             # A Redis that is away forgets both by itself.
             with contextlib.suppress(PenstockError, TimeoutError):
-                async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                async with asyncio.timeout(LEAVE_PATIENCE_S):
                     await self._group.close()
                     await self._heartbeat.leave()
         await self._subscriber.close()

@@ -53,6 +53,11 @@ class Publisher:
         self._is_idle = True
         self._flushes: list[asyncio.Future[None]] = []
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that was published is in Redis."""
+        return self._is_idle
+
     def publish(self, request_id: str, epoch: int, delta: Delta) -> None:
         """Append ``delta`` at once, and end the request, or its segment, if the delta ends it. Returns at once."""
         self._meter.note_delta(delta)

@@ -33,6 +33,7 @@ from .calls.sleep import SleepControl
 from .calls.text_calls import TextCalls
 from .claiming import ClaimLoop
 from .core.client import CoreClient
+from .leaving import LEAVE_PATIENCE_S, until_leaving
 from .loading.reload import WeightsReloading
 from .partitions.partition_upkeep import PartitionUpkeep
 from .partitions.served_partitions import ServedPartition, ServedPartitions
@@ -48,9 +49,6 @@ from .telling.request_log import RequestLog
 from .telling.request_observer import Departure, RequestObservers
 from .telling.series_writer import SeriesWriter
 from .telling.tracing import attempt_spans
-
-# For an engine that holds nothing, and has only its lease to give up.
-IDLE_PATIENCE_S = 3.0
 
 log = structlog.get_logger()
 
@@ -134,7 +132,7 @@ class WorkerService:
         )
         self._control.answer_too({**text_calls.functions, ReloadWeights: reloading.reload})
         await self._observer.open()
-        await self._upkeep.begin()
+        await until_leaving(self._upkeep.begin(), stop)
         self._keeping = asyncio.create_task(self._upkeep.run())
         self._beside.append(asyncio.create_task(self._series.run()))
         if ready.lora is not None:
@@ -147,15 +145,25 @@ class WorkerService:
             task.cancel()
         await self._control.close()
         self._claiming.stop()
-        await claiming
+        # Claims that the engine has taken may take time to be prepared; without them it only waits for Redis.
+        patience_s = self._config.drain_timeout_s if self._claiming.is_admitting else LEAVE_PATIENCE_S
+        if not await until_leaving(claiming, stop, patience_s):
+            log.warning("claim_broken_off", waited_s=patience_s)
         await self._claiming.leave()
         for task in done:
             task.result()
 
     async def drain(self, timeout_s: float, at_once: asyncio.Event) -> int:
-        """Finish what fits into ``timeout_s``, hand the rest back, and return how many that was."""
+        """Finish what fits into ``timeout_s``, hand the rest back, and return how many that was.
+
+        A Redis that is away is waited for as long as that, if there is something to write, and for
+        ``LEAVE_PATIENCE_S``.
+        """
         self._heartbeat.state = EngineState.DRAINING
-        was_idle = not len(self._live)
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time()
+        if len(self._live) or not all(part.publisher.is_idle for part in self._parts):
+            give_up_at += timeout_s
         finished = asyncio.create_task(self._live.until_none())
         hurry = asyncio.create_task(at_once.wait())
         dead = asyncio.create_task(self._core.dead.wait())
@@ -165,15 +173,16 @@ class WorkerService:
             task.cancel()
         if self._core.dead.is_set():
             return 0
+        num_unfinished = len(self._live)
         await self._stop_work(Departure.HANDED_BACK)
         cause = DeathCause(engine_id=self._engine_id, reason="the engine left")
         num_returned: list[int] = []
         try:
-            async with asyncio.timeout(IDLE_PATIENCE_S if was_idle else None):
+            async with asyncio.timeout(max(0.0, give_up_at - loop.time()) + LEAVE_PATIENCE_S):
                 num_returned = await asyncio.gather(*(self._hand_back(part, cause) for part in self._parts))
         except TimeoutError:
             # Its supervisor, or the end of its lease, says the same.
-            log.warning("lease_not_given_up", waited_s=IDLE_PATIENCE_S)
+            log.warning("lease_not_given_up", num_requests=num_unfinished)
         await self._end_tasks()
         return sum(num_returned)
 
@@ -185,10 +194,16 @@ class WorkerService:
         await self._give_up(part, cause, is_external=True)
         return num_returned
 
-    async def abandon(self, cause: DeathCause, *, is_external: bool) -> None:
-        """Give up the lease and all claims: the core is dead, or nothing is left to do."""
+    async def abandon(self, cause: DeathCause, stop: asyncio.Event, *, is_external: bool) -> None:
+        """Give up the lease and all claims of a dead core. Once ``stop`` is set, Redis is not waited for any longer."""
+        num_unfinished = len(self._live)
         await self._stop_work(Departure.ENGINE_DIED, cause.reason)
-        await asyncio.gather(*(self._give_up(part, cause, is_external=is_external) for part in self._parts))
+
+        async def give_up() -> None:
+            await asyncio.gather(*(self._give_up(part, cause, is_external=is_external) for part in self._parts))
+
+        if not await until_leaving(give_up(), stop):
+            log.warning("lease_not_given_up", num_requests=num_unfinished)
         await self._end_tasks()
 
     async def _give_up(self, part: ServedPartition, cause: DeathCause, *, is_external: bool) -> None:

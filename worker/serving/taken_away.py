@@ -6,6 +6,7 @@ A cancellation is told; all else is noticed when Redis refuses a write, or in an
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import structlog
 
@@ -14,6 +15,7 @@ from ...shared.messages.outcome import FinishReason
 from ...shared.queue.request_state import RequestState
 from .claiming import ClaimLoop
 from .core.client import CoreClient
+from .leaving import LEAVE_PATIENCE_S
 from .partitions.served_partitions import ServedPartition, ServedPartitions
 from .requests.generation import Generation
 from .requests.running_generations import RunningGenerations
@@ -64,8 +66,10 @@ class TakenAway:
         self._drop(generation)
 
     async def close(self) -> None:
-        """Wait for what is still to be told."""
-        await asyncio.gather(*self._telling, return_exceptions=True)
+        """Wait for what is still to be told, but not for a Redis that is away."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_PATIENCE_S):
+                await asyncio.gather(*self._telling, return_exceptions=True)
 
     def _tell_later(
         self, part: ServedPartition, request_id: str, epoch: int, generation: Generation | None, *, is_refused: bool

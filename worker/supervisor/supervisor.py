@@ -157,7 +157,8 @@ class Supervisor:
         watching: list[asyncio.Task[None]] = []
         try:
             await subscriber.open()
-            await subscriber.subscribe(Keys(config.namespace).worker_commands(config.worker_id), self._on_command)
+            if not await self._hear_commands():
+                return True
             await self._redis.open()
             self._presence.start()
             self._running.extend(asyncio.create_task(engine.run()) for engine in self._engines)
@@ -185,6 +186,14 @@ class Supervisor:
         # Raises what nobody foresaw in an engine's task.
         await asyncio.gather(*self._running)
         return self._urgency < Urgency.KILL
+
+    async def _hear_commands(self) -> bool:
+        """Listen to commands for this worker; False if it is to leave before Redis has confirmed that."""
+        channel = Keys(self._config.namespace).worker_commands(self._config.worker_id)
+        confirmed = (await self._subscriber.begin(channel, self._on_command)).confirmed
+        confirmed.add_done_callback(lambda _: self._changed.set())
+        await self._until(lambda: confirmed.done() or self._urgency > Urgency.STAY)
+        return self._urgency == Urgency.STAY
 
     async def _start(self) -> None:
         await self._until(

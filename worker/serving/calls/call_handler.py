@@ -25,6 +25,7 @@ from ....shared.errors import EngineCallError, EngineDeadError, EngineTimeoutErr
 from ....shared.messages.commands import CancelCommand, EngineCommand
 from ....shared.shown import shown
 from ..core.client import CoreClient
+from ..leaving import LEAVE_PATIENCE_S
 from .sleep import SleepControl
 
 MAX_KNOWN_CALLS = 4096
@@ -88,9 +89,12 @@ class ControlCalls:
     async def close(self) -> None:
         """Break off what is under way, which its callers are told, and begin nothing more."""
         self._is_closed = True
-        for work in self._works:
-            work.cancel()
-        await asyncio.gather(*self._works, return_exceptions=True)
+        works = {*self._works}
+        # Each time, what a call waits for is broken off: at last that its caller is told.
+        while works:
+            for work in works:
+                work.cancel()
+            _, works = await asyncio.wait(works, timeout=LEAVE_PATIENCE_S)
 
     async def _carry_out(self, command: ControlCommand) -> None:
         try:
