@@ -11,7 +11,7 @@ from penstock.producer import Client
 
 from ...gate import Gate
 from ..conftest import Start
-from ..watching import PARAMS, PROMPT, Watched, all_under_way, beating, finish, undisturbed, until
+from ..watching import PARAMS, PROMPT, Watched, all_under_way, beating, finish, undisturbed
 
 # Longer than any test may take: who waits for the end of a drain is caught.
 ENDLESS = ("--drain-timeout", "900")
@@ -20,8 +20,8 @@ ENDLESS = ("--drain-timeout", "900")
 async def terminated(stack: LocalStack) -> int:
     """SIGTERM to the supervisor; returns its exit status once it has ended."""
     os.kill(stack.workers[0].pid, signal.SIGTERM)
-    await until(lambda: not stack.workers[0].is_running)
-    return await asyncio.to_thread(stack.workers[0].await_end)
+    async with asyncio.timeout(150):
+        return await asyncio.to_thread(stack.workers[0].await_end)
 
 
 async def log_of(stack: LocalStack) -> str:
