@@ -20,6 +20,7 @@ from ..shared.messages.requests import EngineCoreRequest
 from ..shared.params.images import check_images
 from ..shared.params.kinds import GENERATE
 from ..shared.params.sampling import SamplingParams
+from .config.ordering import FIRST_COME_FIRST_SERVED
 
 # Of a prompt that is pooled: nothing is sampled.
 _NO_SAMPLING = SamplingParams(detokenize=False)
@@ -55,6 +56,27 @@ def check_adapter(request: EngineCoreRequest, *, has_adapters: bool, engine: str
     raise UnsupportedParameterError(
         f"lora_request {request.lora_request.lora_name!r}: this engine serves no adapters; have it started with "
         f"--enable-lora"
+    )
+
+
+def check_priority(request: EngineCoreRequest, scheduling_policy: str, *, engine: str = "penstock") -> None:
+    """Refuse a priority where the engine orders its requests by arrival.
+
+    Args:
+        scheduling_policy: of the engine; empty of an engine that has no such option.
+
+    Raises:
+        UnsupportedParameterError: the priority would have no effect; says what to do.
+    """
+    if not request.priority or scheduling_policy not in ("", FIRST_COME_FIRST_SERVED):
+        return
+    if not scheduling_policy:
+        raise UnsupportedParameterError(
+            f"priority: engine {engine!r} orders requests by arrival; leave it at 0, or choose a band"
+        )
+    raise UnsupportedParameterError(
+        f"priority: this engine orders requests by arrival (--scheduling-policy {scheduling_policy}); leave it at 0, "
+        "choose a band, or have the engine started with --scheduling-policy priority"
     )
 
 

@@ -8,7 +8,8 @@ from ...shared.plugins import ORDERING_POLICIES, plugins_of
 from ..options.option import Option
 from ..options.readers import Choice, RefusedValueError
 
-SCHEDULING_POLICIES = ("fcfs", "priority")
+FIRST_COME_FIRST_SERVED = "fcfs"
+SCHEDULING_POLICIES = (FIRST_COME_FIRST_SERVED, "priority")
 
 
 class _Policy(Choice):

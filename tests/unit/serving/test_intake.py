@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from penstock.shared.broker import Claim
-from penstock.shared.errors import ValidationError
+from penstock.shared.errors import UnsupportedParameterError, ValidationError
 from penstock.shared.lora.adapters import LoraSetup
 from penstock.shared.messages.from_core import Ready
 from penstock.shared.messages.requests import EngineCoreRequest
@@ -92,3 +92,28 @@ async def test_the_adapter_of_a_request_comes_to_the_core_as_it_was_enqueued(tok
     intake = Intake(TextCodec(tokenizer, None), msgspec.structs.replace(ready(), lora=LoraSetup(max_loras=1)))
     adapter = LoRARequest("cats", 1, "/cats", digest="c" * 64)
     assert (await prepared(intake, SamplingParams(), prompt="a b", lora_request=adapter)).lora_request == adapter
+
+
+@pytest.mark.parametrize(
+    ("engine", "policy", "refusal"),
+    [
+        ("penstock", "fcfs", "priority: this engine orders requests by arrival .* --scheduling-policy priority"),
+        ("vllm", "fcfs", "priority: this engine orders requests by arrival .* --scheduling-policy priority"),
+        ("http", "", "priority: engine 'http' orders requests by arrival; leave it at 0, or choose a band"),
+        ("penstock", "priority", None),
+        ("vllm", "priority", None),
+        ("penstock", "my_orders:ShortestFirst", None),
+        ("penstock", "shortest", None),
+    ],
+)
+async def test_priority_needs_an_engine_that_does_not_order_by_arrival(
+    tokenizer: Tokenizer, engine: str, policy: str, refusal: str | None
+) -> None:
+    intake = Intake(TextCodec(tokenizer, None), msgspec.structs.replace(ready(engine), scheduling_policy=policy))
+    assert (await prepared(intake, SamplingParams(), prompt="a b")).priority == 0
+    if refusal is None:
+        assert (await prepared(intake, SamplingParams(), prompt="a b", priority=-1)).priority == -1
+        return
+    for priority in (-1, 3):
+        with pytest.raises(UnsupportedParameterError, match=refusal):
+            await prepared(intake, SamplingParams(), prompt="a b", priority=priority)

@@ -116,7 +116,8 @@ class EngineControl:
         core = self._parts.core
         if core.has_work or not core.forget_blocks():
             raise EngineStateError(f"the engine cannot sleep while it holds requests ({core.num_unfinished_requests})")
-        # Other weights may lie in the files when it wakes up.
+        # Because an engine that sleeps holds no memory for images, and may wake up with other weights.
+        core.images.forget_processed()
         core.images.forget_encoded()
         self._parts.sleep.sleep(call.level)
         log.info("asleep", level=call.level)

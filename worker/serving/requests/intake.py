@@ -14,7 +14,14 @@ from ....shared.messages.from_core import Ready
 from ....shared.messages.requests import EngineCoreRequest, InputChunk
 from ....shared.params.extra_args import check_known
 from ....shared.params.sampling import SamplingParams
-from ...request_checks import check_adapter, check_images_served, check_prompt_length, check_served, check_task
+from ...request_checks import (
+    check_adapter,
+    check_images_served,
+    check_priority,
+    check_prompt_length,
+    check_served,
+    check_task,
+)
 from ...text.thread import TextThread
 from ...text.tokenizer import TextCodec
 from .prompt_tokens import PromptTokens
@@ -56,6 +63,7 @@ class Intake:
         self._logits_processors = frozenset(ready.logits_processors)
         self._can_wait_for_thinking = ready.engine == "penstock"
         self._engine, self._has_adapters = ready.engine, ready.lora is not None
+        self._scheduling_policy = ready.scheduling_policy
 
     async def prepare(self, claim: Claim) -> EngineCoreRequest:
         """Return the claimed request with its prompt as token ids, unless it is embeddings, and the claim's epoch.
@@ -71,6 +79,7 @@ class Intake:
             raise UndecodableEntryError(f"the stream entry is not a request this worker can read: {error}") from error
         check_task(request, self._supported_tasks)
         check_adapter(request, has_adapters=self._has_adapters, engine=self._engine)
+        check_priority(request, self._scheduling_policy, engine=self._engine)
         params = self._checked(check_served(request), is_resumable=request.resumable)
         if request.resumable and request.prediction is not None:
             raise UnsupportedParameterError("prediction: a resumable request has many outputs; leave it out")

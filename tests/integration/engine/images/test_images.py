@@ -240,6 +240,17 @@ def test_resets_forget_and_count(make: Make) -> None:
     assert counts(engine) == (4, 6)
 
 
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_engine_that_sleeps_stores_no_images(make: Make, level: int) -> None:
+    engine = make()
+    generate(engine, [seeing("a", ONE, [picture(1)])])
+    assert (images := engine.core.stats().images) is not None
+    assert images.memory_bytes > 0
+    ask(engine, Sleep(level=level))
+    assert (images := engine.core.stats().images) is not None
+    assert images.memory_bytes == 0
+
+
 def test_nothing_is_kept_beyond_the_budget(make: Make) -> None:
     engine = make(image_cache_memory=0, enable_prefix_caching=False)
     image = png(picture(5))
