@@ -24,7 +24,7 @@ from rich.table import Table
 
 from ...shared.processor import this_processor
 
-_CHILD = "penstock.kernels.bench.decoder_step"
+_CHILD = "penstock.ops.lab.kernels.decoder_step"
 _SHAPES = "penstock.worker.models.random_model"
 _VARIED = ("quantization", "adapters", "threads", "tiles", "huge-pages")
 _MS = 1e3

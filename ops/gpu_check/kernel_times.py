@@ -16,7 +16,7 @@ _LOST_DEVICE = ("CUDA error", "AcceleratorError", "illegal memory access", "devi
 
 
 def time_kernels(plan: Plan, scratch: Path, limit_s: float) -> dict[str, Any]:
-    """Run ``penstock.kernels.bench``; after a kernel that ends or hangs it, once more with those behind.
+    """Run ``penstock.ops.lab.kernels``; after a kernel that ends or hangs it, run it again for the kernels after it.
 
     Returns ``rows`` and ``roofline`` as the benchmark writes them; a kernel without rows has one that says why.
     """
@@ -44,7 +44,7 @@ def time_kernels(plan: Plan, scratch: Path, limit_s: float) -> dict[str, Any]:
 
 
 def _run(plan: Plan, kernels: list[str], output: Path, limit_s: float) -> Ended:
-    command = [sys.executable, "-m", "penstock.kernels.bench", "--device", plan.device, "--json", str(output)]
+    command = [sys.executable, "-m", "penstock.ops.lab.kernels", "--device", plan.device, "--json", str(output)]
     command += ["--only", ",".join(kernels), *(["--quick"] if plan.is_quick else [])]
     return run_program(command, output.with_suffix(".log"), limit_s)
 

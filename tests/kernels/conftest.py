@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels import native, tolerances
+from penstock.kernels import native
+from penstock.ops.lab.kernels import tolerances
 
 from ..native_library import native_as_before, references
 

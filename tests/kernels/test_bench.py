@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import native
-from penstock.kernels.bench import __main__ as command
-from penstock.kernels.bench.__main__ import find_kernels, main
-from penstock.kernels.bench.case import Case, Setting
-from penstock.kernels.bench.report import as_text
-from penstock.kernels.bench.roofline import Roofline
-from penstock.kernels.bench.row import Row, measure_case
-from penstock.kernels.rms_norm import cases as rms_norm_cases
+from penstock.ops.lab.kernels import __main__ as command
+from penstock.ops.lab.kernels.__main__ import find_kernels, main
+from penstock.ops.lab.kernels.cases import Case, Setting
+from penstock.ops.lab.kernels.cases import rms_norm as rms_norm_cases
+from penstock.ops.lab.kernels.report import as_text
+from penstock.ops.lab.kernels.roofline import Roofline
+from penstock.ops.lab.kernels.row import Row, measure_case
 
 from ..native_library import native_as_before
 

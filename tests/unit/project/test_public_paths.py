@@ -21,7 +21,7 @@ PUBLIC = {
     "penstock.worker.engine.rpc": ("RpcEngine", "rpc_method"),
 }
 PROGRAMS = (
-    "penstock.kernels.bench",
+    "penstock.ops.lab.kernels",
     "penstock.ops.bench.install_peers",
     "penstock.ops.cli",
     "penstock.ops.demo.train",

@@ -1,4 +1,4 @@
-"""The rows as aligned text and as JSON, with what is needed to read them later."""
+"""Format the rows as aligned text and as JSON, with device, versions and commit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .case import SEED
+from .cases import SEED
 from .roofline import Roofline
 from .row import Row
 
@@ -20,21 +20,21 @@ _NUM_TEXT_COLUMNS = 3
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Device, versions, commit and seed."""
+    """Return device, versions, commit and seed."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "num_threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "triton": _version_of("triton"),
+        "triton": _package_version("triton"),
         "commit": _commit(),
         "seed": SEED,
     }
 
 
 def as_text(rows: Sequence[Row], roofline: Roofline) -> str:
-    """A table, its numbers to the right; the last column as it is."""
+    """Return a table with its numbers aligned to the right; the last column is not padded."""
     table = [_HEADINGS, *(_cells(row, roofline) for row in rows)]
     widths = [max(len(line[i]) for line in table) for i in range(len(_HEADINGS) - 1)]
     lines: list[str] = []
@@ -62,13 +62,11 @@ def _cells(row: Row, roofline: Roofline) -> tuple[str, ...]:
     rivals = [
         f"{name} {'failed' if us is None else f'{us / row.us:.2f}'}" for name, us in (row.rivals_us or {}).items()
     ]
-    return (
-        *(row.kernel, row.shape, row.dtype, f"{row.us:.1f}", f"{row.host_us:.0f}", row.rate(roofline)),
-        *(f"{share:.0%}", ", ".join(rivals)),
-    )
+    times = f"{row.us:.1f}", f"{row.host_us:.0f}"
+    return (row.kernel, row.shape, row.dtype, *times, row.rate(roofline), f"{share:.0%}", ", ".join(rivals))
 
 
-def _version_of(package: str) -> str | None:
+def _package_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
@@ -76,14 +74,14 @@ def _version_of(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Of the source tree, "+" behind it where files differ; None outside of one."""
-    found: list[str] = []
+    """Return the commit of the source tree, followed by "+" if files differ from it; None outside a git checkout."""
+    outputs: list[str] = []
     for command in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
         try:
-            done = subprocess.run(
+            git = subprocess.run(
                 ["git", *command], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
             )
         except (OSError, subprocess.CalledProcessError):
             return None
-        found.append(done.stdout.strip())
-    return found[0] + ("+" if found[1] else "")
+        outputs.append(git.stdout.strip())
+    return outputs[0] + ("+" if outputs[1] else "")

@@ -1,4 +1,4 @@
-"""For the benchmark: requests with a thousand distinct tokens each."""
+"""Requests with a thousand distinct tokens each."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..bench.case import Case, Setting
-from . import penalize, reference
+from .....kernels.penalties import penalize, reference
+from . import Case, Setting
 
 
 def cases(setting: Setting) -> Iterator[Case]:
@@ -20,12 +20,12 @@ def cases(setting: Setting) -> Iterator[Case]:
         repetition = torch.full((len(rows),), 1.1, device=setting.device)
         deduction = torch.full((len(rows),), 0.5, device=setting.device)
 
-        def run(logits: Tensor, *given: Tensor, function=penalize) -> Tensor:
-            function(logits, *given)
+        def run(logits: Tensor, *penalties: Tensor, function=penalize) -> Tensor:
+            function(logits, *penalties)
             return logits
 
-        def truth(logits: Tensor, *given: Tensor) -> Tensor:
-            return run(logits, *given, function=reference.penalize)
+        def truth(logits: Tensor, *penalties: Tensor) -> Tensor:
+            return run(logits, *penalties, function=reference.penalize)
 
         yield Case(
             shape=f"R={num_rows} V={vocab_size} E={len(rows)}",

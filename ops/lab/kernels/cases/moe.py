@@ -1,4 +1,4 @@
-"""For the benchmark: the experts of Qwen3-30B-A3B and of Mixtral-8x7B."""
+"""Experts of Qwen3-30B-A3B and of Mixtral-8x7B."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..bench.case import Case, Setting
-from . import experts, reference, route
+from .....kernels.moe import experts, reference, route
+from . import Case, Setting
 
-# Experts, chosen ones, hidden size, inner size.
+# Number of experts, experts per token, hidden size, inner size.
 _QWEN3 = (128, 8, 2048, 768)
 _MIXTRAL = (8, 2, 4096, 14336)
 _SMALL = (8, 2, 128, 64)
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    """From one request's decode to a prefill."""
+    """Yield cases from one request's decode to a prefill."""
     for num_tokens, sizes in setting.choose(
         on_gpu=[(1, _QWEN3), (64, _QWEN3), (8192, _QWEN3), (64, _MIXTRAL), (2048, _MIXTRAL)], on_cpu=[(16, _SMALL)]
     ):
@@ -54,7 +54,7 @@ def _route_case(logits: Tensor, num_chosen: int) -> Case:
         weights, ids = torch.softmax(logits, dim=-1, dtype=torch.float32).topk(num_chosen, dim=-1)
         return weights / weights.sum(dim=-1, keepdim=True), ids
 
-    # Logits of bfloat16 are equal now and then, and topk takes any: what is compared is what the chosen ones count.
+    # bfloat16 logits are sometimes equal, and topk picks any of them, so the weights are compared and not the ids.
     return Case(
         shape=f"route T={len(logits)} X={logits.shape[1]} J={num_chosen}",
         dtype=logits.dtype,

@@ -1,4 +1,4 @@
-"""For the benchmark: the feed-forward layers of 0.6B and 8B models."""
+"""Feed-forward layers of 0.6B and 8B models."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import partial
 
 from torch import Tensor
 
-from ..bench.case import Case, Setting
-from . import gelu_and_mul, reference, silu_and_mul
+from .....kernels.gated_activation import gelu_and_mul, reference, silu_and_mul
+from . import Case, Setting
 
 _FORMS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "silu": (silu_and_mul, reference.silu_and_mul),
@@ -18,7 +18,7 @@ _FORMS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    """From one request's decode to a prefill."""
+    """Yield cases from one request's decode to a prefill."""
     sizes_on_gpu = [(1, 12288), (64, 12288), (8192, 3072), (8192, 12288)]
     for num_tokens, size in setting.choose(on_gpu=sizes_on_gpu, on_cpu=[(64, 1024)]):
         gate_up = setting.random(num_tokens, 2 * size)

@@ -1,4 +1,4 @@
-"""For the benchmark: projections of an 8B model, in int8 and float8."""
+"""Projections of an 8B model in int8 and float8."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..bench.case import Case, Setting
-from . import quantize_rows, quantize_weight, quantized_linear, reference
+from .....kernels.quantized_linear import quantize_rows, quantize_weight, quantized_linear, reference
+from . import Case, Setting
 
 
 def cases(setting: Setting) -> Iterator[Case]:

@@ -1,9 +1,9 @@
-"""How long a call takes: the median of many, each with cold caches.
+"""Measure how long a call takes: the median of many calls, each with cold caches.
 
-On a GPU it is the device's time between two events, as ``triton.testing.do_bench`` takes it. Before each call a
-gigabyte is overwritten: it leaves nothing of the inputs in the L2 cache (50 MB on Hopper), and while the device is busy
-with it, a quarter of a millisecond, the host launches what is timed. So the host's part of a call is not in its time;
-it stands in a column of its own, and a captured graph does not pay it.
+On a GPU this is the device's time between two events, as ``triton.testing.do_bench`` measures it. Before each call a
+gigabyte is overwritten. That evicts the inputs from the L2 cache (50 MB on Hopper), and keeps the device busy for a
+quarter of a millisecond, in which the host launches the call. So a time does not include the host's part of a call,
+which has its own column and which a captured graph does not pay.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ _MIN_CALLS, _MAX_CALLS = 5, 200
 
 @dataclass(frozen=True)
 class Times:
-    """Args:
-    us: of the device; on a CPU of the whole call.
-    host_us: until the call has returned to a host that has nothing else to do.
+    """Times of a call.
+
+    Args:
+        us: time on the device; on a CPU of the whole call.
+        host_us: time until the call returns to an idle host.
     """
 
     us: float
@@ -49,7 +51,7 @@ def _measure_cpu(call: Callable[[], Any], budget_s: float) -> Times:
 
 def _measure_gpu(call: Callable[[], Any], device: torch.device, budget_s: float) -> Times:
     flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.int8, device=device)
-    for _ in range(3):  # compiles, chooses among configurations, warms the clocks
+    for _ in range(3):  # compiles, tunes, and raises the clocks
         call()
     torch.cuda.synchronize(device)
     started = time.perf_counter()

@@ -1,6 +1,6 @@
-"""Times every kernel beside torch's own operations: ``python -m penstock.kernels.bench``.
+"""Time every kernel next to torch's own operations: ``python -m penstock.ops.lab.kernels``.
 
-A kernel comes in by a file ``kernels/<op>/cases.py`` with one function, found by its name:
+The rows of ``kernels/<op>`` come from the module ``cases/<op>.py``, which has one function, found by its name:
 
     def cases(setting: Setting) -> Iterator[Case]:
         for num_tokens in setting.choose(on_gpu=[1, 64, 8192], on_cpu=[16]):
@@ -18,10 +18,11 @@ A kernel comes in by a file ``kernels/<op>/cases.py`` with one function, found b
                 num_bytes=2 * inputs.nbytes + weight.nbytes,
             )
 
-``run`` calls the kernel's wrapper, so the row is of what this device runs: Triton on a GPU, C++ or the reference on a
-CPU. Before it is timed its result is compared with ``truth`` of the same inputs in float64, by the one table of
-tolerances; so is each rival's. What fails the comparison, or raises, is told in its row and has no time.
+``run`` calls the kernel's wrapper, so a row times the implementation that this device runs: Triton on a GPU, C++ or
+the reference on a CPU. Before anything is timed, the results of the kernel and of each rival are compared with
+``truth`` of the same inputs in float64, by the tolerances of ``tolerances.py``. A function that fails the comparison
+or raises has an error in its row instead of a time.
 
-``Case`` (``case.py``) says what each field means, ``timing.py`` how time is taken, ``roofline.py`` what "share" is a
-share of. The table is for people, ``--json FILE`` for keeping.
+``cases/__init__.py`` documents the fields of a case, ``timing.py`` how time is measured, and ``roofline.py`` the rate
+that "share" refers to. The table is for reading, ``--json FILE`` for keeping.
 """

@@ -1,9 +1,10 @@
-"""``python -m penstock.kernels.bench.decoder_step``: a decoder's step alone, measured when a line on stdin says so.
+"""``python -m penstock.ops.lab.kernels.decoder_step``: time a decoder's step without engine, scheduler and sampler.
 
-Without engine, scheduler and sampler; the weights are random, which changes no time. The first line on stdout is a JSON
-object with ``instructions``, ``weight_bytes`` and ``kv_bytes``, what a step reads. Then for each line on stdin, a
-number of seconds, one with the steps' ``wall_s`` and ``cpu_s``, all threads' together, a step each. ``penstock.ops.
-bench.decoder_step`` runs several of these in turn and compares them.
+The weights are random, which does not change the time. The first line on stdout is a JSON object with the
+``instructions`` used and the bytes that a step reads: ``weight_bytes``, ``adapter_bytes`` and ``kv_bytes``. Each line
+on stdin is a number of seconds to run steps for. It is answered by one line with two lists, which have an entry per
+step: ``wall_s``, and ``cpu_s``, the sum over all threads. ``penstock.ops.bench.decoder_step`` runs several of these
+programs in turn and compares them.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .. import native
-from ..decoder import Decoder, DecoderBatch, DecoderWeights, LayerAdapters, LayerWeights, NormWeights
-from ..huge_pages import Arena
-from ..linear import PackedWeight, pack_weight, quantize_weight, quantize_weight_to_nibbles
-from ..lora.packed import LoraPart, PackedLora, ProductStruct, pack_lora
+from ....kernels import native
+from ....kernels.decoder import Decoder, DecoderBatch, DecoderWeights, LayerAdapters, LayerWeights, NormWeights
+from ....kernels.huge_pages import Arena
+from ....kernels.linear import PackedWeight, pack_weight, quantize_weight, quantize_weight_to_nibbles
+from ....kernels.lora.packed import LoraPart, PackedLora, ProductStruct, pack_lora
 
 BLOCK_SIZE = 16
 _PACK = {"none": pack_weight, "int8": quantize_weight, "int4": quantize_weight_to_nibbles}
@@ -31,7 +32,7 @@ _PACK = {"none": pack_weight, "int8": quantize_weight, "int4": quantize_weight_t
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a decoder, from the ``config.json`` of its model."""
+    """Sizes of a decoder, from the ``config.json`` of its model."""
 
     hidden: int
     layers: int
@@ -42,7 +43,7 @@ class Sizes:
     vocab: int
 
     @classmethod
-    def read(cls, path: Path) -> Sizes:
+    def from_file(cls, path: Path) -> Sizes:
         config = json.loads(path.read_text())
         heads = config["num_attention_heads"]
         return cls(
@@ -57,7 +58,7 @@ class Sizes:
 
 
 def make_weights(sizes: Sizes, dtype: torch.dtype, quantization: str, arena: Arena | None) -> DecoderWeights:
-    """Random weights, of a key of ``_PACK``; without ``arena`` each in memory of its own."""
+    """Return random weights, packed as a key of ``_PACK`` says; without ``arena`` each is allocated separately."""
     random = torch.Generator().manual_seed(0)
 
     def linear(num_outputs: int, num_inputs: int) -> PackedWeight:
@@ -91,7 +92,7 @@ def make_weights(sizes: Sizes, dtype: torch.dtype, quantization: str, arena: Are
 
 
 def make_batch(sizes: Sizes, dtype: torch.dtype, num_requests: int, query_len: int, seq_len: int) -> DecoderBatch:
-    """A step of ``num_requests`` requests alike: their last ``query_len`` of ``seq_len`` tokens."""
+    """Return a step of ``num_requests`` equal requests: the last ``query_len`` of the ``seq_len`` tokens of each."""
     num_blocks = -(-seq_len // BLOCK_SIZE)
     table = torch.arange(num_requests * num_blocks).reshape(num_requests, -1)
     positions = torch.arange(seq_len - query_len, seq_len)
@@ -111,43 +112,36 @@ def make_batch(sizes: Sizes, dtype: torch.dtype, num_requests: int, query_len: i
 
 
 def make_adapters(sizes: Sizes, dtype: torch.dtype, num_adapters: int, rank: int) -> list[PackedLora]:
-    """Random adapters of all layers, in the order of ``LayerAdapters``."""
+    """Return random adapters of all layers, in the order of ``LayerAdapters``."""
     query, key_value = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-    # Inputs of each product, and outputs of each of its parts.
+    # Inputs of each product, and outputs of each part of it.
     shapes = ((sizes.hidden, (query, key_value, key_value)), (query, (sizes.hidden,)))
     shapes += ((sizes.hidden, (sizes.mlp, sizes.mlp)), (sizes.mlp, (sizes.hidden,)))
-    held: list[PackedLora] = []
-    for _ in range(sizes.layers):
-        for num_inputs, outputs in shapes:
-            for _ in range(num_adapters):
-                starts = itertools.accumulate(outputs, initial=0)
-                held.append(
-                    pack_lora(
-                        [
-                            LoraPart(
-                                start,
-                                torch.randn(rank, num_inputs).to(dtype),
-                                (torch.randn(size, rank) * 1e-3).to(dtype),
-                            )
-                            for start, size in zip(starts, outputs, strict=False)
-                        ]
-                    )
-                )
-    return held
+
+    def adapter(num_inputs: int, outputs: tuple[int, ...]) -> PackedLora:
+        starts = itertools.accumulate(outputs, initial=0)
+        parts: list[LoraPart] = []
+        for start, size in zip(starts, outputs, strict=False):
+            a, b = torch.randn(rank, num_inputs), torch.randn(size, rank) * 1e-3
+            parts.append(LoraPart(start, a.to(dtype), b.to(dtype)))
+        return pack_lora(parts)
+
+    products = [shape for _ in range(sizes.layers) for shape in shapes for _ in range(num_adapters)]
+    return [adapter(num_inputs, outputs) for num_inputs, outputs in products]
 
 
 def make_caches(decoder: Decoder, sizes: Sizes, dtype: torch.dtype, batch: DecoderBatch) -> tuple[list[Tensor], ...]:
-    """Keys and values of each layer, small enough to leave softmax numbers."""
+    """Return keys and values of each layer, small enough that the softmax stays finite."""
     shape = decoder.cache_shape(int(batch.block_table.max()) + 1, BLOCK_SIZE)
     return tuple([torch.full(shape, 0.01, dtype=dtype) for _ in range(sizes.layers)] for _ in range(2))
 
 
 def measure(decoder: Decoder, batch: DecoderBatch, seconds: float) -> dict[str, list[float]]:
-    """Run steps for so long, one at least."""
+    """Run steps for ``seconds``, at least one."""
     wall_s: list[float] = []
     cpu_s: list[float] = []
-    until = time.perf_counter() + seconds
-    while not wall_s or time.perf_counter() < until:
+    deadline = time.perf_counter() + seconds
+    while not wall_s or time.perf_counter() < deadline:
         cpu, wall = time.process_time(), time.perf_counter()
         decoder.run(batch)
         wall_s.append(time.perf_counter() - wall)
@@ -156,52 +150,54 @@ def measure(decoder: Decoder, batch: DecoderBatch, seconds: float) -> dict[str, 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="penstock.kernels.bench.decoder_step", description=__doc__)
+    parser = argparse.ArgumentParser(prog="penstock.ops.lab.kernels.decoder_step", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="config.json of a Llama-like model")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--quantization", choices=sorted(_PACK), default="none")
     parser.add_argument("--requests", type=int, default=1)
     parser.add_argument("--query-len", type=int, default=1, help="tokens of each request in the step")
-    parser.add_argument("--seq-len", type=int, default=256, help="tokens of each request with those of the step")
-    parser.add_argument("--adapters", type=int, default=0, help="low-rank adapters that the requests share among them")
-    parser.add_argument("--rank", type=int, default=16, help="of each adapter")
+    parser.add_argument("--seq-len", type=int, default=256, help="tokens of each request, including those of the step")
+    parser.add_argument("--adapters", type=int, default=0, help="low-rank adapters, divided among the requests")
+    parser.add_argument("--rank", type=int, default=16, help="rank of each adapter")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tiles", choices=("on", "off"), default="on")
-    parser.add_argument("--huge-pages", choices=("on", "off"), default="on", help="of the weights")
+    parser.add_argument("--huge-pages", choices=("on", "off"), default="on", help="for the weights")
     arguments = parser.parse_args()
     refusal = native.load(uses_tiles=arguments.tiles == "on")
     library = native.loaded()
     if library is None:
-        sys.exit(f"the compiled kernels cannot be had: {refusal}")
+        sys.exit(f"the compiled kernels are not available: {refusal}")
     native.set_num_threads(arguments.threads)
-    sizes, dtype = Sizes.read(arguments.config), getattr(torch, arguments.dtype)
+    sizes, dtype = Sizes.from_file(arguments.config), getattr(torch, arguments.dtype)
     weights = make_weights(sizes, dtype, arguments.quantization, Arena() if arguments.huge_pages == "on" else None)
     decoder = Decoder(weights)
     batch = make_batch(sizes, dtype, arguments.requests, arguments.query_len, arguments.seq_len)
     keys, values = make_caches(decoder, sizes, dtype, batch)
     decoder.use_cache(keys, values, BLOCK_SIZE)
-    held: list[PackedLora] = []
+    adapters: list[PackedLora] = []
     if arguments.adapters:
-        held = make_adapters(sizes, dtype, arguments.adapters, arguments.rank)
-        products = (ProductStruct * len(held))(*(one.struct() for one in held))
+        adapters = make_adapters(sizes, dtype, arguments.adapters, arguments.rank)
+        products = (ProductStruct * len(adapters))(*(adapter.struct() for adapter in adapters))
         decoder.use_adapters(LayerAdapters(products, arguments.adapters))
-        # As the engine packs a step: those of one adapter lie together.
-        of_token = torch.arange(len(batch.token_ids)) * arguments.adapters // len(batch.token_ids)
-        batch = replace(batch, token_lora=of_token)
-    linears = [weights.lm_head, *(part for layer in weights.layers for part in _linears_of(layer))]
-    read = {
+        # As the engine packs a step: tokens of one adapter are adjacent.
+        token_lora = torch.arange(len(batch.token_ids)) * arguments.adapters // len(batch.token_ids)
+        batch = replace(batch, token_lora=token_lora)
+    linears = [weights.lm_head, *(part for layer in weights.layers for part in _linears(layer))]
+    step_bytes = {
         "instructions": library.instructions,
         "weight_bytes": sum(linear.packed.nbytes for linear in linears),
-        "adapter_bytes": sum(one.a.packed.nbytes + sum(b.packed.nbytes for b, _, _ in one.parts) for one in held),
+        "adapter_bytes": sum(
+            lora.a.packed.nbytes + sum(b.packed.nbytes for b, _, _ in lora.parts) for lora in adapters
+        ),
         "kv_bytes": sum(cache.nbytes for cache in (*keys, *values)),
     }
-    print(json.dumps(read), flush=True)
+    print(json.dumps(step_bytes), flush=True)
     for line in sys.stdin:
         print(json.dumps(measure(decoder, batch, float(line))), flush=True)
     return 0
 
 
-def _linears_of(layer: LayerWeights) -> tuple[PackedWeight, ...]:
+def _linears(layer: LayerWeights) -> tuple[PackedWeight, ...]:
     linears = layer.qkv, layer.output, layer.gate_up, layer.down
     return tuple(linear for linear in linears if linear is not None)
 

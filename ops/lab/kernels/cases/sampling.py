@@ -1,4 +1,4 @@
-"""For the benchmark: the vocabulary of Qwen3, rows that end among the first tokens and rows that are searched."""
+"""The vocabulary of Qwen3: rows whose draw ends within the first tokens, and rows that are searched."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from ..bench.case import Case, Setting
-from . import Draws, argmax, reference, sample
+from .....kernels.sampling import Draws, argmax, reference, sample
+from . import Case, Setting
 
-# By name: what filters, and how far apart logits are.
+# Filters and the standard deviation of the logits, by name.
 _FILTERS = {
     "free": ({}, 2.0),
     "top_k=20 top_p=0.95": ({"top_k": 20, "top_p": 0.95}, 2.0),
@@ -20,7 +20,7 @@ _FILTERS = {
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    """From one request to a full batch; logits of a sample are float32, in which few are equal."""
+    """Yield cases from one request to a full batch. Logits to sample from are float32, in which few are equal."""
     for num_rows, vocab_size in setting.choose(
         on_gpu=[(1, 151_936), (256, 151_936), (64, 151_936)], on_cpu=[(16, 49_152)]
     ):
@@ -40,9 +40,9 @@ def cases(setting: Setting) -> Iterator[Case]:
                 shape=f"{name} R={num_rows} V={vocab_size}",
                 dtype=wide.dtype,
                 inputs=(wide,),
-                run=_with(sample, draws),
-                truth=_with(reference.sample, draws),
-                rivals={"torch.topk": _with(reference.sample, draws)},
+                run=_bind(sample, draws),
+                truth=_bind(reference.sample, draws),
+                rivals={"torch.topk": _bind(reference.sample, draws)},
                 num_bytes=2 * wide.nbytes,
             )
 
@@ -57,5 +57,5 @@ def _draws(num_rows: int, top_k: int = 0, top_p: float = 1.0) -> Draws:
     )
 
 
-def _with(function: Callable[[Tensor, Draws], Tensor], draws: Draws) -> Callable[[Tensor], Tensor]:
+def _bind(function: Callable[[Tensor, Draws], Tensor], draws: Draws) -> Callable[[Tensor], Tensor]:
     return lambda logits: function(logits, draws)

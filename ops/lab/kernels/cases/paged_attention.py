@@ -1,4 +1,4 @@
-"""For the benchmark: Qwen3's heads, decode by batch and context, a prefill, and what determinism and float8 cost."""
+"""Qwen3's heads: decode by batch size and context, prefill, and the costs of determinism and float8."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..bench.case import Case, Setting
-from . import PagedBatch, paged_attention, reference
-from .variant import Variant
+from .....kernels.paged_attention import PagedBatch, paged_attention, reference
+from .....kernels.paged_attention.variant import Variant
+from . import Case, Setting
 
 _D = 128
 _BLOCK_SIZE = 16
 _SCALE = _D**-0.5
-# Query tokens that the truth is computed of at once: scores in float64 take memory.
+# Query tokens per piece of the truth, because scores in float64 take much memory.
 _TRUTH_CHUNK = 512
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    """32 query heads over 8 are Qwen3-8B's, 16 over 8 are 0.6B's."""
+    """Yield the cases; Qwen3-8B has 32 query heads over 8, 0.6B has 16 over 8."""
     decodes = [(16, 1, 1024), (16, 64, 1024), (16, 256, 8192)]
     decodes += [(32, size, context) for context in (1024, 8192) for size in (1, 16, 64, 256)]
     for num_heads, size, context in setting.choose(on_gpu=decodes, on_cpu=[(16, 4, 256)]):
@@ -39,7 +39,7 @@ def cases(setting: Setting) -> Iterator[Case]:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Requests of equal length, whose blocks lie anywhere in a cache of 8 key/value heads."""
+    """Requests of equal length with scattered blocks in a cache of 8 key/value heads."""
 
     query: Tensor
     key_cache: Tensor
@@ -61,14 +61,12 @@ class _Rows:
         table = setting.distinct(num_blocks, num_blocks).view(size, -1)
         no_slots = torch.zeros(0, dtype=torch.int64, device=setting.device)
         batch = PagedBatch(table, no_slots, [query_len] * size, [context] * size, _BLOCK_SIZE)
-        # Sharper weights than of normal scores: the mean of thousands of values is near zero, as what is wrong may be.
+        # Twice as large, for sharper weights: the mean of thousands of values is near zero, as a wrong result may be.
         return cls(2 * setting.random(size * query_len, num_heads, _D), keys, values, batch)
 
     def case(self, name: str, *, is_batch_invariant: bool = False) -> Case:
-        (num_tokens, num_heads, _), (size, context) = (
-            self.query.shape,
-            (len(self.batch.seq_lens), self.batch.seq_lens[0]),
-        )
+        num_tokens, num_heads, _ = self.query.shape
+        size, context = len(self.batch.seq_lens), self.batch.seq_lens[0]
         query_len = num_tokens // size
         num_pairs = size * (query_len * context - query_len * (query_len - 1) // 2)
         return Case(
@@ -117,7 +115,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Contiguous:
-    """Torch's attention over keys and values ``[B, KVH, S, D]`` that lie where it wants them."""
+    """Torch's attention over contiguous keys and values ``[B, KVH, S, D]``."""
 
     keys: Tensor
     values: Tensor

@@ -1,4 +1,4 @@
-"""For the benchmark: adapters of rank 16 on a projection of 4096."""
+"""Adapters of rank 16 on a projection of 4096."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..bench.case import Case, Setting
-from . import lora_expand, lora_shrink, reference
+from .....kernels.lora import lora_expand, lora_shrink, reference
+from . import Case, Setting
 
 
 def cases(setting: Setting) -> Iterator[Case]:
@@ -19,9 +19,9 @@ def cases(setting: Setting) -> Iterator[Case]:
         b = setting.random(num_adapters, size, rank).mul_(rank**-0.5)
         token_lora = setting.integers(num_adapters, num_tokens)
         num_touched = token_lora.unique().numel()
-        about = f"T={num_tokens} NL={num_adapters} R={rank}"
+        letters = f"T={num_tokens} NL={num_adapters} R={rank}"
         yield Case(
-            shape=f"shrink {about} K={size}",
+            shape=f"shrink {letters} K={size}",
             dtype=inputs.dtype,
             inputs=(inputs, a, token_lora),
             run=lora_shrink,
@@ -31,7 +31,7 @@ def cases(setting: Setting) -> Iterator[Case]:
             num_flop=2 * num_tokens * rank * size,
         )
         yield Case(
-            shape=f"expand {about} N={size}",
+            shape=f"expand {letters} N={size}",
             dtype=inputs.dtype,
             inputs=(inputs, b, token_lora, setting.random(num_tokens, rank).to(torch.float32)),
             run=_expand,

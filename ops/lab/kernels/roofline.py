@@ -1,4 +1,4 @@
-"""What this device can do at best, measured in the run whose rows it judges."""
+"""The best rates of this device, measured in the same run as the rows that are compared with them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from .timing import measure
 
 @dataclass(frozen=True)
 class Roofline:
-    """Args:
-    copy_gb_per_s: bytes read and written by a large copy.
-    matmul_tflop_per_s: of a large product in bfloat16 of normally distributed numbers (zeros would draw less power).
+    """Best rates of a device.
+
+    Args:
+        copy_gb_per_s: bytes read and written by a large copy.
+        matmul_tflop_per_s: rate of a large bfloat16 product of normally distributed numbers (zeros draw less power).
     """
 
     copy_gb_per_s: float
     matmul_tflop_per_s: float
 
     def bound_us(self, num_bytes: int, num_flop: int) -> float:
-        """Of a kernel that does nothing but move these bytes and do this arithmetic, at once."""
+        """Return the time of a kernel that only moves these bytes and does this arithmetic, both at the same time."""
         return max(num_bytes / self.copy_gb_per_s * 1e-3, num_flop / self.matmul_tflop_per_s * 1e-6)
 
     def is_memory_bound(self, num_bytes: int, num_flop: int) -> bool:

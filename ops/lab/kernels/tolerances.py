@@ -1,11 +1,11 @@
-"""How far a kernel's result may be from the truth, which is its reference in float64 of the same inputs."""
+"""The allowed difference between a kernel's result and the truth: its reference on the same inputs in float64."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# (rtol, atol) by the dtype of the result; the same for every kernel, device and shape, in tests and before timing.
+# (rtol, atol) by the dtype of the result; the same for every kernel, device and shape, in tests and in the benchmark.
 TOLERANCES = {
     torch.float64: (1e-9, 1e-9),
     torch.float32: (1e-5, 1e-5),
@@ -17,10 +17,10 @@ TOLERANCES = {
 
 
 def assert_close(actual: Tensor, truth: Tensor) -> None:
-    """Compare with ``truth``, of any dtype; integers must be equal.
+    """Compare ``actual`` with ``truth``, of any dtype; integers must be equal.
 
     Raises:
-        AssertionError: it is farther away than its dtype allows; the message tells where and by how much.
+        AssertionError: the difference exceeds the tolerance; the message names the place and the difference.
     """
     rtol, atol = TOLERANCES.get(actual.dtype, (0.0, 0.0))
     torch.testing.assert_close(actual.double(), truth.double(), rtol=rtol, atol=atol)

@@ -1,4 +1,4 @@
-"""For the benchmark: a model's hidden rows, and the heads of Qwen3 with a weight each."""
+"""Hidden rows of a model, and the heads of Qwen3 with a weight for each head."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..bench.case import Case, Setting
-from . import add_rms_norm, reference, rms_norm
+from .....kernels.rms_norm import add_rms_norm, reference, rms_norm
+from . import Case, Setting
 
 _EPS = 1e-6
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    """Rows of 0.6B and 8B models, from one request's decode to a prefill."""
+    """Yield cases of 0.6B and 8B models, from one request's decode to a prefill."""
     for num_tokens, size in setting.choose(
         on_gpu=[(1, 4096), (64, 4096), (8192, 1024), (8192, 4096)], on_cpu=[(64, 1024)]
     ):
@@ -25,7 +25,7 @@ def cases(setting: Setting) -> Iterator[Case]:
             inputs=(inputs, weight),
             run=_norm,
             truth=_norm_reference,
-            rivals={"F.rms_norm": _norm_of_torch, **setting.compiled(_norm_reference)},
+            rivals={"F.rms_norm": _torch_norm, **setting.compiled(_norm_reference)},
             num_bytes=2 * inputs.nbytes + weight.nbytes,
         )
         yield Case(
@@ -58,7 +58,7 @@ def _norm_reference(inputs: Tensor, weight: Tensor) -> Tensor:
     return reference.rms_norm(inputs, weight, _EPS)
 
 
-def _norm_of_torch(inputs: Tensor, weight: Tensor) -> Tensor:
+def _torch_norm(inputs: Tensor, weight: Tensor) -> Tensor:
     return F.rms_norm(inputs, weight.shape, weight, _EPS)
 
 

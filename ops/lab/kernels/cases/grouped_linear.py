@@ -1,4 +1,4 @@
-"""For the benchmark: one product of Qwen3-30B-A3B's experts."""
+"""One product of Qwen3-30B-A3B's experts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from ..bench.case import Case, Setting
-from . import grouped_linear, reference
+from .....kernels.grouped_linear import grouped_linear, reference
+from . import Case, Setting
 
 
 def cases(setting: Setting) -> Iterator[Case]:
