@@ -40,7 +40,7 @@ class CoreGate:
 
 def install_gate(path: str) -> None:
     """Make cores look at the file before each step."""
-    from penstock.worker.engines.vllm.core import VllmCore
+    from penstock.worker.other_engines.vllm.core import VllmCore
 
     step, gate = VllmCore.step_fn, CoreGate(path)
 

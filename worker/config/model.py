@@ -12,8 +12,8 @@ MODEL = "model"
 # The program of an engine's core, by what `--engine` calls it.
 CORE_MODULES = {
     "penstock": "penstock.worker.engine",
-    "vllm": "penstock.worker.engines.vllm",
-    "http": "penstock.worker.engines.http",
+    "vllm": "penstock.worker.other_engines.vllm",
+    "http": "penstock.worker.other_engines.http",
 }
 
 

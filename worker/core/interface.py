@@ -1,4 +1,7 @@
-"""What an engine core is to the loop that drives it. ``worker.engine`` has ours, ``worker.engines`` those of others."""
+"""Interface of an engine core to the loop that drives it.
+
+``worker.engine`` implements it for Penstock's own engine, ``worker.other_engines`` for vLLM and HTTP servers.
+"""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ from ...shared.shards import check_servers, make_commands, shards_text
 from ..config.engine_config import EngineConfig
 from ..config.fleet import FleetOptions
 from ..config.worker_config import WorkerConfig
-from ..engines.kinds import KINDS
 from ..options.ranges import bounds
 from ..options.settings import Setting, Settings
+from ..other_engines.kinds import KINDS
 from ..programs import HostOptions
 from .demand import Demand
 from .fleet import Fleet

@@ -129,7 +129,7 @@ class VllmThroughRedis(ThroughRedis):
     def why_missing(self) -> str:
         if not (self._folder / INSTALLED_MARK).exists():
             return "not installed"
-        command = [self._python, "-m", "penstock.worker.engines.vllm.versions"]
+        command = [self._python, "-m", "penstock.worker.other_engines.vllm.versions"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return "" if done.returncode == 0 else "no penstock in its environment (make engine-vllm)"
 

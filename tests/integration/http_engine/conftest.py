@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from penstock.ops.redis_processes import free_port
-from penstock.worker.engines.http.server import await_server, open_client
+from penstock.worker.other_engines.http.server import await_server, open_client
 
 PROGRAM = Path(__file__).parent / "dialect_server.py"
 

@@ -15,9 +15,9 @@ from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.repetition import RepetitionDetectionParams
 from penstock.shared.params.sampling import SamplingParams
 from penstock.shared.params.structured import StructuredOutputsParams
-from penstock.worker.engines.http.core import HttpCore
-from penstock.worker.engines.http.server import find_server, open_client
-from penstock.worker.engines.http.streams import ServerStreams
+from penstock.worker.other_engines.http.core import HttpCore
+from penstock.worker.other_engines.http.server import find_server, open_client
+from penstock.worker.other_engines.http.streams import ServerStreams
 
 from .conftest import TestServer
 from .dialect_server import ACCENTS, EOS, FAILURE, LEAD, MISTAKE, NUM_SLOTS, SLOT_TOKENS, TAIL, VOCAB_SIZE, next_token

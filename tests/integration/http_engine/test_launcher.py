@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.worker.engines.http.launcher import LaunchedServer
+from penstock.worker.other_engines.http.launcher import LaunchedServer
 
 pytestmark = pytest.mark.slow
 # Starts another process, tells both ids, and stays.

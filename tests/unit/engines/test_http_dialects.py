@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,26 +11,23 @@ from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams
 from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.engines.http import llama, sglang
-from penstock.worker.engines.http.dialect import Asked, Dialect, ServerFacts
-from penstock.worker.engines.http.options import check_options
-from penstock.worker.engines.http.server import check_model
+from penstock.worker.other_engines.http import llama, sglang
+from penstock.worker.other_engines.http.dialect import Asked, Dialect, ServerFacts
+from penstock.worker.other_engines.http.options import check_options
+from penstock.worker.other_engines.http.server import check_model
 
-# Text, which the worker process makes; the client's own business; ends, which the core finds; what others have set.
-ELSEWHERE = (
-    *("n", "stop", "detokenize", "skip_special_tokens", "spaces_between_special_tokens"),
-    *("include_stop_str_in_output", "output_kind", "repetition_detection"),
-    *("bad_words_token_ids", "think_token_ids", "truncate_prompt_tokens"),
-)
 DIALECTS: dict[str, Dialect] = {"llama": llama.LlamaDialect(512), "sglang": sglang.SglangDialect()}
 
 
-@pytest.mark.parametrize(("module", "more"), [(llama, ("stop_token_ids",)), (sglang, ())], ids=["llama", "sglang"])
-def test_every_sampling_field_has_its_place(module: ModuleType, more: tuple[str, ...]) -> None:
-    places = (*module.FIELDS_AS_THEY_ARE, *module.FIELDS_CHANGED, *module.FIELDS_REFUSED, *ELSEWHERE, *more)
-    assert sorted(places) == sorted(SamplingParams.__struct_fields__)
-    defaults = SamplingParams()
-    assert {name: getattr(defaults, name) for name in module.FIELDS_REFUSED} == module.FIELDS_REFUSED
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_parameter_that_no_mapping_names_is_refused(dialect: str) -> None:
+    """``extra_args`` and ``prompt_logprobs`` stand for any field that is added to ``SamplingParams`` later."""
+    message = EngineCoreRequest(request_id="r", prompt_token_ids=[1])
+    unserved = (SamplingParams(extra_args={"logits_processors": {}}), SamplingParams(prompt_logprobs=2))
+    for name, params in zip(("extra_args", "prompt_logprobs"), unserved, strict=True):
+        with pytest.raises(UnsupportedParameterError, match=f"^{name}="):
+            DIALECTS[dialect].check(message, params)
+    DIALECTS[dialect].check(message, SamplingParams(thinking_token_budget=-1))
 
 
 def _asked(num_output_tokens: int = 0, **values: Any) -> Asked:

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.engines.vllm.options import TAKEN, check_options, vllm_environment, vllm_words
-from penstock.worker.engines.vllm.versions import check_version
+from penstock.worker.other_engines.vllm.options import TAKEN, check_options, vllm_environment, vllm_words
+from penstock.worker.other_engines.vllm.versions import check_version
 
 
 def _config(**fields: Any) -> EngineConfig:

@@ -1,4 +1,4 @@
-"""``PYTHON -m penstock.worker.engines.vllm --fd N``: vLLM's engine core, talking over an inherited socket."""
+"""``PYTHON -m penstock.worker.other_engines.vllm --fd N``: vLLM's engine core, talking over an inherited socket."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main() -> NoReturn:
     """Run until the worker process says otherwise, and end the process."""
     # The worker process's standard output is read by a program; vLLM writes its log there.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    status = run_core("penstock.worker.engines.vllm", __doc__, sys.argv[1:], _build)
+    status = run_core("penstock.worker.other_engines.vllm", __doc__, sys.argv[1:], _build)
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads of vLLM and its libraries would keep a core that failed from ending.

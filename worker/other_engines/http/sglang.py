@@ -15,7 +15,7 @@ from ....shared.messages.requests import EngineCoreRequest
 from ....shared.params.sampling import SamplingParams
 from ....shared.params.seeds import derived_seed
 from ....shared.params.structured import StructuredOutputsParams
-from .dialect import Asked, Chunk, ServerFacts, refuse_fields, refuse_grammar_fields
+from .dialect import Asked, Chunk, ServerFacts, check_request, refuse_grammar_fields
 
 NAME = "SGLang"
 FIELDS_AS_THEY_ARE = (
@@ -29,13 +29,7 @@ FIELDS_AS_THEY_ARE = (
     "stop_token_ids",
 )
 FIELDS_CHANGED = ("top_k", "seed", "max_tokens", "min_tokens", "logprobs", "structured_outputs", "logit_bias")
-FIELDS_REFUSED: dict[str, object] = {
-    "prompt_logprobs": None,
-    "allowed_token_ids": None,
-    "bad_words": None,
-    "thinking_token_budget": None,
-    "extra_args": None,
-}
+SERVED_FIELDS = frozenset({*FIELDS_AS_THEY_ARE, *FIELDS_CHANGED})
 GRAMMAR_FIELDS_REFUSED = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 _CALLERS_MISTAKES = (400, 413, 422)
 
@@ -49,7 +43,7 @@ class SglangDialect:
 
     def check(self, message: EngineCoreRequest, params: SamplingParams) -> None:
         """As ``Dialect``."""
-        refuse_fields(NAME, message, params, FIELDS_REFUSED)
+        check_request(NAME, message, params, SERVED_FIELDS)
         refuse_grammar_fields(NAME, params, GRAMMAR_FIELDS_REFUSED)
 
     def body(self, asked: Asked) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from ....shared.messages.requests import EngineCoreRequest
 from ....shared.params.sampling import SamplingParams
 from ....shared.params.seeds import derived_seed
 from ....shared.params.structured import StructuredOutputsParams
-from .dialect import Asked, Chunk, ServerFacts, refuse_fields, refuse_grammar_fields
+from .dialect import Asked, Chunk, ServerFacts, check_request, refuse_grammar_fields
 
 NAME = "llama-server"
-# Under our names, its own.
+# Fields that have the same names in llama-server's requests.
 FIELDS_AS_THEY_ARE = ("presence_penalty", "frequency_penalty", "temperature", "top_p", "min_p", "ignore_eos")
 FIELDS_CHANGED = (
     "repetition_penalty",
@@ -27,15 +27,9 @@ FIELDS_CHANGED = (
     "logprobs",
     "structured_outputs",
     "logit_bias",
+    "stop_token_ids",  # the core ends the request
 )
-FIELDS_REFUSED: dict[str, object] = {
-    "min_tokens": 0,
-    "prompt_logprobs": None,
-    "allowed_token_ids": None,
-    "bad_words": None,
-    "thinking_token_budget": None,
-    "extra_args": None,
-}
+SERVED_FIELDS = frozenset({*FIELDS_AS_THEY_ARE, *FIELDS_CHANGED})
 GRAMMAR_FIELDS_REFUSED = (
     "regex",
     "structural_tag",
@@ -66,7 +60,7 @@ class LlamaDialect:
 
     def check(self, message: EngineCoreRequest, params: SamplingParams) -> None:
         """As ``Dialect``."""
-        refuse_fields(NAME, message, params, FIELDS_REFUSED)
+        check_request(NAME, message, params, SERVED_FIELDS)
         refuse_grammar_fields(NAME, params, GRAMMAR_FIELDS_REFUSED)
 
     def body(self, asked: Asked) -> dict[str, Any]:

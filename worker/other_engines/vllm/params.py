@@ -17,12 +17,13 @@ from ....shared.params.sampling import SamplingParams
 from ....shared.params.seeds import derived_seed
 from ....shared.params.structured import StructuredOutputsParams
 from ...core.resuming import check_resume
+from ..checked_request import refuse_unserved
 
 # How a resumed generation continues; `Ready` says it. Presence and frequency penalties count the output alone, bad
 # words are sought there, and the state of a random generator is nowhere: beyond greedy ones nothing is the same.
 RESUME = GREEDY
 
-# Under vLLM's names, which are ours.
+# Fields that have the same names and meanings in vLLM.
 SAMPLING_FIELDS_AS_THEY_ARE = (
     "presence_penalty",
     "frequency_penalty",
@@ -44,22 +45,8 @@ SAMPLING_FIELDS_CHANGED = (
     "prompt_logprobs",
     "structured_outputs",
     "bad_words",
-    "bad_words_token_ids",
-    "repetition_detection",
 )
-# Text, which the worker process makes, or the client's own business: `n` are requests of their own.
-SAMPLING_FIELDS_ELSEWHERE = (
-    "n",
-    "stop",
-    "detokenize",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "include_stop_str_in_output",
-    "output_kind",
-    "think_token_ids",
-    "truncate_prompt_tokens",
-)
-SAMPLING_FIELDS_REFUSED = ("thinking_token_budget", "extra_args")
+SERVED_FIELDS = frozenset({*SAMPLING_FIELDS_AS_THEY_ARE, *SAMPLING_FIELDS_CHANGED})
 GRAMMAR_FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 # vLLM sets them for all requests of an engine; with the value that says nothing.
 GRAMMAR_FIELDS_REFUSED = {
@@ -78,10 +65,7 @@ def check_request(message: EngineCoreRequest, params: SamplingParams) -> None:
     """
     if message.prompt_embeds is not None:
         raise UnsupportedParameterError("prompt_embeds: engine 'vllm' takes prompts of text and tokens only")
-    if params.is_thinking_limited:
-        raise UnsupportedParameterError(
-            f"thinking_token_budget={params.thinking_token_budget} is not supported by engine 'vllm'; leave it at None"
-        )
+    refuse_unserved("engine 'vllm'", params, SERVED_FIELDS)
     grammar = params.structured_outputs
     for name, default in GRAMMAR_FIELDS_REFUSED.items() if grammar is not None else ():
         if getattr(grammar, name) != default:

@@ -43,7 +43,7 @@ def _check_nothing(_: EngineConfig) -> None:
 def _check_vllm(config: EngineConfig) -> None:
     check_vllm_options(config)
     python = config.engine_python or sys.executable
-    command = [python, "-m", "penstock.worker.engines.vllm.versions"]
+    command = [python, "-m", "penstock.worker.other_engines.vllm.versions"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=_LOOK_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,4 +1,4 @@
-"""Which vLLM is here, and whether this adapter knows it. ``python -m penstock.worker.engines.vllm.versions`` tells.
+"""Check the version of the installed vLLM: ``python -m penstock.worker.other_engines.vllm.versions``.
 
 Its core is not a public interface: what is read here of it changes between minor versions.
 """

@@ -25,7 +25,7 @@ class LaunchedServer:
     def __init__(self, words: list[str]) -> None:
         self._words = words
         self._keeper = subprocess.Popen(
-            [sys.executable, "-m", "penstock.worker.engines.http.keeper", *words],
+            [sys.executable, "-m", "penstock.worker.other_engines.http.keeper", *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

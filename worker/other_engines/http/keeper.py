@@ -1,4 +1,4 @@
-"""``PYTHON -m penstock.worker.engines.http.keeper WORD…``: runs a server for as long as its standard input is open.
+"""Run a server until standard input closes: ``PYTHON -m penstock.worker.other_engines.http.keeper WORD…``.
 
 The core holds the other end, so the server ends with the core, whatever ends that: its process group is killed, and
 with it what the server has started. When the server ends by itself, its status and last words go to standard output.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -9,8 +10,8 @@ from ....shared.errors import UnsupportedParameterError
 from ....shared.messages.outcome import FinishReason, TokenLogprobs
 from ....shared.messages.requests import EngineCoreRequest
 from ....shared.params.sampling import SamplingParams
-from ....shared.shown import shown
 from ...core.resuming import check_resume
+from ..checked_request import refuse_unserved
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,11 @@ class Dialect(Protocol):
         ...
 
 
-def refuse_fields(server: str, message: EngineCoreRequest, params: SamplingParams, fields: dict[str, object]) -> None:
-    """Refuse ``fields`` (name to default) of ``params`` that are set, what no such server has, and an exact resume.
+def check_request(server: str, message: EngineCoreRequest, params: SamplingParams, served: Collection[str]) -> None:
+    """Refuse prompts, sampling parameters and resumes that ``server`` cannot serve.
+
+    Args:
+        served: names of the sampling parameters that the dialect passes on.
 
     Raises:
         UnsupportedParameterError: names the field and the remedy.
@@ -122,12 +126,7 @@ def refuse_fields(server: str, message: EngineCoreRequest, params: SamplingParam
         raise UnsupportedParameterError("prompt_embeds: engine 'http' takes prompts of text and tokens only")
     if message.pooling_params is not None:
         raise UnsupportedParameterError("pooling_params: engine 'http' generates only")
-    for name, default in fields.items():
-        value = getattr(params, name)
-        if value != default:
-            raise UnsupportedParameterError(
-                f"{name}={shown(value)} is not supported by {server}; leave it at {shown(default)}"
-            )
+    refuse_unserved(server, params, served)
     check_resume("http", message, params)
 
 
