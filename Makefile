@@ -65,18 +65,18 @@ bench: $(VENV)/.installed-bench
 
 # The rivals of `make bench`, each in an environment of its own; one that cannot be installed here is told and left out.
 bench-peers: $(VENV)/.installed
-	$(BIN)/python -m penstock.ops.bench.install_peers --folder $(PEERS)
+	$(BIN)/python -m penstock.ops.lab.bench.install_peers --folder $(PEERS)
 
 # vLLM with the light penstock in its environment: what `worker start --engine vllm` and tests/engines need.
 engine-vllm: $(VENV)/.installed
-	$(BIN)/python -m penstock.ops.bench.install_peers --folder $(PEERS) vllm
+	$(BIN)/python -m penstock.ops.lab.bench.install_peers --folder $(PEERS) vllm
 	$(PEERS)/vllm/bin/python -m pip --disable-pip-version-check install -q -e .
 
 # Every kernel, the engine and a rival on a GPU, with the packages that PYTHON has: no network, nothing is installed.
 gpu-check:
 	mkdir -p .gpu-check/penstock
 	for part in $(PARTS); do ln -sfn "$(CURDIR)/$$part" .gpu-check/penstock/$$part; done
-	PYTHONPATH="$(CURDIR)/.gpu-check" $(PYTHON) -m penstock.ops.gpu_check $(GPU_CHECK)
+	PYTHONPATH="$(CURDIR)/.gpu-check" $(PYTHON) -m penstock.ops.lab.gpu_check $(GPU_CHECK)
 
 chaos: $(VENV)/.installed
 	$(BIN)/penstock chaos
@@ -87,11 +87,11 @@ mutants: $(VENV)/.installed-dev
 
 # Files of other projects that are kept here, in the versions that their manifests name. Needs npm.
 vendor: $(VENV)/.installed
-	$(BIN)/python -m penstock.ops.vendor
+	$(BIN)/python -m penstock.ops.lab.vendor
 
 # Pictures of the operators' pages and of `penstock top`, for the guide. Needs Chromium.
 screenshots: $(VENV)/.installed-dev
-	$(BIN)/python -m penstock.ops.demo.screenshots
+	$(BIN)/python -m penstock.ops.lab.screenshots
 
 # The compiled kernels for AVX2 alone, and for Arm under qemu; what is not installed is told and skipped.
 portable: $(VENV)/.installed-dev
@@ -104,14 +104,14 @@ RANK_NAME = $(if $(TENSOR_PARALLEL),-tp$(TENSOR_PARALLEL))$(if $(PIPELINE_PARALL
 # One that was stopped goes on where it was.
 models: $(VENV)/.installed
 	mkdir -p build
-	$(BIN)/python -m penstock.worker.survey $(RANK_OPTIONS) --rows build/models$(RANK_NAME).rows \
-		--out ops/models$(RANK_NAME).md
+	$(BIN)/python -m penstock.ops.lab.survey $(RANK_OPTIONS) --rows build/models$(RANK_NAME).rows \
+		--out ops/lab/reports/models$(RANK_NAME).md
 	rm build/models$(RANK_NAME).rows
 
 # Families over two ranks, in each way that ranks share them: the table of ops/guide/ranks.md.
 layouts: $(VENV)/.installed
 	mkdir -p build
-	$(BIN)/python -m penstock.worker.survey.layouts --rows build/layouts.rows --into ops/guide/ranks.md
+	$(BIN)/python -m penstock.ops.lab.survey.layouts --rows build/layouts.rows --into ops/guide/ranks.md
 	rm build/layouts.rows
 
 install: $(VENV)/.installed

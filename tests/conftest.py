@@ -21,8 +21,9 @@ import redis
 import structlog
 from blockbuster import BlockBuster
 
-from penstock.ops import local_server, local_worker
-from penstock.ops.cluster_trio import ClusterTrio
+from penstock.ops.lab.clusters.cluster_trio import ClusterTrio
+from penstock.ops.local import server as local_server
+from penstock.ops.local import worker as local_worker
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.embedded import find_redis_server
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE, running_fork_server

@@ -17,7 +17,8 @@ import types
 import warnings
 from pathlib import Path
 
-from penstock.ops import local_server, local_worker
+from penstock.ops.local import server as local_server
+from penstock.ops.local import worker as local_worker
 
 from .warm_python import WarmProgram
 

@@ -36,9 +36,9 @@ _READ_BYTES = 1 << 16
 _SOURCES = Path(__file__).parent.parent
 # Of worker processes, supervisors, gateways.
 _WITHOUT_TORCH = ("ops/cli", "producer/gateway", "worker/cli", "worker/serving", "worker/supervisor")
-_WITH_TORCH = ("kernels", "ops/bench", "ops/chaos", "ops/cli", "ops/gpu_check", "worker")
+_WITH_TORCH = ("kernels", "ops/cli", "ops/lab/bench", "ops/lab/chaos", "ops/lab/gpu_check", "ops/lab/survey", "worker")
 # They bring large libraries along that few programs want.
-_LEFT_OUT = ("ops/bench/peers", "worker/fleet")
+_LEFT_OUT = ("ops/lab/bench/peers", "worker/fleet")
 
 
 @dataclass(eq=False)

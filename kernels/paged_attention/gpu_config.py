@@ -1,6 +1,6 @@
 """Tiles, warps and stages of the attention kernels, chosen by rule: a tuner would make the first request wait.
 
-For Hopper, tried on an H200 with 32 query heads over 8 (ops/gpu.md):
+For Hopper, tried on an H200 with 32 query heads over 8 (ops/lab/reports/gpu.md):
 
 - Decode, 16-bit, D <= 128: tiles of 16 x 32, 4 warps, 4 stages. Deep rather than wide, because it waits for memory, and
   four programs fit a multiprocessor. 16 x 64 in 3 stages took 7% less time for 16 rows of 8k keys, but 64 rows of 560

@@ -5,40 +5,43 @@ To add a subcommand, write a module that ends in a ``Command``, in the folder of
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
+from importlib.util import resolve_name
 
 from ...shared import plain_structlog  # noqa: F401  # before structlog
-from ...shared.command_line import Command, run_program
+from ...shared.command_line import Command, UsageError, run_program
 
+LAB = "..lab"
 # In the order in which --help lists them; each with its module.
 COMMANDS = {
-    "demo": "trials.demo",
-    "worker": "engines.worker",
-    "status": "status",
-    "generate": "work.generate",
-    "batch": "work.batch",
-    "jobs": "servers.jobs",
-    "webhook": "access.webhook",
-    "models": "engines.models",
-    "lora": "engines.lora",
-    "queue": "queues.queue",
-    "requests": "queues.requests",
-    "shard": "queues.shard",
-    "dead": "queues.dead",
-    "engine": "engines.engine",
-    "dashboard": "servers.dashboard",
-    "top": "servers.top",
-    "audit": "access.audit",
-    "operator": "access.operator",
-    "gateway": "servers.gateway",
-    "keys": "access.keys",
-    "metrics": "servers.metrics",
-    "redis": "servers.embedded_redis",
-    "bench": "trials.bench",
-    "chaos": "trials.chaos",
-    "sim": "trials.sim",
+    "demo": ".trials.demo",
+    "worker": ".engines.worker",
+    "status": ".status",
+    "generate": ".work.generate",
+    "batch": ".work.batch",
+    "jobs": ".servers.jobs",
+    "webhook": ".access.webhook",
+    "models": ".engines.models",
+    "lora": ".engines.lora",
+    "queue": ".queues.queue",
+    "requests": ".queues.requests",
+    "shard": ".queues.shard",
+    "dead": ".queues.dead",
+    "engine": ".engines.engine",
+    "dashboard": ".servers.dashboard",
+    "top": ".servers.top",
+    "audit": ".access.audit",
+    "operator": ".access.operator",
+    "gateway": ".servers.gateway",
+    "keys": ".access.keys",
+    "metrics": ".servers.metrics",
+    "redis": ".servers.embedded_redis",
+    "bench": f"{LAB}.bench.command",
+    "chaos": f"{LAB}.chaos.command",
+    "sim": ".trials.sim",
 }
 
 
@@ -54,4 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(name: str) -> Command:
-    return import_module(f"{__name__}.{COMMANDS[name]}").COMMAND
+    try:
+        return import_module(COMMANDS[name], __name__).COMMAND
+    except ModuleNotFoundError as error:
+        # The wheel leaves the laboratory out.
+        if not COMMANDS[name].startswith(LAB) or error.name != resolve_name(LAB, __name__):
+            raise
+    return Command(name, "Needs a clone of Penstock's repository.", _refuse, forwards_arguments=True)
+
+
+def _refuse(_: argparse.Namespace) -> int:
+    raise UsageError("this command is not part of the installed package; run it in a clone of Penstock's repository")

@@ -16,8 +16,8 @@ from ...shared.deployment.records import DeathCause
 from ...shared.keys import Keys
 from ...shared.queue.policy import TenantPolicy
 from ...shared.shards import make_commands
-from ..local_server import LocalServer
-from ..local_stack import LocalStack
+from ..local.server import LocalServer
+from ..local.stack import LocalStack
 from .run import MODEL
 from .task import demo_questions
 

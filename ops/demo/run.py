@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ...producer import Client, SamplingParams
-from ..latency import StreamTimes, percentile
-from ..local_stack import LocalStack
+from ..local.stack import LocalStack
+from ..statistics import StreamTimes, percentile
 from .beside import show_styles
 from .screen import Screen, make_screen
 from .task import Question, demo_questions

@@ -1,1 +1,1 @@
-"""Tools for people who change Penstock: measurements and checks that no deployment needs."""
+"""Tools for people who change Penstock: measurements, trials, training and servers of tests. Not in the wheel."""

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ..fairness import jain_index
+from ..statistics import jain_index
 from .scenario import Tenants
 
 WINDOW_S = 10.0

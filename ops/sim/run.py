@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..bench.private_redis import private_redis
+from ..local.private_redis import private_redis
 from .reports.estimates import BandErrors, simulate_errors
 from .reports.plots import draw
 from .reports.report import make_report

@@ -9,8 +9,8 @@ import pytest
 from safetensors import safe_open
 
 from penstock.ops.demo.run import MODEL
-from penstock.ops.local_server import LocalGateway
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.server import LocalGateway
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client
 from penstock.worker.text.tokenizer import TextCodec
 

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.ops.demo.run import MODEL
 from penstock.ops.demo.styles import ADAPTERS, STYLES, style_questions
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import LLM, BeamSearchParams, Client, SamplingParams
 from penstock.shared.errors import ValidationError
 

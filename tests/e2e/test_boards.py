@@ -17,8 +17,8 @@ import httpx
 import psutil
 import pytest
 
-from penstock.ops.local_server import LocalGateway
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.server import LocalGateway
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams
 
 pytestmark = [pytest.mark.xdist_group("deployment"), pytest.mark.slow]

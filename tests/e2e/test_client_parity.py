@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.ops.demo.run import MODEL
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import (
     LLM,
     Client,

@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from penstock.ops.demo.run import MODEL
-from penstock.ops.local_stack import LocalStack
-from penstock.ops.local_worker import LocalWorker
+from penstock.ops.local.stack import LocalStack
+from penstock.ops.local.worker import LocalWorker
 from penstock.producer import Client, SamplingParams
 
 from ..gate import Gate

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import LLM, Client, EngineCallError, SleepState
 from penstock.shared import errors
 from penstock.shared.broker import EngineCalls

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from penstock.ops.demo.run import MODEL
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams
 from penstock.producer.openai.endpoints import RESPONSES, decode
 from penstock.producer.openai.errors import OpenAIError

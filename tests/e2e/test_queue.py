@@ -9,7 +9,7 @@ import time
 import pytest
 import redis.asyncio
 
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams
 from penstock.shared.messages.deltas import Delta
 

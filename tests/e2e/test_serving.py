@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from penstock.ops.demo.task import TASKS, held_out_questions
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams
 from penstock.shared import errors
 from penstock.shared.connection import CommandConnection

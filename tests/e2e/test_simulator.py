@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.ops.sim.real.outcome import outcome_of
 from penstock.ops.sim.real.recording import run_on_engines
 from penstock.ops.sim.scenario import Engines, Scenario, Tenants

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, Delta, RequestStats, SamplingParams
 from penstock.producer.control.deployment import read_deployment
 from penstock.shared.connection import CommandConnection

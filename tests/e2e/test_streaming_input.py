@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from penstock.ops.demo.run import MODEL
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, Delta, SamplingParams, StreamingInput, StructuredOutputsParams
 from penstock.shared import errors
 from penstock.shared.messages.requests import InputChunk

@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from penstock.ops.demo.run import MODEL
-from penstock.ops.local_server import LocalGateway
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.server import LocalGateway
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams
 from penstock.shared.broker.request_history import RequestFilter
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.ops.demo.run import MODEL
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import LLM, Client, EngineCallError, SleepState
 from penstock.producer.engine_calls import CALL_TIMEOUT_S
 from penstock.shared import errors

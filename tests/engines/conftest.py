@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.ops.demo.run import MODEL
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client
 
 from ..gate import Gate

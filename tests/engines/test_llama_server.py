@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from penstock.ops.demo.run import MODEL
-from penstock.ops.local_stack import LocalStack
-from penstock.ops.redis_processes import free_port
+from penstock.ops.lab.clusters.redis_processes import free_port
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams, StructuredOutputsParams
 from penstock.shared.errors import UnsupportedParameterError
 from penstock.worker.text.tokenizer import TextCodec

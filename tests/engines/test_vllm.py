@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from penstock.ops.demo.run import MODEL
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, Delta, SamplingParams, StructuredOutputsParams
 from penstock.shared.errors import EngineCallError, PoisonRequestError, UnsupportedParameterError, ValidationError
 from penstock.worker.text.tokenizer import TextCodec

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.ops.demo.run import MODEL
-from penstock.ops.local_stack import LocalStack
-from penstock.ops.sentinel_trio import SentinelTrio, has_sentinel_mode
+from penstock.ops.lab.clusters.sentinel_trio import SentinelTrio, has_sentinel_mode
+from penstock.ops.local.stack import LocalStack
 
 from ..gate import Gate
 from .faulty_model import make_faulty_model
@@ -46,11 +46,9 @@ def start(gate: Gate, request: pytest.FixtureRequest) -> Iterator[Start]:
     stacks = request.node.stash[_STACKS] = []
     with ExitStack() as stack:
 
-        async def start(
-            num_workers: int, *options: str, model: Path = MODEL, trio: SentinelTrio | None = None
-        ) -> LocalStack:
+        async def start(num_workers: int, *options: str, model: Path = MODEL, redis_url: str = "") -> LocalStack:
             def enter() -> LocalStack:
-                stacks.append(LocalStack(model, [*OPTIONS, *options], num_workers=num_workers, trio=trio))
+                stacks.append(LocalStack(model, [*OPTIONS, *options], num_workers=num_workers, redis_url=redis_url))
                 return stack.enter_context(stacks[-1])
 
             return await asyncio.to_thread(enter)

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from penstock.ops.demo.run import MODEL
-from penstock.ops.local_server import LocalGateway
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.server import LocalGateway
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, EngineCallError
 from penstock.shared.errors import RequestFailedError
 from penstock.shared.lora.adapters import adapter_digest

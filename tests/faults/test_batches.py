@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from penstock.ops.demo.task import number_words
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 
 from ..gate import Gate
 from .conftest import Start

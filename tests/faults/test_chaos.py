@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.ops.sentinel_trio import has_sentinel_mode
+from penstock.ops.lab.clusters.sentinel_trio import has_sentinel_mode
 
 
 def run_chaos(tmp_path: Path, num_requests: int, num_events: int, *options: str, interval_tokens: int = 120) -> dict:

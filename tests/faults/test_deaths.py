@@ -10,7 +10,7 @@ import sys
 import msgspec
 import pytest
 
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams
 from penstock.shared.broker import Broker, RequestFilter
 from penstock.shared.connection import CommandConnection

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from penstock.ops.local_server import LocalGateway
+from penstock.ops.local.server import LocalGateway
 from penstock.producer import Client
 
 from ..gate import Gate

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from penstock.ops.lab.survey.images.models import write_seeing_model
+from penstock.ops.lab.survey.images.truth import picture
 from penstock.producer import Client, SamplingParams
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
 from penstock.worker.models.images.processor import ImageProcessor
-from penstock.worker.survey.images.models import write_seeing_model
-from penstock.worker.survey.images.truth import picture
 
 from ..gate import Gate
 from .conftest import Start

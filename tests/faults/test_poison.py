@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from penstock.ops.cli import main as penstock
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, CompletionOutput, PenstockError, SamplingParams
 from penstock.shared.broker import Broker, DeadLetter
 from penstock.shared.connection import CommandConnection

@@ -10,7 +10,7 @@ import signal
 import psutil
 import pytest
 
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams
 from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.messages.ranks import RankSetup

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import pytest
 
-from penstock.ops.redis_processes import free_port
+from penstock.ops.lab.clusters.redis_processes import free_port
 from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys

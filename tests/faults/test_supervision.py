@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import psutil
 import pytest
 
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams
 from penstock.shared.errors import EngineDeadError
 

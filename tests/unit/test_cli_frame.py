@@ -169,3 +169,24 @@ def test_a_name_that_the_terminal_cannot_encode_is_written_with_escapes() -> Non
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, "m\\xfcller\\u2028\nacme\n")
+
+
+@pytest.mark.parametrize("command", ["bench", "chaos"])
+def test_commands_of_the_laboratory_need_a_clone(command: str) -> None:
+    """Run as in the wheel, which leaves the laboratory out."""
+    code = f"""
+import sys
+from importlib.abc import MetaPathFinder
+
+class Refuse(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "penstock.ops.lab":
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Refuse())
+from penstock.ops.cli import main
+sys.exit(main(["{command}", "--seed", "0"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    sentence = "error: this command is not part of the installed package; run it in a clone of Penstock's repository\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", sentence)

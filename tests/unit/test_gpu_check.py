@@ -13,16 +13,16 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.ops.gpu_check.__main__ import _parts, main, run_parts
-from penstock.ops.gpu_check.correctness import check_engine
-from penstock.ops.gpu_check.engine import PartFailedError, measure_variant
-from penstock.ops.gpu_check.figures import decode_figures, prefill_figures, serving_figures
-from penstock.ops.gpu_check.goals import Goal, add_shares, find_goals
-from penstock.ops.gpu_check.kernel_times import time_kernels
-from penstock.ops.gpu_check.plan import full_plan, quick_plan
-from penstock.ops.gpu_check.program import Ended, run_program
-from penstock.ops.gpu_check.report import goal_lines, lines_of
-from penstock.ops.gpu_check.shape import Shape
+from penstock.ops.lab.gpu_check.__main__ import _parts, main, run_parts
+from penstock.ops.lab.gpu_check.correctness import check_engine
+from penstock.ops.lab.gpu_check.engine import PartFailedError, measure_variant
+from penstock.ops.lab.gpu_check.figures import decode_figures, prefill_figures, serving_figures
+from penstock.ops.lab.gpu_check.goals import Goal, add_shares, find_goals
+from penstock.ops.lab.gpu_check.kernel_times import time_kernels
+from penstock.ops.lab.gpu_check.plan import full_plan, quick_plan
+from penstock.ops.lab.gpu_check.program import Ended, run_program
+from penstock.ops.lab.gpu_check.report import goal_lines, lines_of
+from penstock.ops.lab.gpu_check.shape import Shape
 
 PYTHON = [sys.executable, "-c"]
 ABOUT: dict[str, Any] = {"device": None, "missing": ["msgspec"], "commit": None}
@@ -132,7 +132,7 @@ def test_kernels_behind_one_that_loses_the_device_or_hangs_are_run_again(
         Path(command[command.index("--json") + 1]).write_text(json.dumps(written))
         return Ended("not done within 9 s: d", "d") if "d" in kernels else Ended("", "")
 
-    monkeypatch.setattr("penstock.ops.gpu_check.kernel_times.run_program", bench)
+    monkeypatch.setattr("penstock.ops.lab.gpu_check.kernel_times.run_program", bench)
     plan = quick_plan("cpu")
     object.__setattr__(plan, "kernels", ("a", "b", "c", "d", "e"))
     found = time_kernels(plan, tmp_path, 100.0)

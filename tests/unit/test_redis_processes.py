@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.ops import redis_processes
-from penstock.ops.redis_processes import free_ports
+from penstock.ops.lab.clusters import redis_processes
+from penstock.ops.lab.clusters.redis_processes import free_ports
 
 
 def draw(monkeypatch: pytest.MonkeyPatch, ports: Sequence[int]) -> None:

@@ -1,1 +1,1 @@
-"""Commands that try the whole system: demo, benchmark, chaos, simulation."""
+"""Commands that try the whole system: demo and simulation."""

@@ -3,7 +3,7 @@
 The weights are random, which does not change the time. The first line on stdout is a JSON object with the
 ``instructions`` used and the bytes that a step reads: ``weight_bytes``, ``adapter_bytes`` and ``kv_bytes``. Each line
 on stdin is a number of seconds to run steps for. It is answered by one line with two lists, which have an entry per
-step: ``wall_s``, and ``cpu_s``, the sum over all threads. ``penstock.ops.bench.decoder_step`` runs several of these
+step: ``wall_s``, and ``cpu_s``, the sum over all threads. ``penstock.ops.lab.bench.decoder_step`` runs several of these
 programs in turn and compares them.
 """
 

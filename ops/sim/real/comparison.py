@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...bench.private_redis import private_redis
+from ...local.private_redis import private_redis
 from ..scenario import Scenario
 from ..scenario_file import read_scenario
 from ..simulation import simulate

@@ -10,7 +10,7 @@ import msgspec
 
 from ....producer import Client
 from ....shared.errors import ConfigurationError
-from ...local_stack import LocalStack
+from ...local.stack import LocalStack
 from ..measures import Note
 from ..reports.estimates import BandErrors, Guess, asked_share, band_errors, make_guess
 from ..scenario import MODEL, Scenario

@@ -25,7 +25,7 @@ from ....shared.connection import CommandConnection
 from ....shared.errors import ConfigurationError
 from ....shared.keys import Keys
 from ....shared.queue.request_events import EventKind, RequestEvent
-from ...local_stack import LocalStack
+from ...local.stack import LocalStack
 from ..clients import configure, draw_calls
 from ..measures import WINDOW_S, Measures, Note
 from ..scenario import MODEL, Engines, Scenario, Tenants

@@ -16,7 +16,7 @@ import msgspec
 from ....shared.command_line import format_table
 from ....shared.errors import ConfigurationError
 from ....shared.queue.stats import QueueStats, RequestStatus
-from ...latency import percentile
+from ...statistics import percentile
 from ..measures import Note
 from ..partition import Partition
 from ..scenario import Scenario

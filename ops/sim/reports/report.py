@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from ....shared.names import partition_name
-from ...latency import percentile
+from ...statistics import percentile
 from ..measures import Loss, Measures, Note
 from ..scenario import Scenario, Shard, Tenants
 from ..simulation import Simulated

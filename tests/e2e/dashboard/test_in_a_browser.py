@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.ops.local_server import LocalServer
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.server import LocalServer
+from penstock.ops.local.stack import LocalStack
 from penstock.ops.views.pages import PAGES
 from penstock.producer import Client, SamplingParams
 from penstock.producer.inputs.prompt import build_request, encode_request

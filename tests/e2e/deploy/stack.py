@@ -21,7 +21,7 @@ import httpx
 import redis
 
 from penstock.ops.demo.run import MODEL
-from penstock.ops.redis_processes import free_ports
+from penstock.ops.lab.clusters.redis_processes import free_ports
 from penstock.shared.embedded import find_redis_server
 from penstock.shared.redis_access.users import Role
 

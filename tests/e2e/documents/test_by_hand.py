@@ -7,7 +7,7 @@ import itertools
 import msgspec
 import pytest
 
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import LLM, PoolingParams, RequestOutput, RequestOutputKind, SamplingParams
 from penstock.shared import errors
 

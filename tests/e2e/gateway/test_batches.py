@@ -15,8 +15,8 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
 from penstock.ops.cli import main
-from penstock.ops.local_server import LocalGateway
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.server import LocalGateway
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client
 from penstock.producer.batches import BatchStore, run_batch
 

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from penstock.ops.local_server import LocalGateway
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.server import LocalGateway
+from penstock.ops.local.stack import LocalStack
 from penstock.producer.gateway.settings import GatewaySettings
 
 pytestmark = pytest.mark.xdist_group("deployment")

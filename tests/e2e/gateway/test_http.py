@@ -30,8 +30,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from penstock.ops.cli import main
-from penstock.ops.local_server import LocalGateway
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.server import LocalGateway
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client
 
 from ...gate import Gate

@@ -13,12 +13,12 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from penstock.ops.local_server import LocalGateway
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.lab.survey.images.models import write_seeing_model
+from penstock.ops.lab.survey.images.truth import picture, png
+from penstock.ops.local.server import LocalGateway
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import LLM, BeamSearchParams, Client, SamplingParams
 from penstock.shared.errors import ValidationError
-from penstock.worker.survey.images.models import write_seeing_model
-from penstock.worker.survey.images.truth import picture, png
 
 from ..batch_rows import CHAT, answers_of_batch
 

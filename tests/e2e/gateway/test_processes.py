@@ -16,8 +16,8 @@ import httpx
 import psutil
 import pytest
 
-from penstock.ops.local_server import LocalGateway
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.server import LocalGateway
+from penstock.ops.local.stack import LocalStack
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.presence import ProcessRecord, read_processes
 from penstock.shared.errors import ConfigurationError

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.ops.local_server import LocalGateway
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.server import LocalGateway
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client
 
 from ..batch_rows import COMPLETIONS, answers_of_batch

@@ -13,8 +13,8 @@ import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
-from penstock.ops.local_server import LocalGateway
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.server import LocalGateway
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client
 from penstock.producer.openai.errors import OpenAIError
 from penstock.producer.openai.parsers import ModelParsers, ParserChoice

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from penstock.ops.local_server import LocalGateway
+from penstock.ops.local.server import LocalGateway
 from penstock.producer import Client
 from penstock.shared.queue.policy import QueuePolicy, TenantPolicy
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ops.local_server import LocalGateway
+from penstock.ops.local.server import LocalGateway
 from penstock.shared.errors import ConfigurationError
 
 # Those of the other files here are started in the ordinary way.

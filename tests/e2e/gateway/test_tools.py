@@ -13,7 +13,7 @@ import pydantic
 import pytest
 from openai import AsyncOpenAI
 
-from penstock.ops.local_server import LocalGateway
+from penstock.ops.local.server import LocalGateway
 
 pytestmark = pytest.mark.xdist_group("deployment")
 

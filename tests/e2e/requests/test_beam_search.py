@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from penstock.ops.demo.run import MODEL
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import LLM, BeamSearchParams, Client
 from penstock.shared import errors
 from penstock.worker.text.tokenizer import TextCodec

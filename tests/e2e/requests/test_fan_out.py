@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import LLM, Client, Delta, SamplingParams
 from penstock.shared.errors import UnsupportedParameterError
 from penstock.shared.messages.requests import EngineCoreRequest

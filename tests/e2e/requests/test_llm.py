@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import LLM, SamplingParams
 from penstock.producer.blocking.progress import ProgressBar
 from penstock.shared.errors import PromptTooLongError, UnknownModelError, ValidationError

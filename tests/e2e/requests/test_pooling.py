@@ -18,9 +18,9 @@ import pytest
 from penstock.ops import demo
 from penstock.ops.demo.run import MODEL
 from penstock.ops.demo.task import number_words
-from penstock.ops.local_server import LocalGateway
-from penstock.ops.local_stack import LocalStack
-from penstock.ops.local_worker import LocalWorker
+from penstock.ops.local.server import LocalGateway
+from penstock.ops.local.stack import LocalStack
+from penstock.ops.local.worker import LocalWorker
 from penstock.producer import Client, DataPrompt, Delta, PoolingParams, SamplingParams
 from penstock.shared import errors
 from penstock.shared.broker import Broker

@@ -12,8 +12,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 
-from penstock.ops.local_server import LocalGateway
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.server import LocalGateway
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams, StructuredOutputsParams
 
 WORDS = ("the", "capital", "of", "France", "is", "Paris", "Rome", "and", "a", "city")

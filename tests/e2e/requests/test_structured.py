@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams
 from penstock.shared.errors import ValidationError
 from penstock.shared.params.structured import StructuredOutputsParams

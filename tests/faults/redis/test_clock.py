@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.ops.local_stack import LocalStack
-from penstock.ops.sentinel_trio import SentinelTrio, has_sentinel_mode
+from penstock.ops.lab.clusters.sentinel_trio import SentinelTrio, has_sentinel_mode
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client
 
 from ...gate import Gate
@@ -102,7 +102,7 @@ async def test_a_timeout_ends_in_its_own_time(clock: MovedClock, start: Start) -
 async def test_a_replica_with_another_clock_takes_over_and_a_host_dies(
     trio: TrioOfClocks, start: Start, gate: Gate
 ) -> None:
-    stack = await start(2, "--deterministic", trio=trio)
+    stack = await start(2, "--deterministic", redis_url=trio.url)
     async with Client.connect(trio.url) as client:
         whole, watched = await start_streams(client, gate, 3)
         old_port = await asyncio.to_thread(trio.kill_primary)

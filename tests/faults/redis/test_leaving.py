@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client
 
 from ...gate import Gate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection

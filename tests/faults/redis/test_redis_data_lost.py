@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import redis.asyncio
 
-from penstock.ops.local_stack import LocalStack
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client
 from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.errors import RequestNotFoundError

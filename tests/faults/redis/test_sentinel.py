@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.ops.sentinel_trio import SentinelTrio
+from penstock.ops.lab.clusters.sentinel_trio import SentinelTrio
 from penstock.producer import Client
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.errors import RedisUnavailableError
@@ -20,7 +20,7 @@ NUM_HELD_TOKENS = 20
 
 
 async def test_streams_wait_a_failover_out(trio: SentinelTrio, start: Start, gate: Gate) -> None:
-    stack = await start(2, "--deterministic", trio=trio)
+    stack = await start(2, "--deterministic", redis_url=trio.url)
     async with Client.connect(trio.url) as client:
         whole = await undisturbed(client)
         gate.hold_at(NUM_HELD_TOKENS)

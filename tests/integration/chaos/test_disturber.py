@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.ops.chaos.disturber import Disturber
-from penstock.ops.chaos.pace import EveryFewSeconds
-from penstock.ops.local_stack import LocalStack
-from penstock.ops.recovery_clock import RecoveryClock
+from penstock.ops.lab.chaos.disturber import Disturber
+from penstock.ops.lab.chaos.pace import EveryFewSeconds
+from penstock.ops.lab.recovery_clock import RecoveryClock
+from penstock.ops.local.stack import LocalStack
 
 from ...redis_server import RedisServer
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from penstock.ops.chaos.owner_watch import OwnerWatch
-from penstock.ops.chaos.owners import Owners
+from penstock.ops.lab.chaos.owner_watch import OwnerWatch
+from penstock.ops.lab.chaos.owners import Owners
 from penstock.shared.broker import SCRIPTS, Broker, FinalRecord, Record, Room
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys

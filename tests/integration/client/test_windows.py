@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.ops.redis_processes import free_port
+from penstock.ops.lab.clusters.redis_processes import free_port
 from penstock.producer import FinishReason
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from penstock.ops.bench.engines.growth import measure_growth
-from penstock.ops.bench.engines.judge import Claim, ask_truth, judge, wrong_lengths
-from penstock.ops.bench.engines.sides import (
+from penstock.ops.lab.bench.engines.growth import measure_growth
+from penstock.ops.lab.bench.engines.judge import Claim, ask_truth, judge, wrong_lengths
+from penstock.ops.lab.bench.engines.sides import (
     ALONE,
     VLLM_OFFLINE,
     EngineAlone,
@@ -17,10 +17,10 @@ from penstock.ops.bench.engines.sides import (
     choose_sides,
     named_sides,
 )
-from penstock.ops.bench.queue.follow import measure_follow
-from penstock.ops.bench.result import SideRun
-from penstock.ops.bench.rows import PEERS, chosen_peers
-from penstock.ops.bench.workload import CHECK, Item, Phase
+from penstock.ops.lab.bench.queue.follow import measure_follow
+from penstock.ops.lab.bench.result import SideRun
+from penstock.ops.lab.bench.rows import PEERS, chosen_peers
+from penstock.ops.lab.bench.workload import CHECK, Item, Phase
 from penstock.shared.command_line import UsageError
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.models import random_model

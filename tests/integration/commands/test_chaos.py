@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.ops.chaos.load import run_load
-from penstock.ops.chaos.owners import Owners
-from penstock.ops.chaos.verdict import judge
-from penstock.ops.chaos.workload import make_requests
+from penstock.ops.lab.chaos.load import run_load
+from penstock.ops.lab.chaos.owners import Owners
+from penstock.ops.lab.chaos.verdict import judge
+from penstock.ops.lab.chaos.workload import make_requests
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import ModelCard
 from penstock.shared.embedded import EmbeddedRedis

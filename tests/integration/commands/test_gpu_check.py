@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.ops.gpu_check.__main__ import main
+from penstock.ops.lab.gpu_check.__main__ import main
 
 ROOT = Path(__file__).parents[3]
 

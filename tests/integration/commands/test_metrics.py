@@ -13,9 +13,9 @@ import httpx
 import msgspec
 import pytest
 
+from penstock.ops.lab.metrics_table import table
 from penstock.ops.metrics.app import build_app
 from penstock.ops.metrics.snapshot import Snapshot
-from penstock.ops.metrics.table import table
 from penstock.ops.metrics.wanted import WantedOptions
 from penstock.producer import Client, SamplingParams
 from penstock.shared.connection import CommandConnection
@@ -167,4 +167,4 @@ def test_the_program_begins_before_redis(tmp_path: Path) -> None:
 
 
 def test_the_page_has_the_table() -> None:
-    assert "\n".join(table()) in PAGE.read_text(), "print it by python -m penstock.ops.metrics.table"
+    assert "\n".join(table()) in PAGE.read_text(), "print it by python -m penstock.ops.lab.metrics_table"

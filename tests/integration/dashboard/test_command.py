@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from penstock.ops import cli as penstock_cli
-from penstock.ops.local_server import LocalServer
+from penstock.ops.local.server import LocalServer
 from penstock.shared.command_line import EXIT_FAILED, EXIT_USAGE
 
 HTML = {"accept": "text/html"}

@@ -16,7 +16,7 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
-from penstock.ops.cluster_trio import BUS_OFFSET, PORTS
+from penstock.ops.lab.clusters.cluster_trio import BUS_OFFSET, PORTS
 from penstock.shared.embedded import find_redis_server
 from penstock.shared.errors import ConfigurationError, RedisUnavailableError, RedisUnsupportedError
 from penstock.shared.redis_access.check import check_redis

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.ops.ray_cluster import RayCluster
+from penstock.ops.lab.clusters.ray_cluster import RayCluster
 from penstock.producer import Client, RequestHandle, SamplingParams
 
 from ...conftest import DEMO_MODEL

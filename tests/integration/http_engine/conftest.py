@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.ops.redis_processes import free_port
+from penstock.ops.lab.clusters.redis_processes import free_port
 from penstock.worker.other_engines.http.server import await_server, open_client
 
 PROGRAM = Path(__file__).parent / "dialect_server.py"

@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.ops.local_stack import LocalStack
-from penstock.ops.redis_processes import free_port
+from penstock.ops.lab.clusters.redis_processes import free_port
+from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams, StructuredOutputsParams
 from penstock.shared.errors import PoisonRequestError, UnsupportedParameterError, ValidationError
 from penstock.worker.text.tokenizer import TextCodec

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.ops.lab.survey.trial import MAX_MODEL_LEN
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.loader import LoadedModel, load_model
 from penstock.worker.models.ways.cached import CachedForward
 from penstock.worker.models.ways.partition import CutRule
-from penstock.worker.survey.trial import MAX_MODEL_LEN
 
 from .conftest import SmallModel
 

@@ -12,8 +12,8 @@ import pytest
 from transformers import AutoConfig
 
 from penstock.kernels import native
-from penstock.worker.survey import trial
-from penstock.worker.survey.outcome import SAME, WAYS
+from penstock.ops.lab.survey import trial
+from penstock.ops.lab.survey.outcome import SAME, WAYS
 
 from .conftest import SmallModel
 

@@ -10,6 +10,9 @@ import pytest
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from penstock.ops.lab.survey import trial
+from penstock.ops.lab.survey.outcome import SAME
+from penstock.ops.lab.survey.small_config import small_config
 from penstock.shared.errors import ConfigurationError, ModelLoadError
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.checks.lengths import LoweredTruth, lowered
@@ -17,9 +20,6 @@ from penstock.worker.models.forward import ForwardSettings
 from penstock.worker.models.loader import load_model, load_module
 from penstock.worker.models.ways import candidates
 from penstock.worker.models.ways.packed import PackedForward, PackedWithPast
-from penstock.worker.survey import trial
-from penstock.worker.survey.outcome import SAME
-from penstock.worker.survey.small_config import small_config
 
 from .conftest import NUM_NEW_TOKENS
 

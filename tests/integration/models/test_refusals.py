@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers
 
+from penstock.ops.lab.survey import trial
+from penstock.ops.lab.survey.small_config import small_config
 from penstock.shared.errors import ModelLoadError
-from penstock.worker.survey import trial
-from penstock.worker.survey.small_config import small_config
 
 
 def refusal(config: transformers.PretrainedConfig, folder: Path, dtype: torch.dtype = torch.float32) -> str:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.ops.lab.survey import trial
+from penstock.ops.lab.survey.small_config import small_config
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
@@ -18,8 +20,6 @@ from penstock.worker.engine.step_input import StepInput
 from penstock.worker.models.forward import Forward
 from penstock.worker.models.lean.native import NativeForward
 from penstock.worker.models.ways.cached import CachedForward
-from penstock.worker.survey import trial
-from penstock.worker.survey.small_config import small_config
 
 from ..engine.harness import generate, request
 from .conftest import SmallModel

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.worker.survey import layouts
-from penstock.worker.survey.__main__ import main
-from penstock.worker.survey.kept import KeptOutcomes
-from penstock.worker.survey.model_types import NOT_TEXT_DECODERS
-from penstock.worker.survey.outcome import NEVER, SAME, WAYS, Outcome
-from penstock.worker.survey.table import page
+from penstock.ops.lab.survey import layouts
+from penstock.ops.lab.survey.__main__ import main
+from penstock.ops.lab.survey.kept import KeptOutcomes
+from penstock.ops.lab.survey.model_types import NOT_TEXT_DECODERS
+from penstock.ops.lab.survey.outcome import NEVER, SAME, WAYS, Outcome
+from penstock.ops.lab.survey.table import page
 
 
 def survey(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock.worker.survey", *arguments]
+    command = [sys.executable, "-m", "penstock.ops.lab.survey", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
 
 
@@ -119,7 +119,7 @@ def test_only_equal_tokens_in_every_way_count() -> None:
 
 @pytest.mark.usefixtures("warm_python")
 def test_what_the_lean_way_gains_is_told_by_family() -> None:
-    command = [sys.executable, "-m", "penstock.worker.survey.ways", "--only", "gemma2,gpt_oss", "--layers", "2"]
+    command = [sys.executable, "-m", "penstock.ops.lab.survey.ways", "--only", "gemma2,gpt_oss", "--layers", "2"]
     quick = ["--rounds", "1", "--turn-s", "0.001"]
     done = subprocess.run([*command, *quick], capture_output=True, text=True, check=True, timeout=500)
     *_, head, _, gemma, gpt = done.stdout.splitlines()

@@ -11,7 +11,7 @@ import pytest
 from redis.crc import key_slot
 from structlog.testing import capture_logs
 
-from penstock.ops.cluster_trio import ClusterTrio
+from penstock.ops.lab.clusters.cluster_trio import ClusterTrio
 from penstock.producer import Client, SamplingParams
 from penstock.shared.broker import NEW, Broker, Room
 from penstock.shared.connection import CommandConnection, Subscriber

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.ops.top.picture import picture
+from penstock.ops.lab.terminal_picture import picture
 from penstock.ops.views.access import Access
 from penstock.producer.operator_keys import Role
 from penstock.shared.broker import Room

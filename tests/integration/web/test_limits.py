@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from penstock.ops.local_server import LocalServer
+from penstock.ops.local.server import LocalServer
 from penstock.producer.web.connection import MAX_HEAD_BYTES
 
 # A socket that is still open after this time fails its test.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ops.bench.decoder_step import main
+from penstock.ops.lab.bench.decoder_step import main
 
 HAS_COMPILER = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
 SIZES = {

@@ -7,10 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
-from penstock.ops.bench.engines.report import gateway_table
-from penstock.ops.bench.gateway_load import HttpStream
-from penstock.ops.bench.gateway_row import GatewayRow, GatewayWay
-from penstock.ops.bench.goals import State, gateway_goals
+from penstock.ops.lab.bench.engines.report import gateway_table
+from penstock.ops.lab.bench.gateway_load import HttpStream
+from penstock.ops.lab.bench.gateway_row import GatewayRow, GatewayWay
+from penstock.ops.lab.bench.goals import State, gateway_goals
 from penstock.shared.errors import BrokerError
 
 EVENT = b'data: {"choices": [{"text": "%b"}], "usage": null}\n\n'

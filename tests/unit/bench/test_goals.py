@@ -7,16 +7,23 @@ import io
 import pytest
 from rich.console import Console
 
-from penstock.ops.bench.engines.growth import GrowthRow, Size
-from penstock.ops.bench.engines.judge import Verdict
-from penstock.ops.bench.engines.report import engine_tables, goals_table
-from penstock.ops.bench.engines.roofline import Bandwidth
-from penstock.ops.bench.engines.row import EngineRow, SideRow
-from penstock.ops.bench.engines.sides import ALONE, ALONE_DETERMINISTIC, ALONE_INT4, ALONE_INT8, SERVED, VLLM_OFFLINE
-from penstock.ops.bench.goals import Goal, State, engine_goals, enqueue_goals, growth_goals
-from penstock.ops.bench.queue.enqueue import EnqueueRow, Pairing
-from penstock.ops.bench.result import Figures, PhaseResult, SideRun
-from penstock.ops.bench.workload import ALL_AT_ONCE, IDLE, ONE_AT_A_TIME
+from penstock.ops.lab.bench.engines.growth import GrowthRow, Size
+from penstock.ops.lab.bench.engines.judge import Verdict
+from penstock.ops.lab.bench.engines.report import engine_tables, goals_table
+from penstock.ops.lab.bench.engines.roofline import Bandwidth
+from penstock.ops.lab.bench.engines.row import EngineRow, SideRow
+from penstock.ops.lab.bench.engines.sides import (
+    ALONE,
+    ALONE_DETERMINISTIC,
+    ALONE_INT4,
+    ALONE_INT8,
+    SERVED,
+    VLLM_OFFLINE,
+)
+from penstock.ops.lab.bench.goals import Goal, State, engine_goals, enqueue_goals, growth_goals
+from penstock.ops.lab.bench.queue.enqueue import EnqueueRow, Pairing
+from penstock.ops.lab.bench.result import Figures, PhaseResult, SideRun
+from penstock.ops.lab.bench.workload import ALL_AT_ONCE, IDLE, ONE_AT_A_TIME
 
 BANDWIDTH = Bandwidth(num_threads=2, one_thread_gb_per_s=18.0, all_threads_gb_per_s=40.0, loops="read")
 

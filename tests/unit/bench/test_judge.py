@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from penstock.ops.bench.engines.judge import TOLERANCE, Claim, judge, wrong_lengths
-from penstock.ops.bench.workload import Item
+from penstock.ops.lab.bench.engines.judge import TOLERANCE, Claim, judge, wrong_lengths
+from penstock.ops.lab.bench.workload import Item
 
 TRUTH = [[5, 6, 7], [8, 9, 10]]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from penstock.ops.bench.goals import State
-from penstock.ops.bench.lora.folders import adapter_folder
-from penstock.ops.bench.lora.report import lora_goals, lora_table
-from penstock.ops.bench.lora.row import EIGHT, NONE, NUM_ADAPTERS, ONE, OURS, VLLM, LoraRow, LoraSide, on_phases
-from penstock.ops.bench.workload import WARM_UP, Item, write_workload
+from penstock.ops.lab.bench.goals import State
+from penstock.ops.lab.bench.lora.folders import adapter_folder
+from penstock.ops.lab.bench.lora.report import lora_goals, lora_table
+from penstock.ops.lab.bench.lora.row import EIGHT, NONE, NUM_ADAPTERS, ONE, OURS, VLLM, LoraRow, LoraSide, on_phases
+from penstock.ops.lab.bench.workload import WARM_UP, Item, write_workload
 from penstock.worker.engine.offline.run import Workload, read_workload
 
 

@@ -14,17 +14,17 @@ import psutil
 import pytest
 from rich.console import Console
 
-from penstock.ops.bench import run
-from penstock.ops.bench.engines.growth import GrowthRow
-from penstock.ops.bench.engines.judge import Verdict
-from penstock.ops.bench.engines.row import EngineRow, SideRow
-from penstock.ops.bench.engines.sides import ALONE, SERVED, VLLM_OFFLINE
-from penstock.ops.bench.other_load import CpuTimes, LoadWatch, OtherLoad, other_load
-from penstock.ops.bench.queue.durability import DurabilityCost
-from penstock.ops.bench.queue.follow import FollowRow
-from penstock.ops.bench.report import BenchReport, all_goals, engine_label, print_report
-from penstock.ops.bench.result import Figures
-from penstock.ops.bench.run import BenchOptions, run_bench
+from penstock.ops.lab.bench import run
+from penstock.ops.lab.bench.engines.growth import GrowthRow
+from penstock.ops.lab.bench.engines.judge import Verdict
+from penstock.ops.lab.bench.engines.row import EngineRow, SideRow
+from penstock.ops.lab.bench.engines.sides import ALONE, SERVED, VLLM_OFFLINE
+from penstock.ops.lab.bench.other_load import CpuTimes, LoadWatch, OtherLoad, other_load
+from penstock.ops.lab.bench.queue.durability import DurabilityCost
+from penstock.ops.lab.bench.queue.follow import FollowRow
+from penstock.ops.lab.bench.report import BenchReport, all_goals, engine_label, print_report
+from penstock.ops.lab.bench.result import Figures
+from penstock.ops.lab.bench.run import BenchOptions, run_bench
 
 FOLLOWED = FollowRow(
     num_streams=1000,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from penstock.ops.bench.engines.report import sessions_table
-from penstock.ops.bench.goals import sessions_goals
-from penstock.ops.bench.sessions import SessionsLoad, SessionsRow, SessionsSide, _side, _Turn
+from penstock.ops.lab.bench.engines.report import sessions_table
+from penstock.ops.lab.bench.goals import sessions_goals
+from penstock.ops.lab.bench.sessions import SessionsLoad, SessionsRow, SessionsSide, _side, _Turn
 from penstock.shared.messages.outcome import Usage
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from penstock.ops.bench.goals import State
-from penstock.ops.bench.result import PhaseResult, SideRun
-from penstock.ops.bench.speculation.report import speculation_goals, speculation_table
-from penstock.ops.bench.speculation.row import MANY, PHASES, PairRow, SpeculationRow, wrong_answers
-from penstock.ops.bench.speculation.sides import rivals, turns_of
-from penstock.ops.bench.speculation.texts import COPY, JSON, KINDS, ORDER_SCHEMA, all_asked
-from penstock.ops.bench.workload import WARM_UP, Item, Phase
+from penstock.ops.lab.bench.goals import State
+from penstock.ops.lab.bench.result import PhaseResult, SideRun
+from penstock.ops.lab.bench.speculation.report import speculation_goals, speculation_table
+from penstock.ops.lab.bench.speculation.row import MANY, PHASES, PairRow, SpeculationRow, wrong_answers
+from penstock.ops.lab.bench.speculation.sides import rivals, turns_of
+from penstock.ops.lab.bench.speculation.texts import COPY, JSON, KINDS, ORDER_SCHEMA, all_asked
+from penstock.ops.lab.bench.workload import WARM_UP, Item, Phase
 
 
 def test_each_answer_is_what_was_asked_for() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.ops.chaos.options import ChaosOptions
+from penstock.ops.lab.chaos.options import ChaosOptions
 
 
 def chaos_options(**fields: Any) -> ChaosOptions:

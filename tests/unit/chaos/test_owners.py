@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.ops.chaos.owners import Owners
+from penstock.ops.lab.chaos.owners import Owners
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
-from penstock.ops.chaos.pace import EveryFewTokens
+from penstock.ops.lab.chaos.pace import EveryFewTokens
 
 
 async def turn() -> None:

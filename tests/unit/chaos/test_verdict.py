@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.ops.chaos.load import Sighting
-from penstock.ops.chaos.owners import Owners
-from penstock.ops.chaos.verdict import judge
-from penstock.ops.chaos.workload import ChaosRequest
+from penstock.ops.lab.chaos.load import Sighting
+from penstock.ops.lab.chaos.owners import Owners
+from penstock.ops.lab.chaos.verdict import judge
+from penstock.ops.lab.chaos.workload import ChaosRequest
 from penstock.producer import SamplingParams
 from penstock.shared.queue.request_events import EventKind, RequestEvent
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ops.metrics.curves import BURST, DAY, HOUR_S, KV_TOKENS, NOISE, STEADY, draw
+from penstock.ops.lab.autoscaling_curves import BURST, DAY, HOUR_S, KV_TOKENS, NOISE, STEADY, draw
 
 
 def test_a_steady_load_settles_and_nothing_starves() -> None:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.ops.redis_processes import free_port
+from penstock.ops.lab.clusters.redis_processes import free_port
 from penstock.worker.models.shared_experts.listening import choose_interface, listen
 
 VARIABLE = "GLOO_SOCKET_IFNAME"

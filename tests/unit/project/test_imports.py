@@ -25,6 +25,7 @@ ALLOWED = {
     "worker": {"worker", "shared", "kernels"},
     "ops": {"ops", "producer", "shared"},
 }
+# It may import everything. Nothing imports it.
 LABORATORY = ROOT / "ops" / "lab"
 # With all that is in them; any other name in the table of ARCHITECTURE.md is a folder's own files.
 WHOLE = {"shared", "producer", "kernels"}
@@ -42,6 +43,10 @@ KERNEL_LIBRARIES = {"torch", "triton"}
 
 def sources(part: str) -> list[Path]:
     return sorted((ROOT / part).rglob("*.py"))
+
+
+def product_sources(part: str) -> list[Path]:
+    return [path for path in sources(part) if not path.is_relative_to(LABORATORY)]
 
 
 @functools.cache
@@ -79,14 +84,12 @@ def imported(path: Path, *, with_names: bool = False) -> set[str]:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_imports_go_one_way(part: str) -> None:
-    """The laboratory may import everything: it is not in the wheel, and nothing outside of it imports it."""
-    for path in sources(part):
-        if LABORATORY in path.parents:
-            continue
-        for name in imported(path):
-            top = name.removeprefix("penstock.").split(".")[0]
+    for path in product_sources(part):
+        for name in imported(path, with_names=True):
+            top, *rest = name.removeprefix("penstock.").split(".")
             if top in PARTS:
                 assert top in ALLOWED[part], f"{path.relative_to(ROOT)} imports {name}"
+                assert (top, *rest[:1]) != ("ops", "lab"), f"{path.relative_to(ROOT)} imports the laboratory's {name}"
 
 
 def rooms() -> dict[str, set[str]]:
@@ -115,11 +118,11 @@ def test_every_folder_imports_what_its_row_allows() -> None:
     table = rooms()
     folders = {path.parent for part in PARTS for path in (ROOT / part).rglob("__init__.py")}
     names = {str(folder.relative_to(ROOT)) for folder in folders}
-    assert {name for name in names if not name.startswith("kernels/")} == table.keys()
+    assert {name for name in names if not name.startswith(("kernels/", "ops/lab/"))} == table.keys()
     used: dict[str, set[str]] = {room: set() for room in table}
     refused: list[str] = []
     for part in PARTS:
-        for path in sources(part):
+        for path in product_sources(part):
             own = room_of(path.relative_to(ROOT).parent.parts, set(table))
             for room, name in imported_rooms(path, set(table)).items():
                 top = room.split("/")[0]
@@ -227,17 +230,25 @@ def test_only_keys_py_spells_a_redis_key() -> None:
                     assert f"{kind}" not in text, f"{path.relative_to(ROOT)} spells {kind!r}"
 
 
-def test_every_package_folder_but_the_laboratory_is_in_the_wheel() -> None:
-    import tomllib
+def test_the_wheel_holds_everything_but_documents_and_the_laboratory() -> None:
+    code = """
+import setuptools
+from distutils.core import run_setup
 
-    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
-    found = {
-        "penstock." + ".".join(path.parent.relative_to(ROOT).parts)
+build = run_setup("setup.py", stop_after="config").get_command_obj("build_py")
+build.ensure_finalized()
+print(*(path for _, _, path in build.find_all_modules()), sep="\\n")
+print(*(f"{source}/{name}" for _, source, _, names in build.data_files for name in names), sep="\\n")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    left_out = [ROOT / "ops" / name for name in ("decisions", "deploy", "guide", "lab")]
+    files = {
+        path.relative_to(ROOT).as_posix()
         for part in PARTS
-        for path in (ROOT / part).rglob("__init__.py")
-        if LABORATORY not in path.parents
+        for path in (ROOT / part).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and not any(map(path.is_relative_to, left_out))
     }
-    assert listed == found
+    assert set(done.stdout.split()) == files
 
 
 def test_nothing_else_at_the_top_holds_code() -> None:
@@ -246,4 +257,4 @@ def test_nothing_else_at_the_top_holds_code() -> None:
         pytest.skip("not a git checkout")
     folders = {name.split("/")[0] for name in names if "/" in name and not name.startswith(".")}
     assert folders <= {*PARTS, "tests"}
-    assert not [name for name in names if "/" not in name and name.endswith(".py")]
+    assert [name for name in names if "/" not in name and name.endswith(".py")] == ["setup.py"]

@@ -21,18 +21,18 @@ PUBLIC = {
     "penstock.worker.engine.rpc": ("RpcEngine", "rpc_method"),
 }
 PROGRAMS = (
-    "penstock.ops.lab.kernels",
-    "penstock.ops.bench.install_peers",
     "penstock.ops.cli",
-    "penstock.ops.demo.train",
-    "penstock.ops.gpu_check",
+    "penstock.ops.lab.bench.install_peers",
+    "penstock.ops.lab.demo_model.train",
+    "penstock.ops.lab.gpu_check",
+    "penstock.ops.lab.kernels",
+    "penstock.ops.lab.survey",
     "penstock.worker",
     "penstock.worker.cli",
     "penstock.worker.engine",
     "penstock.worker.engine.fork_server",
     "penstock.worker.engine.offline",
     "penstock.worker.models.random_model",
-    "penstock.worker.models.survey",
     "penstock.worker.serving",
 )
 

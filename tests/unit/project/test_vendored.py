@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ops.vendor import MANIFESTS
+from penstock.ops.lab.vendor import MANIFESTS
 
 ROOT = Path(__file__).parents[3]
 

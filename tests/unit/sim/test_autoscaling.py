@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.ops.fairness import jain_index
 from penstock.ops.sim.autoscaling import wanted_engines
 from penstock.ops.sim.scenario import Autoscaling
+from penstock.ops.statistics import jain_index
 
 RULE = Autoscaling(least=2, most=10, wanted_wait_s=10)
 

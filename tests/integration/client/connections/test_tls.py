@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ops.redis_processes import free_port
+from penstock.ops.lab.clusters.redis_processes import free_port
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.embedded import find_redis_server
 from penstock.shared.errors import RedisUnavailableError

@@ -10,14 +10,14 @@ import pytest
 import transformers
 from safetensors.torch import load_file, save_file
 
+from penstock.ops.lab.survey.images.models import write_seeing_model
+from penstock.ops.lab.survey.images.processors import PLACEHOLDER
+from penstock.ops.lab.survey.images.truth import by_transformers, load_by_transformers, picture, png
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.images import ImageInput
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
-from penstock.worker.survey.images.models import write_seeing_model
-from penstock.worker.survey.images.processors import PLACEHOLDER
-from penstock.worker.survey.images.truth import by_transformers, load_by_transformers, picture, png
 
 from ..adapters.peft_folders import Kind, lora_request, merge, write_adapter
 

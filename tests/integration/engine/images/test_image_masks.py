@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.ops.lab.survey.images.models import write_seeing_model
+from penstock.ops.lab.survey.images.processors import PLACEHOLDER
+from penstock.ops.lab.survey.images.truth import by_transformers, load_by_transformers, picture, png
 from penstock.shared.errors import ModelLoadError
 from penstock.shared.messages.from_core import EngineCoreOutput
 from penstock.shared.messages.requests import EngineCoreRequest
@@ -18,9 +21,6 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.models.images import seeing
 from penstock.worker.models.lean import forward as lean_forward
-from penstock.worker.survey.images.models import write_seeing_model
-from penstock.worker.survey.images.processors import PLACEHOLDER
-from penstock.worker.survey.images.truth import by_transformers, load_by_transformers, picture, png
 
 NUM_TOKENS = 8
 # The image's 16 tokens begin behind two of its marks, at 21, and end within the third block of 16.

@@ -12,6 +12,10 @@ import pytest
 import transformers
 from PIL import Image
 
+from penstock.ops.lab.survey.images.models import SEEING, small_budget, write_seeing_model
+from penstock.ops.lab.survey.images.processors import PLACEHOLDER, PartsAlone, StandIn, byte_tokenizer
+from penstock.ops.lab.survey.images.trial import rooms
+from penstock.ops.lab.survey.images.truth import by_transformers, load_by_transformers, picture, png
 from penstock.shared.control.caches import ENCODER, MULTIMODAL, InputCacheReset, ResetInputCache
 from penstock.shared.control.sleeping import Sleep, WakeUp
 from penstock.shared.errors import ModelLoadError
@@ -28,10 +32,6 @@ from penstock.worker.models.images.processor import ImageProcessor
 from penstock.worker.models.images.seeing import is_seeing_type, refusal_of
 from penstock.worker.models.images.tower import ImageTower
 from penstock.worker.models.loader import LoadedModel
-from penstock.worker.survey.images.models import SEEING, small_budget, write_seeing_model
-from penstock.worker.survey.images.processors import PLACEHOLDER, PartsAlone, StandIn, byte_tokenizer
-from penstock.worker.survey.images.trial import rooms
-from penstock.worker.survey.images.truth import by_transformers, load_by_transformers, picture, png
 
 from ..harness import BYTES_PER_TOKEN, ask
 

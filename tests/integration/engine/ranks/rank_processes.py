@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.ops.redis_processes import free_port
+from penstock.ops.lab.clusters.redis_processes import free_port
 from penstock.shared.control.calls import Utility
 from penstock.shared.messages.from_core import EngineCoreOutputs, Ready, UtilityOutput
 from penstock.shared.messages.to_core import UtilityCall

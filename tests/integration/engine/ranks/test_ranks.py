@@ -18,6 +18,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from penstock.ops.lab.survey.images.models import write_seeing_model
+from penstock.ops.lab.survey.images.processors import PLACEHOLDER
+from penstock.ops.lab.survey.images.truth import picture, png
 from penstock.shared.control.calls import Utility
 from penstock.shared.control.diagnosis import DummyBatchDone, ExecuteDummyBatch, ProfileSaved, StartProfile, StopProfile
 from penstock.shared.control.rpc import CollectiveRpc
@@ -29,9 +32,6 @@ from penstock.shared.messages.to_core import Shutdown
 from penstock.shared.params.images import ImageInput
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.process_tree import is_zombie
-from penstock.worker.survey.images.models import write_seeing_model
-from penstock.worker.survey.images.processors import PLACEHOLDER
-from penstock.worker.survey.images.truth import picture, png
 
 from ....conftest import DEMO_MODEL
 from ....processes import listening_at

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from penstock.ops.bench.speculation.learn import SHARE, batch_of, become_part, train_tokenizer
-from penstock.ops.bench.speculation.row import MANY, NUM_AT_ONCE, PHASES, make_phases
-from penstock.ops.bench.speculation.texts import all_asked
-from penstock.ops.bench.workload import WARM_UP
+from penstock.ops.lab.bench.speculation.learn import SHARE, batch_of, become_part, train_tokenizer
+from penstock.ops.lab.bench.speculation.row import MANY, NUM_AT_ONCE, PHASES, make_phases
+from penstock.ops.lab.bench.speculation.texts import all_asked
+from penstock.ops.lab.bench.workload import WARM_UP
 from penstock.worker.models.lean.reading.decoder import read_decoder
 
 LARGE = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True, "initializer_range": 0.2}

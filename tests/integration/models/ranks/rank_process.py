@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from penstock.kernels import native
+from penstock.ops.lab.survey import trial
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.host_setup import load_native_kernels
@@ -45,7 +46,6 @@ from penstock.worker.models.ways.packed import PackedForward
 from penstock.worker.models.weights.live_state import empty_module
 from penstock.worker.models.weights.movable import ModelWeights
 from penstock.worker.models.weights.part_state import joined_state, part_path, write_part
-from penstock.worker.survey import trial
 
 from ..lean_models import BLOCK_SIZE, NUM_BLOCKS, SETTINGS, logits_of, make_model, make_step
 from .seeing_ranks import serve_images

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from penstock.ops.lab.survey.images.models import SEEING
+from penstock.ops.lab.survey.images.processors import PartsAlone, StandIn
+from penstock.ops.lab.survey.images.trial import compare
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine import composition
 from penstock.worker.models.images.processor import ImageProcessor
 from penstock.worker.models.parallel.groups import RankGroups
-from penstock.worker.survey.images.models import SEEING
-from penstock.worker.survey.images.processors import PartsAlone, StandIn
-from penstock.worker.survey.images.trial import compare
 
 from .two_rank_engine import TwoRanks, follow, loading_once
 

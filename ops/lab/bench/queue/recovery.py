@@ -1,0 +1,95 @@
+"""How long a subscriber waits for its next token after kill -9 of the engine core that ran its request."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import msgspec
+
+from .....producer import Client, SamplingParams
+from .....shared.broker import Broker
+from .....shared.connection import CommandConnection
+from .....shared.deployment.heartbeats import read_heartbeats
+from .....shared.deployment.records import EngineHeartbeat
+from .....shared.keys import Keys
+from .....shared.messages.worker_status import EngineState
+from ....demo.run import MODEL
+from ....local.stack import LocalStack
+from ...recovery_clock import RecoveryClock
+
+NUM_STREAMS = 16
+NUM_KILLS = 6
+POLL_S = 0.05
+TIMEOUT_S = 120.0
+# As long as the outputs of the throughput rows; what was generated so far must be computed again.
+PARAMS = SamplingParams(temperature=1.0, max_tokens=128, ignore_eos=True)
+PROMPT = "count from four to nine:"
+
+
+class Recovery(msgspec.Struct, kw_only=True):
+    """Seconds from the kill to the next token, of each request that the killed engine held."""
+
+    num_engines: int
+    ready_time_s: float
+    seconds: list[float]
+
+
+def measure_recovery(num_engines: int) -> Recovery:
+    """Kill a busy core ``NUM_KILLS`` times among ``num_engines`` that serve the demo model."""
+    options = ["--device", "cpu", "--served-model-name", "demo", "--threads", "1", "--log-level", "error"]
+    # Each has room for everything, so nothing waits for the restart of the killed one.
+    options += ["--max-num-seqs", str(NUM_STREAMS)]
+    with LocalStack(MODEL, options, num_workers=num_engines) as stack:
+        seconds = asyncio.run(_kill_repeatedly(stack, num_engines))
+        return Recovery(num_engines=num_engines, ready_time_s=stack.ready_time_s, seconds=seconds)
+
+
+async def _kill_repeatedly(stack: LocalStack, num_engines: int) -> list[float]:
+    clock = RecoveryClock()
+    commands = CommandConnection(stack.url)
+    broker = Broker(commands, Keys().model("demo"))
+    async with Client.connect(stack.url) as client:
+        streams = [asyncio.create_task(_stream_for_ever(client, clock, f"r{i}")) for i in range(NUM_STREAMS)]
+        for _ in range(NUM_KILLS):
+            beats = await _all_serving(commands, num_engines)
+            victim = max(beats, key=lambda beat: beat.num_running_reqs)
+            held = [request_id for request_id, _ in await broker.claims(victim.engine_id)]
+            os.kill(victim.core_pid, signal.SIGKILL)
+            clock.died(held)
+            await _until_empty(clock)
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+    await commands.close()
+    return clock.recoveries_s
+
+
+async def _stream_for_ever(client: Client, clock: RecoveryClock, name: str) -> None:
+    number = 0
+    while True:
+        request_id = f"{name}-{number}"
+        async for _ in client.stream(PROMPT, PARAMS, request_id=request_id):
+            clock.saw(request_id)
+        number += 1
+
+
+async def _all_serving(commands: CommandConnection, num_engines: int) -> list[EngineHeartbeat]:
+    """The engines' heartbeats, once all serve and something runs."""
+    give_up_at = time.monotonic() + TIMEOUT_S
+    while True:
+        beats = await read_heartbeats(commands.execute, Keys())
+        serving = [beat for beat in beats if beat.state in (EngineState.READY, EngineState.BUSY)]
+        if len(serving) == num_engines and any(beat.num_running_reqs for beat in serving):
+            return serving
+        if time.monotonic() > give_up_at:
+            raise TimeoutError(f"only {len(serving)} of {num_engines} engines serve")
+        await asyncio.sleep(POLL_S)
+
+
+async def _until_empty(clock: RecoveryClock) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while clock.num_waiting:  # noqa: ASYNC110  # streams say so one by one
+            await asyncio.sleep(POLL_S)

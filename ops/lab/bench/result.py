@@ -1,0 +1,136 @@
+"""What a run of the workload gave on one side, and the figures made of it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import accumulate, groupby
+
+import msgspec
+
+from ...statistics import percentile
+from .workload import ALL_AT_ONCE, IDLE, ONE_AT_A_TIME
+
+
+def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Ours over theirs in each round; the median of the rounds."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+class PhaseResult(msgspec.Struct, kw_only=True):
+    """The tokens of each request of a phase and when they came, in seconds after its start.
+
+    ``sent_s`` is when a request came to the engine: at its arrival, or once fewer ran than may at once. Of those tokens
+    that a side guessed, ``num_accepted_tokens`` came true, and ``cpu_s`` is processor time; zeros where it does not
+    tell.
+    """
+
+    name: str
+    wall_s: float
+    output_token_ids: list[list[int]]
+    token_times_s: list[list[float]]
+    sent_s: list[float]
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    cpu_s: float = 0.0
+
+    @classmethod
+    def joined(cls, name: str, parts: Sequence[PhaseResult]) -> PhaseResult:
+        """Parts that ran one after the other, as one phase that waited for nothing between them."""
+        starts = [0.0, *accumulate(part.wall_s for part in parts)]
+        return cls(
+            name=name,
+            wall_s=starts[-1],
+            output_token_ids=[ids for part in parts for ids in part.output_token_ids],
+            token_times_s=[
+                [start + time_s for time_s in times]
+                for start, part in zip(starts, parts, strict=False)
+                for times in part.token_times_s
+            ],
+            sent_s=[start + sent_s for start, part in zip(starts, parts, strict=False) for sent_s in part.sent_s],
+            num_draft_tokens=sum(part.num_draft_tokens for part in parts),
+            num_accepted_tokens=sum(part.num_accepted_tokens for part in parts),
+            cpu_s=math.fsum(part.cpu_s for part in parts),
+        )
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(map(len, self.output_token_ids)) / self.wall_s
+
+    @property
+    def ttft_ms(self) -> list[float]:
+        """Of each request."""
+        pairs = zip(self.token_times_s, self.sent_s, strict=True)
+        return [1000 * (times[0] - sent) for times, sent in pairs if times]
+
+    @property
+    def itl_ms(self) -> list[float]:
+        """All gaps. Tokens that came together share the time since those before them."""
+        return [gap for times in self.token_times_s for gap in _gaps_ms(times)]
+
+    @property
+    def ms_per_token(self) -> float:
+        """From a request's first token to its last, per token after the first; the median of the requests."""
+        pairs = [1000 * (times[-1] - times[0]) / (len(times) - 1) for times in self.token_times_s if len(times) > 1]
+        return statistics.median(pairs)
+
+
+class SideRun(msgspec.Struct, kw_only=True):
+    """One life of a side: ``ready_s`` from the start of its process, memory of all its processes at the end."""
+
+    ready_s: float
+    rss_bytes: int
+    peak_rss_bytes: int
+    phases: list[PhaseResult]
+    versions: dict[str, str] = {}
+
+    def phase(self, name: str) -> PhaseResult:
+        return next(phase for phase in self.phases if phase.name == name)
+
+
+class Figures(msgspec.Struct, kw_only=True):
+    """What is reported of one round of one side."""
+
+    tokens_per_s: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    itl_p50_ms: float
+    itl_p99_ms: float
+    single_ms_per_token: float
+    single_ttft_ms: float
+    idle_ttft_ms: float
+    ready_s: float
+    rss_bytes: int
+    peak_rss_bytes: int
+
+    @classmethod
+    def of(cls, run: SideRun) -> Figures:
+        """Reduce a run of ``timed_phases``."""
+        everything, single = run.phase(ALL_AT_ONCE), run.phase(ONE_AT_A_TIME)
+        return cls(
+            tokens_per_s=everything.tokens_per_s,
+            ttft_p50_ms=percentile(everything.ttft_ms, 0.5),
+            ttft_p99_ms=percentile(everything.ttft_ms, 0.99),
+            itl_p50_ms=percentile(everything.itl_ms, 0.5),
+            itl_p99_ms=percentile(everything.itl_ms, 0.99),
+            single_ms_per_token=single.ms_per_token,
+            single_ttft_ms=percentile(single.ttft_ms, 0.5),
+            idle_ttft_ms=percentile(run.phase(IDLE).ttft_ms, 0.5),
+            ready_s=run.ready_s,
+            rss_bytes=run.rss_bytes,
+            peak_rss_bytes=run.peak_rss_bytes,
+        )
+
+
+def _gaps_ms(times_s: list[float]) -> list[float]:
+    gaps: list[float] = []
+    before: float | None = None
+    for time_s, group in groupby(times_s):
+        count = len(list(group))
+        if before is None:
+            gaps += [0.0] * (count - 1)
+        else:
+            gaps += [1000 * (time_s - before) / count] * count
+        before = time_s
+    return gaps

@@ -1,0 +1,284 @@
+"""`penstock chaos`: the same requests undisturbed and under fire, compared one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+from redis.exceptions import RedisError
+from rich.console import Console
+from rich.table import Table
+
+from ....producer import Client, Delta
+from ....shared.connection import CommandConnection
+from ....shared.errors import PenstockError
+from ....shared.keys import Keys
+from ....shared.names import partition_name
+from ....shared.partitions import change_partitions
+from ....shared.shards import choose_shard, make_commands
+from ...demo.run import MODEL
+from ...local.stack import LocalStack
+from ...statistics import percentile
+from ..bench.report import machine, versions
+from ..clusters.sentinel_trio import SentinelTrio
+from ..recovery_clock import RecoveryClock
+from .disturber import Disturber
+from .load import LoadResult, OnDelta, run_load
+from .options import ChaosOptions
+from .owner_watch import OwnerWatch
+from .owners import Owners
+from .pace import EveryFewSeconds, EveryFewTokens
+from .timelines import read_timelines
+from .verdict import Verdict, judge
+from .workload import ChaosRequest, make_requests
+
+MODEL_NAME = "demo"
+MAX_DELIVERIES = 10
+# Longer than a lease: who stood still for less goes on while others have its requests, and writes, and is refused.
+STALL_TIMEOUT_S = 6.0
+# A request that takes this much longer than everything else is lost.
+PATIENCE_S = 120.0
+# vLLM takes half a minute to start on a quiet machine.
+VLLM_PATIENCE_S = 900.0
+TENANTS_PER_PARTITION = 4
+
+
+class ChaosReport(msgspec.Struct, kw_only=True):
+    """What is written to the JSON file."""
+
+    machine: dict[str, str]
+    versions: dict[str, str]
+    options: ChaosOptions
+    verdict: Verdict
+    events: dict[str, int]
+    undisturbed_tokens_per_s: float
+    disturbed_tokens_per_s: float
+    recoveries_s: list[float]
+
+
+def run_chaos(options: ChaosOptions) -> int:
+    """Run both, print the table, and return 1 if any request was harmed, or nothing was killed."""
+    console = Console()
+    console.print(f"seed {options.seed}; starting Redis and {options.num_engines} engines …")
+    worker_options = [*options.device_arguments, "--dtype", options.dtype, "--max-num-seqs", "32"]
+    worker_options += ["--drain-timeout", "1", "--stall-timeout", str(STALL_TIMEOUT_S), *options.engine_arguments]
+    # Kills at random, every other second, are no request's fault: three in a row before its first token can happen.
+    worker_options += ["--max-deliveries", str(MAX_DELIVERIES)]
+    log_path = Path(options.log_path) if options.log_path else None
+    shards = [f"shard{number}" for number in range(options.num_shards)]
+    models = _models(shards)
+    # Engines serve the models in turn.
+    of_each = [("--served-model-name", models[number % len(models)]) for number in range(options.num_engines)]
+    with (
+        _trio(options) as trio,
+        LocalStack(
+            MODEL, worker_options, log_path, redis_url=trio.url if trio else "", shards=shards, of_each=of_each
+        ) as stack,
+    ):
+        report = asyncio.run(_run(stack, options, console, trio, models))
+    _print(console, report)
+    if options.json_path:
+        json_path = Path(options.json_path)
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+        json_path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        console.print(f"written to {options.json_path}")
+    return 0 if report.verdict.is_clean else 1
+
+
+@contextmanager
+def _trio(options: ChaosOptions) -> Iterator[SentinelTrio | None]:
+    if not options.has_sentinels:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder, SentinelTrio(Path(folder)) as trio:
+        yield trio
+
+
+def _models(shards: list[str]) -> list[str]:
+    """One name for each shard, of a model that is going to be there."""
+    names = (f"demo{number}" for number in itertools.count())
+    return [next(name for name in names if choose_shard(name, shards) == shard) for shard in shards] or [MODEL_NAME]
+
+
+async def _run(
+    stack: LocalStack, options: ChaosOptions, console: Console, trio: SentinelTrio | None, models: list[str]
+) -> ChaosReport:
+    tenants = [f"tenant{number}" for number in range(TENANTS_PER_PARTITION * options.num_partitions)]
+    requests = make_requests(options.num_requests, options.seed, models, tenants)
+    console.print(f"{len(requests)} requests undisturbed …")
+    undisturbed = await _load(stack, requests, options, "calm", lambda *_: None, lambda n: n < len(requests))
+    console.print(f"… {undisturbed.tokens_per_s:,.0f} tokens/s; the same under fire …")
+    clock = RecoveryClock()
+    tokens = EveryFewTokens(options.interval_tokens)
+
+    def on_delta(request_id: str, delta: Delta) -> None:
+        clock.saw(request_id)
+        tokens.saw(len(delta.token_ids))
+
+    disturber = Disturber(
+        stack,
+        options.seed,
+        tokens if options.interval_tokens else EveryFewSeconds(options.interval_s),
+        clock,
+        trio,
+        loses_data=options.loses_data,
+        has_ranks=options.num_ranks > 1,
+    )
+    async with AsyncExitStack() as watching:
+        owners = [
+            await watching.enter_async_context(_watching(url, partition_name(model, partition)))
+            for url in stack.server_urls.values()
+            for model in models
+            for partition in range(options.num_partitions)
+        ]
+        growing = asyncio.create_task(_partition(stack, models, options.num_partitions))
+        disturbed = await _under_fire(stack, requests, options, disturber, on_delta)
+        await growing
+    # A replica that takes over may lack what was written last.
+    may_lose = options.loses_data or options.has_sentinels
+    timelines = None
+    if not may_lose:
+        async with Client.connect(stack.url, shards=stack.shards or {}) as client:
+            timelines = await read_timelines(client, models)
+    return ChaosReport(
+        machine=machine(),
+        versions=versions(),
+        options=options,
+        verdict=judge(
+            undisturbed.sightings,
+            disturbed.sightings,
+            Owners.joined(owners),
+            num_kills=disturber.num_kills,
+            missing=disturber.missing,
+            loses_data=may_lose,
+            timelines=timelines,
+            may_differ=[not (options.is_deterministic or request.params.greedy) for request in requests],
+        ),
+        events=dict(disturber.events),
+        undisturbed_tokens_per_s=undisturbed.tokens_per_s,
+        disturbed_tokens_per_s=disturbed.tokens_per_s,
+        recoveries_s=clock.recoveries_s,
+    )
+
+
+async def _partition(stack: LocalStack, models: list[str], num: int) -> None:
+    """Give the models their partitions while all goes on, however often that is cut short."""
+    commands = make_commands(stack.url, stack.shards, Keys())
+    try:
+        for model in models if num > 1 else ():
+            is_done = False
+            while not is_done:
+                with suppress(PenstockError, RedisError):
+                    is_done = bool(await change_partitions(commands, Keys(), model, num))
+    finally:
+        await commands.close()
+
+
+async def _under_fire(
+    stack: LocalStack, requests: list[ChaosRequest], options: ChaosOptions, disturber: Disturber, on_delta: OnDelta
+) -> LoadResult:
+    """Run the load while the disturber does what it does; all serves again when this returns."""
+    disturbing = asyncio.create_task(disturber.run())
+    until = time.monotonic() + options.min_seconds
+
+    def go_on(num_started: int) -> bool:
+        if disturbing.done():
+            return False
+        is_short = time.monotonic() < until or disturber.events.total() < options.min_events
+        return num_started < len(requests) or is_short
+
+    try:
+        return await _load(stack, requests, options, "chaos", on_delta, go_on)
+    finally:
+        disturbing.cancel()
+        with suppress(asyncio.CancelledError):
+            await disturbing
+        await disturber.settle()
+
+
+@asynccontextmanager
+async def _watching(url: str, model: str) -> AsyncIterator[Owners]:
+    """See who writes what of a model at a server, from before the load begins until all is there that was done."""
+    owners = Owners()
+    watch, commands = OwnerWatch(url, Keys().model(model), owners), CommandConnection(url)
+    watching = asyncio.create_task(watch.run())
+    try:
+        await watch.catch_up(commands)
+        yield owners
+        await watch.catch_up(commands)
+    finally:
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+        await commands.close()
+
+
+async def _load(
+    stack: LocalStack,
+    requests: list[ChaosRequest],
+    options: ChaosOptions,
+    label: str,
+    on_delta: OnDelta,
+    go_on: Callable[[int], bool],
+) -> LoadResult:
+    return await run_load(
+        stack.url,
+        requests,
+        label=label,
+        concurrency=options.concurrency,
+        on_delta=on_delta,
+        go_on=go_on,
+        patience_s=PATIENCE_S if options.engine == "penstock" else VLLM_PATIENCE_S,
+        shards=stack.shards,
+    )
+
+
+def _print(console: Console, report: ChaosReport) -> None:
+    verdict = report.verdict
+    console.print(", ".join(f"{count} x {name}" for name, count in sorted(report.events.items())) or "nothing happened")
+    table = Table(title=f"{verdict.num_requests} requests under fire, seed {report.options.seed}")
+    harms = {
+        "lost": verdict.lost,
+        "duplicated": verdict.duplicated,
+        "reordered": verdict.reordered,
+        "different": verdict.different,
+        "ends ≠ 1": verdict.wrong_ends,
+        "failed": verdict.failed,
+        "two owners": verdict.two_owners,
+        "wrong events": verdict.wrong_timelines,
+    }
+    for column in harms:
+        table.add_column(column, justify="right")
+    table.add_row(*map(str, harms.values()))
+    console.print(table)
+    console.print(f"{verdict.num_records} records were seen being written; {verdict.num_moved} requests changed owner")
+    if verdict.num_compared < verdict.num_requests:
+        console.print(f"{verdict.num_compared} of the requests are greedy, and were compared token by token")
+    console.print(f"the events of {verdict.num_timelines} requests were held against what was seen")
+    if verdict.shows_nothing:
+        console.print(
+            f"{verdict.shows_nothing}, so this shows nothing: go on for longer (--seconds, --events)", style="red"
+        )
+    if verdict.num_gone:
+        console.print(f"{verdict.num_gone} requests ended with the error that says that Redis has lost them")
+    if verdict.num_sent_again:
+        console.print(f"{verdict.num_sent_again} times a request was lost before its first token, and sent again")
+    for example in verdict.examples:
+        console.print(example, style="red")
+    times = report.recoveries_s
+    if times:
+        console.print(
+            f"from the death of its engine to a request's next token ({len(times)} times): "
+            f"p50 {percentile(times, 0.5):.2f} s, p99 {percentile(times, 0.99):.2f} s, max {max(times):.2f} s"
+        )
+    share = report.disturbed_tokens_per_s / report.undisturbed_tokens_per_s
+    console.print(
+        f"tokens/s: {report.undisturbed_tokens_per_s:,.0f} undisturbed, "
+        f"{report.disturbed_tokens_per_s:,.0f} under fire ({share:.0%})"
+    )

@@ -1,0 +1,62 @@
+"""The requests of a chaos run: every kind of end and of randomness, each with one right answer.
+
+Seeds are fixed here, so a request has one output whatever happens to the engines that run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import msgspec
+
+from ....producer import SamplingParams
+from ...demo.task import demo_questions
+
+# Half of the requests are of one of these.
+SESSIONS = ("a", None, "b", None, "c", None)
+
+
+class ChaosRequest(msgspec.Struct, frozen=True):
+    """What is asked. ``is_detached``: submitted, and read in pieces by readers that come and go.
+
+    ``session_id``: of some, so that they are left to an engine, which may be the next to die.
+    ``model``: of whom; the only one that is served when None. ``tenant``: whose it is.
+    """
+
+    prompt: str
+    params: SamplingParams
+    is_detached: bool
+    session_id: str | None = None
+    model: str | None = None
+    tenant: str = "default"
+
+
+def make_requests(
+    count: int, seed: int, models: Sequence[str | None] = (None,), tenants: Sequence[str] = ("default",)
+) -> list[ChaosRequest]:
+    """Draw ``count`` requests: greedy and seeded, long and short, with stop strings and minimum lengths.
+
+    Each model is asked in turn, and each tenant asks each in turn.
+    """
+    random = Random(seed)
+    kinds = [
+        lambda: SamplingParams(temperature=0.0, max_tokens=64),
+        lambda: SamplingParams(temperature=0.0, max_tokens=random.randint(16, 96), ignore_eos=True),
+        lambda: SamplingParams(temperature=1.0, seed=random.getrandbits(40), max_tokens=96, ignore_eos=True),
+        lambda: SamplingParams(temperature=0.8, top_p=0.9, seed=random.getrandbits(40), max_tokens=64, min_tokens=40),
+        lambda: SamplingParams(
+            temperature=1.2, top_k=20, seed=random.getrandbits(40), max_tokens=96, stop=["teen", "."]
+        ),
+    ]
+    return [
+        ChaosRequest(
+            question.prompt,
+            random.choice(kinds)(),
+            random.random() < 0.3,
+            session_id=SESSIONS[number % len(SESSIONS)],
+            model=models[number % len(models)],
+            tenant=tenants[number // len(models) % len(tenants)],
+        )
+        for number, question in enumerate(demo_questions(count, seed))
+    ]

@@ -1,0 +1,157 @@
+"""Redis servers of several processes on this machine: what starting, killing and waiting for them has in common."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import redis
+from redis.exceptions import RedisError
+
+from ....shared.embedded import find_redis_server
+from ....shared.errors import ConfigurationError
+from ...local.life_line import unwind_on_sigterm
+
+START_TIMEOUT_S = 60.0
+POLL_INTERVAL_S = 0.02
+# Below those that the system gives to connections, which may come to a port before the server that is to have it.
+PORTS = range(22_000, 32_000)
+
+
+class RedisProcesses(ABC):
+    """Real processes, each on a port of its own of the loopback device, from ``start`` to ``stop`` or for a ``with``.
+
+    Args:
+        folder: where each gets a folder of its own, with its log.
+        password: of all; none when empty.
+    """
+
+    # As errors call them all.
+    name: str
+
+    def __init__(self, folder: Path, password: str = "") -> None:
+        self._folder = folder
+        self._password = password
+        self._program = str(find_redis_server())
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Where Penstock finds them."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start all, and wait until they serve.
+
+        Raises:
+            ConfigurationError: one does not start, or they do not find each other.
+        """
+
+    def __enter__(self) -> Self:
+        unwind_on_sigterm()
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End all; doing it twice does nothing."""
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+        self._processes.clear()
+
+    def kill(self, port: int) -> None:
+        """kill -9 of one."""
+        self._processes[port].send_signal(signal.SIGKILL)
+        self._processes[port].wait()
+
+    def client(self, port: int) -> redis.Redis:
+        """Return a client of one, to be closed."""
+        return redis.Redis(port=port, password=self._password or None)
+
+    def do(self, port: int, *command: object) -> Any:
+        """Run one command at one of them."""
+        with closing(self.client(port)) as client:
+            return client.execute_command(*command)
+
+    def _folder_of(self, port: int) -> Path:
+        folder = self._folder / str(port)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _spawn(self, port: int, *arguments: str) -> None:
+        with (self._folder_of(port) / "log").open("ab") as log:
+            self._processes[port] = subprocess.Popen(
+                [self._program, *arguments], stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _is_ours(self, port: int, connect: Callable[[int], redis.Redis] | None = None) -> bool:
+        """Whether it is our own process that answers at a port; ``connect`` makes a client, if not ``client``."""
+        with suppress(RedisError), closing((connect or self.client)(port)) as client:
+            info = text_of(client.execute_command("INFO", "server"))
+            return f"process_id:{self._processes[port].pid}" in info.split()
+        return False
+
+    def _wait_until(self, condition: Callable[[], bool], what: str, port: int | None = None) -> None:
+        """Wait for ``condition``, while the process at ``port`` lives.
+
+        Raises:
+            ConfigurationError: it does not come to pass; ``what`` says what it is that does not.
+        """
+        give_up_at = time.monotonic() + START_TIMEOUT_S
+        while not condition():
+            has_ended = port is not None and self._processes[port].poll() is not None
+            if has_ended or time.monotonic() > give_up_at:
+                raise ConfigurationError(f"{self.name}: {what}")
+            time.sleep(POLL_INTERVAL_S)
+
+
+def text_of(reply: object) -> str:
+    """INFO as the server wrote it, whatever redis-py has made of it."""
+    if isinstance(reply, dict):
+        return "\n".join(f"{text_of(name)}:{text_of(value)}" for name, value in reply.items())
+    return reply.decode() if isinstance(reply, bytes) else str(reply)
+
+
+def free_port() -> int:
+    """Return a port of the loopback device that is free, and that no connection gets meanwhile."""
+    (port,) = free_ports(1)
+    return port
+
+
+def free_ports(count: int, among: range = PORTS, offset: int = 0) -> list[int]:
+    """Return ports as ``free_port`` does, all different, and so are with them those that are ``offset`` higher."""
+    ports: list[int] = []
+    taken: set[int] = set()
+    while len(ports) < count:
+        port = secrets.choice(among)
+        own = {port, port + offset}
+        if not own & taken and all(map(_is_free, own)):
+            ports.append(port)
+            taken |= own
+    return ports
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe, suppress(OSError):
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False

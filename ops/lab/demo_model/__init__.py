@@ -1,0 +1,1 @@
+"""Training of the models and adapters of ``penstock demo``."""

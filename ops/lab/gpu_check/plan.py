@@ -1,0 +1,166 @@
+"""How much is measured: on a GPU, and where the command itself is tried out."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The engine with an option, to see what that gains or costs beside the engine without.
+
+    Args:
+        shape: one of ``Plan.shapes``.
+        options: of the offline engine.
+        weight_bytes, cached_bytes: a number of a linear layer, and of a key or value, takes.
+        num_gpus: that it needs; on a CPU ranks are processes.
+    """
+
+    name: str
+    shape: str
+    options: tuple[str, ...]
+    weight_bytes: int = 2
+    cached_bytes: int = 2
+    num_gpus: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Sizes of all parts.
+
+    Args:
+        device: "cuda" or "cpu".
+        test_files: of ``tests/kernels/gpu``; a file is a process of its own.
+        engine_tests: files whose tests are of the engine, and some of them marked as wanting a GPU.
+        num_test_files_at_once: what takes their time is the compiler, on the host.
+        kernels: what is timed.
+        shapes: of ``worker/models/random_model.py``, in the order in which they are measured.
+        batches: sizes whose decode steps are timed.
+        max_num_seqs: of the engine.
+        variants: what is measured of options, each on its shape.
+        variant_batches: as ``batches``, for variants; beside them only prefill is measured.
+        decode_prompt_tokens, decode_tokens: of each of their requests.
+        gap_batch, gap_tokens: requests that decode while the device is watched, and the tokens of each.
+        prefill_tokens: of a prompt that is computed in one step.
+        num_mixed: requests of the serving workload, their prompts and outputs drawn from the ranges.
+        limits_s: of a part, by the first word of its name.
+        total_s: of all parts together.
+    """
+
+    device: str
+    is_quick: bool
+    test_files: tuple[Path, ...]
+    engine_tests: tuple[Path, ...]
+    num_test_files_at_once: int
+    kernels: tuple[str, ...]
+    shapes: tuple[str, ...]
+    batches: tuple[int, ...]
+    max_num_seqs: int
+    variants: tuple[Variant, ...]
+    variant_batches: tuple[int, ...]
+    decode_prompt_tokens: int
+    decode_tokens: int
+    gap_batch: int
+    gap_tokens: int
+    prefill_tokens: int
+    num_prefills: int
+    num_mixed: int
+    mixed_prompt_tokens: tuple[int, int]
+    mixed_output_tokens: tuple[int, int]
+    max_model_len: int
+    limits_s: dict[str, float]
+    total_s: float
+
+    def for_variants(self) -> Plan:
+        """What is measured of a variant: no serving, and the device is not watched."""
+        return replace(self, batches=self.variant_batches, num_mixed=0, gap_batch=0)
+
+
+def full_plan(device: str) -> Plan:
+    """What issue and README speak of; under 8 minutes on an H200 whatever hangs."""
+    tests = sorted((ROOT / "tests" / "kernels" / "gpu").glob("test_gpu_*.py"))
+    return Plan(
+        device=device,
+        is_quick=False,
+        # Compiling for a GPU that is not there proves nothing more where one is.
+        test_files=tuple(path for path in tests if path.name != "test_gpu_compiles.py"),
+        engine_tests=_files_with_marks(),
+        num_test_files_at_once=max(1, len(os.sched_getaffinity(0)) // 2),
+        kernels=_kernels_with_cases(),
+        shapes=("qwen06", "qwen8b"),
+        batches=(1, 16, 64, 256),
+        max_num_seqs=256,
+        # Determinism where launches cost most; bytes where weights and caches take the time.
+        variants=(
+            Variant("deterministic", "qwen06", ("--deterministic",)),
+            Variant("async scheduling", "qwen06", ("--async-scheduling",)),
+            Variant("fp8 cache", "qwen8b", ("--kv-cache-dtype", "fp8"), cached_bytes=1),
+            Variant("int8", "qwen8b", ("--quantization", "int8"), weight_bytes=1),
+            Variant("fp8", "qwen8b", ("--quantization", "fp8"), weight_bytes=1),
+            Variant("tensor parallel 2", "qwen8b", ("--tensor-parallel-size", "2"), num_gpus=2),
+            Variant("pipeline parallel 2", "qwen8b", ("--pipeline-parallel-size", "2"), num_gpus=2),
+        ),
+        variant_batches=(1, 64),
+        decode_prompt_tokens=512,
+        # The first of 256 prompts has some twenty tokens when the last has its first.
+        decode_tokens=96,
+        gap_batch=64,
+        gap_tokens=48,
+        prefill_tokens=8192,
+        num_prefills=4,
+        num_mixed=128,
+        mixed_prompt_tokens=(64, 1024),
+        mixed_output_tokens=(64, 256),
+        max_model_len=16384,
+        limits_s={"correctness": 120.0, "engine-tests": 90.0, "kernels": 150.0, "engine": 70.0, "transformers": 45.0},
+        total_s=460.0,
+    )
+
+
+def quick_plan(device: str) -> Plan:
+    """The same parts on next to nothing: tells that the command works, nothing about speed."""
+    return Plan(
+        device=device,
+        is_quick=True,
+        test_files=(ROOT / "tests" / "kernels" / "gpu" / "test_gpu_penalties.py",),
+        engine_tests=(),
+        num_test_files_at_once=1,
+        kernels=("rms_norm",),
+        shapes=("tiny",),
+        batches=(1, 4),
+        max_num_seqs=4,
+        variants=(
+            Variant("int8", "tiny", ("--quantization", "int8"), weight_bytes=1),
+            Variant("tensor parallel 2", "tiny", ("--tensor-parallel-size", "2"), num_gpus=2),
+        ),
+        variant_batches=(4,),
+        decode_prompt_tokens=16,
+        decode_tokens=12,
+        gap_batch=4,
+        gap_tokens=8,
+        prefill_tokens=64,
+        num_prefills=2,
+        num_mixed=4,
+        mixed_prompt_tokens=(8, 32),
+        mixed_output_tokens=(4, 8),
+        max_model_len=256,
+        # Whatever else the machine is doing.
+        limits_s=dict.fromkeys(("correctness", "engine-tests", "kernels", "engine", "transformers"), 240.0),
+        total_s=900.0,
+    )
+
+
+def _files_with_marks() -> tuple[Path, ...]:
+    """Of tests of single parts of the engine; those of the kernels are run by themselves."""
+    folders = (ROOT / "tests" / "integration", ROOT / "tests" / "unit" / "engine")
+    files = sorted(path for folder in folders for path in folder.rglob("test_*.py"))
+    return tuple(path for path in files if "mark.gpu" in path.read_text())
+
+
+def _kernels_with_cases() -> tuple[str, ...]:
+    cases = (ROOT / "ops" / "lab" / "kernels" / "cases").glob("*.py")
+    return tuple(sorted(path.stem for path in cases if path.stem != "__init__"))

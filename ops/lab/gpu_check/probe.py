@@ -1,0 +1,63 @@
+"""``python -m penstock.ops.lab.gpu_check.probe``: prints what this Python and this machine have, as JSON.
+
+A program of its own, so that the command that runs the parts holds no torch and no device.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+import shutil
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+# Of the engine, and the rival.
+NEEDED = ("torch", "triton", "transformers", "msgspec", "redis", "structlog", "psutil", "tokenizers")
+# Of tests.
+TESTS_NEED = ("pytest", "pytest_asyncio", "pytest_timeout", "hypothesis", "blockbuster", "rich", "prometheus_client")
+
+
+def probe() -> dict[str, Any]:
+    """Names and versions; ``missing`` are packages that cannot be imported."""
+    missing = [name for name in (*NEEDED, *TESTS_NEED) if importlib.util.find_spec(name) is None]
+    found: dict[str, Any] = {
+        "device": None,
+        "num_devices": 0,
+        "driver": None,
+        "cuda": None,
+        "python": platform.python_version(),
+        "processor": platform.processor() or platform.machine(),
+        "versions": {name: _version(name) for name in (*NEEDED, *TESTS_NEED) if name not in missing},
+        "missing": missing,
+    }
+    if "torch" not in missing:
+        import torch
+
+        found["cuda"] = torch.version.cuda
+        if torch.cuda.is_available():
+            found["device"] = torch.cuda.get_device_name()
+            found["num_devices"] = torch.cuda.device_count()
+            found["driver"] = _driver()
+    return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _driver() -> str | None:
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return None
+    query = [command, "--query-gpu=driver_version", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, check=False, timeout=20)
+    return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else None
+
+
+if __name__ == "__main__":
+    print(json.dumps(probe()))

@@ -1,0 +1,156 @@
+"""Tries one model type in a process of its own, which may hang, or die, or take what it likes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+from transformers.utils import logging as transformers_logging
+
+from ....shared.errors import ConfigurationError
+from ....shared.log import configure_logging
+from ....worker.engine.ranks.parent import die_with
+from . import trial
+from .outcome import Outcome
+from .small_config import small_config
+
+_RESULT_FILE = "outcome.json"
+
+
+Attempt = Callable[[str, Path], Outcome]
+T = TypeVar("T")
+_Caller = Callable[[type[Any], Callable[[], Any]], Any]
+
+
+def try_in_child(model_type: str, timeout_s: float, attempt: Attempt | None = None) -> Outcome:
+    """Try ``model_type``; says so if the process was not through in time or died.
+
+    Args:
+        attempt: what to try with it; by default ``try_model_type``.
+
+    The child is forked, so that it need not import torch and transformers again; nothing here runs in threads.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        child = multiprocessing.get_context("fork").Process(
+            target=_child, args=(attempt or try_model_type, model_type, folder)
+        )
+        child.start()
+        child.join(timeout_s)
+        if child.is_alive():
+            child.kill()
+            child.join()
+            return Outcome(model_type=model_type, reason=f"not through after {timeout_s:.0f} s")
+        result = folder / _RESULT_FILE
+        if not result.is_file():
+            return Outcome(model_type=model_type, reason=f"its process died with exit code {child.exitcode}")
+        return msgspec.json.decode(result.read_bytes(), type=Outcome)
+
+
+class _Forward(msgspec.Struct):
+    """Of a model that another process has loaded."""
+
+    mode: str
+    bytes_per_token: int
+    bytes_per_request: int
+
+
+def try_model_type(model_type: str, folder: Path, options: dict[str, Any] | None = None) -> Outcome:
+    """Try ``model_type`` in this process, in the empty ``folder``; ``options`` are of ``EngineConfig``.
+
+    Engines of several ranks have a process each, forked from this one: what they leave behind are threads of
+    collectives, beside which the next could not fork its ranks.
+    """
+    options = options or {}
+    call = _call_in_child if options else _call
+    outcome = Outcome(model_type=model_type)
+    stage = "no model to try"
+    try:
+        config = small_config(model_type)
+        trial.write_model(config, folder)
+        stage = "not loaded"
+        forward = call(_Forward, partial(_load, folder, **options))
+        outcome.mode = forward.mode
+        stage = "no tokens to compare with"
+        expectation = trial.find_model(config, folder)
+        stage = "failed"
+        # Engines of one rank compute one after the other with what was loaded once.
+        run = partial(_run, call) if options else partial(trial.run_engine, model=trial.load(folder))
+        outcome.told = trial.compare(folder, expectation, forward, run, **options)
+    except Exception as error:  # whatever an architecture's own code raises
+        outcome.reason = f"{stage}: {first_line(error)}"
+    return outcome
+
+
+def _load(folder: Path, **options: Any) -> _Forward:
+    forward = trial.load(folder, **options).forward
+    return _Forward(forward.mode, forward.bytes_per_token, forward.bytes_per_request)
+
+
+def _run(call: _Caller, folder: Path, batches: list[list[list[int]]], **options: Any) -> trial.Generated:
+    return call(trial.Generated, partial(trial.run_engine, folder, batches, **options))
+
+
+def _call(_: type[T], work: Callable[[], T]) -> T:
+    return work()
+
+
+def _call_in_child(kind: type[T], work: Callable[[], T]) -> T:
+    """Return what ``work`` does in a child.
+
+    Raises:
+        _ChildError: it raised there, or the child died; the message says what.
+    """
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=_answer, args=(work, theirs, os.getpid()))
+    child.start()
+    theirs.close()
+    with ours:
+        try:
+            failure, answer = ours.recv_bytes().split(b"\n", 1)
+        except EOFError:
+            child.join()
+            raise _ChildError(f"its process died with exit code {child.exitcode}") from None
+    child.join()
+    if failure:
+        raise _ChildError(failure.decode())
+    return msgspec.json.decode(answer, type=kind)
+
+
+class _ChildError(Exception):
+    """What a child says of its failure."""
+
+
+def _answer(work: Callable[[], msgspec.Struct], pipe: Connection, parent_pid: int) -> None:
+    die_with(parent_pid)  # which is killed when it takes too long
+    try:
+        pipe.send_bytes(b"\n" + msgspec.json.encode(work()))
+    except Exception as error:
+        pipe.send_bytes(first_line(error).encode() + b"\n")
+
+
+def _child(attempt: Attempt, model_type: str, folder: Path) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    configure_logging("error")
+    outcome = attempt(model_type, folder)
+    (folder / _RESULT_FILE).write_bytes(msgspec.json.encode(outcome))
+
+
+def first_line(error: Exception) -> str:
+    """What to tell of what was raised: the sentence of an error of ours, else its type and first line."""
+    line = next(iter(str(error).strip().splitlines()), "")
+    is_ours = isinstance(error, ConfigurationError | trial.UnsuitableModelError | _ChildError)
+    return line if is_ours else f"{type(error).__name__}: {line}"

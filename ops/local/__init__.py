@@ -1,0 +1,1 @@
+"""Processes of a deployment on this machine, which end with the process that started them."""
