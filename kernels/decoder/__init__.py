@@ -18,6 +18,7 @@ from .layer_structs import embedding_part_struct, layer_embeddings_struct, layer
 from .norms import NormWeights, address, norm_struct
 from .structs import AnglesStruct, DecoderStruct, StepStruct
 from .weights import (
+    AttentionGate,
     DecoderWeights,
     EmbeddingPart,
     HeadsShape,
@@ -29,6 +30,7 @@ __all__ = [
     "GATE_UP",
     "PRODUCTS_PER_LAYER",
     "QKV",
+    "AttentionGate",
     "Decoder",
     "DecoderBatch",
     "DecoderWeights",

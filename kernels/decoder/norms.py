@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 from torch import Tensor
 
 from .structs import NormStruct
+
+
+class NormKind(IntEnum):
+    """Kind of a normalisation, with the values of ``kernels/native/layer_switches.h``.
+
+    ``RMS`` rounds before it multiplies by the weight, ``WIDE_RMS`` only after, ``CENTRED`` subtracts the mean first.
+    """
+
+    NONE = 0
+    RMS = 1
+    WIDE_RMS = 2
+    CENTRED = 3
 
 
 @dataclass(frozen=True)
@@ -32,8 +45,9 @@ class NormWeights:
 
 def norm_struct(norm: NormWeights | None) -> NormStruct:
     if norm is None:
-        return NormStruct(None, None, 0, 0.0)
-    kind = 3 if norm.is_centred else 2 if norm.is_wide else 1
+        return NormStruct(None, None, NormKind.NONE, 0.0)
+    wide_or_plain = NormKind.WIDE_RMS if norm.is_wide else NormKind.RMS
+    kind = NormKind.CENTRED if norm.is_centred else wide_or_plain
     return NormStruct(norm.weight.data_ptr(), address(norm.bias), kind, norm.eps)
 
 

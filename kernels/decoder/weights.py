@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 from torch import Tensor
 
@@ -10,6 +11,19 @@ from ..linear import PackedWeight
 from ..mixers import MixerWeights
 from .experts import ExpertsWeights
 from .norms import NormWeights
+
+
+class AttentionGate(IntEnum):
+    """Position of the sigmoid gates on the attention output in a row of ``qkv``.
+
+    Gates follow each head's query (``WITH_QUERY``), or all heads: one per element of the attention output
+    (``PER_ELEMENT``) or one per head (``PER_HEAD``). The values are those of ``kernels/native/gates.h``.
+    """
+
+    NONE = 0
+    WITH_QUERY = 1
+    PER_ELEMENT = 2
+    PER_HEAD = 3
 
 
 @dataclass(frozen=True)
@@ -76,7 +90,7 @@ class LayerWeights:
         residual_scale: factor on what is added to the stream.
         is_parallel: both parts start from the layer's input; without ``mlp_norm`` from its one norm.
         activation: a place in ``kernels.gated_activation.ACTIVATIONS``.
-        gate: where ``qkv`` has what opens for what heads find, see kernels/native/gates.h; 0 without.
+        gate: position of the gates on the attention output.
         mixer: in the place of attention; ``qkv`` then makes its rows, and the rest of attention counts for nothing.
         experts: beside ``gate_up`` and ``down``, whose result is added, or alone.
         heads: None where they are as the decoder says.
@@ -109,7 +123,7 @@ class LayerWeights:
     is_parallel: bool = False
     activation: int = 0
     is_gated: bool = True
-    gate: int = 0
+    gate: AttentionGate = AttentionGate.NONE
     mixer: MixerWeights | None = None
     experts: ExpertsWeights | None = None
     ahead: int | None = None

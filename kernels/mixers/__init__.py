@@ -14,15 +14,15 @@ from ..errors import KernelInputError
 from ..native import library
 from . import native, reference
 from .structs import MixerStruct
-from .weights import KINDS, LANES, MixerState, MixerWeights, MixingBatch
+from .weights import LANES, MixerKind, MixerState, MixerWeights, MixingBatch
 
-__all__ = ["KINDS", "LANES", "MixerState", "MixerStruct", "MixerWeights", "MixingBatch", "is_made_for", "mix"]
+__all__ = ["LANES", "MixerKind", "MixerState", "MixerStruct", "MixerWeights", "MixingBatch", "has_kernel", "mix"]
 
 _MAX_DIM = 512
 _IMPLEMENTATIONS = {REFERENCE: reference.mix, "cpu": native.mix}
 
 
-def is_made_for(weights: MixerWeights, device: torch.device, dtype: torch.dtype) -> bool:
+def has_kernel(weights: MixerWeights, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether there is more than a reference."""
     sizes = (weights.head_dim, weights.key_dim)
     return (

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .weights import MixerState, MixerWeights, MixingBatch
+from .weights import MixerKind, MixerState, MixerWeights, MixingBatch
 
 _SMALLEST_LENGTH = 1e-6
 
@@ -18,7 +18,7 @@ def mix(rows: Tensor, weights: MixerWeights, state: MixerState, batch: MixingBat
     requests = rows.split(batch.query_lens.tolist())
     for own, read, write in zip(requests, batch.reads.tolist(), batch.writes.tolist(), strict=True):
         mixed = _convolve(own, weights, state, read, write)
-        if weights.kind == "convolution":
+        if weights.kind == MixerKind.CONVOLUTION:
             num_channels = weights.taps.shape[1]
             found.append(mixed * own[:, weights.gate_at : weights.gate_at + num_channels])
         else:
@@ -29,7 +29,7 @@ def mix(rows: Tensor, weights: MixerWeights, state: MixerState, batch: MixingBat
 def _convolve(rows: Tensor, weights: MixerWeights, state: MixerState, read: int, write: int) -> Tensor:
     num_taps, num_channels = weights.taps.shape
     inputs = rows[:, weights.values_at : weights.values_at + num_channels]
-    if weights.kind == "convolution":
+    if weights.kind == MixerKind.CONVOLUTION:
         inputs = inputs * rows[:, weights.strength_at : weights.strength_at + num_channels]
     recent = torch.zeros_like(state.recent[0]) if read < 0 else state.recent[read]
     known = torch.cat([recent, inputs])
@@ -44,7 +44,7 @@ def _recur(rows: Tensor, mixed: Tensor, weights: MixerWeights, state: MixerState
     heads, groups, dim, key_dim = weights.num_heads, weights.num_groups, weights.head_dim, weights.key_dim
     steps = rows[:, weights.step_at : weights.step_at + heads]
     keys, all_values = groups * key_dim, heads * dim
-    if weights.kind == "delta rule":
+    if weights.kind == MixerKind.DELTA_RULE:
         query, key, value = mixed.float().split([keys, keys, all_values], dim=1)
         query, key = (_unit(part.unflatten(1, (groups, key_dim))) for part in (query, key))
         query = query * key_dim**-0.5

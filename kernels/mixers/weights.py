@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 from torch import Tensor
 
 from .structs import MixerStruct
 
-# In the order of mixers.h in kernels/native, where 0 is attention.
-KINDS = ("convolution", "delta rule", "scan")
 # Of a head's values.
 LANES = 16
+
+
+class MixerKind(IntEnum):
+    """Kind of a mixer, with the values of ``kernels/native/mixers.h``. The latter two end with a gated normalisation.
+
+    ``CONVOLUTION``: the product of two parts of a row is convolved, then multiplied by a third part.
+    ``DELTA_RULE``: the convolved row holds queries, keys and values. A token's value replaces the value that the state
+    holds for its key (Yang, Kautz and Hatamizadeh 2024, arXiv:2412.06464).
+    ``SCAN``: the convolved row holds values, keys and queries. Values are added to the state (Dao and Gu 2024,
+    arXiv:2405.21060).
+    """
+
+    CONVOLUTION = 0
+    DELTA_RULE = 1
+    SCAN = 2
 
 
 @dataclass(frozen=True)
@@ -20,10 +34,6 @@ class MixerWeights:
     """One layer's. All tensors are float32, but for ``order``.
 
     Args:
-        kind: "convolution": the product of two parts of a row is convolved, and multiplied by a third. "delta rule":
-            the convolved row has queries, keys and values, and what the state has under a key is replaced by the value
-            (Yang, Kautz and Hatamizadeh 2024, arXiv:2412.06464). "scan": it has values, keys and queries, and values
-            are added to the state (Dao and Gu 2024, arXiv:2405.21060). The latter two end with a gated normalisation.
         taps, taps_bias: of the convolution, ``[num taps, C]``, the last one of the token itself, and ``[C]`` or None.
         num_heads, num_groups, head_dim, key_dim: the state is ``[num_heads, key_dim, head_dim]``; heads of a group have
             the same keys and queries. 0 of a convolution.
@@ -39,7 +49,7 @@ class MixerWeights:
         order: ``[P]`` int64, columns of the projection in the order in which places count; None as they come.
     """
 
-    kind: str
+    kind: MixerKind
     taps: Tensor
     taps_bias: Tensor | None
     values_at: int
@@ -62,13 +72,13 @@ class MixerWeights:
 
     @property
     def num_outputs(self) -> int:
-        return self.taps.shape[1] if self.kind == "convolution" else self.num_heads * self.head_dim
+        return self.taps.shape[1] if self.kind == MixerKind.CONVOLUTION else self.num_heads * self.head_dim
 
     def struct(self) -> MixerStruct:
         """As the compiled library takes it, without a state."""
         pointers = (self.taps, self.taps_bias, self.decay, self.step_bias, self.skip, self.norm, self.order)
         return MixerStruct(
-            *(1 + KINDS.index(self.kind), *self.taps.shape),
+            *(self.kind, *self.taps.shape),
             *(self.num_heads, self.num_groups, self.head_dim, self.key_dim),
             *(self.values_at, self.gate_at, self.strength_at, self.step_at),
             *(

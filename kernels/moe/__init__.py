@@ -21,7 +21,7 @@ _ROUTE = {REFERENCE: reference.route, "cuda": OnGpu(_GPU, "route")}
 _EXPERTS = {REFERENCE: reference.experts, "cuda": OnGpu(_GPU, "experts")}
 
 
-def is_made_for(device: torch.device, dtype: torch.dtype) -> bool:
+def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether there is more than the reference, which is for comparing."""
     return select(_EXPERTS, device, dtype) is not reference.experts
 

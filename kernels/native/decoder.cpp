@@ -144,7 +144,7 @@ class Run {
     if (rows == rows_) heads.split(rows_, gates_);
     heads.place();
     heads.attend(found_);
-    if (!layer.gate) return;
+    if (layer.gate == AttentionGate::NONE) return;
     for_rows([&](int64_t t) { open_gates(gates_ + t * found_size, found_ + t * found_size, found_size); });
   }
 
@@ -166,7 +166,7 @@ class Run {
   void feed_beside(int64_t i) {
     const DecoderLayer& layer = d_.layers[i];
     finish(added_, layer.attention_norm, 1.0f);
-    if (layer.mlp_norm.kind != NO_NORM) add_and_norm(nullptr, layer.mlp_norm);
+    if (layer.mlp_norm.kind != NormKind::NONE) add_and_norm(nullptr, layer.mlp_norm);
     feed_forward(i, made_);
     finish(made_, layer.mlp_out_norm, 1.0f);
     for_rows([&](int64_t t) { add_row(made_ + t * d_.hidden_size, added_ + t * d_.hidden_size, d_.hidden_size); });
@@ -229,10 +229,10 @@ class Run {
 
   // What is to be added is normalised, and scaled, where it lies.
   void finish(T* rows, const Norm& norm, float scale) {
-    if (norm.kind == NO_NORM && scale == 1.0f) return;
+    if (norm.kind == NormKind::NONE && scale == 1.0f) return;
     for_rows([&](int64_t t) {
       T* row = rows + t * d_.hidden_size;
-      if (norm.kind != NO_NORM) apply_norm(norm, row, row, d_.hidden_size);
+      if (norm.kind != NormKind::NONE) apply_norm(norm, row, row, d_.hidden_size);
       if (scale != 1.0f) scale_row(row, scale, d_.hidden_size);
     });
   }

@@ -2,6 +2,7 @@
 #pragma once
 #include "adapters.h"
 #include "experts.h"
+#include "gates.h"
 #include "layer_embeddings.h"
 #include "layer_switches.h"
 #include "linear.h"
@@ -26,8 +27,10 @@ struct DecoderLayer {
   int64_t window;        // positions a token sees, itself the last; 0: all before it
   int64_t ahead;         // and behind it, of those that visible_ends lets it see; below 0: all of them
   int64_t angles;        // which of the step's; below 0 heads are not rotated
-  int64_t is_interleaved, norms_rows, norms_follow, is_parallel, activation, is_gated;
-  int64_t gate;  // where the projection has what opens for the result, a Gate of gates.h
+  int64_t is_interleaved, norms_rows, norms_follow, is_parallel;
+  Activation activation;
+  int64_t is_gated;
+  AttentionGate gate;  // position of the gates in a row of the projection
   const Mixer* mixer;  // in the place of attention; null for that
   int64_t group;  // whose slots and block table of a step
   const Experts* experts;  // beside gate_up and down, or alone; null without

@@ -51,7 +51,7 @@ class Mixture {
   Mixture(const Experts& experts, const T* inputs, const T* stream, int64_t size, int64_t num_rows)
       : e_(experts),
         dense_inputs_(inputs),
-        routed_(experts.input_norm.kind == NO_NORM ? inputs : stream),
+        routed_(experts.input_norm.kind == NormKind::NONE ? inputs : stream),
         inputs_(routed_),
         size_(size),
         num_rows_(num_rows),
@@ -68,7 +68,7 @@ class Mixture {
 
   void all(T* out, bool adds) {
     route();
-    if (e_.input_norm.kind != NO_NORM) normalise_inputs();
+    if (e_.input_norm.kind != NormKind::NONE) normalise_inputs();
     sort();
     for (int64_t expert = 0; expert < e_.num_experts; ++expert) {
       if (firsts_[expert] < firsts_[expert + 1]) ask(expert);

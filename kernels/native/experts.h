@@ -15,7 +15,8 @@ struct Experts {
   int64_t has_sigmoids;  // scores are these of logits; else their softmax
   int64_t renormalizes;  // what those chosen count has a sum of one
   int64_t rounds_logits, rounds_weights;  // to the model's dtype
-  int64_t activation, is_gated;
+  Activation activation;
+  int64_t is_gated;
   float scale;         // of what experts count
   float alpha, limit;  // of an activation of pairs; a limit of 0: gate and up are halves, as elsewhere
   // Of what the router is given, and experts; of what experts make, and what is beside them. Without an input_norm experts

@@ -3,15 +3,15 @@
 #include "layer_ops.h"
 
 // Behind each head's query; or behind all, one for each number of the result, or one for each head.
-enum Gate : int64_t { NO_GATE, BESIDE_QUERIES, OF_NUMBERS, OF_HEADS };
+enum class AttentionGate : int64_t { NONE, WITH_QUERY, PER_ELEMENT, PER_HEAD };
 
 // From a row of the projection to queries and the rest, keys and values, and to a gate for each number of the result.
 template <typename T>
-void split_gates(Gate gate, const T* row, T* heads, T* gates, int64_t num_heads, int64_t dim, int64_t rest) {
-  if (gate != BESIDE_QUERIES) {
+void split_gates(AttentionGate gate, const T* row, T* heads, T* gates, int64_t num_heads, int64_t dim, int64_t rest) {
+  if (gate != AttentionGate::WITH_QUERY) {
     const int64_t size = num_heads * dim + rest;
     std::memcpy(heads, row, size * sizeof(T));
-    for (int64_t i = 0; i < num_heads * dim; ++i) gates[i] = row[size + (gate == OF_HEADS ? i / dim : i)];
+    for (int64_t i = 0; i < num_heads * dim; ++i) gates[i] = row[size + (gate == AttentionGate::PER_HEAD ? i / dim : i)];
     return;
   }
   for (int64_t head = 0; head < num_heads; ++head) {

@@ -15,7 +15,7 @@ struct LayerEmbeddings {
 struct EmbeddingPart {
   Linear gate, output;
   Norm norm;  // of what is added to the stream
-  int64_t activation;
+  Activation activation;
 };
 
 // row, what one token is projected to for all layers, becomes their embeddings.

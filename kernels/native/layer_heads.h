@@ -26,7 +26,7 @@ class LayerHeads {
         size_(layer.heads_size()) {}
 
   // Whether the projection makes something else than heads as they lie here.
-  static bool are_split(const DecoderLayer& layer) { return layer.gate || layer.values_are_keys; }
+  static bool are_split(const DecoderLayer& layer) { return layer.gate != AttentionGate::NONE || layer.values_are_keys; }
 
   // From rows of the projection, and to gates [tokens, found_size()] where there are some.
   void split(const T* rows, T* gates) const {
@@ -34,8 +34,8 @@ class LayerHeads {
     for_tokens([&](int64_t t) {
       const T* row = rows + t * width;
       T* to = heads_ + t * size_;
-      if (layer_.gate) {
-        split_gates(static_cast<Gate>(layer_.gate), row, to, gates + t * layer_.found_size(), layer_.num_heads, dim,
+      if (layer_.gate != AttentionGate::NONE) {
+        split_gates(layer_.gate, row, to, gates + t * layer_.found_size(), layer_.num_heads, dim,
                     size_ - layer_.found_size());
       } else {
         std::memcpy(to, row, width * sizeof(T));
@@ -104,7 +104,7 @@ class LayerHeads {
 
   void normalise(const Norm& norm, T* first, int64_t num) const {
     const int64_t dim = layer_.head_dim;
-    if (norm.kind == NO_NORM) return;
+    if (norm.kind == NormKind::NONE) return;
     if (layer_.norms_rows) return apply_norm(norm, first, first, num * dim);
     for (int64_t head = 0; head < num; ++head) apply_norm(norm, first + head * dim, first + head * dim, dim, head * dim);
   }

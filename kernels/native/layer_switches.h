@@ -4,29 +4,29 @@
 
 // How a row is normalised: not at all; by its root mean square, rounded before the weight, which is of the model's dtype,
 // or after, the weight being a float; by mean and deviation, the weight being a float.
-enum NormKind : int64_t { NO_NORM, RMS_NORM, WIDE_RMS_NORM, CENTRED_NORM };
+enum class NormKind : int64_t { NONE, RMS, WIDE_RMS, CENTRED };
 
 struct Norm {
   const void *weight, *bias;  // [size]; the bias, of floats, may be null
-  int64_t kind;
+  NormKind kind;
   float eps;
 };
 
 // In the order of kernels/gated_activation.
-enum Activation : int64_t { SILU, GELU_TANH, GELU, SQUARED_RELU };
+enum class Activation : int64_t { SILU, GELU_TANH, GELU, RELU2 };
 
 // Weights begin at an offset. out may be values.
 template <typename T>
 void apply_norm(const Norm& norm, const T* values, T* out, int64_t size, int64_t offset = 0) {
   const float* floats = static_cast<const float*>(norm.weight) + offset;
   switch (norm.kind) {
-    case NO_NORM:
+    case NormKind::NONE:
       if (out != values) std::memcpy(out, values, size * sizeof(T));
       break;
-    case RMS_NORM:
+    case NormKind::RMS:
       norm_row(values, static_cast<const T*>(norm.weight) + offset, out, size, norm.eps);
       break;
-    case WIDE_RMS_NORM:
+    case NormKind::WIDE_RMS:
       norm_row(values, floats, out, size, norm.eps);
       break;
     default:
@@ -42,13 +42,13 @@ void activate_row(bool is_gated, const T* from, T* out, int64_t size) {
 }
 
 template <typename T>
-void activate_row(int64_t activation, bool is_gated, const T* from, T* out, int64_t size) {
+void activate_row(Activation activation, bool is_gated, const T* from, T* out, int64_t size) {
   switch (activation) {
-    case SILU:
+    case Activation::SILU:
       return activate_row<Silu>(is_gated, from, out, size);
-    case GELU_TANH:
+    case Activation::GELU_TANH:
       return activate_row<GeluTanh>(is_gated, from, out, size);
-    case GELU:
+    case Activation::GELU:
       return activate_row<Gelu>(is_gated, from, out, size);
     default:
       return activate_row<SquaredRelu>(is_gated, from, out, size);

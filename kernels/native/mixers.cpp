@@ -45,7 +45,7 @@ class Mix {
 
   void all() {
     if (m_.order) order_columns();
-    if (m_.kind == CONVOLUTION) {
+    if (m_.kind == MixerKind::CONVOLUTION) {
       multiply_inputs();
       convolve([this](int64_t token, int64_t channel, const float* sums, int64_t num) {
         const T* gate = rows_ + token * stride_ + m_.gate_at + channel;
@@ -96,7 +96,7 @@ class Mix {
       return slot < 0 ? nullptr : recent_of(slot) + (before + place) * m_.num_channels;
     }
     const int64_t token = first_tokens_[request] + place;
-    return m_.kind == CONVOLUTION ? mixed_ + token * m_.num_channels : rows_ + token * stride_ + m_.values_at;
+    return m_.kind == MixerKind::CONVOLUTION ? mixed_ + token * m_.num_channels : rows_ + token * stride_ + m_.values_at;
   }
 
   T* recent_of(int64_t slot) const { return static_cast<T*>(m_.recent) + slot * (m_.num_taps - 1) * m_.num_channels; }
@@ -138,10 +138,10 @@ class Mix {
     const float least = s_.query_lens[request] == 1 && from ? 0.0f : m_.smallest_step;
     for (int64_t t = 0; t < s_.query_lens[request]; ++t, from = to) {
       const int64_t token = first_tokens_[request] + t;
-      const Change change = m_.kind == DELTA_RULE ? delta_of(token, head, rate, key, query, value)
+      const Change change = m_.kind == MixerKind::DELTA_RULE ? delta_of(token, head, rate, key, query, value)
                                                   : scan_of(token, head, rate, least, key, query, value);
       change_state(change, from, to, m_.key_dim, m_.head_dim, value, found);
-      const float skip = m_.kind == SCAN ? m_.skip[head] : 0.0f;
+      const float skip = m_.kind == MixerKind::SCAN ? m_.skip[head] : 0.0f;
       T* out = out_ + token * out_stride_ + head * m_.head_dim;
       for (int64_t j = 0; j < m_.head_dim; ++j) out[j] = from_float<T>(found[j] + skip * value[j]);
     }

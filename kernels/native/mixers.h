@@ -5,11 +5,11 @@
 
 #include "scalar.h"
 
-enum MixerKind : int64_t { ATTENTION, CONVOLUTION, DELTA_RULE, SCAN };
+enum class MixerKind : int64_t { CONVOLUTION, DELTA_RULE, SCAN };
 
 // As kernels/mixers has it. Places (…_at) are columns of a row of the layer's projection.
 struct Mixer {
-  int64_t kind;
+  MixerKind kind;
   // What the convolution is given: num_channels from values_at on; of a CONVOLUTION times as many from strength_at on.
   int64_t num_taps, num_channels;
   int64_t num_heads, num_groups;  // groups share what a recurrence is asked by and what it keeps values under

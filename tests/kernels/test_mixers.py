@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.errors import KernelInputError
-from penstock.kernels.mixers import MixerState, MixerWeights, MixingBatch, is_made_for, mix, reference
+from penstock.kernels.mixers import MixerKind, MixerState, MixerWeights, MixingBatch, has_kernel, mix, reference
 
 CPU = torch.device("cpu")
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
@@ -21,11 +21,11 @@ def random(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def weights_of(kind: str, *, clamps: bool = False) -> MixerWeights:
-    if kind == "convolution":
+def weights_of(kind: MixerKind, *, clamps: bool = False) -> MixerWeights:
+    if kind == MixerKind.CONVOLUTION:
         return MixerWeights(kind, random(3, 300), random(300), values_at=300, gate_at=0, strength_at=600)
     channels, values = HEADS * DIM + 2 * GROUPS * KEYS, HEADS * DIM
-    is_delta = kind == "delta rule"
+    is_delta = kind == MixerKind.DELTA_RULE
     return MixerWeights(
         kind,
         random(4, channels) * 0.5,
@@ -45,12 +45,12 @@ def weights_of(kind: str, *, clamps: bool = False) -> MixerWeights:
         norm_size=DIM if is_delta else values // GROUPS,
         gates_first=not is_delta,
         eps=1e-5,
-        smallest_step=0.3 if kind == "scan" and clamps else 0.0,
+        smallest_step=0.3 if kind == MixerKind.SCAN and clamps else 0.0,
     )
 
 
 def rows_of(weights: MixerWeights, dtype: torch.dtype) -> Tensor:
-    width = 900 if weights.kind == "convolution" else weights.step_at + HEADS
+    width = 900 if weights.kind == MixerKind.CONVOLUTION else weights.step_at + HEADS
     return random(sum(LENGTHS), width).to(dtype)
 
 
@@ -60,12 +60,12 @@ def batch_of(lengths: list[int], reads: list[int], writes: list[int]) -> MixingB
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("kind", ["convolution", "delta rule", "scan"])
+@pytest.mark.parametrize("kind", list(MixerKind))
 class TestMixers:
-    def test_it_does_what_the_reference_does(self, kind: str, dtype: torch.dtype) -> None:
+    def test_it_does_what_the_reference_does(self, kind: MixerKind, dtype: torch.dtype) -> None:
         weights = weights_of(kind, clamps=True)
         rows = rows_of(weights, dtype)
-        assert is_made_for(weights, CPU, dtype)
+        assert has_kernel(weights, CPU, dtype)
         ours, theirs = (MixerState.of(weights, 7, dtype, CPU) for _ in range(2))
         for state in (ours, theirs):
             state.recent[:3], state.states[:3] = random(*state.recent[:3].shape), random(*state.states[:3].shape)
@@ -78,7 +78,7 @@ class TestMixers:
         torch.testing.assert_close(ours.states[:6], theirs.states[:6], rtol=tolerance, atol=4 * tolerance)
         assert ours.recent[6].isnan().all()
 
-    def test_bits_do_not_depend_on_company_or_cuts(self, kind: str, dtype: torch.dtype) -> None:
+    def test_bits_do_not_depend_on_company_or_cuts(self, kind: MixerKind, dtype: torch.dtype) -> None:
         weights = weights_of(kind)
         rows = rows_of(weights, dtype)
         state = MixerState.of(weights, 6, dtype, CPU)
@@ -95,8 +95,8 @@ class TestMixers:
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("kind", ["convolution", "delta rule", "scan"])
-def test_columns_may_come_in_another_order(kind: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", list(MixerKind))
+def test_columns_may_come_in_another_order(kind: MixerKind, dtype: torch.dtype) -> None:
     weights = weights_of(kind)
     rows = rows_of(weights, dtype)
     order = torch.randperm(rows.shape[1], generator=torch.Generator().manual_seed(1))
@@ -112,13 +112,13 @@ def test_columns_may_come_in_another_order(kind: str, dtype: torch.dtype) -> Non
 
 @pytest.mark.usefixtures("compiled")
 def test_what_is_not_made_for_registers_goes_by_the_reference() -> None:
-    weights = replace(weights_of("scan"), head_dim=40)
-    assert not is_made_for(weights, CPU, torch.float32)
-    assert not is_made_for(weights_of("scan"), CPU, torch.float16)
+    weights = replace(weights_of(MixerKind.SCAN), head_dim=40)
+    assert not has_kernel(weights, CPU, torch.float32)
+    assert not has_kernel(weights_of(MixerKind.SCAN), CPU, torch.float16)
 
 
 def test_slots_and_rows_are_checked() -> None:
-    weights = weights_of("convolution")
+    weights = weights_of(MixerKind.CONVOLUTION)
     state = MixerState.of(weights, 2, torch.float32, CPU)
     with pytest.raises(KernelInputError, match=r"rows must be contiguous \[3, P\]"):
         mix(torch.zeros(4, 900), weights, state, batch_of([3], [-1], [0]))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from enum import IntEnum
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,13 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import native
+from penstock.kernels.decoder import AttentionGate
+from penstock.kernels.decoder.norms import NormKind
+from penstock.kernels.gated_activation import ACTIVATIONS, silu_and_mul
 from penstock.kernels.gated_activation import reference as silu_reference
-from penstock.kernels.gated_activation import silu_and_mul
 from penstock.kernels.kv_cache import CacheSlots, store_kv_cache
 from penstock.kernels.kv_cache import reference as kv_reference
+from penstock.kernels.mixers import MixerKind
 from penstock.kernels.native import build as build_module
 from penstock.kernels.native.build import BuildError, build
 from penstock.kernels.rms_norm import add_rms_norm, rms_norm
@@ -160,3 +165,23 @@ def test_without_a_compiler_that_works_the_references_run(
     monkeypatch.undo()
     if was_loaded:
         native.load()
+
+
+def names_in_library(header: str, enum: str) -> list[str]:
+    """Return the names of a C++ enum whose values count from 0."""
+    text = (Path(build_module.__file__).parent / header).read_text()
+    body = re.search(rf"enum class {enum} : int64_t {{([^}}=]*)}};", text)
+    assert body is not None
+    return [name.strip() for name in body[1].split(",")]
+
+
+@pytest.mark.parametrize(
+    ("header", "enum"), [("gates.h", AttentionGate), ("layer_switches.h", NormKind), ("mixers.h", MixerKind)]
+)
+def test_enums_have_the_names_and_values_of_the_compiled_library(header: str, enum: type[IntEnum]) -> None:
+    assert names_in_library(header, enum.__name__) == [member.name for member in enum]
+    assert list(enum) == list(range(len(enum)))
+
+
+def test_activations_have_the_order_of_the_compiled_library() -> None:
+    assert [name.lower() for name in names_in_library("layer_switches.h", "Activation")] == list(ACTIVATIONS)

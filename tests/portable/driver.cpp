@@ -195,15 +195,15 @@ struct SmallDecoder {
         cos(random_numbers<float>(TOKENS * DIM, 7)),
         sin(random_numbers<float>(TOKENS * DIM, 8)) {
     for (auto& cache : caches) cache.resize(BLOCKS * KV_HEADS * 16 * DIM * sizeof(T));
-    const Norm narrow{ones.data(), nullptr, RMS_NORM, 1e-5f}, none{};
+    const Norm narrow{ones.data(), nullptr, NormKind::RMS, 1e-5f}, none{};
     for (int64_t i = 0; i < LAYERS; ++i) {
       layers[i] = {narrow, none, narrow, none, none, none, qkv.linear, output.linear, gate_up.linear, down.linear};
       layers[i].keys = caches[2 * i].data(), layers[i].values = caches[2 * i + 1].data();
       layers[i].scale = 0.02f, layers[i].residual_scale = 1, layers[i].window = i * 6, layers[i].is_gated = 1;
     }
     DecoderLayer& other = layers[1];
-    other.input_norm = {wide.data(), wide.data(), CENTRED_NORM, 1e-5f};
-    other.attention_norm = other.mlp_out_norm = {wide.data(), nullptr, WIDE_RMS_NORM, 1e-5f};
+    other.input_norm = {wide.data(), wide.data(), NormKind::CENTRED, 1e-5f};
+    other.attention_norm = other.mlp_out_norm = {wide.data(), nullptr, NormKind::WIDE_RMS, 1e-5f};
     other.sinks = sinks.data(), other.softcap = 2, other.residual_scale = 0.5f, other.is_interleaved = 1;
     other.activation = GELU;
     // Each token goes to all, since a router's sums are not the same everywhere.
@@ -224,7 +224,7 @@ struct SmallDecoder {
     const int64_t num = end - start, last = num - 1;
     std::vector<float> logits(VOCAB);
     const Decoder decoder{layers, LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, MLP, BLOCK, 2, 1, 0.5f, 3, embeddings.data(),
-                          {ones.data(), nullptr, RMS_NORM, 1e-5f}, lm_head.linear};
+                          {ones.data(), nullptr, NormKind::RMS, 1e-5f}, lm_head.linear};
     const Angles angles{cos.data(), sin.data(), DIM};
     const DecoderStep step{num, 1, 1, ids.data(), positions.data(), positions.data(), nullptr, &angles,
                            table.data(), BLOCKS, &num, &end, &last, logits.data()};
@@ -252,8 +252,8 @@ void try_decoder() {
 template <typename T>
 void try_mixers() {
   constexpr int64_t TAPS = 4, HEADS = 4, GROUPS = 2, DIM = 48, KEYS = 24, TOKENS = 9;
-  for (const int64_t kind : {CONVOLUTION, DELTA_RULE, SCAN}) {
-    const int64_t values = HEADS * DIM, channels = kind == CONVOLUTION ? values : values + 2 * GROUPS * KEYS;
+  for (const MixerKind kind : {MixerKind::CONVOLUTION, MixerKind::DELTA_RULE, MixerKind::SCAN}) {
+    const int64_t values = HEADS * DIM, channels = kind == MixerKind::CONVOLUTION ? values : values + 2 * GROUPS * KEYS;
     const int64_t width = 3 * channels + 2 * HEADS;
     const std::vector<T> rows = random_numbers<T>(TOKENS * width, 1);
     const std::vector<float> taps = random_numbers<float>(TAPS * channels, 2), heads = random_numbers<float>(HEADS, 3),
@@ -261,7 +261,7 @@ void try_mixers() {
     std::vector<T> recent(2 * (TAPS - 1) * channels), out(TOKENS * values);
     std::vector<float> states(2 * HEADS * KEYS * DIM);
     const Mixer mixer{kind, TAPS, channels, HEADS, GROUPS, DIM, KEYS, 0, channels, 2 * channels, 2 * channels + HEADS,
-                      DIM, values, kind == SCAN, 1e-5f, 0, taps.data(), nullptr, heads.data(), heads.data(), heads.data(),
+                      DIM, values, kind == MixerKind::SCAN, 1e-5f, 0, taps.data(), nullptr, heads.data(), heads.data(), heads.data(),
                       norm.data(), recent.data(), states.data()};
     int64_t from = -1, to = 0, token = 0;
     for (const int64_t num : {3, 5, 1}) {

@@ -103,7 +103,7 @@ def test_a_relative_with_an_unknown_part_goes_the_general_way(tmp_path: Path) ->
 
 def test_experts_are_read_for_the_device_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks on GPUs read the whole model on their host, which has others."""
-    monkeypatch.setattr(moe, "is_made_for", lambda device, dtype: device.type == "cuda")
+    monkeypatch.setattr(moe, "has_kernel", lambda device, dtype: device.type == "cuda")
     monkeypatch.setattr(experts, "can_mix_experts", lambda device, dtype, num: device.type == "cpu")
     module = make_model("mixtral", torch.float32)
     kinds = [
@@ -118,7 +118,7 @@ def test_experts_are_read_for_the_device_that_serves(monkeypatch: pytest.MonkeyP
 def test_experts_by_kernels_are_those_of_the_model(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU by the kernels' reference, which a model there is not served by."""
     expected = logits_of(LeanForward(make_model(variant, torch.float32), SETTINGS))
-    monkeypatch.setattr(moe, "is_made_for", lambda device, dtype: True)
+    monkeypatch.setattr(moe, "has_kernel", lambda device, dtype: True)
     monkeypatch.setattr(experts, "can_mix_experts", lambda device, dtype, num: False)
     lean = LeanForward(make_model(variant, torch.float32), SETTINGS)
     assert any(isinstance(part, SparseMlp) for part in lean.network.modules())

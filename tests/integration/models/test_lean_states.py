@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import native
+from penstock.kernels.decoder import AttentionGate
+from penstock.kernels.mixers import MixerKind
 from penstock.shared.errors import ModelLoadError
 from penstock.worker.models.adapters.attach import attach_adapters
 from penstock.worker.models.adapters.peft_folder import LayerMatrices
@@ -102,21 +104,26 @@ def test_what_is_read_of_a_recurrence() -> None:
     qwen = read_decoder(make_model("qwen3.5", torch.float32), 64).layers
     delta, attention = qwen[0].attention, qwen[1].attention
     assert isinstance(delta, MixerPlan)
-    assert (delta.kind, delta.num_heads, delta.num_groups, delta.key_dim) == ("delta rule", 4, 2, 24)
+    assert (delta.kind, delta.num_heads, delta.num_groups, delta.key_dim) == (MixerKind.DELTA_RULE, 4, 2, 24)
     assert (delta.decay, delta.step_bias) == tuple(
         f"model.layers.0.linear_attn.{name}" for name in ("A_log", "dt_bias")
     )
     assert isinstance(attention, AttentionPlan)
-    assert attention.gate == "beside queries"
+    assert attention.gate is AttentionGate.WITH_QUERY
     gated = read_decoder(make_model("lfm3", torch.float32), 64).layers[1].attention
     assert isinstance(gated, AttentionPlan)
-    assert gated.gate == "of heads"
+    assert gated.gate is AttentionGate.PER_HEAD
     scan = read_decoder(make_model("bamba", torch.float32), 64).layers[0].attention
     assert isinstance(scan, MixerPlan)
-    assert (scan.kind, scan.num_groups, scan.gates_first, scan.skip) == ("scan", 2, True, "model.layers.0.mamba.D")
+    assert (scan.kind, scan.num_groups, scan.gates_first, scan.skip) == (
+        MixerKind.SCAN,
+        2,
+        True,
+        "model.layers.0.mamba.D",
+    )
     gate = read_decoder(make_model("lfm2", torch.float32), 64).layers[0].attention
     assert isinstance(gate, MixerPlan)
-    assert (gate.kind, gate.gate_at) == ("convolution", 96)
+    assert (gate.kind, gate.gate_at) == (MixerKind.CONVOLUTION, 96)
 
 
 def test_what_is_not_known_is_refused_by_what_it_is() -> None:

@@ -122,4 +122,4 @@ def test_wrong_inputs_are_named() -> None:
     ):
         with pytest.raises(KernelInputError, match=name):
             call()
-    assert not moe.is_made_for(torch.device("cpu"), torch.float32)
+    assert not moe.has_kernel(torch.device("cpu"), torch.float32)

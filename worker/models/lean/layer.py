@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ....kernels.decoder import AttentionGate
 from ....kernels.gated_activation import activate
 from ....kernels.rms_norm import rms_norm
 from .feed_forward import make_feed_forward
@@ -221,14 +222,14 @@ class LeanLayer(AnyLayer):
         Of a layer that attends to another's keys and values queries alone.
         """
         gate, kind, dim = None, self.attention.gate, self.head_dim
-        if kind == "beside queries":
+        if kind == AttentionGate.WITH_QUERY:
             both, rest = rows.unflatten(-1, (-1, dim)).tensor_split([2 * self.num_heads], dim=1)
             key, value = rest.chunk(2, dim=1)
             query, gate = both[:, ::2], both[:, 1::2]
             return torch.cat([query, key], dim=1), value, gate.flatten(1)
-        if kind:
+        if kind != AttentionGate.NONE:
             rows, gate = rows.tensor_split([(self.num_heads + 2 * self.num_kv_heads) * dim], dim=1)
-            gate = gate.repeat_interleave(dim, dim=1) if kind == "of heads" else gate
+            gate = gate.repeat_interleave(dim, dim=1) if kind == AttentionGate.PER_HEAD else gate
         heads = rows.unflatten(-1, (-1, dim))
         if self.attention.values_are_keys:
             return heads, heads[:, self.num_heads :].clone(), gate

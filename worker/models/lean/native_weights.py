@@ -19,7 +19,6 @@ from .layer import AnyLayer, EmbeddingPart, HeadNorm, LeanLayer, RowNorm
 from .layer_embeddings import LayerEmbeddings
 from .mixing import MixingLayer
 from .norms import CentredNorm, NoNorm, Norm
-from .plan import GATES
 from .routed import RoutedMlp
 
 
@@ -146,7 +145,7 @@ def _attention_weights(layer: LeanLayer, window: int | None) -> dict[str, Any]:
         "is_interleaved": rotation is not None and rotation.is_interleaved,
         "softcap": attention.softcap,
         "sinks": layer.sinks,
-        "gate": GATES.index(attention.gate),
+        "gate": attention.gate,
         "heads": HeadsShape(layer.num_heads, layer.num_kv_heads, layer.head_dim),
         "stores": attention.source is None,
         "values_are_keys": attention.values_are_keys,

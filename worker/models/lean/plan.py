@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ....kernels.decoder import AttentionGate
+from ....kernels.mixers import MixerKind
+
 
 @dataclass(frozen=True)
 class NormPlan:
@@ -59,10 +62,6 @@ class AnglesPlan:
     repeats: bool = True
 
 
-# Gates of attention, in the order of the compiled library, see kernels/native/gates.h.
-GATES = ("", "beside queries", "of numbers", "of heads")
-
-
 @dataclass(frozen=True)
 class AttentionPlan:
     """What happens between a layer's normalised input and what its output projection is given.
@@ -76,9 +75,8 @@ class AttentionPlan:
         norms_follow: they come behind the rotation.
         rotation: None in a layer without positions.
         softcap, sinks: as ``paged_attention`` takes them, the latter by name.
-        gate: where the numbers are whose sigmoid opens for what heads find: one of ``GATES``. "beside queries": behind
-            each head's query. Of the others ``qkv`` has a fourth projection: "of numbers" makes one for each number,
-            "of heads" one for each head. "" without.
+        gate: position of the sigmoid gates on the attention output. ``WITH_QUERY``: after each head's query. Else
+            ``qkv`` has a fourth projection, to one gate per element of the output or per head.
         value_norm: of each head's values; None where they are not normalised.
         values_are_keys: values are what the projection of keys makes, before that is normalised and rotated.
         source: the layer whose keys and values are attended to; None for its own. It sees as far.
@@ -97,7 +95,7 @@ class AttentionPlan:
     rotation: RotationPlan | None = None
     softcap: float | None = None
     sinks: str | None = None
-    gate: str = ""
+    gate: AttentionGate = AttentionGate.NONE
     value_norm: NormPlan | None = None
     values_are_keys: bool = False
     source: int | None = None
@@ -110,7 +108,6 @@ class MixerPlan:
     Fields from ``values_at`` on are those of ``kernels.mixers.MixerWeights``.
 
     Args:
-        kind: one of ``kernels.mixers.KINDS``.
         inner: names of the projections, whose outputs side by side are a row.
         convolution: name of the module that has its weights.
         decay, step_bias, skip: names of parameters.
@@ -119,7 +116,7 @@ class MixerPlan:
             other, and the second their strengths and steps. Places count as if the parts lay apart, in this order.
     """
 
-    kind: str
+    kind: MixerKind
     inner: tuple[str, ...]
     output: str
     convolution: str

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from .....kernels.decoder import AttentionGate
 from .....shared.errors import ModelLoadError
 from ..plan import AnglesPlan, AttentionPlan, NormPlan, RotationPlan
 from ..rotation import rotate
@@ -93,7 +94,7 @@ class _Projected:
     query: Tensor
     key: Tensor | None
     value: Tensor | None
-    gate: str = ""
+    gate: AttentionGate = AttentionGate.NONE
     opens: Tensor | None = None
     values_are_keys: bool = False
     source: int | None = None
@@ -107,10 +108,10 @@ def _projected(trace: Trace, projections: list[ModuleCall], attention: Attention
     names = tuple(call.name for call in projections)
     outputs = [rows_of(call.made) for call in projections if call.made is not None]
     sizes = [num_heads * dims, num_kv_heads * dims, num_kv_heads * dims]
-    gate, opens = "", None
+    gate, opens = AttentionGate.NONE, None
     if len(outputs) == 4 and outputs[3].shape[1] in (num_heads, num_heads * dims):
         *outputs, opens = outputs
-        gate = "of heads" if opens.shape[1] == num_heads else "of numbers"
+        gate = AttentionGate.PER_HEAD if opens.shape[1] == num_heads else AttentionGate.PER_ELEMENT
         opens = opens.repeat_interleave(num_heads * dims // opens.shape[1], dim=1)
     widths = [output.shape[1] for output in outputs]
     if widths == sizes[:1] and (source := _source_of(trace, attention)) is not None:
@@ -120,7 +121,7 @@ def _projected(trace: Trace, projections: list[ModuleCall], attention: Attention
     elif widths == [2 * sizes[0], *sizes[1:]]:
         both = outputs[0].unflatten(1, (num_heads, 2 * dims))
         outputs[0], opens = (part.flatten(1) for part in both.chunk(2, dim=2))
-        gate = "beside queries"
+        gate = AttentionGate.WITH_QUERY
     elif widths != sizes and widths != sizes[:2]:
         raise ModelLoadError("its queries, keys and values are not three projections of one input, or one")
     query, key, value = (part.unflatten(1, (-1, dims)) for part in (*outputs[:2], outputs[-1]))

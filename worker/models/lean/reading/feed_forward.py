@@ -36,7 +36,7 @@ def _experts(trace: Trace, call: ModuleCall) -> FeedForwardPlan | None:
     They are asked for the device that will serve: of several ranks each reads the whole model on the host.
     """
     weight = getattr(getattr(call.module, "experts", None), "gate_up_proj", None)
-    if not isinstance(weight, Tensor) or not moe.is_made_for(trace.serving_device, weight.dtype):
+    if not isinstance(weight, Tensor) or not moe.has_kernel(trace.serving_device, weight.dtype):
         return None
     assert call.given is not None
     assert call.made is not None

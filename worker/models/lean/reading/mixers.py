@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from .....kernels.mixers import MixerState, MixingBatch, is_made_for, mix
+from .....kernels.mixers import MixerKind, MixerState, MixingBatch, has_kernel, mix
 from .....shared.errors import ModelLoadError
 from ..mixing import make_weights, tensors_of
 from ..plan import MixerPlan
@@ -37,7 +37,7 @@ def read_mixer(trace: Trace, call: ModuleCall) -> MixerPlan:
     tried = None
     for guess in found.guesses():
         weights = make_weights(guess, tensors_of(trace.module, guess))
-        if not is_made_for(weights, found.rows.device, found.rows.dtype):
+        if not has_kernel(weights, found.rows.device, found.rows.dtype):
             tried = (
                 "are mixed by compiled kernels alone, which there are none of for this device, dtype or size of heads"
             )
@@ -124,7 +124,7 @@ class _Parts:
         size = self.num_channels
         for gate, one, other in ((1, 0, 2), (0, 1, 2), (2, 0, 1)):
             yield MixerPlan(
-                *("convolution", self.inner, self.output, self.convolution),
+                *(MixerKind.CONVOLUTION, self.inner, self.output, self.convolution),
                 values_at=one * size,
                 gate_at=gate * size,
                 strength_at=other * size,
@@ -143,7 +143,7 @@ class _Parts:
             key_dim, rest = divmod(self.num_channels - values, 2 * groups)
             if rest == 0 and key_dim > 0:
                 yield self._recurrence(
-                    "delta rule",
+                    MixerKind.DELTA_RULE,
                     values_at,
                     gate_at,
                     strength_at=strength_at,
@@ -190,7 +190,7 @@ class _Parts:
             at = {part: sum(sizes[before] for before in order[: order.index(part)]) for part in sizes}
             for norm_size in dict.fromkeys((values // groups, values)):
                 yield self._recurrence(
-                    "scan",
+                    MixerKind.SCAN,
                     at["row"],
                     at["gate"],
                     step_at=at["step"],
@@ -204,7 +204,7 @@ class _Parts:
                     smallest_step=smallest,
                 )
 
-    def _recurrence(self, kind: str, values_at: int, gate_at: int, **fields: Any) -> MixerPlan:
+    def _recurrence(self, kind: MixerKind, values_at: int, gate_at: int, **fields: Any) -> MixerPlan:
         return MixerPlan(
             *(kind, self.inner, self.output, self.convolution, values_at, gate_at),
             num_heads=self.num_heads,
