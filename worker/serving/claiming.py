@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 import structlog
@@ -174,13 +175,18 @@ class ClaimLoop:
 
     def _set_aside(self, part: ServedPartition) -> None:
         """Claim nothing there until its Redis has said what we hold: the claim may have been carried out."""
-        part.may_hold_unseen = part.is_away = True
-        self._awaiting.add(asyncio.create_task(self._await_answer(part)))
+        part.may_hold_unseen = True
+        if not part.is_away:
+            part.is_away = True
+            self._awaiting.add(asyncio.create_task(self._await_answer(part)))
 
     async def _await_answer(self, part: ServedPartition) -> None:
         try:
-            await asyncio.sleep(REDIS_PAUSE_S)
-            await part.broker.claims(self._engine_id)
+            while True:
+                await asyncio.sleep(REDIS_PAUSE_S)
+                with suppress(RedisUnavailableError):  # the connection logs that Redis is away
+                    await part.broker.claims(self._engine_id)
+                    return
         finally:
             part.is_away = False
             self._wake.set()
@@ -199,7 +205,7 @@ class ClaimLoop:
                 known = set(self._live.claims(part.number))
                 unseen = [claim for claim in held if claim not in known]
                 num_released = await part.broker.release(unseen) if unseen else 0
-        except TimeoutError as error:
+        except (TimeoutError, RedisUnavailableError) as error:
             log.warning("claim_failed", error=str(error))
             self._set_aside(part)
             return
@@ -211,6 +217,20 @@ class ClaimLoop:
     async def _admit(self, claim: Claim, intake: Intake, ready: Ready) -> bool:
         """Hand a claimed request to the core, or its error to its caller; returns whether the core has it."""
         try:
+            return await self._admit_or_refuse(claim, intake, ready)
+        except RedisUnavailableError as error:
+            # Returned to the queue once Redis answers, since nothing is wrong with the request.
+            log.warning("claim_failed", **ids_of(claim), error=str(error))
+            self._set_aside(self.parts[claim.partition])
+            return False
+
+    async def _admit_or_refuse(self, claim: Claim, intake: Intake, ready: Ready) -> bool:
+        """Do what ``_admit`` does.
+
+        Raises:
+            RedisUnavailableError: Redis does not give what the request needs.
+        """
+        try:
             segment = await self._segment(claim, intake)
             images = await self._images(claim, segment.request.images)
             generation = await self._generation(claim, segment, intake, ready)
@@ -220,6 +240,8 @@ class ClaimLoop:
             cause = DeathCause(engine_id=self._engine_id, reason=str(error))
             await self.parts[claim.partition].broker.park(claim, cause, error.code, str(error))
             return False
+        except RedisUnavailableError:
+            raise
         except PenstockError as error:
             log.warning("request_refused", **ids_of(claim), code=error.code, error=str(error))
             self._refuse(claim, error)

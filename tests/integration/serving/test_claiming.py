@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 import pytest
 
-from penstock.shared.broker import Broker, Room, Wave
+from penstock.shared.broker import Broker, Record, Room, Wave
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.shared.messages.deltas import Delta
@@ -34,7 +35,9 @@ from penstock.worker.serving.telling.request_log import RequestLog
 from penstock.worker.text.chat_template import ChatTemplate
 from penstock.worker.text.tokenizer import TextCodec
 
+from ...captured_logs import capture_logs
 from ...every_exception import Panic, raising
+from ...redis_server import DEADLINE_S, RedisServer
 
 CONFIG = WorkerConfig(worker_id="e", engine_id="e0", redis_url="", engine=EngineConfig(model="m"), lease_ttl_s=600)
 
@@ -194,6 +197,105 @@ async def test_an_end_that_is_not_written_yet_is_not_taken_for_an_unknown_claim(
         assert await broker.state("a") == "finished"
         assert publisher.writing is not None
         publisher.writing.cancel()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path / "redis")
+    server.start()
+    server.wait_until_ready()
+    yield server
+    server.kill()
+
+
+@asynccontextmanager
+async def broker_at(server: RedisServer, kind: type[Broker] = Broker, **options: float) -> AsyncIterator[Broker]:
+    commands = CommandConnection(server.url, **options)
+    try:
+        yield kind(commands, Keys("test").model("m"))
+    finally:
+        await commands.close()
+
+
+async def test_the_look_for_unseen_claims_waits_for_redis(server: RedisServer, codec: TextCodec, ready: Ready) -> None:
+    """An end that could not be written meanwhile is written first, so that its request does not run again."""
+    async with broker_at(server, retry_for_s=math.inf) as broker, claiming(broker, codec, ready) as (loop, core):
+        async with asyncio.timeout(DEADLINE_S):
+            part = loop.parts[0]
+            publisher = part.publisher = LatePublisher(broker, lambda request_id, epoch: None, EngineMeter())
+            await enqueue(broker, "ended")
+            loop.wake()
+            await core.request_ids.get()
+            await loop.pause()
+            ((request_id, ended_epoch),) = await broker.claims("e0")
+            await enqueue(broker, "unseen")
+            epoch = await claim_unseen(broker)
+            assert not part.may_hold_unseen
+            server.kill()
+            publisher.publish(request_id, ended_epoch, Delta(index=0, token_ids=[5], finish_reason=FinishReason.STOP))
+            loop._live.remove(request_id)
+            part.looked_for_unseen_at -= 2 * LOOK_FOR_UNSEEN_EVERY_S
+            with capture_logs() as events:
+                loop.resume()
+                while not any(event["event"] == "redis_away" for event in events):
+                    await asyncio.sleep(0.01)
+            assert core.request_ids.empty()
+            server.start()
+            core_id = await core.request_ids.get()
+            assert core_id.startswith("unseen#")
+            assert core_id != f"unseen#{epoch}"
+            assert await broker.state("ended") == "finished"
+            assert {RunningGenerations.core_id(*claim) for claim in await broker.claims("e0")} == {core_id}
+            assert core.request_ids.empty()
+            assert publisher.writing is not None
+            publisher.writing.cancel()
+
+
+class LosingBroker(Broker):
+    """Loses its Redis whenever it reads a log or parks a request, as often as ``servers`` has entries."""
+
+    servers: ClassVar[list[RedisServer]] = []
+
+    async def read_log(self, *args: Any, **options: Any) -> list[Delta]:
+        """As it always does."""
+        self._lose()
+        return await super().read_log(*args, **options)
+
+    async def park(self, *args: Any, **options: Any) -> Any:
+        """As it always does."""
+        self._lose()
+        return await super().park(*args, **options)
+
+    def _lose(self) -> None:
+        if self.servers:
+            self.servers.pop().kill()
+
+
+@pytest.mark.parametrize("is_readable", [True, False])
+async def test_a_request_that_cannot_be_prepared_without_redis_is_queued_again(
+    server: RedisServer, codec: TextCodec, ready: Ready, is_readable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with broker_at(server, LosingBroker, retry_for_s=0.0) as broker, asyncio.timeout(DEADLINE_S):
+        if is_readable:
+            await enqueue(broker, "a")
+        else:
+            await broker.enqueue("a", b"no request", result_ttl_ms=60_000)
+        (claim,) = (await broker.claim("e1", Room(max_num_seqs=1))).claims
+        await broker.append([Record("a", claim.epoch, Delta(index=0, token_ids=[5]))])
+        await broker.release([("a", claim.epoch)])
+        monkeypatch.setattr(LosingBroker, "servers", [server])
+        with capture_logs() as events:
+            async with claiming(broker, codec, ready) as (_, core):
+                while not any(event["event"] == "claim_failed" for event in events):
+                    await asyncio.sleep(0.01)
+                server.start()
+                await asyncio.to_thread(server.wait_until_ready)
+                if is_readable:
+                    assert (await core.request_ids.get()).startswith("a#")
+                else:
+                    while await broker.state("a") != "parked":
+                        await asyncio.sleep(0.01)
+        assert not any(event["event"] == "request_refused" for event in events)
 
 
 async def test_a_wave_that_is_not_full_is_all_there_is(
