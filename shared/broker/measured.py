@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from ..queue.estimate import BandState, LaneState, Limits, QueueState, Rates
+from ..queue.state import BandState, LaneState, Limits, QueueState, Rates
 from .broker import SEQS_PER_KEPT_ONE
 
 # As RATE_WINDOW_MS and WORK_WINDOW_MS of settling.lua.
@@ -41,7 +41,7 @@ class RawMeasures(msgspec.Struct, array_like=True):
     strictness: float
     num_started: int
     num_returned: int
-    rate_at_ms: float
+    held_at_ms: float
     rate_held_ms: float
     rate_ended_ms: float
     rooms: tuple[int, int, int, int, int]
@@ -119,14 +119,16 @@ def _num_free(raw: RawMeasures) -> float:
 
 
 def _held_share(raw: RawMeasures, num_running: int, rates: Rates) -> float:
-    """How much longer requests are held than those that have ended so far: short ones are the first to end.
+    """Return how much longer requests are held than those that have ended so far, because short ones end first.
 
-    Those that run are through half of it, if they began evenly.
+    Running requests are halfway through, if they began evenly. The time since the last change of their number counts in
+    full: if the sums faded meanwhile, a single long request would leave nothing of those that have ended.
     """
     if raw.rate_ended_ms <= 0 or rates.ended <= 0:
         return 1.0
+    held_ms = raw.rate_held_ms + num_running * max(0.0, raw.now_ms - raw.held_at_ms)
     half_ms = num_running * 1000 * rates.held_s / rates.ended / 2
-    return max(1.0, (raw.rate_held_ms - half_ms) / raw.rate_ended_ms)
+    return max(1.0, (held_ms - half_ms) / raw.rate_ended_ms)
 
 
 def _band_state(raw: RawBand, now_ms: float) -> BandState:

@@ -14,8 +14,9 @@ from ..connection import CommandConnection
 from ..deployment.records import DeadRequest
 from ..errors import ValidationError
 from ..keys import Keys
-from ..queue.estimate import Estimator, merged_state
+from ..queue.estimate import Estimator
 from ..queue.policy import QueuePolicy, TenantPolicy
+from ..queue.state import merged_state
 from ..queue.stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
 from .layout import Layouts
 

@@ -24,118 +24,18 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from .state import BandState, LaneState, Limits, QueueState, Rates
+
 # Nobody knows what comes tomorrow: a longer wait is unknown.
 HORIZON_S = 24 * 3600.0
 # Between two moments of the fluids: the first of them, and as a share of the time that has passed.
 _STEP_S, _STEP_SHARE = 0.1, 0.03
-# For so long arrivals go on as lately.
-_LATELY_S = 30.0
 # What a lane asks for changes the work of its requests by so much, against those that were served of its band.
 _MOST_SIZE = 4.0
 # Moments at which the age of a band's oldest request is computed.
 _HEAD_STEPS = 12
 # Lanes of a band whose waits are computed; those of others are interpolated.
 _MAX_LANES = 12
-
-
-class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured of a band.
-
-    Args:
-        ended_per_s: requests that ended, in the last half minute or so; only those that had started.
-        tokens_per_s: prompts and ``max_tokens`` of these.
-        entered_per_s: requests that came, in the last half minute or so.
-        entered_before_per_s: the same of five minutes or so.
-        ended: requests that ended in five minutes or so, older ones faded, and of these:
-        tokens: prompts and ``max_tokens``.
-        computed_tokens: tokens that were computed.
-        held_s: seconds for which engines held them.
-    """
-
-    ended_per_s: float = 0.0
-    tokens_per_s: float = 0.0
-    entered_per_s: float = 0.0
-    entered_before_per_s: float = 0.0
-    ended: float = 0.0
-    tokens: float = 0.0
-    computed_tokens: float = 0.0
-    held_s: float = 0.0
-
-    def entered_per_s_after(self, after_s: float) -> float:
-        """Rate of arrivals to expect after so long: as lately at first, and as in the longer time later."""
-        share = math.exp(-after_s / _LATELY_S)
-        return share * self.entered_per_s + (1 - share) * self.entered_before_per_s
-
-    def __add__(self, other: Rates) -> Rates:
-        return Rates(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant's weight and quotas, None for no limit; ``blocked_for_s`` is as in ``TenantStats``."""
-
-    weight: float = 1.0
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    max_concurrent_requests: int | None = None
-    num_running: int = 0
-    blocked_for_s: float = 0.0
-
-
-class LaneState(msgspec.Struct, frozen=True, kw_only=True):
-    """What waits of a tenant in a band. ``virtual_time`` is None while there is no turn for it."""
-
-    tenant: str
-    depth: int
-    num_tokens: int
-    weight: float = 1.0
-    age_s: float = 0.0
-    virtual_time: float | None = None
-
-
-class BandState(msgspec.Struct, frozen=True, kw_only=True):
-    """What waits in a band, without what waits for a quota of its tenant.
-
-    Args:
-        num_tokens: prompts and ``max_tokens``.
-        age_s: of the oldest request.
-        num_tenants: that have a lane there.
-        lanes: of these tenants, or of some that stand for all.
-    """
-
-    band: str
-    depth: int = 0
-    num_tokens: int = 0
-    age_s: float = 0.0
-    num_tenants: int = 0
-    rates: Rates = Rates()
-    lanes: Sequence[LaneState] = ()
-
-
-class QueueState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a queue.
-
-    Args:
-        ageing_s, strictness: of the policy.
-        num_running: requests that engines hold.
-        num_returned: requests that wait for another engine; they are claimed before all others.
-        num_engines: that live and claim.
-        num_seqs: requests that they hold at once, at most.
-        num_free: requests that they could take now.
-        held_share: seconds for which requests were held lately, over those for which requests that ended were. Above 1
-            while requests take longer than those that have ended so far.
-        bands: the most urgent first.
-    """
-
-    bands: Sequence[BandState]
-    is_paused: bool = False
-    ageing_s: float | None = None
-    strictness: float = 1.0
-    num_running: int = 0
-    num_returned: int = 0
-    num_engines: int = 0
-    num_seqs: int = 0
-    num_free: float = 0.0
-    held_share: float = 1.0
 
 
 class _Work(msgspec.Struct, frozen=True):
@@ -433,38 +333,6 @@ def _head_ages(band: BandState) -> list[tuple[float, float]]:
         done = sum(min(lane.depth, turns * lane.weight) for lane in lanes) / total
         ages.append((done, max(lane.age_s * (1 - min(1.0, turns * lane.weight / lane.depth)) for lane in lanes)))
     return [*ages, (1.0, 0.0)]
-
-
-def merged_state(parts: Sequence[QueueState]) -> QueueState:
-    """Return the state of a queue in several partitions, whose engines are the same: each says its room everywhere."""
-    if len(parts) == 1:
-        return parts[0]
-    names = [band.band for band in parts[0].bands]
-    by_name = [{band.band: band for band in part.bands} for part in parts]
-    held = [(part.num_running, part.held_share) for part in parts if part.num_running]
-    return QueueState(
-        is_paused=any(part.is_paused for part in parts),
-        ageing_s=parts[0].ageing_s,
-        strictness=parts[0].strictness,
-        num_running=sum(part.num_running for part in parts),
-        num_returned=sum(part.num_returned for part in parts),
-        num_engines=max(part.num_engines for part in parts),
-        num_seqs=max(part.num_seqs for part in parts),
-        num_free=max(part.num_free for part in parts),
-        held_share=sum(number * share for number, share in held) / sum(number for number, _ in held) if held else 1.0,
-        bands=[_merged_band([bands[name] for bands in by_name if name in bands]) for name in names],
-    )
-
-
-def _merged_band(parts: Sequence[BandState]) -> BandState:
-    return BandState(
-        band=parts[0].band,
-        depth=sum(part.depth for part in parts),
-        num_tokens=sum(part.num_tokens for part in parts),
-        age_s=max(part.age_s for part in parts),
-        num_tenants=sum(part.num_tenants for part in parts),
-        rates=sum((part.rates for part in parts), Rates()),
-    )
 
 
 def _works(state: QueueState) -> list[_Work]:

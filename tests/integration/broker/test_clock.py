@@ -20,10 +20,12 @@ from penstock.shared.groups.membership import Membership, Standing
 from penstock.shared.keys import Keys
 from penstock.shared.queue.policy import Order, QueuePolicy, TenantPolicy
 from penstock.shared.queue.request_state import RequestState
+from penstock.shared.queue.state import QueueState
 
 from ...moved_clock import MovedClock
 from ...redis_server import RedisServer
 from .conftest import CAUSE, enqueue, final, held, take
+from .test_input import chunk, open_request, segment
 
 # So long that a busy machine does not let it end between two lines of a test.
 LEASE_S = 300.0
@@ -322,3 +324,86 @@ async def test_what_dead_processes_said_does_not_outlive_them(
     left = [await commands.execute("EXISTS", key) for key in (keys.engine("e0"), keys.process("jobs-1"))]
     assert left == [0, 0]
     assert await commands.execute("EXISTS", keys.engine("e1")) == 1
+
+
+async def measured_state(queue: Queue) -> QueueState:
+    return (await queue.look()).state
+
+
+async def finish_claim(broker: Broker, request_id: str, owner: int, index: int = 0) -> None:
+    assert await broker.finish([final(request_id, owner, index, 1)]) == []
+
+
+async def test_time_before_a_claim_does_not_count_as_work(clock: MovedClock, broker: Broker, queue: Queue) -> None:
+    """One request runs for a minute before two others are claimed: these two take a second each."""
+    await enqueue(broker, "a", "b", "c")
+    await take(broker, "e0", 1)
+    clock.move(60)
+    await take(broker, "e0", 2, num_held=1)
+    clock.move(1)
+    for request_id in "abc":
+        await finish_claim(broker, request_id, 1)
+    state = await measured_state(queue)
+    assert state.held_share == pytest.approx(1.0, abs=0.2)
+    assert state.bands[1].rates.held_s == pytest.approx(63, rel=0.3)
+
+
+async def test_a_running_request_counts_until_now(clock: MovedClock, broker: Broker, queue: Queue) -> None:
+    """Requests take longer than those that have ended so far, as one that still runs shows."""
+    await enqueue(broker, "a", "b")
+    await take(broker, "e0", 2)
+    clock.move(10)
+    await finish_claim(broker, "a", 1)
+    assert (await measured_state(queue)).held_share == pytest.approx(1.5, rel=0.2)
+    clock.move(100)
+    assert (await measured_state(queue)).held_share == pytest.approx(11.5, rel=0.2)
+
+
+async def test_time_without_an_engine_does_not_count_as_work(clock: MovedClock, broker: Broker, queue: Queue) -> None:
+    """A request that was returned to the queue waits there for 100 s. Another one runs meanwhile, and ends at last."""
+    await enqueue(broker, "a", "b")
+    claims = await take(broker, "e0", 2)
+    clock.move(10)
+    assert await broker.release([(claims[0].request_id, claims[0].epoch)]) == 1
+    clock.move(100)
+    await take(broker, "e1", 1)
+    clock.move(10)
+    await finish_claim(broker, "a", 2)
+    await finish_claim(broker, "b", 1)
+    state = await measured_state(queue)
+    assert state.held_share == pytest.approx(1.0, abs=0.1)
+    assert state.bands[1].rates.held_s == pytest.approx(10 + 10 + 120, rel=0.1)
+
+
+async def test_time_without_input_does_not_count_as_work(clock: MovedClock, broker: Broker, queue: Queue) -> None:
+    """All segments of a request count, and no time between them."""
+    await open_request(broker)
+    (first,) = await take(broker, "e0", 1)
+    clock.move(20)
+    assert await broker.end_segments([segment(first, 0, 0, 7)]) == []
+    clock.move(100)
+    assert await broker.input.extend("a", 1, chunk("b"))
+    clock.move(100)
+    (second,) = await take(broker, "e0", 1)
+    clock.move(20)
+    await broker.input.close("a")
+    assert await broker.end_segments([segment(second, 1, 1, 8)]) == []
+    state = await measured_state(queue)
+    assert state.held_share == pytest.approx(1.0, abs=0.2)
+    assert state.bands[1].rates.held_s == pytest.approx(40, rel=0.2)
+
+
+async def test_claims_of_the_release_before_count_from_their_charge(
+    clock: MovedClock, broker: Broker, queue: Queue, commands: CommandConnection
+) -> None:
+    """Neither requests nor the queue had the field held_at."""
+    await enqueue(broker, "a", "b")
+    await take(broker, "e0", 2)
+    for key in (broker.keys.request("a"), broker.keys.request("b"), broker.keys.prefix + "queue"):
+        assert await commands.execute("HDEL", key, "held_at") == 1
+    clock.move(20)
+    await finish_claim(broker, "a", 1)
+    await finish_claim(broker, "b", 1)
+    state = await measured_state(queue)
+    assert state.held_share == pytest.approx(1.0, abs=0.2)
+    assert state.bands[1].rates.held_s == pytest.approx(40, rel=0.2)

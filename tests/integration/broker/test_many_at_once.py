@@ -18,7 +18,8 @@ from .snapshot import Snapshot, read_snapshot
 TENANTS, BANDS = ("t", "u", "v"), ("interactive", "standard", "batch")
 OTHERWISE_COMPARED = {"events", "request", "usage", "leases", "clients", "deadlines", "rooms", "vacant", "series"}
 BY_CLOCK = (
-    *("rate_at", "rate_ms", "rate_requests", "rate_tokens", "rate_held_ms", "rate_ended_ms", "shared_at", "idle_at"),
+    *("rate_at", "rate_ms", "rate_requests", "rate_tokens", "rate_held_ms", "rate_ended_ms", "held_at", "shared_at"),
+    "idle_at",
     *(f"rate:{band}" for band in BANDS),
 )
 

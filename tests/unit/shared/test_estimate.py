@@ -10,15 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.queue.estimate import (
-    BandState,
-    Estimator,
-    LaneState,
-    Limits,
-    QueueState,
-    Rates,
-    merged_state,
-)
+from penstock.shared.queue.estimate import Estimator
+from penstock.shared.queue.state import BandState, LaneState, Limits, QueueState, Rates, merged_state
 
 # Requests that are held for 2 s; 10 slots end 5 of them a second.
 RATES = Rates(ended=150, tokens=15_000, computed_tokens=7500, held_s=300.0)

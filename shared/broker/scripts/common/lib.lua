@@ -16,6 +16,8 @@
 --   count            output tokens logged
 --   attempts         claims so far (deliveries)
 --   charged, charged_at    tokens its tenant was charged at the first claim, and the ms of that
+--   held_at          ms of the last claim
+--   held_ms          ms for which engines held it in claims that ended before it did; absent if none did
 --   engine           who claimed it; claims:ENGINE holds the same the other way round
 --   ttl              ms that hash and log outlive the end
 --   client           whose lease it lives by; absent when it is detached

@@ -5,6 +5,7 @@
 local function leave_awaiting(prefix, key)
   local queue, now = prefix .. 'queue', now_ms()
   redis.call('HDEL', key, 'ending')
+  service.note_under_way(prefix)
   redis.call('HINCRBY', queue, 'num_awaiting', -1)
   if redis.call('HINCRBY', queue, 'num_started', 1) > 1 then return end
   local last = fields(queue, 'rate_at', 'idle_at')
@@ -59,7 +60,7 @@ end
 -- All that is to be known of a request that ends.
 local ENDING_FIELDS = {'epoch', 'state', 'ttl', 'engine', 'client', 'fail_fast', 'entry', 'line', 'deadline', 'charged',
   'tenant', 'band', 'prompt', 'max', 'count', 'charged_at', 'chunks', 'ending', 'webhook', 'webhook_of', 'webhook_n',
-  'warm', 'attempts', 'arrived_at', 'images'}
+  'warm', 'attempts', 'arrived_at', 'images', 'held_at', 'held_ms'}
 
 local function is_sound_end(now)
   local is_placed = now.entry and is_entry(now.entry) or not now.entry and whole(now.charged) and whole(now.charged_at)
@@ -80,7 +81,10 @@ local function leave_all(prefix, id, now)
     leave_lane(prefix, now.entry, tenant, band, prompt + most, now.deadline)
     return tidy_lane(prefix, band, tenant)
   end
-  if now.line then redis.call('LREM', prefix .. now.line, 1, id) end
+  if now.line then
+    service.note_under_way(prefix)
+    redis.call('LREM', prefix .. now.line, 1, id)
+  end
   ends.payloads[#ends.payloads + 1] = prefix .. 'payload:' .. id
   local has_started = now.engine or now.line or now.ending or redis.call('EXISTS', prefix .. 'payload:' .. id) == 1
   -- Else a damaged record has lost its place in a lane.
@@ -162,6 +166,7 @@ end
 -- Put a claimed request back in line: at the end of "returned", or of "suspects", which run alone. kind and cause are those
 -- of its event.
 local function put_back(prefix, key, id, line, kind, cause)
+  service.note_released(prefix, key)
   redis.call('RPUSH', prefix .. line, id) -- first: if that cannot be, it stays where it is
   local now = fields(key, 'engine', 'tenant', 'band', 'count')
   leave_claims(prefix, now.engine, id)

@@ -2,8 +2,9 @@
 -- each end by close_request (life.lua), and written once for all ends of a call by settle_ends: an engine ends dozens in
 -- a step, mostly of a few tenants.
 
-local note_served
-do -- a script has at most 200 local names
+-- The measures of service. They are in one table, because a script has at most 200 local names.
+local service = {}
+do
   local RATE_WINDOW_MS, WORK_WINDOW_MS = 30000, 300000
 
   -- Measures of a band, in rate:BAND of "queue" as numbers with blanks between them: the ms at which they were written;
@@ -33,31 +34,59 @@ do -- a script has at most 200 local names
   end
 
   -- The measured service rate, in "queue": requests, tokens (prompt and most output, as waiting ones are counted) and ms
-  -- in which any request was under way, fading by e every half minute; and the mean output of a request. Fading by e every
-  -- five minutes: rate_held_ms, ms for which requests have been under way, those that still are included, and
-  -- rate_ended_ms, ms for which those that ended were. served has tables of those that have ended now: band, tokens, output and computed tokens, and
-  -- the ms for which engines held them.
-  function note_served(prefix, served)
+  -- in which any request was under way, fading by e every half minute; and the mean output of a request. served has
+  -- tables of the requests that have ended now: band, tokens, output and computed tokens, ms for which engines held
+  -- them, and ms since the last claim. note_under_way has run before, because their number has changed.
+  function service.note_served(prefix, served)
     local key, now, by_band = prefix .. 'queue', now_ms(), {}
-    local rate = fields(key, 'rate_at', 'rate_ms', 'rate_requests', 'rate_tokens', 'mean_output', 'rate_held_ms',
-      'rate_ended_ms', 'num_started')
+    local rate = fields(key, 'rate_at', 'rate_ms', 'rate_requests', 'rate_tokens', 'mean_output', 'rate_ended_ms')
     local elapsed = math.max(0, now - amount(rate.rate_at or now))
-    local fade, slow = math.exp(-elapsed / RATE_WINDOW_MS), math.exp(-elapsed / WORK_WINDOW_MS)
-    local tokens, mean_output, ended_ms = amount(rate.rate_tokens) * fade, rate.mean_output, amount(rate.rate_ended_ms) * slow
+    local fade = math.exp(-elapsed / RATE_WINDOW_MS)
+    local tokens, mean_output, ended_ms = amount(rate.rate_tokens) * fade, rate.mean_output, amount(rate.rate_ended_ms)
     for _, of in ipairs(served) do
-      tokens, ended_ms = tokens + of.tokens, ended_ms + of.held_ms
+      tokens, ended_ms = tokens + of.tokens, ended_ms + of.claim_ms
       mean_output = mean_output and mean_output * 0.98 + of.output * 0.02 or of.output
       by_band[of.band] = by_band[of.band] or {}
       table.insert(by_band[of.band], of)
     end
-    -- Those that end now were under way until now.
-    local held_ms = amount(rate.rate_held_ms) * slow + elapsed * (math.max(0, amount(rate.num_started)) + #served)
     redis.call('HSET', key, 'rate_at', now, 'rate_ms', amount(rate.rate_ms) * fade + elapsed,
       'rate_requests', amount(rate.rate_requests) * fade + #served, 'rate_tokens', tokens, 'mean_output', mean_output,
-      'rate_held_ms', held_ms, 'rate_ended_ms', ended_ms)
+      'rate_ended_ms', ended_ms)
     for band, of in pairs(by_band) do
       if has_band(prefix, band) then note_band_served(prefix, band, of) end -- it may have been removed meanwhile
     end
+  end
+
+  -- Count the time since the last call for the requests that engines have held since then. Call it before their number
+  -- changes, so that no request counts for the time before its claim. Fields of "queue", fading by e every five minutes:
+  -- rate_held_ms is the time for which engines have held requests, and rate_ended_ms the part of claims that have ended,
+  -- to which ended_ms is added. held_at is the ms of the last call.
+  function service.note_under_way(prefix, ended_ms)
+    local key, now = prefix .. 'queue', now_ms()
+    local sums = fields(key, 'held_at', 'rate_at', 'rate_held_ms', 'rate_ended_ms', 'num_started')
+    -- The release before this field counted until rate_at, and may still do so in other processes.
+    local since = math.max(amount(sums.held_at), amount(sums.rate_at))
+    local elapsed = since > 0 and math.max(0, now - since) or 0
+    if sums.held_at and elapsed == 0 and not ended_ms then return end
+    local num_waiting = (attempt('LLEN', prefix .. 'returned') or 0) + (attempt('LLEN', prefix .. 'suspects') or 0)
+    local num_held, slow = math.max(0, amount(sums.num_started) - num_waiting), math.exp(-elapsed / WORK_WINDOW_MS)
+    redis.call('HSET', key, 'held_at', now, 'rate_held_ms', amount(sums.rate_held_ms) * slow + elapsed * num_held,
+      'rate_ended_ms', amount(sums.rate_ended_ms) * slow + (ended_ms or 0))
+  end
+
+  -- Return the ms since the last claim of a request, 0 if no engine holds it, and those of all its claims. now has its
+  -- fields engine, held_at, held_ms and charged_at. Claims by the release before held_at count from charged_at.
+  function service.held_ms(now)
+    local since = now.engine and (whole(now.held_at) or whole(now.charged_at)) or now_ms()
+    local claim_ms = math.max(0, now_ms() - since)
+    return claim_ms, (whole(now.held_ms) or 0) + claim_ms
+  end
+
+  -- Count a claim that ends before its request does. Call it while the engine still holds the request.
+  function service.note_released(prefix, key)
+    local claim_ms, held_ms = service.held_ms(fields(key, 'engine', 'held_at', 'held_ms', 'charged_at'))
+    service.note_under_way(prefix, claim_ms)
+    redis.call('HSET', key, 'held_ms', held_ms)
   end
 end
 
@@ -73,6 +102,7 @@ end
 
 -- So many requests less are under way; while none is, the time does not count as slow service.
 local function stop_working(prefix, num_requests)
+  service.note_under_way(prefix)
   local num_started = redis.call('HINCRBY', prefix .. 'queue', 'num_started', -num_requests)
   if num_started <= 0 then
     redis.call('HSET', prefix .. 'queue', 'idle_at', now_ms())
@@ -128,8 +158,9 @@ local function note_settled(prefix, now, prompt, most)
   local of = ends.tenants[tenant]
   of.num_started, of.least_extra = of.num_started + 1, math.min(of.least_extra, extra)
   of.extra[band] = (of.extra[band] or 0) + extra
+  local claim_ms, held_ms = service.held_ms(now)
   ends.served[#ends.served + 1] = {band = band, tokens = prompt + most, output = count, computed = prompt + count,
-    held_ms = math.max(0, now_ms() - tonumber(now.charged_at))}
+    claim_ms = claim_ms, held_ms = held_ms}
 end
 
 local function begin_settling(tenant)
@@ -172,7 +203,7 @@ local function settle_ends(prefix)
   write_counts()
   take_out_of_lists(prefix)
   settle_started(prefix)
-  if #ends.served > 0 then note_served(prefix, ends.served) end
+  if #ends.served > 0 then service.note_served(prefix, ends.served) end
   local tenants = ends.tenants
   ends = nil -- what is unblocked may end others, which are settled by themselves
   for tenant, of in pairs(tenants) do

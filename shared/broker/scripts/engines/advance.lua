@@ -47,6 +47,7 @@ local function take_from_lane(turn, band, id, payload, request, wanted)
   redis.call('ZADD', prefix .. 'ready:' .. band, after, tenant)
   if has_rate_quota(of) then use(prefix, tenant, 1, tokens, now) end
   add_to(prefix .. 'tenant:' .. tenant, 'num_started', 1)
+  if not has_started_one then service.note_under_way(prefix) end
   if has_started_one then
     add_to(queue, 'num_started', 1)
   elseif redis.call('HINCRBY', queue, 'num_started', 1) == 1 then

@@ -74,11 +74,11 @@ local function take(id, payload, request, wanted, charged, is_suspect)
   end
   if charged then
     move(key, request.state, 'claimed', 'epoch', epoch_digits, 'attempts', attempts, 'engine', engine, 'claimed_count', count,
-      'charged', charged, 'charged_at', now, 'arrived_at', request.arrived_at, note())
+      'charged', charged, 'charged_at', now, 'held_at', now, 'arrived_at', request.arrived_at, note())
     redis.call('HDEL', key, 'entry')
   else
     move(key, request.state, 'claimed', 'epoch', epoch_digits, 'attempts', attempts, 'engine', engine, 'claimed_count', count,
-      note())
+      'held_at', now, note())
     redis.call('HDEL', key, 'suspected_at', 'line')
   end
   redis.call('HSET', prefix .. 'claims:' .. engine, id, epoch_digits)
@@ -129,6 +129,7 @@ local function take_from(line, most)
     elseif not end_if_due(id, request) then
       local wanted = reckoned_kv_tokens(request.prompt, request.most, tonumber(request.count))
       if not fits(wanted) then return reserve() end
+      service.note_under_way(prefix)
       redis.call('LPOP', prefix .. line)
       take(id, payload, request, wanted, nil, line == 'suspects')
     end

@@ -21,6 +21,7 @@ local function end_segment(key, id, number, num_prompt_tokens, ending, count)
   end
   redis.call('HSET', key, 'prompt', num_prompt_tokens)
   if now.closed then return end_input(prefix, key, id, ending, count) end
+  service.note_released(prefix, key)
   redis.call('HDEL', prefix .. 'claims:' .. now.engine, id)
   redis.call('HDEL', key, 'engine')
   move(key, 'claimed', 'awaiting_input', 'ending', ending, note_move(prefix, id, now.tenant, now.band, 'awaiting_input', count,

@@ -50,12 +50,13 @@ end
 
 -- only is the band whose lanes are looked at, nil for all. Returns ms of now, ms since when the queue is paused (0 if not),
 -- ageing (ms, -1 without) and strictness, requests that were claimed and have not ended, those of them that wait for
--- another engine, ms of the last end, ms for which requests were under way, and those that ended were; what live engines
+-- another engine; ms until which note_under_way has counted, ms for which engines held requests, and those of claims that
+-- ended; what live engines
 -- can hold: how many they are, sequences, those held, tokens, those held; and for each band: name, requests, tokens, and
 -- those of tenants over a quota, tenants, arrival (ms) of the oldest, entered:BAND, rate:BAND, and its lanes.
 local function measures(prefix, only)
   local queue, bands, blocked = prefix .. 'queue', {}, blocked_by_band(prefix)
-  local sums = fields(queue, 'paused', 'num_started', 'rate_at', 'rate_held_ms', 'rate_ended_ms')
+  local sums = fields(queue, 'paused', 'num_started', 'held_at', 'rate_at', 'rate_held_ms', 'rate_ended_ms')
   for i, band in ipairs(queue_policy(prefix).bands) do
     local depth, tokens = waiting_in(queue, band)
     local head = redis.call('ZRANGE', prefix .. 'heads:' .. band, 0, 0, 'WITHSCORES')[2]
@@ -68,6 +69,6 @@ local function measures(prefix, only)
   local ageing_s = limit_of(queue_policy(prefix).ageing_s)
   return {now_ms(), count_of(sums.paused), ageing_s < math.huge and 1000 * ageing_s or -1, queue_policy(prefix).strictness,
     count_of(sums.num_started), redis.call('LLEN', prefix .. 'returned') + redis.call('LLEN', prefix .. 'suspects'),
-    amount(sums.rate_at), amount(sums.rate_held_ms), amount(sums.rate_ended_ms),
+    math.max(amount(sums.held_at), amount(sums.rate_at)), amount(sums.rate_held_ms), amount(sums.rate_ended_ms),
     {rooms.num, rooms.seqs, rooms.held_seqs, rooms.tokens, rooms.held_tokens}, bands}
 end
