@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from random import Random
 
 import msgspec
 
@@ -12,7 +11,7 @@ from ....producer import Client
 from ....shared.errors import ConfigurationError
 from ...local.stack import LocalStack
 from ..measures import Note
-from ..reports.estimates import BandErrors, Guess, asked_share, band_errors, make_guess
+from ..reports.estimates import BandErrors, Guess, Sample, band_errors, make_guess
 from ..scenario import MODEL, Scenario
 from .real_time import check_comparable
 from .recording import engine_options, run_on_engines
@@ -36,15 +35,14 @@ def real_errors(scenario: Scenario, model: Path) -> list[BandErrors]:
 
 
 class _Asking:
-    """Asks for estimates of some requests, drawn at random."""
+    """Asks for estimates of a sample of the requests."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.guesses: list[Guess] = []
-        self._share = asked_share(scenario)
-        self._random = Random(f"{scenario.seed} asked")
+        self._sample = Sample(scenario)
 
     async def ask(self, client: Client, note: Note) -> None:
-        if self._random.random() < self._share:
+        if self._sample.should_ask(note):
             status, stats = await asyncio.gather(client.status(note.request_id), client.queue_stats())
             if status.position is not None:  # else it has begun before it could be asked about
                 self.guesses.append(make_guess(status, stats))

@@ -1,6 +1,8 @@
 """``penstock sim estimates``: how far estimates of waiting times are off, for each band of some scenarios.
 
 A request is asked about at the moment at which the queue accepts it: its status, the lane of its tenant, and its band.
+Only requests of the first half of a run are asked about. The wait of a request that is not claimed before the end of
+the run is unknown, so a sample up to the end would consist of the requests that wait less than others.
 The error is |estimated - waited| / waited. A wait below ``FLOOR_S`` counts as ``FLOOR_S`` in the divisor, because
 20 ms estimated for a wait of 5 ms is not an error of 300 % for anybody.
 """
@@ -28,7 +30,8 @@ FLOOR_S = 1.0
 MAX_ASKED = 1500
 FOLDER = Path(__file__).parent.parent / "scenarios" / "estimates"
 SOURCES = ("request", "tenant", "band")
-HEADER = ("SCENARIO", "BAND", "ASKED", "UNKNOWN", "WAITED p50", "p90", *(f"{name} p50 / p90" for name in SOURCES))
+COUNTS = ("ASKED", "UNCLAIMED", "UNKNOWN")
+HEADER = ("SCENARIO", "BAND", *COUNTS, "WAITED p50", "p90", *(f"{name} p50 / p90" for name in SOURCES))
 
 
 class Guess(msgspec.Struct, frozen=True):
@@ -42,11 +45,13 @@ class Guess(msgspec.Struct, frozen=True):
 class BandErrors(msgspec.Struct, frozen=True, kw_only=True):
     """Errors of the estimates for a band: medians and ninetieth percentiles, in the order of ``SOURCES``.
 
-    ``num_unknown`` of the ``num_asked`` requests that were claimed had no estimate.
+    ``num_unclaimed`` of the ``num_asked`` requests were not claimed before the end of the run. Their waits are unknown,
+    and no figure contains them. ``num_unknown`` of the claimed requests had no estimate.
     """
 
     band: str
     num_asked: int
+    num_unclaimed: int
     num_unknown: int
     waited_p50_s: float
     waited_p90_s: float
@@ -54,16 +59,29 @@ class BandErrors(msgspec.Struct, frozen=True, kw_only=True):
     p90s: list[float]
 
 
-class Asking:
-    """Asks for estimates of some of the requests that a simulation accepts, drawn at random."""
+class Sample:
+    """Requests of a scenario to ask about: some of those that arrive in the first half of the run, drawn at random."""
 
-    def __init__(self, share: float, seed: int) -> None:
+    def __init__(self, scenario: Scenario) -> None:
+        self._half_s = scenario.duration_s / 2
+        num_expected = sum(group.at_start + group.arrivals.most_per_s * self._half_s for group in scenario.tenants)
+        self._share = min(1.0, MAX_ASKED / max(1.0, num_expected))
+        self._random = Random(f"{scenario.seed} asked")
+
+    def should_ask(self, note: Note) -> bool:
+        """Return whether to ask about a request."""
+        return note.arrived_s <= self._half_s and self._random.random() < self._share
+
+
+class Asking:
+    """Asks for estimates of a sample of the requests that a simulation accepts."""
+
+    def __init__(self, scenario: Scenario) -> None:
         self.guesses: list[Guess] = []
-        self._share = share
-        self._random = Random(f"{seed} asked")
+        self._sample = Sample(scenario)
 
     def ask(self, partition: Partition, note: Note) -> None:
-        if self._random.random() >= self._share:
+        if not self._sample.should_ask(note):
             return
         status = partition.do(partition.queue.status(note.request_id))
         assert status is not None
@@ -83,34 +101,28 @@ def make_guess(status: RequestStatus, stats: QueueStats) -> Guess:
     return Guess(status.request_id, status.band, (status.estimated_start_s, lane_s, band_s))
 
 
-def asked_share(scenario: Scenario) -> float:
-    """Return the share of a scenario's requests that are asked about."""
-    num_expected = sum(group.at_start + group.arrivals.most_per_s * scenario.duration_s for group in scenario.tenants)
-    return min(1.0, MAX_ASKED / max(1.0, num_expected))
-
-
 def simulate_errors(url: str, scenario: Scenario, namespace: str = "sim") -> list[BandErrors]:
     """Simulate a scenario, and return the errors of each band that requests came to."""
-    asking = Asking(asked_share(scenario), scenario.seed)
+    asking = Asking(scenario)
     simulated = simulate(url, scenario, namespace, asking.ask)
     return band_errors(scenario, asking.guesses, simulated.measures.notes)
 
 
 def band_errors(scenario: Scenario, guesses: Sequence[Guess], notes: dict[str, Note]) -> list[BandErrors]:
-    """Compare estimates with waits, of requests that were claimed."""
+    """Compare the estimates for requests that were claimed with their waits."""
     waits = {
         guess.request_id: note.claimed_s - note.arrived_s
         for guess in guesses
         if (note := notes.get(guess.request_id)) is not None and note.claimed_s is not None
     }
     return [
-        _errors_of(band, [(guess, waits[guess.request_id]) for guess in own])
+        _errors_of(band, len(own), [(guess, waits[guess.request_id]) for guess in own if guess.request_id in waits])
         for band in scenario.queue.bands
-        if (own := [guess for guess in guesses if guess.band == band and guess.request_id in waits])
+        if (own := [guess for guess in guesses if guess.band == band])
     ]
 
 
-def _errors_of(band: str, pairs: Sequence[tuple[Guess, float]]) -> BandErrors:
+def _errors_of(band: str, num_asked: int, pairs: Sequence[tuple[Guess, float]]) -> BandErrors:
     known = [(guess.estimates, waited_s) for guess, waited_s in pairs if None not in guess.estimates]
     errors = [
         [abs((estimates[place] or 0.0) - waited_s) / max(waited_s, FLOOR_S) for estimates, waited_s in known]
@@ -119,7 +131,8 @@ def _errors_of(band: str, pairs: Sequence[tuple[Guess, float]]) -> BandErrors:
     waits = [waited_s for _, waited_s in pairs]
     return BandErrors(
         band=band,
-        num_asked=len(pairs),
+        num_asked=num_asked,
+        num_unclaimed=num_asked - len(pairs),
         num_unknown=len(pairs) - len(known),
         waited_p50_s=percentile(waits, 0.5),
         waited_p90_s=percentile(waits, 0.9),
@@ -135,6 +148,7 @@ def error_rows(name: str, errors: Iterable[BandErrors]) -> list[list[str]]:
             name,
             one.band,
             str(one.num_asked),
+            str(one.num_unclaimed),
             str(one.num_unknown),
             f"{one.waited_p50_s:.1f} s",
             f"{one.waited_p90_s:.1f} s",
