@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SCRIPTS = "shared/broker/scripts/"
-# The quick ones first.
-BROKER_TESTS = (
-    "tests/integration/broker/test_scripts.py",
-    "tests/integration/broker/test_deaths.py",
-    "tests/integration/broker/test_states.py",
-    "tests/integration/broker/test_input.py",
-    "tests/integration/broker/test_many_at_once.py",
-    "tests/integration/broker/contract",
-    "tests/integration/broker",
-)
+
+
+def broker_tests(likely: str) -> tuple[str, ...]:
+    """Return the broker's tests, first those of the file or folder ``likely``, which notice a defect soonest."""
+    return (f"tests/integration/broker/{likely}", "tests/integration/broker")
+
+
 PUBLISHER_TESTS = ("tests/integration/serving/test_publisher.py", "tests/unit/serving/test_generation.py")
 READER_TESTS = (
     "tests/unit/producer/test_taken_records.py",
@@ -31,7 +28,7 @@ class Mutation:
 
     Args:
         defect: what the changed code does wrong, as the subject line of a bug report.
-        tests: files or folders of tests that are run until one fails.
+        tests: files or folders of tests that are run one after another, until a test fails.
         equivalent: why no test can notice it, if none can; empty otherwise.
     """
 
@@ -60,84 +57,84 @@ MUTATIONS = (
         SCRIPTS + "engines/append.lua",
         "if epoch ~= ARGV[i + 1] or state ~= 'claimed' then",
         "if state ~= 'claimed' then",
-        BROKER_TESTS,
+        broker_tests("contract"),
     ),
     Mutation(
         "append writes to a request that is not claimed",
         SCRIPTS + "engines/append.lua",
         "if epoch ~= ARGV[i + 1] or state ~= 'claimed' then",
         "if epoch ~= ARGV[i + 1] then",
-        BROKER_TESTS,
+        broker_tests("claims/test_wakes.py"),
     ),
     Mutation(
         "append writes a record that begins beyond the log",
         SCRIPTS + "engines/append.lua",
         "elseif index == logged then",
         "elseif tonumber(index) >= tonumber(logged) then",
-        BROKER_TESTS,
+        broker_tests("damage/test_damage.py"),
     ),
     Mutation(
         "append calls a repeated record refused",
         SCRIPTS + "engines/append.lua",
         "and tonumber(next_index) <= count and 2 or 0",
         "and tonumber(next_index) < count and 2 or 0",
-        BROKER_TESTS,
+        broker_tests("contract"),
     ),
     Mutation(
         "finish accepts the end from a stale owner",
         SCRIPTS + "engines/finish.lua",
         "if now.epoch ~= epoch then return 0 end",
         "",
-        BROKER_TESTS,
+        broker_tests("test_deadlines.py"),
     ),
     Mutation(
         "finish writes an end behind a gap",
         SCRIPTS + "engines/finish.lua",
         "or index ~= whole(now.count) or",
         "or",
-        BROKER_TESTS,
+        broker_tests("test_scripts.py"),
     ),
     Mutation(
         "finish calls a repeated end refused",
         SCRIPTS + "engines/finish.lua",
         "return now.state == state and 2 or 0",
         "return 0",
-        BROKER_TESTS,
+        broker_tests("contract"),
     ),
     Mutation(
         "release hands back the claim of another owner",
         SCRIPTS + "engines/release.lua",
         "if now.epoch == ARGV[i + 1] and now.state == 'claimed' then",
         "if now.state == 'claimed' then",
-        BROKER_TESTS,
+        broker_tests("contract"),
     ),
     Mutation(
         "renew reports no stale claim",
         SCRIPTS + "engines/renew.lua",
         "if epoch ~= ARGV[i + 1] or state ~= 'claimed' then",
         "if state == nil then",
-        BROKER_TESTS,
+        broker_tests("contract"),
     ),
     Mutation(
         "an end from outside leaves the old owner's epoch valid",
         SCRIPTS + "common/life.lua",
         "  redis.call('HINCRBY', key, 'epoch', 1)\n  local delta",
         "  local delta",
-        BROKER_TESTS,
+        broker_tests("test_deadlines.py"),
     ),
     Mutation(
         "a claim repeats an epoch after the record of the last claim is lost",
         SCRIPTS + "common/clock.lua",
         "return now > (last or 0) and now or last + 1 + now % 1000000",
         "return (last or 0) + 1",
-        BROKER_TESTS,
+        broker_tests("contract"),
     ),
     Mutation(
         "the wave carries the old epoch",
         SCRIPTS + "engines/claim.lua",
         "wave[num_taken] = {id, payload, epoch, count,",
         "wave[num_taken] = {id, payload, tonumber(request.epoch), count,",
-        BROKER_TESTS,
+        broker_tests("claims/test_admission.py"),
     ),
     # Nothing is lost or repeated.
     Mutation(
@@ -145,70 +142,70 @@ MUTATIONS = (
         SCRIPTS + "common/lib.lua",
         "  redis.call('PUBLISH', prefix .. 'output:' .. id, record)\n",
         "",
-        (*BROKER_TESTS, *READER_TESTS),
+        (*broker_tests("test_scripts.py"), *READER_TESTS),
     ),
     Mutation(
         "a record is published and not logged",
         SCRIPTS + "common/lib.lua",
         "if not attempt('RPUSH', prefix .. 'log:' .. id, record) then return false end",
         "if not attempt('LLEN', prefix .. 'log:' .. id) then return false end",
-        BROKER_TESTS,
+        broker_tests("claims/test_waves.py"),
     ),
     Mutation(
         "the payload is not kept when a request is claimed",
         SCRIPTS + "engines/advance.lua",
         "redis.call('SET', prefix .. 'payload:' .. id, payload)",
         "",
-        BROKER_TESTS,
+        broker_tests("claims/test_bands.py"),
     ),
     Mutation(
         "the payload outlives the request",
         SCRIPTS + "common/life.lua",
         "ends.payloads[#ends.payloads + 1] = prefix .. 'payload:' .. id",
         "",
-        BROKER_TESTS,
+        broker_tests("contract"),
     ),
     Mutation(
         "a request that ends stays among the claims of its engine",
         SCRIPTS + "common/life.lua",
         "if now.engine then note_leaving('HDEL', prefix .. 'claims:' .. now.engine, id) end",
         "",
-        BROKER_TESTS,
+        broker_tests("contract"),
     ),
     Mutation(
         "a request that is handed back stays among the claims of its engine",
         SCRIPTS + "common/life.lua",
         "  leave_claims(prefix, now.engine, id)\n  move(key, 'claimed', 'queued', 'line', line,",
         "  move(key, 'claimed', 'queued', 'line', line,",
-        BROKER_TESTS,
+        broker_tests("contract"),
     ),
     Mutation(
         "a log never expires",
         SCRIPTS + "common/life.lua",
         "redis.call('PEXPIRE', prefix .. 'log:' .. id, now.ttl)",
         "",
-        BROKER_TESTS,
+        broker_tests("contract"),
     ),
     Mutation(
         "enqueue accepts a known request id again",
         SCRIPTS + "callers/enqueue.lua",
         "if known_state then\n",
         "if known_state and false then\n",
-        BROKER_TESTS,
+        broker_tests("test_scripts.py"),
     ),
     Mutation(
         "enqueue accepts one id twice within a call",
         SCRIPTS + "callers/enqueue.lua",
         "if twin then known_state, known_call = 'queued', twin[6] end",
         "",
-        BROKER_TESTS,
+        broker_tests("test_many_at_once.py"),
     ),
     Mutation(
         "enqueue does not recognise its own repeated call",
         SCRIPTS + "callers/enqueue.lua",
         "if call ~= '' and known_call == call then return 'new' end",
         "",
-        BROKER_TESTS,
+        broker_tests("test_deaths.py"),
     ),
     Mutation(
         "a known request id attaches whoever asks for it",
@@ -229,7 +226,7 @@ MUTATIONS = (
         SCRIPTS + "common/life.lua",
         "  end_request(prefix, id, state, state)\n  tell_engine(prefix, engine, id)",
         "  end_request(prefix, id, state, state)",
-        BROKER_TESTS,
+        broker_tests("test_scripts.py"),
     ),
     # Deaths.
     Mutation(
@@ -237,70 +234,70 @@ MUTATIONS = (
         SCRIPTS + "reaping/reap.lua",
         "local is_gap = not (looked_at and not_before) or now - looked_at > tonumber(ARGV[4])",
         "local is_gap = not (looked_at and not_before)",
-        BROKER_TESTS,
+        broker_tests("test_deaths.py"),
     ),
     Mutation(
         "a lease that was set by a clock that was ahead counts as it stands",
         SCRIPTS + "common/lib.lua",
         "if longest_ms > 0 then",
         "if false then",
-        BROKER_TESTS,
+        broker_tests("test_clock.py"),
     ),
     Mutation(
         "a timeout that was set by a clock that was ahead counts as it stands",
         SCRIPTS + "reaping/deadlines.lua",
         "if not cut_due or cut_due == due then return end",
         "do return end",
-        BROKER_TESTS,
+        broker_tests("test_clock.py"),
     ),
     Mutation(
         "the requests of a client that still listens are cancelled",
         SCRIPTS + "reaping/reap.lua",
         "[2] > 0 then\n      is_listening = true",
         "[2] > 1e9 then\n      is_listening = true",
-        BROKER_TESTS,
+        broker_tests("test_deaths.py"),
     ),
     Mutation(
         "a request that kills its engines is never parked",
         SCRIPTS + "reaping/death.lua",
         "if deaths >= max_deliveries and is_alone then",
         "if false then",
-        BROKER_TESTS,
+        broker_tests("test_deaths.py"),
     ),
     Mutation(
         "a request is parked for a death in company",
         SCRIPTS + "reaping/death.lua",
         "if deaths >= max_deliveries and is_alone then",
         "if deaths >= max_deliveries then",
-        BROKER_TESTS,
+        broker_tests("test_deaths.py"),
     ),
     Mutation(
         "deaths count although the request made progress alone",
         SCRIPTS + "reaping/death.lua",
         "    deaths = 0\n  end\n  deaths = deaths + 1",
         "  end\n  deaths = deaths + 1",
-        BROKER_TESTS,
+        broker_tests("test_deaths.py"),
     ),
     Mutation(
         "reclaim takes a claim that has moved to another engine",
         SCRIPTS + "reaping/death.lua",
         "elseif now.epoch == claims[i + 1] and now.state == 'claimed' then",
         "elseif now.state == 'claimed' then",
-        BROKER_TESTS,
+        broker_tests("test_deaths.py"),
     ),
     Mutation(
         "an engine that died keeps its lease",
         SCRIPTS + "reaping/death.lua",
         "redis.call('ZREM', prefix .. 'leases', engine)",
         "",
-        BROKER_TESTS,
+        broker_tests("test_deaths.py"),
     ),
     Mutation(
         "what runs past its deadline is ended without grace",
         SCRIPTS + "common/life.lua",
         "(state ~= 'claimed' or now - tonumber(due[i + 1]) >= grace_ms)",
         "true",
-        BROKER_TESTS,
+        broker_tests("test_deadlines.py"),
     ),
     # Growing input.
     Mutation(
@@ -308,35 +305,35 @@ MUTATIONS = (
         SCRIPTS + "engines/end_segment.lua",
         "if extra ~= 0 then charge(prefix, now.band, now.tenant, extra) end",
         "",
-        BROKER_TESTS,
+        broker_tests("test_input.py"),
     ),
     Mutation(
         "segments are not charged to the tenant's quota",
         SCRIPTS + "engines/end_segment.lua",
         "local extra = use_computed(prefix, now.tenant, computed, charged, whole(now.charged_at) or now_ms())",
         "local extra = computed - charged",
-        BROKER_TESTS,
+        broker_tests("test_input.py"),
     ),
     Mutation(
         "the bytes of chunks are not added up",
         SCRIPTS + "callers/extend.lua",
         "'chunks', num_chunks + 1, 'input_bytes', num_bytes)",
         "'chunks', num_chunks + 1, 'input_bytes', #chunk)",
-        BROKER_TESTS,
+        broker_tests("test_input.py"),
     ),
     Mutation(
         "a chunk is added twice by a repeated call",
         SCRIPTS + "callers/extend.lua",
         "if number < num_chunks then",
         "if number < 0 then",
-        BROKER_TESTS,
+        broker_tests("test_input.py"),
     ),
     Mutation(
         "a segment with more input waits for input",
         SCRIPTS + "engines/end_segment.lua",
         "if number + 1 < tonumber(now.chunks) then",
         "if false then",
-        BROKER_TESTS,
+        broker_tests("test_input.py"),
     ),
     # Sharing.
     Mutation(
@@ -344,21 +341,21 @@ MUTATIONS = (
         SCRIPTS + "common/settling.lua",
         "of.extra[band] = (of.extra[band] or 0) + extra",
         "",
-        BROKER_TESTS,
+        broker_tests("claims/test_fairness.py"),
     ),
     Mutation(
         "a weight does not count",
         SCRIPTS + "engines/advance.lua",
         "local after, clock = turn.time + tokens / of.weight,",
         "local after, clock = turn.time + tokens,",
-        BROKER_TESTS,
+        broker_tests("claims/test_fairness.py"),
     ),
     Mutation(
         "lower bands never age",
         SCRIPTS + "engines/turns.lua",
         "if head and now_ms() - tonumber(head) >= ageing_ms * (lower - level) then return true end",
         "",
-        BROKER_TESTS,
+        broker_tests("claims/test_bands.py"),
     ),
     # Publisher.
     Mutation(
@@ -488,6 +485,6 @@ MUTATIONS = (
         SCRIPTS + "common/life.lua",
         "'record:' .. id, redis.call('LINDEX', prefix .. 'log:' .. id, -1)}",
         "'record:' .. id, redis.call('LINDEX', prefix .. 'log:' .. id, 0)}",
-        (*BROKER_TESTS, "tests/integration/jobs"),
+        (*broker_tests("test_states.py"), "tests/integration/jobs"),
     ),
 )
