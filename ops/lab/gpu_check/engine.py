@@ -15,7 +15,7 @@ from .program import Ended, run_program
 from .shape import Shape
 from .workload import GAP, MIXED, PREFILL, decode_phase_name, write_engine_workload, write_rival_workload
 
-_RIVAL = ROOT / "ops" / "bench" / "peers" / "transformers_continuous.py"
+_RIVAL = ROOT / "ops" / "lab" / "bench" / "peers" / "transformers_continuous.py"
 
 
 class PartFailedError(Exception):
