@@ -1,6 +1,6 @@
-"""Chooses which implementation of a kernel runs.
+"""Choose the implementation of a kernel.
 
-A kernel's wrapper lists its implementations by device type; ``REFERENCE`` is always there and runs everywhere.
+A kernel's wrapper lists its implementations by device type. ``REFERENCE`` is always among them and runs on any device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 REFERENCE = "reference"
 AUTO = "auto"
 NATIVE = "native"
-# What a caller may ask for instead of what its device suggests, and where that stands in a table of implementations.
+# Backends that a caller may request instead of the device's own, and their keys in a table of implementations.
 BACKENDS = {"triton": "cuda", NATIVE: "cpu", "reference": REFERENCE}
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 
 
 class OnGpu:
-    """An implementation in Triton, imported when a tensor on a GPU first asks for it: Triton alone takes half a second.
+    """An implementation in Triton. The first call on a GPU imports it, because importing Triton takes half a second.
 
     Args:
-        module: where it is.
-        name: of the function there.
-        dtypes: it takes; for others the reference runs.
+        module: module of the implementation.
+        name: name of the function in ``module``.
+        dtypes: supported dtypes; the reference runs for others.
     """
 
     def __init__(self, module: str, name: str, dtypes: tuple[torch.dtype, ...] = TRITON_DTYPES) -> None:
@@ -40,14 +40,14 @@ class OnGpu:
         self._dtypes = dtypes
 
     def choose(self, dtype: torch.dtype, reference: Implementation) -> Implementation:
-        """Return the function, or ``reference`` where it cannot run; why is logged once."""
+        """Return the function; if it cannot run, log the reason once and return ``reference``."""
         if dtype not in self._dtypes:
-            tell_once(f"{self._module}.{self._name} does not take {dtype}: the reference runs instead")
+            warn_once(f"{self._module}.{self._name} does not support {dtype}: the reference runs instead")
             return reference
         try:
             return getattr(importlib.import_module(self._module), self._name)
         except ImportError as error:
-            tell_once(f"{self._module} cannot be imported ({error}): the reference runs instead; install penstock[gpu]")
+            warn_once(f"{self._module} cannot be imported ({error}): the reference runs instead; install penstock[gpu]")
             return reference
 
 
@@ -57,19 +57,19 @@ def select(
     dtype: torch.dtype,
     backend: str = AUTO,
 ) -> Implementation:
-    """Return the implementation for ``device`` and ``dtype``: the one made for them, else the reference.
+    """Return the implementation for ``device`` and ``dtype``, or the reference if there is none.
 
     Args:
-        backend: one of ``BACKENDS`` to have that one, whatever the device.
+        backend: ``AUTO``, or one of ``BACKENDS`` to use on any device.
     """
     reference = implementations[REFERENCE]
     assert not isinstance(reference, OnGpu)
-    place = device.type if backend == AUTO else BACKENDS[backend]
-    chosen = implementations.get(place, reference)
+    key = device.type if backend == AUTO else BACKENDS[backend]
+    chosen = implementations.get(key, reference)
     return chosen.choose(dtype, reference) if isinstance(chosen, OnGpu) else chosen
 
 
 @cache
-def tell_once(text: str) -> None:
-    """Log a warning that this process has not logged before."""
+def warn_once(text: str) -> None:
+    """Log a warning unless this process has logged the same text before."""
     log.warning("reference_kernel_used", extra={"reason": text})

@@ -1,7 +1,7 @@
-"""What a kernel raises when it is called wrongly."""
+"""The error of a kernel that is called with wrong arguments."""
 
 from __future__ import annotations
 
 
 class KernelInputError(ValueError):
-    """An argument has a shape, dtype or stride that the kernel does not take; the message names it."""
+    """An argument has a shape, dtype or stride that the kernel does not support; the message names the argument."""

@@ -1,7 +1,7 @@
-"""Memory in huge pages, for what is read from one end to the other at every step.
+"""Memory in huge pages, for weights, which every step reads from start to end.
 
-With pages of 4 KiB one thread reads a weight at 13 GB/s, with huge ones at 17 (a Xeon with AMX). The kernel makes a
-huge page only where one is aligned, so weights that are smaller than one lie together in arenas.
+With pages of 4 KiB one thread reads a weight at 13 GB/s, with huge pages at 17 GB/s (a Xeon with AMX). The kernel only
+creates aligned huge pages, so weights smaller than a page share arenas.
 """
 
 from __future__ import annotations
@@ -13,36 +13,39 @@ import torch
 from torch import Tensor
 
 _HUGE_PAGE_BYTES = 2 << 20
-# An arena is given back when its last tensor is. What lies beyond the last one is never touched.
+# An arena is freed with its last tensor. Memory after the last tensor is never touched, so it is never allocated.
 _ARENA_BYTES = 64 << 20
 _ALIGNMENT = 64
 
 
 class Arena:
-    """Tensors one after the other in huge pages, where the kernel gives some; one thread at a time."""
+    """Allocator of consecutive tensors in huge pages, if the kernel grants them. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._mapped: mmap.mmap | None = None
+        self._mapping: mmap.mmap | None = None
         self._next, self._end = 0, 0
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor on the CPU, not initialized, that begins at a multiple of 64 bytes."""
+        """Return an uninitialized tensor on the CPU that is aligned to 64 bytes."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes == 0:
             return torch.empty(shape, dtype=dtype)
-        if self._mapped is None or num_bytes > self._end - self._next:
+        if self._mapping is None or num_bytes > self._end - self._next:
             size = max(num_bytes, _ARENA_BYTES)
-            self._mapped, self._next = _map(size)
+            self._mapping, self._next = _map(size)
             self._end = self._next + size
-        # It keeps what is mapped alive.
-        taken = torch.frombuffer(self._mapped, dtype=torch.uint8, count=num_bytes, offset=self._next)
+        # The tensor keeps the mapping alive.
+        raw = torch.frombuffer(self._mapping, dtype=torch.uint8, count=num_bytes, offset=self._next)
         self._next += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-        return taken.view(dtype).view(shape)
+        return raw.view(dtype).view(shape)
 
 
 def _map(num_bytes: int) -> tuple[mmap.mmap, int]:
-    """Memory, taken as it is written, and where a huge page begins in it that has so many bytes behind it."""
-    mapped = mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE)
+    """Map memory that is allocated as it is written; return it and the offset of its first aligned huge page.
+
+    At least ``num_bytes`` follow the offset.
+    """
+    mapping = mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        mapped.madvise(mmap.MADV_HUGEPAGE)
-    return mapped, -torch.frombuffer(mapped, dtype=torch.uint8).data_ptr() % _HUGE_PAGE_BYTES
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return mapping, -torch.frombuffer(mapping, dtype=torch.uint8).data_ptr() % _HUGE_PAGE_BYTES

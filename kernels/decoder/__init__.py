@@ -1,4 +1,4 @@
-"""A whole decoder step in one call of the compiled library, on the CPU."""
+"""Run a whole decoder step in one call of the compiled library, on the CPU."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ __all__ = [
     "can_mix_experts",
 ]
 
-# Where adapters may add something: qkv, output, gate and up, down.
+# Products of a layer that adapters may add to: qkv, output, gate_up, down.
 PRODUCTS_PER_LAYER = 4
 QKV, GATE_UP = 0, 2
 
@@ -56,20 +56,21 @@ _MAX_HEAD_DIM = 512
 
 @dataclass
 class DecoderBatch:
-    """One step's tokens, packed; those of a request lie together and in order.
+    """Packed tokens of one step. Tokens of a request are adjacent and in order.
 
     Args:
         token_ids, positions: ``[T]`` int64.
-        slot_mapping: ``[T]`` int64, or ``[G, T]`` where layers are in groups; a negative slot is stored nowhere.
-        block_table: ``[B, MB]`` int64, or ``[G, B, MB]``, of the rows ``query_lens`` and ``seq_lens``, ``[B]`` int64.
-        logit_rows: ``[R]`` int64 ascending, the tokens whose logits are wanted.
-        angles: for each that layers name, cosines and sines of every position that occurs, ``[P, R]`` float32, with
-            halves alike.
-        inputs_embeds: ``[T, hidden size]`` in place of the embeddings of ``token_ids``; None for those.
-        token_lora: ``[T]`` int64, a slot of ``LayerAdapters`` for each token, negative for none; None if none has one.
-        visible_ends: ``[T]`` int64, never falling within a request, see ``kernels.paged_attention.PagedBatch``; None
-            where each token sees as far as itself.
-        states: where requests have what layers with a mixer keep; None where there are none.
+        slot_mapping: ``[T]`` int64, or ``[G, T]`` for layers in groups; a token with a negative slot is not stored.
+        block_table: ``[B, MB]`` int64, or ``[G, B, MB]``; the requests of ``query_lens`` and ``seq_lens``.
+        query_lens, seq_lens: ``[B]`` int64.
+        logit_rows: ``[R]`` int64 ascending, the tokens that need logits.
+        angles: for each rotary embedding that layers refer to, cosines and sines of all positions, ``[P, R]`` float32;
+            both halves of a row are equal.
+        inputs_embeds: ``[T, hidden size]``, replaces the embeddings of ``token_ids``; None to use those.
+        token_lora: ``[T]`` int64, a slot of ``LayerAdapters`` per token, negative for none; None if no token has one.
+        visible_ends: ``[T]`` int64, never decreasing within a request, see ``kernels.paged_attention.PagedBatch``; None
+            if no token sees beyond itself.
+        states: slots of the states of layers with a mixer; None without such layers.
     """
 
     token_ids: Tensor
@@ -88,10 +89,10 @@ class DecoderBatch:
 
 @dataclass(frozen=True)
 class LayerAdapters:
-    """Adapters beside the products of each layer.
+    """Adapters of the products of each layer.
 
     Args:
-        products: ``[layers, PRODUCTS_PER_LAYER, num_slots]``; what lies there may change between two steps.
+        products: ``[layers, PRODUCTS_PER_LAYER, num_slots]``; the contents may change between two steps.
     """
 
     products: ctypes.Array[ProductStruct]
@@ -99,51 +100,58 @@ class LayerAdapters:
 
 
 def can_decode(dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether the compiled library is there, and has a loop for such a model."""
+    """Return whether the compiled library is loaded and supports such a model."""
     return library("run_decoder", dtype) is not None and head_dim % LANES == 0 and head_dim <= _MAX_HEAD_DIM
 
 
 def can_cache(block_size: int) -> bool:
-    """Whether a block can have so many tokens: the processor takes some of them in pairs."""
+    """Return whether blocks can have this many tokens, which must be even since values are multiplied in pairs."""
     return block_size % 2 == 0
 
 
 class Decoder:
-    """The model with its paged KV cache. First ``use_cache``, then ``run`` every step.
+    """A model with its paged KV cache. Call ``use_cache`` once, then ``run`` in every step.
 
-    A token's logits have the same bits in every batch. It knows where its weights lie and does not keep them alive:
-    whoever lets go of one makes another decoder.
+    A token's logits have the same bits in every batch. The decoder stores the addresses of its weights without keeping
+    them alive: a caller that frees a weight has to build a new decoder.
 
     Raises:
-        KernelInputError: ``can_decode`` says no.
+        KernelInputError: ``can_decode`` is False for the model.
     """
 
     def __init__(self, weights: DecoderWeights) -> None:
         self._dtype = weights.embeddings.dtype
         for dim in (weights.heads_of(layer).head_dim for layer in weights.layers):
             if not can_decode(self._dtype, dim):
-                raise KernelInputError(f"a decoder of {self._dtype} with heads of {dim} cannot be run here")
+                raise KernelInputError(f"a decoder of {self._dtype} with head_dim {dim} is not supported here")
         self._layers = layer_structs(weights)
-        # The structs of layers point to them.
+        # The layer structs point to these.
         self._mixers = {i: layer.mixer.struct() for i, layer in enumerate(weights.layers) if layer.mixer is not None}
         for index, mixer in self._mixers.items():
             self._layers[index].mixer = ctypes.addressof(mixer)
-        self._experts = {i: ExpertsHolder(of.experts) for i, of in enumerate(weights.layers) if of.experts is not None}
+        self._experts = {
+            i: ExpertsHolder(layer.experts) for i, layer in enumerate(weights.layers) if layer.experts is not None
+        }
         for index, experts in self._experts.items():
             self._layers[index].experts = experts.address
-        parts = {i: of.embedding_part for i, of in enumerate(weights.layers)}
+        parts = {i: layer.embedding_part for i, layer in enumerate(weights.layers)}
         self._embedding_parts = {i: embedding_part_struct(part) for i, part in parts.items() if part is not None}
         for index, part in self._embedding_parts.items():
             self._layers[index].embedding_part = ctypes.addressof(part)
         self._struct = DecoderStruct(
-            *(self._layers, len(self._layers), weights.embeddings.shape[1]),
-            *(
-                max((layer.down.num_inputs for layer in weights.layers if layer.down), default=0),
-                1,
-                weights.norms_stream,
-            ),
-            *(weights.token_scale, weights.stream_scale, weights.logit_scale, weights.logit_softcap or 0.0),
-            *(weights.embeddings.data_ptr(), norm_struct(weights.final_norm), linear_struct(weights.lm_head)),
+            layers=self._layers,
+            num_layers=len(self._layers),
+            hidden_size=weights.embeddings.shape[1],
+            mlp_size=max((layer.down.num_inputs for layer in weights.layers if layer.down), default=0),
+            block_size=1,
+            norms_stream=weights.norms_stream,
+            token_scale=weights.token_scale,
+            stream_scale=weights.stream_scale,
+            logit_scale=weights.logit_scale,
+            logit_softcap=weights.logit_softcap or 0.0,
+            embeddings=weights.embeddings.data_ptr(),
+            final_norm=norm_struct(weights.final_norm),
+            lm_head=linear_struct(weights.lm_head),
         )
         if weights.layer_embeddings is not None:
             self._layer_embeddings = layer_embeddings_struct(weights.layer_embeddings)
@@ -154,18 +162,19 @@ class Decoder:
         self._adapters: LayerAdapters | None = None
 
     def cache_shape(self, num_blocks: int, block_size: int, layer: int = 0) -> tuple[int, int, int]:
-        """Of a layer's keys, and of its values. Blocks whose size is no multiple of 16 are filled up."""
+        """Return the shape of a layer's keys, and of its values. Blocks are padded to a multiple of 16 tokens."""
         padded = -(-block_size // LANES) * LANES
         return num_blocks, self._layers[layer].num_kv_heads, padded * self._layers[layer].head_dim
 
     def use_cache(
         self, keys: list[Tensor], values: list[Tensor], block_size: int, groups: Sequence[int] | None = None
     ) -> None:
-        """From now on keep keys and values of each layer in these tensors of ``cache_shape``.
+        """Store keys and values of each layer in these tensors of ``cache_shape`` from now on.
 
         Args:
-            groups: whose slots and table each layer goes by; None for one table of all. Layers of different groups may
-                share a tensor; one that does not store has that of the layer whose keys and values it reads.
+            groups: group of each layer, which selects its slots and block table; None if all layers share one. Layers
+                of different groups may share a tensor. A layer that does not store shares the tensor of the layer
+                whose keys and values it reads.
 
         Raises:
             KernelInputError: ``block_size`` is odd.
@@ -180,55 +189,57 @@ class Decoder:
         self._caches = [*keys, *values]
 
     def use_states(self, states: Sequence[MixerState]) -> None:
-        """From now on keep there what layers with a mixer keep, in their order."""
+        """Store the states of layers with a mixer there from now on, in the order of these layers."""
         for mixer, state in zip(self._mixers.values(), states, strict=True):
             mixer.recent, mixer.states = state.recent.data_ptr(), state.states.data_ptr()
         self._states = list(states)
 
     def use_adapters(self, adapters: LayerAdapters | None) -> None:
-        """From now on ``token_lora`` of a batch means these.
+        """Use these adapters for ``token_lora`` of a batch from now on.
 
         Raises:
-            KernelInputError: they are not as many as the layers have products.
+            KernelInputError: there is not a struct for each slot of each product of the layers.
         """
-        wanted = 0 if adapters is None else len(self._layers) * PRODUCTS_PER_LAYER * adapters.num_slots
-        if adapters is not None and len(adapters.products) != wanted:
-            raise KernelInputError(f"adapters must be {wanted}, a slot for each product, got {len(adapters.products)}")
+        if adapters is not None:
+            expected = len(self._layers) * PRODUCTS_PER_LAYER * adapters.num_slots
+            if len(adapters.products) != expected:
+                raise KernelInputError(f"adapters.products must have {expected} slots, got {len(adapters.products)}")
         self._adapters = adapters
 
     def run(self, batch: DecoderBatch) -> Tensor:
         """Store the step's keys and values and return logits ``[R, V]``, float32, rounded to the model's dtype.
 
-        Without a head what is returned are hidden states ``[R, hidden size]``, normalised.
+        A model without a head returns normalised hidden states ``[R, hidden size]``.
 
         Raises:
             KernelInputError: a tensor is not int64 or contiguous, or the library was unloaded.
 
-        Cost: for few tokens memory bound, the bytes of the weights and of the keys and values that are read.
+        Cost: for few tokens memory bound by the weights and by the keys and values that are read.
         """
         (logits,) = self.run_all([batch])
         return logits
 
     def run_all(self, batches: Sequence[DecoderBatch]) -> list[Tensor]:
-        """``run`` of several that have nothing to do with each other: neither blocks nor slots.
+        """Run several batches that share neither blocks nor slots.
 
-        If they are as many as the library has threads, each thread takes whole ones, and none waits for another between
-        two operations. A token's result has the same bits either way.
+        With at least as many batches as the library has threads, each thread runs whole batches, so that threads do not
+        synchronize between operations. A token's result has the same bits either way.
 
-        Raises: as ``run``.
+        Raises:
+            KernelInputError: as ``run``.
         """
         function = library("run_decoder", self._dtype)
         if function is None:
             raise KernelInputError("the compiled library was unloaded")
         size = self._struct.lm_head.num_outputs or self._struct.hidden_size
         logits = [torch.empty(len(batch.logit_rows), size) for batch in batches]
-        made = [self._step_of(*both) for both in zip(batches, logits, strict=True)]
-        steps = (StepStruct * len(made))(*made)
+        structs = [self._step_struct(batch, out) for batch, out in zip(batches, logits, strict=True)]
+        steps = (StepStruct * len(structs))(*structs)
         with torch.profiler.record_function("penstock::decoder"):
-            function(ctypes.byref(self._struct), steps, len(made))
+            function(ctypes.byref(self._struct), steps, len(structs))
         return logits
 
-    def _step_of(self, batch: DecoderBatch, logits: Tensor) -> StepStruct:
+    def _step_struct(self, batch: DecoderBatch, logits: Tensor) -> StepStruct:
         for name in ("token_ids", "positions", "slot_mapping", "block_table", "query_lens", "seq_lens", "logit_rows"):
             tensor: Tensor = getattr(batch, name)
             if tensor.dtype != torch.int64 or not tensor.is_contiguous():
@@ -237,47 +248,60 @@ class Decoder:
             batch.block_table.numel() < self._num_groups * len(batch.query_lens) * batch.block_table.shape[-1]
         ):
             raise KernelInputError(
-                f"the layers are in {self._num_groups} groups, of each of which slots and a table are needed; got "
+                f"slot_mapping and block_table must have a part for each of {self._num_groups} groups of layers, got "
                 f"{tuple(batch.slot_mapping.shape)} and {tuple(batch.block_table.shape)}"
             )
-        if any(of.dtype != torch.float32 or not of.is_contiguous() for pair in batch.angles for of in pair):
+        if any(table.dtype != torch.float32 or not table.is_contiguous() for pair in batch.angles for table in pair):
             raise KernelInputError("angles must be float32 and contiguous")
         angles = (AnglesStruct * len(batch.angles))(
             *(AnglesStruct(cos.data_ptr(), sin.data_ptr(), cos.shape[1]) for cos, sin in batch.angles)
         )
         return StepStruct(
-            *(len(batch.token_ids), len(batch.query_lens), len(batch.logit_rows)),
-            *(batch.token_ids.data_ptr(), batch.positions.data_ptr(), batch.slot_mapping.data_ptr()),
-            *(address(batch.inputs_embeds), angles),
-            *(batch.block_table.data_ptr(), batch.block_table.shape[-1]),
-            *(batch.query_lens.data_ptr(), batch.seq_lens.data_ptr(), batch.logit_rows.data_ptr(), logits.data_ptr()),
-            *self._adapters_of(batch),
-            address(_checked_ends(batch)),
-            *self._states_of(batch),
+            num_tokens=len(batch.token_ids),
+            num_requests=len(batch.query_lens),
+            num_logit_rows=len(batch.logit_rows),
+            token_ids=batch.token_ids.data_ptr(),
+            positions=batch.positions.data_ptr(),
+            slots=batch.slot_mapping.data_ptr(),
+            inputs_embeds=address(batch.inputs_embeds),
+            angles=angles,
+            block_table=batch.block_table.data_ptr(),
+            table_stride=batch.block_table.shape[-1],
+            query_lens=batch.query_lens.data_ptr(),
+            seq_lens=batch.seq_lens.data_ptr(),
+            logit_rows=batch.logit_rows.data_ptr(),
+            logits=logits.data_ptr(),
+            visible_ends=address(_checked_ends(batch)),
+            **self._adapter_fields(batch),
+            **self._state_fields(batch),
         )
 
-    def _states_of(self, batch: DecoderBatch) -> tuple[int | None, int | None]:
-        """The last fields of a step."""
+    def _state_fields(self, batch: DecoderBatch) -> dict[str, int]:
+        """Return the fields of a step that locate the states of layers with a mixer."""
         if not self._mixers:
-            return None, None
+            return {}
         if batch.states is None or len(self._states) != len(self._mixers):
-            raise KernelInputError("layers keep states: use_states has to come first, and a batch has to name them")
-        return batch.states.reads.data_ptr(), batch.states.writes.data_ptr()
+            raise KernelInputError("layers keep states: call use_states first, and pass states with each batch")
+        return {"state_reads": batch.states.reads.data_ptr(), "state_writes": batch.states.writes.data_ptr()}
 
-    def _adapters_of(self, batch: DecoderBatch) -> tuple[int | None, int | None, int]:
-        """The fields of a step before those of states."""
+    def _adapter_fields(self, batch: DecoderBatch) -> dict[str, int]:
+        """Return the fields of a step that locate its adapters."""
         token_lora, adapters = batch.token_lora, self._adapters
         if token_lora is None:
-            return None, None, 0
-        is_known = (
+            return {}
+        is_supported = (
             token_lora.dtype == torch.int64 and token_lora.is_contiguous() and len(token_lora) == len(batch.token_ids)
         )
-        if adapters is None or not is_known:
+        if adapters is None or not is_supported:
             raise KernelInputError(
                 f"token_lora must be int64 [{len(batch.token_ids)}] after use_adapters, got {token_lora.dtype} "
                 f"{tuple(token_lora.shape)}"
             )
-        return token_lora.data_ptr(), ctypes.addressof(adapters.products), adapters.num_slots
+        return {
+            "adapter_slots": token_lora.data_ptr(),
+            "adapted": ctypes.addressof(adapters.products),
+            "num_adapter_slots": adapters.num_slots,
+        }
 
 
 def _checked_ends(batch: DecoderBatch) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Mixtures of experts of a decoder, laid out for the processor."""
+"""Mixtures of experts of a decoder, in the layout of the compiled library."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ MAX_EXPERTS = 1024
 
 
 def can_mix_experts(device: torch.device, dtype: torch.dtype, num_experts: int) -> bool:
-    """Whether a decoder that runs there could have so many experts in a layer."""
+    """Return whether a decoder on ``device`` can have this many experts in a layer."""
     return device.type == "cpu" and library("run_decoder", dtype) is not None and num_experts <= MAX_EXPERTS
 
 
 @dataclass(frozen=True)
 class ExpertsWeights:
-    """Which experts a token goes to, and what they are.
+    """Router and experts of a layer.
 
     Args:
-        router: ``[X, E]`` float32, and ``router_bias`` ``[X]`` float32 or None, which make the logits.
-        choice_bias: ``[X]`` float32, added to scores only where experts are chosen; None without.
-        gate_up, down: of each expert, as a layer has them that all tokens go through.
-        num_chosen: experts of a token.
+        router: ``[X, E]`` float32, projects a token to the logits of its experts.
+        router_bias: ``[X]`` float32, bias of the router; None without.
+        choice_bias: ``[X]`` float32, added to scores to choose experts, but not to their weights; None without.
+        gate_up, down: projections of each expert, as those of a dense MLP.
+        num_chosen: experts per token.
         has_sigmoids: scores are the sigmoids of the logits, else their softmax.
-        renormalizes: what those chosen count is divided by its sum.
-        rounds_logits, rounds_weights: to the model's dtype, which the router's logits, and what experts count, have.
-        scale: of what experts count.
-        activation, is_gated: as a layer has them.
-        clamp: the factor in the sigmoid and the limit of clamped gates, which lie in pairs with what they open for, in
-            the place of ``activation``; None without.
-        shared_gate: one number, whose sigmoid opens for what the layer's ``gate_up`` and ``down`` make; None opens it.
-        input_norm: of what experts are given, which then is the stream, as it is for the router; None where both are
-            given what ``gate_up`` is.
-        router_norm, input_scale, input_factor: of what the router is given: a normalisation, then ``[E]`` float32 and a
-            number by which it is multiplied.
-        expert_scale: ``[X]`` float32, of what experts count in the end; None without.
-        out_norm, shared_norm: of what experts make, and the layer's ``gate_up`` and ``down``, before they are added.
+        renormalizes: divide the weights of the chosen experts by their sum.
+        rounds_logits, rounds_weights: round the router's logits, and the experts' weights, to the model's dtype.
+        scale: factor on the experts' weights.
+        activation, is_gated: as in ``LayerWeights``.
+        clamp: factor in the sigmoid and limit of clamped gates, which replace ``activation``; gate and up are then
+            interleaved. None without.
+        shared_gate: projection to one value, whose sigmoid gates the output of the layer's dense MLP; None for no gate.
+        input_norm: norm of the experts' input. With it, experts and router read the residual stream; None if both read
+            the input of the dense MLP.
+        router_norm, input_scale, input_factor: norm of the router's input, then factors ``[E]`` float32 and a number.
+        expert_scale: ``[X]`` float32, final factor on the experts' weights; None without.
+        out_norm, shared_norm: norms of the outputs of the experts and of the dense MLP, before they are added.
     """
 
     router: Tensor
@@ -73,37 +73,55 @@ class ExpertsWeights:
 
 
 class ExpertsHolder:
-    """``weights`` as the library takes them. Holds what is made for it: a packed router, and lists of addresses.
+    """Struct of ``weights`` for the library, with the packed router and the lists of experts that it points to.
 
     Raises:
-        KernelInputError: there are more than ``MAX_EXPERTS``, or a token cannot go to so many.
+        KernelInputError: there are more than ``MAX_EXPERTS`` experts, or fewer than a token needs.
     """
 
     def __init__(self, weights: ExpertsWeights) -> None:
         num = len(weights.gate_up)
         if not 1 <= weights.num_chosen <= num <= MAX_EXPERTS or len(weights.router) != num:
             raise KernelInputError(
-                f"a router of {len(weights.router)} outputs cannot send tokens to {weights.num_chosen} of {num} "
-                f"experts; there may be {MAX_EXPERTS}"
+                f"num_chosen must be 1 to {num} of at most {MAX_EXPERTS} experts, with as many router outputs, got "
+                f"{weights.num_chosen} and {len(weights.router)} outputs"
             )
         if weights.router.dtype is not torch.float32:
             raise KernelInputError(f"a router must be float32, got {weights.router.dtype}")
         self._router = pack_weight(weights.router, weights.router_bias)
         self._choice_bias = weights.choice_bias
-        self._lists = [(LinearStruct * num)(*(each.struct() for each in of)) for of in (weights.gate_up, weights.down)]
+        self._gate_up, self._down = (
+            (LinearStruct * num)(*(expert.struct() for expert in experts))
+            for experts in (weights.gate_up, weights.down)
+        )
         alpha, limit = weights.clamp or (0.0, 0.0)
         self.struct = ExpertsStruct(
-            self._router.struct(),
-            None if weights.choice_bias is None else weights.choice_bias.data_ptr(),
-            *self._lists,
-            LinearStruct() if weights.shared_gate is None else weights.shared_gate.struct(),
-            *(num, weights.num_chosen, weights.has_sigmoids, weights.renormalizes),
-            *(weights.rounds_logits, weights.rounds_weights, weights.activation, weights.is_gated),
-            *(weights.scale, alpha, limit),
-            *map(norm_struct, (weights.router_norm, weights.input_norm, weights.out_norm, weights.shared_norm)),
-            *(address(weights.input_scale), address(weights.expert_scale), weights.input_factor),
+            router=self._router.struct(),
+            choice_bias=address(weights.choice_bias),
+            gate_up=self._gate_up,
+            down=self._down,
+            shared_gate=LinearStruct() if weights.shared_gate is None else weights.shared_gate.struct(),
+            num_experts=num,
+            num_chosen=weights.num_chosen,
+            has_sigmoids=weights.has_sigmoids,
+            renormalizes=weights.renormalizes,
+            rounds_logits=weights.rounds_logits,
+            rounds_weights=weights.rounds_weights,
+            activation=weights.activation,
+            is_gated=weights.is_gated,
+            scale=weights.scale,
+            alpha=alpha,
+            limit=limit,
+            router_norm=norm_struct(weights.router_norm),
+            input_norm=norm_struct(weights.input_norm),
+            out_norm=norm_struct(weights.out_norm),
+            shared_norm=norm_struct(weights.shared_norm),
+            input_scale=address(weights.input_scale),
+            expert_scale=address(weights.expert_scale),
+            input_factor=weights.input_factor,
         )
 
     @property
     def address(self) -> int:
+        """Address of the struct."""
         return ctypes.addressof(self.struct)

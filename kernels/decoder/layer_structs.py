@@ -1,4 +1,4 @@
-"""Weights as the compiled library takes them. A struct points to tensors and keeps none alive."""
+"""Structs of the weights for the compiled library. They point to tensors without keeping them alive."""
 
 from __future__ import annotations
 
@@ -11,22 +11,42 @@ from .weights import DecoderWeights, EmbeddingPart, LayerEmbeddings
 
 
 def layer_structs(weights: DecoderWeights) -> ctypes.Array[LayerStruct]:
-    """Of all layers; where they keep keys and values, and what is described by structs of its own, is left out."""
+    """Return the structs of all layers, without the addresses of caches, mixers, experts and embedding parts."""
     structs = (LayerStruct * len(weights.layers))()
     for index, layer in enumerate(weights.layers):
-        norms = (layer.input_norm, layer.attention_norm, layer.mlp_norm, layer.mlp_out_norm)
         heads = weights.heads_of(layer)
         structs[index] = LayerStruct(
-            *map(norm_struct, (*norms, layer.query_norm, layer.key_norm, layer.value_norm)),
-            *map(linear_struct, (layer.qkv, layer.output, layer.gate_up, layer.down)),
-            *(None, None, address(layer.sinks)),
-            *(layer.scale, layer.softcap or 0.0, layer.residual_scale),
-            *(layer.window or 0, -1 if layer.ahead is None else layer.ahead),
-            *(-1 if layer.angles is None else layer.angles, layer.is_interleaved),
-            *(layer.norms_rows, layer.norms_follow, layer.is_parallel, layer.activation, layer.is_gated),
-            *(layer.gate, None, 0, None),
-            *(heads.num_heads, heads.num_kv_heads, heads.head_dim, layer.stores, layer.values_are_keys),
-            *(None, address(layer.out_scale)),
+            input_norm=norm_struct(layer.input_norm),
+            attention_norm=norm_struct(layer.attention_norm),
+            mlp_norm=norm_struct(layer.mlp_norm),
+            mlp_out_norm=norm_struct(layer.mlp_out_norm),
+            query_norm=norm_struct(layer.query_norm),
+            key_norm=norm_struct(layer.key_norm),
+            value_norm=norm_struct(layer.value_norm),
+            qkv=linear_struct(layer.qkv),
+            output=linear_struct(layer.output),
+            gate_up=linear_struct(layer.gate_up),
+            down=linear_struct(layer.down),
+            sinks=address(layer.sinks),
+            scale=layer.scale,
+            softcap=layer.softcap or 0.0,
+            residual_scale=layer.residual_scale,
+            window=layer.window or 0,
+            ahead=-1 if layer.ahead is None else layer.ahead,
+            angles=-1 if layer.angles is None else layer.angles,
+            is_interleaved=layer.is_interleaved,
+            norms_rows=layer.norms_rows,
+            norms_follow=layer.norms_follow,
+            is_parallel=layer.is_parallel,
+            activation=layer.activation,
+            is_gated=layer.is_gated,
+            gate=layer.gate,
+            num_heads=heads.num_heads,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim=heads.head_dim,
+            stores=layer.stores,
+            values_are_keys=layer.values_are_keys,
+            out_scale=address(layer.out_scale),
         )
     return structs
 
@@ -35,10 +55,15 @@ def embedding_part_struct(part: EmbeddingPart) -> EmbeddingPartStruct:
     return EmbeddingPartStruct(part.gate.struct(), part.output.struct(), norm_struct(part.norm), part.activation)
 
 
-def layer_embeddings_struct(of: LayerEmbeddings) -> LayerEmbeddingsStruct:
+def layer_embeddings_struct(embeddings: LayerEmbeddings) -> LayerEmbeddingsStruct:
     return LayerEmbeddingsStruct(
-        *(of.table.data_ptr(), of.projection.struct(), norm_struct(of.norm), of.size),
-        *(of.table_scale, of.projection_scale, of.sum_scale),
+        table=embeddings.table.data_ptr(),
+        projection=embeddings.projection.struct(),
+        norm=norm_struct(embeddings.norm),
+        size=embeddings.size,
+        table_scale=embeddings.table_scale,
+        projection_scale=embeddings.projection_scale,
+        sum_scale=embeddings.sum_scale,
     )
 
 

@@ -1,4 +1,4 @@
-"""A normalisation, as Python and as the compiled library have it."""
+"""Weights of a normalisation, and their struct for the compiled library."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class NormKind(IntEnum):
 
 @dataclass(frozen=True)
 class NormWeights:
-    """A normalisation.
+    """Weights of a normalisation.
 
     Args:
-        weight: ``[E]``, or ``[H, D]`` for heads; in float32 where the result is rounded once.
-        is_centred: the mean is taken off first; the weight is in float32 then.
-        bias: as ``weight``, of a centred one.
+        weight: ``[E]``, or ``[H, D]`` for heads; float32 for a result that is rounded once.
+        is_centred: subtract the mean first; the weight is float32 then.
+        bias: as ``weight``, for a centred norm; None without.
     """
 
     weight: Tensor
@@ -40,6 +40,7 @@ class NormWeights:
 
     @property
     def is_wide(self) -> bool:
+        """Whether the product with the weight is computed in float32."""
         return self.weight.dtype is torch.float32
 
 

@@ -1,4 +1,4 @@
-"""What ``kernels/native/decoder.h`` declares, field by field."""
+"""Structs of ``kernels/native/decoder.h``, field by field."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class AnglesStruct(ctypes.Structure):
 
 
 class ExpertsStruct(ctypes.Structure):
-    """What ``kernels/native/experts.h`` declares."""
+    """Struct of ``kernels/native/experts.h``."""
 
     _fields_ = (
         ("router", LinearStruct),
@@ -52,7 +52,7 @@ class LayerStruct(ctypes.Structure):
 
 
 class LayerEmbeddingsStruct(ctypes.Structure):
-    """What ``kernels/native/layer_embeddings.h`` declares, as the next one."""
+    """Struct of ``kernels/native/layer_embeddings.h``, as ``EmbeddingPartStruct``."""
 
     _fields_ = (
         ("table", _POINTER),

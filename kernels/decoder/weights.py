@@ -1,4 +1,4 @@
-"""The weights of a decoder, laid out for the processor, and what tells one decoder from another."""
+"""Weights of a decoder in the layout of the compiled library, and the options in which decoders differ."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AttentionGate(IntEnum):
 
 @dataclass(frozen=True)
 class HeadsShape:
-    """Of a layer's heads; ``num_kv_heads`` are those of its cache, whoever stores there."""
+    """Shape of a layer's heads; ``num_kv_heads`` counts the heads of its cache, whichever layer stores them."""
 
     num_heads: int
     num_kv_heads: int
@@ -37,11 +37,12 @@ class HeadsShape:
 
 @dataclass(frozen=True)
 class EmbeddingPart:
-    """A last part of a layer, which lets the layer's own embedding of a token in.
+    """Last part of a layer, which adds a gated per-layer embedding of the token.
 
     Args:
-        gate: from the stream to as many numbers as the embedding has; their ``activation`` opens for it.
-        output: from what comes of that to the stream, to which it is added once it is normalised.
+        gate: projection of the stream to the size of the embedding, which is multiplied by its ``activation``.
+        output: projection of the gated embedding to the hidden size.
+        norm: norm of that projection before it is added to the stream; None without.
     """
 
     gate: PackedWeight
@@ -52,11 +53,12 @@ class EmbeddingPart:
 
 @dataclass(frozen=True)
 class LayerEmbeddings:
-    """What embedding parts of layers are given: what a token has in a table, and what its embedding is projected to.
+    """Per-layer embeddings: the sum of a token's row of a table and of a projection of its embedding.
 
     Args:
         table: ``[V, layers * size]``.
-        projection: of an embedding ``[hidden size]`` to as many numbers, which are normalised layer by layer.
+        projection: projection of an embedding ``[hidden size]`` to ``layers * size``.
+        norm: norm of the projection, applied to each layer's part; None without.
         table_scale, projection_scale, sum_scale: factors on both, and on their sum.
     """
 
@@ -71,34 +73,37 @@ class LayerEmbeddings:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer.
+    """Weights and options of one layer.
 
     Args:
-        input_norm, mlp_norm: before attention and before the feed-forward part, ``[hidden size]``; None without.
-        query_norm, key_norm: ``[H, D]`` and ``[KVH, D]``; None where heads are not normalised.
-        qkv: queries, keys and values, in this order; ``gate_up``: the gate, then what it opens for, or what the
-            activation is of where there is no gate. The former two are None of a layer that has a feed-forward part
-            alone, the latter of one that has none.
+        input_norm, mlp_norm: norms before attention and before the MLP, ``[hidden size]``; None for no norm.
+        query_norm, key_norm: ``[H, D]`` and ``[KVH, D]``; None for no norm.
+        qkv, output: projections of attention; ``qkv`` projects to queries, keys and values in this order. Both are None
+            for a layer that only has an MLP.
+        gate_up, down: projections of the dense MLP; ``gate_up`` projects to the gate, then to the values that it gates,
+            or only to the input of the activation. Both are None for a layer without one.
         scale: factor on the scores.
-        window: positions a token sees, itself the last; None sees all before it.
-        ahead: and so many behind it, of those that a batch's ``visible_ends`` let it see; None sees all of those.
-        attention_norm, mlp_out_norm: of what both parts make, before it is added.
-        norms_rows: the norms of queries and keys span all heads; ``norms_follow``: they come behind the rotation.
-        angles: which of a batch's angles heads are rotated by; None for none.
+        window: number of positions that a token sees, including its own; None for all before it.
+        ahead: number of later positions that it sees, within the ``visible_ends`` of a batch; None for all of these.
+        attention_norm, mlp_out_norm: norms of the outputs of both parts, before they are added to the stream.
+        norms_rows: the norms of queries and keys span all heads of a token.
+        norms_follow: the norms of queries and keys follow the rotation.
+        angles: index into a batch's angles; None for no rotation.
         is_interleaved: see ``kernels.rotary.apply_rotary``.
         softcap, sinks: see ``kernels.paged_attention``; sinks in float32.
-        residual_scale: factor on what is added to the stream.
-        is_parallel: both parts start from the layer's input; without ``mlp_norm`` from its one norm.
-        activation: a place in ``kernels.gated_activation.ACTIVATIONS``.
+        residual_scale: factor on the outputs of both parts.
+        is_parallel: both parts read the layer's input; without ``mlp_norm`` both use ``input_norm``.
+        activation: index into ``kernels.gated_activation.ACTIVATIONS``.
         gate: position of the gates on the attention output.
-        mixer: in the place of attention; ``qkv`` then makes its rows, and the rest of attention counts for nothing.
-        experts: beside ``gate_up`` and ``down``, whose result is added, or alone.
-        heads: None where they are as the decoder says.
-        stores: keys and values; else ``qkv`` makes queries alone, and the cache is that of a layer before.
-        values_are_keys: ``qkv`` makes queries and keys, and values are what keys are made of, too.
-        value_norm: ``[KVH, D]``; None where values are not normalised.
-        embedding_part: behind the feed-forward part; None without.
-        out_scale: ``[1]`` float32, of the stream behind the layer; None without.
+        mixer: replaces attention; ``qkv`` then projects to its rows, and the other options of attention are ignored.
+        experts: mixture of experts; its output is added to that of the dense MLP, if there is one.
+        heads: shape of the heads; None for the decoder's.
+        stores: the layer stores keys and values; else ``qkv`` only projects to queries, and the layer reads the cache
+            of an earlier layer.
+        values_are_keys: ``qkv`` projects to queries and keys; values are the keys before their norm and rotation.
+        value_norm: ``[KVH, D]``; None for no norm.
+        embedding_part: follows the MLP; None without.
+        out_scale: ``[1]`` float32, factor on the stream after the layer; None without.
     """
 
     input_norm: NormWeights | None
@@ -137,19 +142,19 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """All of it.
+    """Weights and options of a decoder.
 
     Args:
-        embeddings: ``[V, hidden size]``; without rows if every batch brings its own.
+        embeddings: ``[V, hidden size]``; without rows if every batch has ``inputs_embeds``.
         token_scale: factor on rows of ``embeddings``.
-        stream_scale: factor on what the first layer gets, wherever it is from.
-        final_norm: None of a model whose last layer ends with one.
-        lm_head: None where normalised rows are wanted in the place of logits.
-        logit_scale, logit_softcap: of what the head makes.
-        norms_stream: what ``input_norm``, ``mlp_norm`` and ``final_norm`` make is the stream from there on, as it is in
-            encoders that normalise behind each addition: their norms are those of the part that follows.
-        num_heads, num_kv_heads, head_dim: of layers that do not say them.
-        layer_embeddings: what ``embedding_part`` of layers is given; None without.
+        stream_scale: factor on the input of the first layer, from ``embeddings`` or from ``inputs_embeds``.
+        final_norm: None for a model whose last layer ends with a norm.
+        lm_head: None to return normalised hidden states instead of logits.
+        logit_scale, logit_softcap: factor and soft cap of the logits.
+        norms_stream: the outputs of ``input_norm``, ``mlp_norm`` and ``final_norm`` replace the stream, as in encoders
+            that normalise after each addition. Such a norm is listed with the part that follows it.
+        num_heads, num_kv_heads, head_dim: shape of the heads of layers without ``heads``.
+        layer_embeddings: input of the layers' ``embedding_part``; None without.
     """
 
     embeddings: Tensor
@@ -167,5 +172,5 @@ class DecoderWeights:
     norms_stream: bool = False
 
     def heads_of(self, layer: LayerWeights) -> HeadsShape:
-        """Those of ``layer``, which is one of ``layers``."""
+        """Return the shape of the heads of ``layer``, which is one of ``layers``."""
         return layer.heads or HeadsShape(self.num_heads, self.num_kv_heads, self.head_dim)

@@ -1,4 +1,4 @@
-"""The activations of feed-forward layers, gated as in Llama and Gemma, and plain."""
+"""Activations of feed-forward layers: gated as in Llama and Gemma, and plain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SILU_IMPLEMENTATIONS = {
 }
 _GELU_IMPLEMENTATIONS = {REFERENCE: reference.gelu_and_mul, "cuda": OnGpu(f"{__package__}.gpu", "gelu_and_mul")}
 
-# In the order of the compiled library, see kernels/native/decoder.h.
+# In the order of Activation in kernels/native/layer_switches.h.
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu2")
 
 
@@ -36,7 +36,11 @@ def activate_and_mul(gate_up: Tensor, activation: str) -> Tensor:
 
 
 def activate(rows: Tensor, activation: str) -> Tensor:
-    """Return ``activation(rows)``; one of ``ACTIVATIONS``, "relu2" being the square of what is above 0."""
+    """Return ``activation(rows)``.
+
+    Args:
+        activation: one of ``ACTIVATIONS``; "relu2" is the square of the ReLU.
+    """
     if activation == "silu":
         return F.silu(rows)
     if activation == "relu2":
@@ -48,13 +52,13 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     """Return ``silu(gate) * up`` of a fused projection.
 
     Args:
-        gate_up: ``[T, 2 * I]``, any strides, first the gate, then what it lets through. **May be mutated.**
+        gate_up: ``[T, 2 * I]``, any strides, first the gates, then the values that they multiply. **May be mutated.**
 
     Returns:
         ``[T, I]`` in the dtype of ``gate_up``. A row's bits do not depend on the other rows.
 
     Raises:
-        KernelInputError: the last axis has no two halves.
+        KernelInputError: the last axis is not even.
 
     Cost: memory bound, ``3 * T * I * itemsize`` bytes.
     Source: Shazeer 2020 (arXiv:2002.05202), SwiGLU.
@@ -67,14 +71,14 @@ def gelu_and_mul(gate_up: Tensor, *, approximate: str = "none") -> Tensor:
     """Return ``gelu(gate) * up`` of a fused projection.
 
     Args:
-        gate_up: ``[T, 2 * I]``, any strides, first the gate, then what it lets through. **May be mutated.**
+        gate_up: ``[T, 2 * I]``, any strides, first the gates, then the values that they multiply. **May be mutated.**
         approximate: as in ``torch.nn.functional.gelu``: "none" for the form with erf, "tanh" for Gemma's.
 
     Returns:
         ``[T, I]`` in the dtype of ``gate_up``. A row's bits do not depend on the other rows.
 
     Raises:
-        KernelInputError: the last axis has no two halves, or there is no such form.
+        KernelInputError: the last axis is not even, or ``approximate`` is unknown.
 
     Cost: memory bound, ``3 * T * I * itemsize`` bytes.
     Source: Hendrycks and Gimpel 2016 (arXiv:1606.08415); Shazeer 2020 (arXiv:2002.05202), GEGLU.

@@ -1,4 +1,4 @@
-"""In Triton: one pass over gate and up, computed in float32."""
+"""Triton kernel for the GPU: one pass over gate and up, computed in float32."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _launch(gate_up: Tensor, activation: str) -> Tensor:
         return out
     block = min(_MAX_BLOCK, triton.next_power_of_2(size))
     constants: dict[str, Any] = {"SIZE": size, "BLOCK": block, "ACTIVATION": activation, "num_warps": 4}
-    # Rows on the first axis of the grid: the second has room for 65,535 only.
+    # Rows are on the first axis of the grid, because the second is limited to 65,535.
     _gate_kernel[(num_rows, triton.cdiv(size, block))](
         gate_up, out, gate_up.stride(0) if num_rows > 1 else 2 * size, **constants
     )
@@ -54,12 +54,12 @@ def _gate_kernel(
     gate = tl.load(gate_up + row * stride + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * stride + SIZE + columns, mask=mask, other=0.0).to(tl.float32)
     if ACTIVATION == "silu":
-        opened = gate / (1.0 + tl.exp(-gate))
+        activated = gate / (1.0 + tl.exp(-gate))
     elif ACTIVATION == "gelu_tanh":
         # (1 + tanh(y)) / 2 is 1 / (1 + exp(-2 y)), and loses no digits where tanh is near -1.
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        opened = gate / (1.0 + tl.exp(-2.0 * inner))
+        activated = gate / (1.0 + tl.exp(-2.0 * inner))
     else:
-        opened = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
-    # Rounded before the product, as the activation's own result is in a model's module.
-    tl.store(out + row * SIZE + columns, (opened.to(dtype).to(tl.float32) * up).to(dtype), mask=mask)
+        activated = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+    # Rounded before the product, as a model's module rounds the result of its activation.
+    tl.store(out + row * SIZE + columns, (activated.to(dtype).to(tl.float32) * up).to(dtype), mask=mask)

@@ -1,4 +1,4 @@
-"""In C++, for the CPU."""
+"""Compiled kernel for the CPU."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""In Triton, for a GPU: one product for all groups, in blocks of rows of one group each."""
+"""Triton kernel for the GPU: one launch for all groups, in blocks of rows of one group each."""
 
-# What Triton compiles is typed as if Python ran it.
+# Pyright checks the functions that Triton compiles as if Python ran them.
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .gpu_groups import Groups, group_rows
 
-# The interpreter holds bfloat16 as bit patterns, and its dot would multiply those as integers.
+# The interpreter stores bfloat16 as bit patterns, which its dot would multiply as integers.
 _IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -27,13 +27,13 @@ def grouped_linear(inputs: Tensor, weight: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def rows_per_block(num_entries: int, num_groups: int) -> int:
-    """As many as a group has on average, within what the tensor cores take and registers hold."""
+    """Return the average group size, at least the 16 rows of a tensor core and at most the 128 that registers hold."""
     return min(128, max(16, triton.next_power_of_2(triton.cdiv(num_entries, num_groups))))
 
 
 @dataclass(frozen=True)
 class _Blocks:
-    """How a product is cut: rows come from the grouping, all else from ``K``, dtype and whether there are two sums."""
+    """Block sizes of a product, besides the rows per block, which come from the grouping."""
 
     size_n: int
     size_k: int
@@ -43,7 +43,7 @@ class _Blocks:
 
 def _choose_blocks(rows: int, itemsize: int, is_gated: bool) -> _Blocks:
     size_k = 128 // itemsize if rows > 16 else 256 // itemsize
-    # With float32, which has no tensor cores here, larger sums of products spill registers.
+    # float32 does not use tensor cores here, so larger accumulators spill registers.
     size_n = (128 if rows > 32 and not is_gated else 64) // (2 if itemsize == 4 else 1)
     return _Blocks(size_n, size_k, num_warps=8 if rows == 128 else 4, num_stages=3)
 
@@ -60,15 +60,16 @@ def multiply(
     scale: float = 1.0,
     num_splits: int = 1,
 ) -> None:
-    """Write, or add, ``scale`` times the product of each entry that has a group; other rows of ``out`` stay.
+    """Write, or add, ``scale`` times the product of each entry that has a group. Other rows of ``out`` stay unchanged.
 
     Args:
         inputs: ``[T, K]``; entry ``i`` multiplies row ``i // entries_per_row``.
-        weight: ``[G, N, K]``; of a gated product ``[G, 2 * N, K]``, first the gate, and what is written is
-            ``silu(gate) * up``, of float32 sums.
+        weight: ``[G, N, K]``; for a gated product ``[G, 2 * N, K]``, first the gate, which writes ``silu(gate) * up``
+            of the float32 sums.
         out: ``[M, N]``, last axis contiguous; with splits ``[num_splits, M, N]`` float32, contiguous. **Mutated.**
-        is_added: to what ``out`` holds.
-        num_splits: of the sums over ``K``, where there are too few blocks to fill a device; their sum is the caller's.
+        is_added: add to ``out`` instead of overwriting it.
+        num_splits: number of parts that sums over ``K`` are split into, to fill a device with few blocks. The caller
+            adds the parts.
     """
     num_outputs, num_inputs = weight.shape[1] // (2 if is_gated else 1), weight.shape[2]
     blocks = _choose_blocks(groups.block, inputs.element_size(), is_gated)
@@ -105,7 +106,7 @@ def _grouped_kernel(
     num_tiles = tl.cdiv(num_outputs, BLOCK_N)
     block, tile = tl.program_id(0) // num_tiles, tl.program_id(0) % num_tiles
     split = tl.program_id(1)
-    # The grid is as large as it might have to be; how many blocks there are only the device knows.
+    # The grid has the maximal number of blocks, because only the device knows the actual number.
     if block < tl.load(num_blocks):
         entries = tl.load(order + block * BLOCK_M + tl.arange(0, BLOCK_M))
         is_row = entries < num_entries
@@ -113,30 +114,30 @@ def _grouped_kernel(
         column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         is_column = column < num_outputs
         group = tl.load(group_of_block + block).to(tl.int64)
-        row_places = inputs + row[:, None] * input_stride
-        column_places = weight + group * group_stride + column[None, :].to(tl.int64) * output_stride
-        up_places = column_places + num_outputs * output_stride
+        row_pointers = inputs + row[:, None] * input_stride
+        column_pointers = weight + group * group_stride + column[None, :].to(tl.int64) * output_stride
+        up_pointers = column_pointers + num_outputs * output_stride
         total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for start in range(0, split_k, BLOCK_K):
-            at = split * split_k + start + tl.arange(0, BLOCK_K)
+            k = split * split_k + start + tl.arange(0, BLOCK_K)
             is_in = is_row[:, None]
             is_out = is_column[None, :]
             if not IS_EVEN:
-                is_in = is_in & (at[None, :] < num_inputs)
-                is_out = is_out & (at[:, None] < num_inputs)
-            rows = tl.load(row_places + at[None, :], mask=is_in, other=0.0)
-            columns = tl.load(column_places + at[:, None], mask=is_out, other=0.0)
+                is_in = is_in & (k[None, :] < num_inputs)
+                is_out = is_out & (k[:, None] < num_inputs)
+            rows = tl.load(row_pointers + k[None, :], mask=is_in, other=0.0)
+            columns = tl.load(column_pointers + k[:, None], mask=is_out, other=0.0)
             total = _dot(rows, columns, total)
             if IS_GATED:
-                columns = tl.load(up_places + at[:, None], mask=is_out, other=0.0)
+                columns = tl.load(up_pointers + k[:, None], mask=is_out, other=0.0)
                 up = _dot(rows, columns, up)
         if IS_GATED:
             total = total / (1.0 + tl.exp(-total)) * up
         total = total * scale
-        to_row = split.to(tl.int64) * num_entries + entries.to(tl.int64)
-        places = out + to_row[:, None] * out_stride + column[None, :]
+        out_row = split.to(tl.int64) * num_entries + entries.to(tl.int64)
+        pointers = out + out_row[:, None] * out_stride + column[None, :]
         is_written = is_row[:, None] & is_column[None, :]
         if IS_ADDED:
-            total += tl.load(places, mask=is_written, other=0.0).to(tl.float32)
-        tl.store(places, total.to(out.dtype.element_ty), mask=is_written)
+            total += tl.load(pointers, mask=is_written, other=0.0).to(tl.float32)
+        tl.store(pointers, total.to(out.dtype.element_ty), mask=is_written)

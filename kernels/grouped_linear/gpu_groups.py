@@ -1,6 +1,6 @@
-"""Triton: entries sorted by group, each group padded to whole blocks; all sizes stay on the device."""
+"""Triton kernels that sort entries by group and pad each group to whole blocks. All sizes stay on the device."""
 
-# What Triton compiles is typed as if Python ran it.
+# Pyright checks the functions that Triton compiles as if Python ran them.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _CHUNK = 1024
 
 @dataclass(frozen=True)
 class Groups:
-    """``M`` entries in blocks of ``block`` rows, every block of one group.
+    """``M`` entries in blocks of ``block`` rows; all entries of a block have the same group.
 
     Args:
-        order: ``[max_blocks * block]`` int32, the entries of each block; ``M`` or more where a block is not full, and
-            unwritten behind the last block.
+        order: ``[max_blocks * block]`` int32, the entries of each block; ``M`` or more in the padding of a block, and
+            uninitialized after the last block.
         group_of_block: ``[max_blocks]`` int32.
         num_blocks: ``[1]`` int32, on the device.
     """
@@ -35,10 +35,10 @@ class Groups:
 
 
 def group_rows(group_ids: Tensor, num_groups: int, block: int) -> Groups:
-    """Order entries by their group, those of a group as they come; entries of a negative group are left out.
+    """Sort entries by group, stably; leave out entries with a negative group.
 
     Args:
-        group_ids: any shape, int32 or int64; entries count along all axes.
+        group_ids: any shape, int32 or int64; entries are numbered in row-major order.
 
     Cost: each of ``num_groups`` programs reads all ids twice.
     """
@@ -64,11 +64,11 @@ def group_rows(group_ids: Tensor, num_groups: int, block: int) -> Groups:
 def _count_kernel(ids, counts, num_entries, CHUNK: tl.constexpr):
     """Count the entries of one group."""
     group = tl.program_id(0)
-    found = tl.zeros((CHUNK,), tl.int32)
+    matches = tl.zeros((CHUNK,), tl.int32)
     for start in range(0, num_entries, CHUNK):
-        at = start + tl.arange(0, CHUNK)
-        found += (tl.load(ids + at, mask=at < num_entries, other=-1).to(tl.int32) == group).to(tl.int32)
-    tl.store(counts + group, tl.sum(found, 0))
+        entry = start + tl.arange(0, CHUNK)
+        matches += (tl.load(ids + entry, mask=entry < num_entries, other=-1).to(tl.int32) == group).to(tl.int32)
+    tl.store(counts + group, tl.sum(matches, 0))
 
 
 @triton.jit(do_not_specialize=["num_entries"])
@@ -76,22 +76,22 @@ def _order_kernel(
     ids, counts, order, group_of_block, num_blocks, num_entries, num_groups,
     CHUNK: tl.constexpr, ALL_GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the entries of one group behind the blocks of the groups before it."""
+    """Write the entries of one group after the blocks of the groups before it."""
     group = tl.program_id(0)
-    every = tl.arange(0, ALL_GROUPS)
-    all_counts = tl.load(counts + every, mask=every < num_groups, other=0)
+    all_groups = tl.arange(0, ALL_GROUPS)
+    all_counts = tl.load(counts + all_groups, mask=all_groups < num_groups, other=0)
     all_blocks = (all_counts + BLOCK - 1) // BLOCK
-    first_block = tl.sum(tl.where(every < group, all_blocks, 0), 0)
-    count = tl.sum(tl.where(every == group, all_counts, 0), 0)
+    first_block = tl.sum(tl.where(all_groups < group, all_blocks, 0), 0)
+    count = tl.sum(tl.where(all_groups == group, all_counts, 0), 0)
     last_block = first_block + (count + BLOCK - 1) // BLOCK
     begin = order + first_block * BLOCK
-    passed = tl.full([], 0, tl.int32)
+    num_stored = tl.full([], 0, tl.int32)
     for start in range(0, num_entries, CHUNK):
-        at = start + tl.arange(0, CHUNK)
-        is_ours = tl.load(ids + at, mask=at < num_entries, other=-1).to(tl.int32) == group
-        counted = is_ours.to(tl.int32)
-        tl.store(begin + passed + tl.cumsum(counted, 0) - 1, at, mask=is_ours)
-        passed += tl.sum(counted, 0)
+        entry = start + tl.arange(0, CHUNK)
+        is_member = tl.load(ids + entry, mask=entry < num_entries, other=-1).to(tl.int32) == group
+        ones = is_member.to(tl.int32)
+        tl.store(begin + num_stored + tl.cumsum(ones, 0) - 1, entry, mask=is_member)
+        num_stored += tl.sum(ones, 0)
     rest = count + tl.arange(0, BLOCK)
     tl.store(begin + rest, tl.full((BLOCK,), 0, tl.int32) + num_entries, mask=rest < (last_block - first_block) * BLOCK)
     for block in range(first_block, last_block):

@@ -1,4 +1,4 @@
-"""Plain torch: the ground truth, and what runs on the CPU."""
+"""Reference in plain torch: the ground truth of tests, and the fallback on any device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def grouped_linear(inputs: Tensor, weight: Tensor, group_ids: Tensor) -> Tensor:
     num_tokens, num_groups_each = group_ids.shape
     out = inputs.new_zeros(num_tokens, num_groups_each, weight.shape[1])
     for group in range(len(weight)):
-        tokens, places = torch.where(group_ids == group)
+        tokens, columns = torch.where(group_ids == group)
         if len(tokens):
-            out[tokens, places] = inputs[tokens] @ weight[group].T
+            out[tokens, columns] = inputs[tokens] @ weight[group].T
     return out

@@ -1,4 +1,4 @@
-"""Writing keys and values into the paged KV cache, and copying its blocks."""
+"""Write keys and values into the paged KV cache, and copy its blocks."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def store_kv_cache(
     """Scatter this step's keys and values into the paged KV cache, in place.
 
     Token ``i`` goes to slot ``slot_mapping[i]``: row ``slot % BS`` of block ``slot // BS``.
-    A negative slot is padding and is skipped, so a captured graph may run with fewer live tokens.
+    A token with a negative slot is padding and is skipped, so a captured graph may run with fewer live tokens.
 
-    A cache of eight bits holds ``saturate(key / key_scale)``: what is beyond its largest number, 448 or 57,344, becomes
-    that, NaN stays NaN. Who reads it multiplies by the same scale.
+    A cache of eight bits stores ``saturate(key / key_scale)``: values beyond its largest number, 448 or 57,344, become
+    that number, and NaN stays NaN. Attention multiplies by the same scale when it reads.
 
     Args:
         key: ``[T, KVH, D]``, any strides (a slice of a fused QKV needs no copy).
@@ -47,7 +47,7 @@ def store_kv_cache(
         key_cache: ``[NB, BS, KVH, D]``, contiguous, dtype of ``key``, or float8_e4m3fn or float8_e5m2. **Mutated.**
         value_cache: ``[NB, BS, KVH, DV]``, contiguous, dtype of ``key_cache``. **Mutated.**
         slot_mapping: ``[T]`` int32 or int64, values in ``[-1, NB * BS)``; non-negative slots are unique.
-        key_scale, value_scale: of a cache of eight bits; 1 for any other.
+        key_scale, value_scale: scales of a cache of eight bits; 1 for any other.
 
     Raises:
         KernelInputError: a shape, dtype, stride or scale above does not hold.
@@ -57,9 +57,9 @@ def store_kv_cache(
     On a GPU, float8_e4m3fn needs compute capability 8.9 (Ada, Hopper).
     Source: Kwon et al. 2023 (arXiv:2309.06180), section 4; Micikevicius et al. 2022 (arXiv:2209.05433) for float8.
     """
-    into = CacheSlots(key_cache, value_cache, slot_mapping, key_scale, value_scale)
-    into.check(key, value)
-    select(_STORE_IMPLEMENTATIONS, key.device, key.dtype)(key, value, into)
+    target = CacheSlots(key_cache, value_cache, slot_mapping, key_scale, value_scale)
+    target.check(key, value)
+    select(_STORE_IMPLEMENTATIONS, key.device, key.dtype)(key, value, target)
 
 
 def copy_blocks(cache: Tensor, block_pairs: Tensor) -> None:
@@ -67,8 +67,8 @@ def copy_blocks(cache: Tensor, block_pairs: Tensor) -> None:
 
     Args:
         cache: ``[NB, ...]``, contiguous, of any dtype. **Mutated.**
-        block_pairs: ``[N, 2]`` int32 or int64: from which block, to which. A pair with a negative number is padding.
-            A block that is written occurs in no other pair.
+        block_pairs: ``[N, 2]`` int32 or int64, source and target of each copy. A pair with a negative number is
+            padding. A target occurs in no other pair.
 
     Raises:
         KernelInputError: a shape, dtype or stride above does not hold.

@@ -1,4 +1,4 @@
-"""Where the keys and values of a step go."""
+"""Targets of the keys and values of a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 @dataclass(frozen=True)
 class CacheSlots:
-    """The arguments of ``store_kv_cache`` behind keys and values; see there."""
+    """Arguments of ``store_kv_cache`` other than keys and values; see there."""
 
     key_cache: Tensor
     value_cache: Tensor
@@ -23,7 +23,7 @@ class CacheSlots:
     value_scale: float = 1.0
 
     def check(self, key: Tensor, value: Tensor) -> None:
-        """Raise ``KernelInputError`` if they cannot be written there."""
+        """Raise ``KernelInputError`` if ``key`` and ``value`` cannot be written to these caches."""
         _check_pair("key", key, self.key_cache, self.key_scale)
         _check_pair("value", value, self.value_cache, self.value_scale)
         if not self.slot_mapping.shape == key.shape[:1] == value.shape[:1]:

@@ -1,4 +1,4 @@
-"""In Triton: a program per token for keys and values, and one per piece of a block that is copied."""
+"""Triton kernels for the GPU: a program per token for keys and values, and one per piece of a block to copy."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from .cache_slots import CacheSlots
 
-_COPIED_BLOCK = 1024
+_COPY_BLOCK = 1024
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
-def store_kv_cache(key: Tensor, value: Tensor, into: CacheSlots) -> None:
+def store_kv_cache(key: Tensor, value: Tensor, target: CacheSlots) -> None:
     """See ``kv_cache.store_kv_cache``."""
     num_tokens, num_heads, key_dim = key.shape
     value_dim = value.shape[2]
@@ -34,11 +34,11 @@ def store_kv_cache(key: Tensor, value: Tensor, into: CacheSlots) -> None:
         "num_warps": num_warps_for(head_block * max(key_block, value_block)),
     }
     _store_kernel[(num_tokens,)](
-        *(key, value, into.key_cache, into.value_cache, into.slot_mapping.contiguous()),
-        *(key.stride(0), key.stride(1), value.stride(0), value.stride(1)),
-        *(float(into.key_scale), float(into.value_scale)),
+        key, value, target.key_cache, target.value_cache, target.slot_mapping.contiguous(),
+        key.stride(0), key.stride(1), value.stride(0), value.stride(1),
+        float(target.key_scale), float(target.value_scale),
         **constants,
-    )
+    )  # fmt: skip
 
 
 def copy_blocks(cache: Tensor, block_pairs: Tensor) -> None:
@@ -48,25 +48,25 @@ def copy_blocks(cache: Tensor, block_pairs: Tensor) -> None:
     block_bytes = cache[0].nbytes
     width = next(width for width in _WORDS if block_bytes % width == 0 and cache.data_ptr() % width == 0)
     num_words = block_bytes // width
-    constants: dict[str, Any] = {"BLOCK": _COPIED_BLOCK, "num_warps": 4}
-    _copy_kernel[(block_pairs.shape[0], triton.cdiv(num_words, _COPIED_BLOCK))](
-        *(cache.view(-1).view(_WORDS[width]), block_pairs.contiguous(), num_words), **constants
-    )
+    constants: dict[str, Any] = {"BLOCK": _COPY_BLOCK, "num_warps": 4}
+    words = cache.view(-1).view(_WORDS[width])
+    grid = (block_pairs.shape[0], triton.cdiv(num_words, _COPY_BLOCK))
+    _copy_kernel[grid](words, block_pairs.contiguous(), num_words, **constants)
 
 
 def num_warps_for(num_elements: int) -> int:
-    """Of a program that holds so many at once: 16 or fewer to a thread, up to the 512 threads that one should have."""
+    """Return the warps of a program with ``num_elements``: 16 elements per thread, at most 512 threads."""
     return min(16, max(1, num_elements // 512))
 
 
 def with_plain_rows(heads: Tensor) -> Tensor:
-    """``heads`` with a contiguous last axis; a copy only where it has none."""
+    """Return ``heads`` with a contiguous last axis; copy only if necessary."""
     return heads if heads.stride(2) == 1 else heads.contiguous()
 
 
 @triton.jit
 def to_cache(heads, scale, DTYPE: tl.constexpr):
-    """What a cache of ``DTYPE`` holds of ``heads``: the same numbers, or in eight bits ``saturate(heads / scale)``."""
+    """Convert ``heads`` to a cache of ``DTYPE``: unscaled, or ``saturate(heads / scale)`` for eight bits."""
     if tl.float8e4nv == DTYPE:
         stored = _saturated(heads, scale, 448.0).to(tl.float8e4nv)
     elif tl.float8e5 == DTYPE:
@@ -78,9 +78,9 @@ def to_cache(heads, scale, DTYPE: tl.constexpr):
 
 @triton.jit
 def _saturated(heads, scale, largest):
-    """``heads / scale`` in float32, at most ``largest`` either way."""
+    """Return ``heads / scale`` in float32, clamped to ``largest`` in magnitude."""
     scaled = tl.div_rn(heads.to(tl.float32), scale)
-    # Not tl.clamp, which makes a number of NaN.
+    # Not tl.clamp, which turns NaN into a number.
     scaled = tl.where(scaled > largest, largest, scaled)
     return tl.where(scaled < -largest, -largest, scaled)
 
@@ -98,15 +98,15 @@ def store_heads(
     HEAD_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the heads of this program's token into ``slot``, or nothing if that is negative."""
+    """Write the heads of this program's token into ``slot``, unless it is negative."""
     rows = tl.arange(0, HEAD_BLOCK)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     num_heads = tl.where(slot >= 0, NUM_HEADS, 0)
     mask = (rows < num_heads) & (columns < DIM)
     token = tl.program_id(0).to(tl.int64)
-    found = tl.load(heads + token * token_stride + rows * head_stride + columns, mask=mask, other=0.0)
+    tile = tl.load(heads + token * token_stride + rows * head_stride + columns, mask=mask, other=0.0)
     slot_start = slot.to(tl.int64) * (NUM_HEADS * DIM)
-    tl.store(cache + slot_start + rows * DIM + columns, to_cache(found, scale, cache.dtype.element_ty), mask=mask)
+    tl.store(cache + slot_start + rows * DIM + columns, to_cache(tile, scale, cache.dtype.element_ty), mask=mask)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""In C++, for the CPU: a copy of bytes per token."""
+"""Compiled kernel for the CPU: a copy of bytes per token."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ from . import reference
 from .cache_slots import CacheSlots
 
 
-def store_kv_cache(key: Tensor, value: Tensor, into: CacheSlots) -> None:
+def store_kv_cache(key: Tensor, value: Tensor, target: CacheSlots) -> None:
     """See ``kv_cache.store_kv_cache``."""
     function = library("store_rows")
-    slots = into.slot_mapping
+    slots = target.slot_mapping
     is_plain = slots.dtype == torch.int64 and slots.is_contiguous()
-    is_copy = key.dtype == into.key_cache.dtype and value.dtype == into.value_cache.dtype
-    if function is None or not (is_plain and is_copy and _has_rows(key) and _has_rows(value)):
-        reference.store_kv_cache(key, value, into)
+    is_copy = key.dtype == target.key_cache.dtype and value.dtype == target.value_cache.dtype
+    if function is None or not (is_plain and is_copy and _has_adjacent_heads(key) and _has_adjacent_heads(value)):
+        reference.store_kv_cache(key, value, target)
         return
-    for new, cache in ((key, into.key_cache), (value, into.value_cache)):
+    for new, cache in ((key, target.key_cache), (value, target.value_cache)):
         num_tokens, num_heads, head_dim = new.shape
-        size = new.element_size()
-        function(
-            *(new.data_ptr(), new.stride(0) * size, cache.data_ptr(), slots.data_ptr()),
-            *(num_tokens, num_heads * head_dim * size),
-        )
+        stride, row_bytes = new.stride(0) * new.itemsize, num_heads * head_dim * new.itemsize
+        function(new.data_ptr(), stride, cache.data_ptr(), slots.data_ptr(), num_tokens, row_bytes)
 
 
-def _has_rows(heads: Tensor) -> bool:
-    """Whether the heads of a token lie side by side."""
+def _has_adjacent_heads(heads: Tensor) -> bool:
+    """Return whether the heads of a token are adjacent in memory."""
     return heads.stride(2) == 1 and heads.stride(1) == heads.shape[2]

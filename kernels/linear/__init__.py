@@ -1,4 +1,4 @@
-"""Products with a weight that was laid out once for the processor: as it is, in bytes, or in four bits."""
+"""Products with a weight that is packed once for the processor: unquantized, in bytes, or in four bits."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..native import library
 
 PANEL = 64
 _GROUP_BYTES = 4
-# Of nibbles, see ``kernels/native/nibbles.h``: inputs are filled up to whole steps of a tile; those of a block have one
-# step, and their steps lie before their nibbles.
+# Layout of four-bit weights, see ``kernels/native/nibbles.h``. Inputs are padded to whole steps of a tile. The inputs
+# of a block share a step per output; steps are stored before the nibbles.
 _NIBBLE_INPUTS_MULTIPLE = 64
 _BLOCK_INPUTS = 32
 _BLOCK_BYTES = PANEL + _BLOCK_INPUTS // 2 * PANEL
 
 
 class LinearStruct(ctypes.Structure):
-    """What ``kernels/native/linear.h`` declares, field by field."""
+    """Struct of ``kernels/native/panels.h``, field by field."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("packed", "bias", "scales", "offsets")),
@@ -37,14 +37,15 @@ class LinearStruct(ctypes.Structure):
 class PackedWeight:
     """A weight ``[N, K]`` in panels of 64 outputs, ``[P, K / G, 64, G]`` with ``G`` inputs in 4 bytes.
 
-    Outputs beyond ``N`` are zero. What belongs to outputs is as long as the panels. In four bits a panel is
-    ``[K / 32, 1088]``: of 32 inputs, a byte for each output's step and zero, and two nibbles to a byte.
+    Outputs beyond ``N`` are zero, and ``bias``, ``scales`` and ``offsets`` include them. A panel of four-bit weights is
+    ``[K / 32, 1088]``: for every 32 inputs, a byte per output with its step and zero, then two nibbles per byte.
 
     Args:
-        packed: of the weight's dtype, or int8, or uint8 for four bits.
+        packed: in the weight's dtype; int8 for bytes, uint8 for four bits.
         bias: float32, or None.
-        scales: float32, the step of each output's bytes; None where the weight is in neither bytes nor four bits.
-        offsets: int32, what each output's sum is too large, since inputs are counted from 128; None likewise.
+        scales: float32, the quantization step of each output; None for an unquantized weight.
+        offsets: int32, subtracted from each output's sum, since quantized inputs have a zero point of 128; None for an
+            unquantized weight.
     """
 
     packed: Tensor
@@ -61,33 +62,33 @@ class PackedWeight:
 
     @property
     def is_in_nibbles(self) -> bool:
-        """Whether it is in four bits."""
+        """Whether the weight is in four bits."""
         return self.packed.dtype == torch.uint8
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether the compiled library is there and the weight suits it."""
-    return _is_known(weight) and weight.shape[1] % (_GROUP_BYTES // weight.dtype.itemsize) == 0
+    """Return whether the compiled library is loaded and can pack the weight."""
+    return _is_supported(weight) and weight.shape[1] % (_GROUP_BYTES // weight.dtype.itemsize) == 0
 
 
 def can_quantize(weight: Tensor) -> bool:
-    """Whether it can be packed in bytes."""
-    return _is_known(weight) and weight.shape[1] % _GROUP_BYTES == 0
+    """Return whether ``weight`` can be packed in bytes."""
+    return _is_supported(weight) and weight.shape[1] % _GROUP_BYTES == 0
 
 
 def can_quantize_to_nibbles(weight: Tensor) -> bool:
-    """Whether it can be packed in four bits."""
-    return _is_known(weight)
+    """Return whether ``weight`` can be packed in four bits."""
+    return _is_supported(weight)
 
 
 def pack_weight(weight: Tensor, bias: Tensor | None = None, arena: Arena | None = None) -> PackedWeight:
-    """Lay out a weight ``[N, K]`` and a bias ``[N]``.
+    """Pack a weight ``[N, K]`` and a bias ``[N]``.
 
     Args:
-        arena: where the weight is to lie; None for memory of its own.
+        arena: allocates the packed weight; None for a separate allocation.
 
     Raises:
-        KernelInputError: ``can_pack`` says no.
+        KernelInputError: ``can_pack`` is False.
     """
     function = library("pack_linear", weight.dtype)
     if function is None or not can_pack(weight):
@@ -100,13 +101,13 @@ def pack_weight(weight: Tensor, bias: Tensor | None = None, arena: Arena | None 
 
 
 def quantize_weight(weight: Tensor, bias: Tensor | None = None, arena: Arena | None = None) -> PackedWeight:
-    """Lay out a weight ``[N, K]`` in bytes, -127 to 127 steps of a size of each output's own; the bias stays.
+    """Pack a weight ``[N, K]`` in bytes from -127 to 127, with a scale per output; the bias stays in float32.
 
     Args:
         arena: as for ``pack_weight``.
 
     Raises:
-        KernelInputError: ``can_quantize`` says no.
+        KernelInputError: ``can_quantize`` is False.
     """
     if not can_quantize(weight):
         raise KernelInputError(f"a weight {weight.dtype} {tuple(weight.shape)} cannot be packed in bytes here")
@@ -114,16 +115,16 @@ def quantize_weight(weight: Tensor, bias: Tensor | None = None, arena: Arena | N
 
 
 def quantize_weight_to_nibbles(weight: Tensor, bias: Tensor | None = None, arena: Arena | None = None) -> PackedWeight:
-    """Lay out a weight ``[N, K]`` in four bits, with a step and a zero for 32 inputs of an output; the bias stays.
+    """Pack a weight ``[N, K]`` in four bits, with a step and a zero per 32 inputs of an output.
 
-    An element is ``scale * step * (nibble - zero)``: the scale is the output's, the others are 0 to 15. Steps and zeros
-    are those of a few near the block's range that leave the least squared error.
+    An element is ``scale * step * (nibble - zero)``. The scale belongs to the output; the others are 0 to 15. For each
+    block, a few steps and zeros near its range are tried, and the least squared error wins. The bias stays in float32.
 
     Args:
         arena: as for ``pack_weight``.
 
     Raises:
-        KernelInputError: ``can_quantize_to_nibbles`` says no.
+        KernelInputError: ``can_quantize_to_nibbles`` is False.
 
     Source: Lin et al. 2024 (arXiv:2405.04532), progressive group quantization.
     """
@@ -137,7 +138,7 @@ def quantize_weight_to_nibbles(weight: Tensor, bias: Tensor | None = None, arena
 
 def _quantize(name: str, weight: Tensor, packed: Tensor, bias: Tensor | None) -> PackedWeight:
     function = library(name, weight.dtype)
-    assert function is not None  # whoever calls has asked
+    assert function is not None  # the callers have checked
     num_outputs, num_inputs = weight.shape
     source = weight.detach().contiguous()
     scales, offsets = torch.zeros(_padded(num_outputs)), torch.zeros(_padded(num_outputs), dtype=torch.int32)
@@ -147,43 +148,43 @@ def _quantize(name: str, weight: Tensor, packed: Tensor, bias: Tensor | None) ->
 
 
 def unpack_weight(weight: PackedWeight) -> Tensor:
-    """The weight ``[N, K]`` that ``pack_weight`` was given; of bytes or four bits, float32 near to it."""
-    panels = _bytes_of(weight.packed) if weight.is_in_nibbles else weight.packed
+    """Return the weight ``[N, K]``; exactly if it is unquantized, else its dequantized float32 values."""
+    panels = _unpack_nibbles(weight.packed) if weight.is_in_nibbles else weight.packed
     plain = panels.permute(0, 2, 1, 3).flatten(0, 1).flatten(1)[: weight.num_outputs, : weight.num_inputs]
     return plain if weight.scales is None else plain * weight.scales[: weight.num_outputs, None]
 
 
 def split_weight(weight: PackedWeight, num_outputs: Sequence[int]) -> list[PackedWeight]:
-    """The parts of ``weight`` that have so many outputs each, as views of it.
+    """Split ``weight`` into views with ``num_outputs`` outputs each.
 
     Raises:
-        KernelInputError: a part that is not the last has no whole panels, or there are more or fewer outputs.
+        KernelInputError: a part before the last does not end with a panel, or the sum of outputs is wrong.
     """
     if any(num % PANEL for num in num_outputs[:-1]) or sum(num_outputs) != weight.num_outputs:
         raise KernelInputError(
-            f"num_outputs must be multiples of {PANEL}, but for the last, and {weight.num_outputs} in all, got "
+            f"num_outputs must be multiples of {PANEL}, except the last, and {weight.num_outputs} in total, got "
             f"{list(num_outputs)}"
         )
     sizes = [_padded(num) for num in num_outputs]
     panels = weight.packed.split([size // PANEL for size in sizes])
-    beside = [_split(part, sizes) for part in (weight.bias, weight.scales, weight.offsets)]
+    per_output = [_split(part, sizes) for part in (weight.bias, weight.scales, weight.offsets)]
     return [
         PackedWeight(packed, bias, weight.num_inputs, num, scales, offsets)
-        for packed, num, bias, scales, offsets in zip(panels, num_outputs, *beside, strict=True)
+        for packed, num, bias, scales, offsets in zip(panels, num_outputs, *per_output, strict=True)
     ]
 
 
 def join_weights(parts: Sequence[PackedWeight]) -> PackedWeight:
-    """One weight with the outputs of all parts side by side; what ``split_weight`` made of one is not copied.
+    """Concatenate the outputs of all parts into one weight; parts from ``split_weight`` of one weight are not copied.
 
     Raises:
-        KernelInputError: a part that is not the last has no whole panels, or they are not of one kind.
+        KernelInputError: a part before the last does not end with a panel, or dtypes or inputs differ.
     """
     first = parts[0]
     if any(part.num_outputs % PANEL for part in parts[:-1]) or any(
         (part.packed.dtype, part.num_inputs) != (first.packed.dtype, first.num_inputs) for part in parts
     ):
-        raise KernelInputError("weights that are joined must have the same inputs and dtype, and whole panels")
+        raise KernelInputError("weights to join must have the same inputs and dtype, and whole panels")
     sizes = [_padded(part.num_outputs) for part in parts]
     has_bias = any(part.bias is not None for part in parts)
     biases = [torch.zeros(size) if part.bias is None else part.bias for part, size in zip(parts, sizes, strict=True)]
@@ -202,7 +203,7 @@ def _split(tensor: Tensor | None, sizes: list[int]) -> Sequence[Tensor | None]:
 
 
 def _join(tensors: list[Tensor]) -> Tensor:
-    """Rows of all; one behind the other in memory they are taken as they are."""
+    """Concatenate the rows of all tensors; return a view if they are consecutive in memory."""
     first, end = tensors[0], tensors[0].storage_offset()
     for tensor in tensors:
         is_next = tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
@@ -212,8 +213,8 @@ def _join(tensors: list[Tensor]) -> Tensor:
     return first.as_strided((sum(map(len, tensors)), *first.shape[1:]), first.stride())
 
 
-def _bytes_of(nibbles: Tensor) -> Tensor:
-    """Panels of bytes ``[P, K / 4, 64, 4]``."""
+def _unpack_nibbles(nibbles: Tensor) -> Tensor:
+    """Return panels of ``step * (nibble - zero)``, ``[P, K / 4, 64, 4]``."""
     heads = nibbles[..., :PANEL].unflatten(2, (16, 4)).transpose(2, 3).flatten(2).to(torch.int16)
     pairs = nibbles[..., PANEL:].unflatten(2, (-1, 1, PANEL, 4))
     both = torch.cat([pairs & 15, pairs >> 4], 3).to(torch.int16)
@@ -224,22 +225,22 @@ def _bytes_of(nibbles: Tensor) -> Tensor:
 def linear(inputs: Tensor, weight: PackedWeight) -> Tensor:
     """Return ``inputs @ weight.T + bias``, summed in float32 and rounded once.
 
-    With a weight in bytes or in four bits the inputs become bytes, in steps of a size of each row's own.
+    With a quantized weight the inputs are quantized to bytes, with a scale per row.
 
     Args:
-        inputs: ``[..., K]``, of the dtype that the weight had.
+        inputs: ``[..., K]``, dtype of the unpacked weight.
 
     Returns:
-        ``[..., N]``, of the dtype of ``inputs``. A row has the same bits whatever the other rows are.
+        ``[..., N]``, dtype of ``inputs``. The bits of a row do not depend on the other rows.
 
     Raises:
         KernelInputError: a shape or dtype above does not hold, or the library was unloaded.
 
-    Cost: for few rows memory bound, the bytes of the weight; else ``2 * T * N * K`` operations.
+    Cost: for few rows memory bound by the weight; else ``2 * T * N * K`` operations.
     """
     function = library("linear", inputs.dtype)
-    has_dtype = weight.scales is not None or inputs.dtype == weight.packed.dtype
-    if not has_dtype or inputs.shape[-1] != weight.num_inputs or function is None:
+    is_dtype_right = weight.scales is not None or inputs.dtype == weight.packed.dtype
+    if not is_dtype_right or inputs.shape[-1] != weight.num_inputs or function is None:
         dtype = weight.packed.dtype if weight.scales is None else "float"
         raise KernelInputError(
             f"inputs must be {dtype} [..., {weight.num_inputs}], got {inputs.dtype} {tuple(inputs.shape)}"
@@ -252,7 +253,7 @@ def linear(inputs: Tensor, weight: PackedWeight) -> Tensor:
     return out
 
 
-def _is_known(weight: Tensor) -> bool:
+def _is_supported(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and library("linear", weight.dtype) is not None
 
 
@@ -267,7 +268,7 @@ def _empty_panels(num_outputs: int, num_inputs: int, dtype: torch.dtype, arena: 
 
 
 def pack_bias(bias: Tensor | None) -> Tensor | None:
-    """A bias ``[N]`` as ``PackedWeight`` has it."""
+    """Return a bias ``[N]`` padded to whole panels, as ``PackedWeight`` stores it."""
     if bias is None:
         return None
     packed = torch.zeros(_padded(len(bias)))

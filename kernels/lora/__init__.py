@@ -1,6 +1,6 @@
-"""Low-rank adapters: down to the rank of each token's adapter, and from there onto what the layer has made.
+"""Low-rank adapters: project to the rank of each token's adapter, then add its update to the layer's output.
 
-Letters: ``NL`` adapters, ``R`` the largest rank among them; an adapter of a smaller rank is filled up with zeros.
+Letters: ``NL`` adapters, ``R`` the largest rank among them; adapters of a smaller rank are padded with zeros.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ def lora_shrink(inputs: Tensor, a: Tensor, token_lora: Tensor) -> Tensor:
     Args:
         inputs: ``[T, K]``, last axis contiguous.
         a: ``[NL, R, K]``, dtype of ``inputs``, last axis contiguous.
-        token_lora: ``[T]`` int32 or int64, below ``NL``; negative is none.
+        token_lora: ``[T]`` int32 or int64, below ``NL``; negative for none.
 
     Returns:
-        ``[T, R]``, float32; a row of a token without an adapter is 0. A row has the same bits whatever the other rows
-        are, as long as ``T / NL`` leads to the same block size (``grouped_linear``).
+        ``[T, R]``, float32; 0 for a token without an adapter. The bits of a row do not depend on the other rows, as
+        long as ``T / NL`` leads to the same block size (``grouped_linear``).
 
     Raises:
         KernelInputError: a shape, dtype or stride above does not hold.
 
-    Cost: ``2 * T * R * K`` FLOP; memory bound, ``T * K + NL * R * K`` numbers, of adapters that occur. On a GPU sums
-    over ``K`` are split, so that a few tokens keep it busy, and added in a fixed order.
+    Cost: ``2 * T * R * K`` FLOP; memory bound by ``T * K + NL * R * K`` elements, counting adapters that occur. On a
+    GPU sums over ``K`` are split, so that a few tokens keep it busy, and the parts are added in a fixed order.
     Source: Hu et al. 2021 (arXiv:2106.09685); Chen et al. 2023 (arXiv:2310.18547) for many adapters in a batch.
     """
     _check(inputs, a, token_lora, "inputs", "a")
@@ -43,29 +43,29 @@ def lora_shrink(inputs: Tensor, a: Tensor, token_lora: Tensor) -> Tensor:
 
 
 def lora_expand(inputs: Tensor, b: Tensor, token_lora: Tensor, out: Tensor, *, scale: float = 1.0) -> None:
-    """Multiply what ``lora_shrink`` made by the second matrix of each adapter, and add it to ``out``, in place.
+    """Multiply the result of ``lora_shrink`` by the second matrix of each adapter, and add it to ``out``, in place.
 
     Args:
         inputs: ``[T, R]``, float32, last axis contiguous.
         b: ``[NL, N, R]``, dtype of ``out``, last axis contiguous.
-        token_lora: ``[T]`` int32 or int64, below ``NL``; negative is none.
+        token_lora: ``[T]`` int32 or int64, below ``NL``; negative for none.
         out: ``[T, N]``, last axis contiguous, so it may be a slice of a fused projection. **Mutated**; rows of tokens
             without an adapter are neither read nor written.
-        scale: multiplies what is added; an adapter's own belongs into its ``b``.
+        scale: factor on the update, for all adapters; an adapter's own scale must be part of its ``b``.
 
-    The product is of the dtype of ``out``, to which ``inputs`` are rounded, with sums in float32 that are added and
-    rounded once. A row's bits are its own as with ``lora_shrink``.
+    ``inputs`` are rounded to the dtype of ``out``. Sums are in float32, added to ``out`` and rounded once. The bits of
+    a row do not depend on the other rows, as for ``lora_shrink``.
 
     Raises:
         KernelInputError: a shape, dtype or stride above does not hold.
 
-    Cost: ``2 * T * N * R`` FLOP; memory bound, ``2 * T * N + NL * N * R`` numbers, of adapters that occur.
+    Cost: ``2 * T * N * R`` FLOP; memory bound by ``2 * T * N + NL * N * R`` elements, counting adapters that occur.
     Source: as ``lora_shrink``.
     """
     _check(inputs, b, token_lora, "inputs", "b")
     if out.shape != (len(inputs), b.shape[1]) or out.dtype != b.dtype or out.stride(1) != 1:
-        found = f"{tuple(out.shape)} {out.dtype} with strides {out.stride()}"
-        raise KernelInputError(f"out must be {(len(inputs), b.shape[1])} {b.dtype}, rows contiguous, got {found}")
+        actual = f"{tuple(out.shape)} {out.dtype} with strides {out.stride()}"
+        raise KernelInputError(f"out must be {(len(inputs), b.shape[1])} {b.dtype}, rows contiguous, got {actual}")
     if inputs.dtype != torch.float32:
         raise KernelInputError(f"inputs must be float32, got {inputs.dtype}")
     select(_EXPAND, out.device, out.dtype)(inputs, b, token_lora, out, scale)
@@ -73,10 +73,10 @@ def lora_expand(inputs: Tensor, b: Tensor, token_lora: Tensor, out: Tensor, *, s
 
 def _check(inputs: Tensor, matrices: Tensor, token_lora: Tensor, inputs_name: str, name: str) -> None:
     if inputs.ndim != 2 or matrices.ndim != 3 or matrices.shape[2] != inputs.shape[1]:
-        found = f"{tuple(inputs.shape)} and {tuple(matrices.shape)}"
-        raise KernelInputError(f"{inputs_name} and {name} must be [T, K] and [NL, N, K], got {found}")
+        actual = f"{tuple(inputs.shape)} and {tuple(matrices.shape)}"
+        raise KernelInputError(f"{inputs_name} and {name} must be [T, K] and [NL, N, K], got {actual}")
     if inputs.stride(1) != 1 or matrices.stride(2) != 1:
         raise KernelInputError(f"the last axis of {inputs_name} and {name} must be contiguous")
     if token_lora.shape != inputs.shape[:1] or token_lora.dtype not in (torch.int32, torch.int64):
-        found = f"{tuple(token_lora.shape)} {token_lora.dtype}"
-        raise KernelInputError(f"token_lora must be [{len(inputs)}] int32 or int64, got {found}")
+        actual = f"{tuple(token_lora.shape)} {token_lora.dtype}"
+        raise KernelInputError(f"token_lora must be [{len(inputs)}] int32 or int64, got {actual}")

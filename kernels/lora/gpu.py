@@ -1,4 +1,4 @@
-"""In Triton, for a GPU: both products by ``grouped_linear``, tokens grouped by their adapter."""
+"""Triton kernels for the GPU: both products by ``grouped_linear``, with tokens grouped by adapter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from ..grouped_linear.gpu import multiply, rows_per_block
 from ..grouped_linear.gpu_groups import Groups, group_rows
 
-# Inputs of one part of a split sum: with 4096 of them, one token of one adapter keeps 8 programs busy.
+# Inputs per part of a split sum: with 4096 inputs, one token of one adapter keeps 8 programs busy.
 _SPLIT_INPUTS = 512
 
 

@@ -1,4 +1,4 @@
-"""Adapters in the layout of the compiled library: each with the rank that it has, any number of them in a batch."""
+"""Adapters in the layout of the compiled library. Each keeps its own rank, and a batch may use any number of them."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from ..native import library
 
 MAX_PARTS = 4
 _INT = ctypes.c_int64
-# Of the library: it takes inputs in groups of four bytes.
+# The library reads inputs in groups of four bytes.
 _GROUP_BYTES = 4
-# Outputs that lie together in what makes of inputs as many numbers as the rank says.
+# Adjacent outputs in the packed first matrix.
 _STRIP = 16
 
 
 class PartStruct(ctypes.Structure):
-    """What ``kernels/native/adapters.h`` declares, field by field."""
+    """Struct of ``kernels/native/adapters.h``, field by field."""
 
     _fields_ = (("b", LinearStruct), ("first_column", _INT), ("first_output", _INT))
 
 
 class ProductStruct(ctypes.Structure):
-    """As ``PartStruct``: an adapter at a product; zeros are none."""
+    """Struct of an adapter of one product, also in ``adapters.h``; all zeros for no adapter."""
 
     _fields_ = (("a", LinearStruct), ("parts", PartStruct * MAX_PARTS), ("num_parts", _INT))
 
 
 @dataclass(frozen=True)
 class LoraPart:
-    """What an adapter adds to the outputs of a product from ``first_output`` on.
+    """Update of ``N`` outputs of a product, starting at ``first_output``.
 
     Args:
         a: ``[R, K]``.
-        b: ``[N, R]``, the adapter's scale in it.
+        b: ``[N, R]``, multiplied by the adapter's scale.
     """
 
     first_output: int
@@ -50,8 +50,12 @@ class LoraPart:
 
 @dataclass(frozen=True)
 class PackedLora:
-    """One adapter at one product, laid out: ``a`` in strips of 16 outputs. ``struct`` knows where it lies and does not
-    keep it alive.
+    """Packed adapter of one product, with ``a`` in strips of 16 outputs.
+
+    A ``struct`` stores addresses without keeping the tensors alive.
+
+    Args:
+        parts: for each part its ``b``, its first column in the output of ``a``, and its first output.
     """
 
     a: PackedWeight
@@ -63,18 +67,18 @@ class PackedLora:
 
 
 def can_pack_lora(num_inputs: int, dtype: torch.dtype) -> bool:
-    """Whether the compiled library is there and takes products of that many inputs."""
+    """Return whether the compiled library is loaded and supports products with this many inputs."""
     return library("add_adapters", dtype) is not None and can_pack(torch.empty(1, num_inputs, dtype=dtype))
 
 
 def pack_lora(parts: Sequence[LoraPart]) -> PackedLora:
-    """Lay out what an adapter does to one product, at most ``MAX_PARTS`` parts of its outputs, of one dtype.
+    """Pack an adapter of one product, which updates at most ``MAX_PARTS`` parts of its outputs, all of one dtype.
 
     Raises:
-        KernelInputError: ``can_pack_lora`` says no, or there are too many parts.
+        KernelInputError: ``can_pack_lora`` is False, or there are too many parts.
     """
     if not 0 < len(parts) <= MAX_PARTS:
-        raise KernelInputError(f"an adapter has 1 to {MAX_PARTS} parts at a product, got {len(parts)}")
+        raise KernelInputError(f"an adapter must have 1 to {MAX_PARTS} parts per product, got {len(parts)}")
     group = _GROUP_BYTES // parts[0].a.dtype.itemsize
     rows, packed, column = [], [], 0
     for part in parts:
@@ -82,11 +86,11 @@ def pack_lora(parts: Sequence[LoraPart]) -> PackedLora:
         rows.append(F.pad(part.a, (0, 0, 0, missing)))
         packed.append((pack_weight(F.pad(part.b, (0, missing))), column, part.first_output))
         column += len(part.a) + missing
-    return PackedLora(_in_strips(torch.cat(rows)), tuple(packed))
+    return PackedLora(_pack_strips(torch.cat(rows)), tuple(packed))
 
 
-def _in_strips(matrix: Tensor) -> PackedWeight:
-    """A matrix ``[R, K]`` as ``[strips, K / G, 16, G]``; the rows beyond ``R`` are zero."""
+def _pack_strips(matrix: Tensor) -> PackedWeight:
+    """Pack a matrix ``[R, K]`` as ``[strips, K / G, 16, G]``; rows beyond ``R`` are zero."""
     num_outputs, num_inputs = matrix.shape
     strips = F.pad(matrix, (0, 0, 0, -num_outputs % _STRIP)).unflatten(0, (-1, _STRIP))
     in_groups = strips.unflatten(2, (-1, _GROUP_BYTES // matrix.dtype.itemsize))
@@ -94,31 +98,29 @@ def _in_strips(matrix: Tensor) -> PackedWeight:
 
 
 def add_packed_lora(inputs: Tensor, products: ctypes.Array[ProductStruct], token_lora: Tensor, out: Tensor) -> None:
-    """Add to each row of ``out`` what the row's adapter makes of its inputs, in place.
+    """Add the update of each row's adapter to ``out``, in place.
 
     Args:
         inputs: ``[T, K]``, last axis contiguous.
-        products: a struct for each slot, of ``PackedLora`` that are alive, or zeros.
-        token_lora: ``[T]`` int64, contiguous, slots; negative is none.
+        products: a struct per slot, from a ``PackedLora`` that is still alive, or zeros.
+        token_lora: ``[T]`` int64, contiguous, slots; negative for none.
         out: ``[T, N]``, dtype of ``inputs``, last axis contiguous. **Mutated**.
 
-    The first product is rounded to the dtype; the second one's sums are added in float32 and rounded once. A row has
-    the same bits whatever the other rows are.
+    The first product is rounded to the dtype. The sums of the second are added to ``out`` in float32 and rounded once.
+    The bits of a row do not depend on the other rows.
 
     Raises:
         KernelInputError: a dtype, shape or stride above does not hold, or the library was unloaded.
 
-    Cost: memory bound, the bytes of the adapters that occur, for few rows of each; else ``2 * T * R * (K + N)``.
+    Cost: for few rows per adapter memory bound by the adapters that occur; else ``2 * T * R * (K + N)``.
     Source: as ``lora_shrink``.
     """
     function = library("add_adapters", inputs.dtype)
     if function is None or out.dtype != inputs.dtype or inputs.stride(-1) != 1 or out.stride(-1) != 1:
         raise KernelInputError(f"inputs and out must be of one dtype, rows contiguous, got {inputs.dtype}, {out.dtype}")
-    is_known = token_lora.dtype == torch.int64 and token_lora.is_contiguous()
-    if not is_known or not len(token_lora) == len(inputs) == len(out):
-        found = f"{token_lora.dtype} {tuple(token_lora.shape)}"
-        raise KernelInputError(f"token_lora must be int64 [{len(inputs)}], as many as rows of out, got {found}")
-    function(
-        *(inputs.data_ptr(), inputs.stride(0), ctypes.addressof(products), token_lora.data_ptr()),
-        *(out.data_ptr(), out.stride(0), len(inputs)),
-    )
+    is_supported = token_lora.dtype == torch.int64 and token_lora.is_contiguous()
+    if not is_supported or not len(token_lora) == len(inputs) == len(out):
+        actual = f"{token_lora.dtype} {tuple(token_lora.shape)}"
+        raise KernelInputError(f"token_lora must be int64 [{len(inputs)}], with out of as many rows, got {actual}")
+    slots, adapters = token_lora.data_ptr(), ctypes.addressof(products)
+    function(inputs.data_ptr(), inputs.stride(0), adapters, slots, out.data_ptr(), out.stride(0), len(inputs))

@@ -1,7 +1,8 @@
-"""What layers do that keep a state of each request in the place of keys and values.
+"""Layers that keep a recurrent state per request instead of keys and values.
 
-A layer projects its input, mixes each token with what came before it of the same request, and projects what it finds.
-The middle part is here: a short causal convolution, and behind it perhaps a recurrence, whose state is a matrix a head.
+Such a layer projects its input, mixes each token with the earlier tokens of its request, and projects the result. This
+package computes the middle part: a short causal convolution, in some kinds followed by a recurrence with a matrix per
+head as its state.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _IMPLEMENTATIONS = {REFERENCE: reference.mix, "cpu": native.mix}
 
 
 def has_kernel(weights: MixerWeights, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether there is more than a reference."""
+    """Return whether a kernel other than the reference supports these weights."""
     sizes = (weights.head_dim, weights.key_dim)
     return (
         device.type == "cpu"
@@ -34,20 +35,21 @@ def has_kernel(weights: MixerWeights, device: torch.device, dtype: torch.dtype) 
 
 
 def mix(rows: Tensor, weights: MixerWeights, state: MixerState, batch: MixingBatch) -> Tensor:
-    """Mix packed tokens, each with those before it of its request.
+    """Mix each packed token with the earlier tokens of its request.
 
     Args:
-        rows: ``[T, P]``, contiguous, what the layer's projection makes.
+        rows: ``[T, P]``, contiguous, the output of the layer's projection.
         state: read and **written**, in the slots of ``batch``.
 
     Returns:
-        ``[T, num_outputs]`` in the dtype of ``rows``. A token's bits do not depend on other requests, nor, without a
-        ``smallest_step``, on how a request is cut into steps.
+        ``[T, num_outputs]`` in the dtype of ``rows``. A token's bits do not depend on other requests. Without a
+        ``smallest_step`` they do not depend on how a request is cut into steps either.
 
     Raises:
         KernelInputError: shapes do not agree.
 
-    Cost: ``6 * key_dim * head_dim`` operations a token and head; for decodes memory bound, states read and written.
+    Cost: ``6 * key_dim * head_dim`` operations per token and head; decodes are memory bound by reading and
+    writing states.
     """
     num_slots = len(state.recent)
     if rows.ndim != 2 or not rows.is_contiguous() or int(batch.query_lens.sum()) != len(rows):

@@ -1,4 +1,4 @@
-"""In C++, for the CPU: a state is read and written once for a token."""
+"""Compiled kernel for the CPU: a state is read and written once per token."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ def mix(rows: Tensor, weights: MixerWeights, state: MixerState, batch: MixingBat
     struct = weights.struct()
     struct.recent, struct.states = state.recent.data_ptr(), state.states.data_ptr()
     step = MixerStepStruct(
-        *(len(rows), len(batch.query_lens)),
-        *(tensor.data_ptr() for tensor in (batch.query_lens, batch.reads, batch.writes)),
+        num_tokens=len(rows),
+        num_requests=len(batch.query_lens),
+        query_lens=batch.query_lens.data_ptr(),
+        reads=batch.reads.data_ptr(),
+        writes=batch.writes.data_ptr(),
     )
     out = rows.new_empty(len(rows), weights.num_outputs)
-    function(
-        *(ctypes.byref(struct), ctypes.byref(step)),
-        *(rows.data_ptr(), rows.shape[1], out.data_ptr(), out.shape[1]),
-    )
+    pointers = ctypes.byref(struct), ctypes.byref(step)
+    function(*pointers, rows.data_ptr(), rows.shape[1], out.data_ptr(), out.shape[1])
     return out

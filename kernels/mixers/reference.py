@@ -1,4 +1,4 @@
-"""In torch, token by token."""
+"""Reference in plain torch, token by token."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _SMALLEST_LENGTH = 1e-6
 
 def mix(rows: Tensor, weights: MixerWeights, state: MixerState, batch: MixingBatch) -> Tensor:
     """See ``mixers.mix``."""
-    found = []
+    outputs = []
     rows = rows if weights.order is None else rows[:, weights.order]
     requests = rows.split(batch.query_lens.tolist())
-    for own, read, write in zip(requests, batch.reads.tolist(), batch.writes.tolist(), strict=True):
-        mixed = _convolve(own, weights, state, read, write)
+    for request, read, write in zip(requests, batch.reads.tolist(), batch.writes.tolist(), strict=True):
+        mixed = _convolve(request, weights, state, read, write)
         if weights.kind == MixerKind.CONVOLUTION:
             num_channels = weights.taps.shape[1]
-            found.append(mixed * own[:, weights.gate_at : weights.gate_at + num_channels])
+            outputs.append(mixed * request[:, weights.gate_at : weights.gate_at + num_channels])
         else:
-            found.append(_recur(own, F.silu(mixed), weights, state, read, write))
-    return torch.cat(found)
+            outputs.append(_recur(request, F.silu(mixed), weights, state, read, write))
+    return torch.cat(outputs)
 
 
 def _convolve(rows: Tensor, weights: MixerWeights, state: MixerState, read: int, write: int) -> Tensor:
@@ -32,10 +32,10 @@ def _convolve(rows: Tensor, weights: MixerWeights, state: MixerState, read: int,
     if weights.kind == MixerKind.CONVOLUTION:
         inputs = inputs * rows[:, weights.strength_at : weights.strength_at + num_channels]
     recent = torch.zeros_like(state.recent[0]) if read < 0 else state.recent[read]
-    known = torch.cat([recent, inputs])
-    state.recent[write] = known[len(known) - num_taps + 1 :]
-    made = F.conv1d(known.float().T[None], weights.taps.T[:, None], weights.taps_bias, groups=num_channels)
-    return made[0].T.to(rows.dtype)
+    window = torch.cat([recent, inputs])
+    state.recent[write] = window[len(window) - num_taps + 1 :]
+    convolved = F.conv1d(window.float().T[None], weights.taps.T[:, None], weights.taps_bias, groups=num_channels)
+    return convolved[0].T.to(rows.dtype)
 
 
 def _recur(rows: Tensor, mixed: Tensor, weights: MixerWeights, state: MixerState, read: int, write: int) -> Tensor:
@@ -46,7 +46,7 @@ def _recur(rows: Tensor, mixed: Tensor, weights: MixerWeights, state: MixerState
     keys, all_values = groups * key_dim, heads * dim
     if weights.kind == MixerKind.DELTA_RULE:
         query, key, value = mixed.float().split([keys, keys, all_values], dim=1)
-        query, key = (_unit(part.unflatten(1, (groups, key_dim))) for part in (query, key))
+        query, key = (_normalize(part.unflatten(1, (groups, key_dim))) for part in (query, key))
         query = query * key_dim**-0.5
         step = F.softplus(steps.float() + weights.step_bias)
         strength = rows[:, weights.strength_at : weights.strength_at + heads].sigmoid().float()
@@ -60,34 +60,34 @@ def _recur(rows: Tensor, mixed: Tensor, weights: MixerWeights, state: MixerState
     value = value.unflatten(1, (heads, dim))
     decay = (-weights.decay.exp() * step).exp()
     matrix = torch.zeros_like(state.states[0]) if read < 0 else state.states[read].clone()
-    found = []
+    outputs = []
     for t in range(len(rows)):
         matrix = matrix * decay[t, :, None, None]
         if strength is None:
-            added = value[t] * step[t, :, None]
+            update = value[t] * step[t, :, None]
         else:
-            added = (value[t] - (matrix * key[t, :, :, None]).sum(1)) * strength[t, :, None]
-        matrix = matrix + key[t, :, :, None] * added[:, None]
-        found.append((matrix * query[t, :, :, None]).sum(1))
+            update = (value[t] - (matrix * key[t, :, :, None]).sum(1)) * strength[t, :, None]
+        matrix = matrix + key[t, :, :, None] * update[:, None]
+        outputs.append((matrix * query[t, :, :, None]).sum(1))
     state.states[write] = matrix
-    made = torch.stack(found)
+    out = torch.stack(outputs)
     if weights.skip is not None:
-        made = made + weights.skip[:, None] * value
+        out = out + weights.skip[:, None] * value
     gate = rows[:, weights.gate_at : weights.gate_at + all_values]
-    return _norm_and_gate(made.flatten(1).to(rows.dtype), gate, weights)
+    return _norm_and_gate(out.flatten(1).to(rows.dtype), gate, weights)
 
 
-def _unit(rows: Tensor) -> Tensor:
+def _normalize(rows: Tensor) -> Tensor:
     return rows * (rows.square().sum(-1, keepdim=True) + _SMALLEST_LENGTH).rsqrt()
 
 
 def _norm_and_gate(rows: Tensor, gate: Tensor, weights: MixerWeights) -> Tensor:
     assert weights.norm is not None
-    opened, values = F.silu(gate.float()), rows.float()
+    factor, values = F.silu(gate.float()), rows.float()
     if weights.gates_first:
-        values = values * opened
+        values = values * factor
     parts = values.unflatten(1, (-1, weights.norm_size))
     scaled = (parts * (parts.square().mean(-1, keepdim=True) + weights.eps).rsqrt()).flatten(1).to(rows.dtype)
     repeated = weights.norm.repeat(rows.shape[1] // len(weights.norm))
     weighted = (scaled.float() * repeated).to(rows.dtype)
-    return weighted if weights.gates_first else (weighted.float() * opened).to(rows.dtype)
+    return weighted if weights.gates_first else (weighted.float() * factor).to(rows.dtype)

@@ -1,4 +1,4 @@
-"""What ``kernels/native/mixers.h`` declares, field by field."""
+"""Structs of ``kernels/native/mixers.h``, field by field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a layer with a state is made of, where its states are, and whose tokens a step has."""
+"""Weights and states of a layer with a mixer, and the requests of a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .structs import MixerStruct
 
-# Of a head's values.
+# head_dim must be a multiple of it.
 LANES = 16
 
 
@@ -31,22 +31,26 @@ class MixerKind(IntEnum):
 
 @dataclass(frozen=True)
 class MixerWeights:
-    """One layer's. All tensors are float32, but for ``order``.
+    """Weights of one layer. All tensors are float32, except ``order``.
 
     Args:
-        taps, taps_bias: of the convolution, ``[num taps, C]``, the last one of the token itself, and ``[C]`` or None.
+        taps, taps_bias: weights of the convolution, ``[num taps, C]``, the last tap for the token itself; and its bias,
+            ``[C]`` or None.
         num_heads, num_groups, head_dim, key_dim: the state is ``[num_heads, key_dim, head_dim]``; heads of a group have
-            the same keys and queries. 0 of a convolution.
-        values_at, gate_at: columns of the projection from which on the convolution is given ``C`` numbers, and from
-            which on is what opens for the result.
-        strength_at: where the other factor of a convolution's input is, or a delta rule's strengths, ``[num_heads]``.
-        step_at: where the steps of a recurrence are, ``[num_heads]``.
-        decay, step_bias, skip: ``[num_heads]``: the state decays by ``exp(-exp(decay) * softplus(step + step_bias))``;
-            of a scan, ``skip`` times the value is added to what is found.
+            the same keys and queries. 0 for a convolution.
+        values_at: first of the ``C`` columns of the projection that the convolution reads.
+        gate_at: first column of the gates.
+        strength_at: first column of the other factor of a convolution's input, or of a delta rule's strengths,
+            ``[num_heads]``.
+        step_at: first column of the steps of a recurrence, ``[num_heads]``.
+        decay, step_bias, skip: ``[num_heads]``. The state decays by ``exp(-exp(decay) * softplus(step + step_bias))``.
+            A scan adds ``skip`` times the value to its output.
         norm: ``[head_dim]`` or ``[num_heads * head_dim]``; ``norm_size`` columns are normalised together.
-        gates_first: before the normalisation.
-        smallest_step: of a scan's tokens, but for one that follows a state alone: so transformers has it.
-        order: ``[P]`` int64, columns of the projection in the order in which places count; None as they come.
+        gates_first: apply the gates before the normalisation.
+        smallest_step: lower bound of a scan's steps, except for a single token that follows a state, as in
+            transformers.
+        order: ``[P]`` int64, permutation of the projection's columns that the columns above refer to; None for the
+            identity.
     """
 
     kind: MixerKind
@@ -75,30 +79,37 @@ class MixerWeights:
         return self.taps.shape[1] if self.kind == MixerKind.CONVOLUTION else self.num_heads * self.head_dim
 
     def struct(self) -> MixerStruct:
-        """As the compiled library takes it, without a state."""
-        pointers = (self.taps, self.taps_bias, self.decay, self.step_bias, self.skip, self.norm, self.order)
+        """Return the struct for the compiled library, without the addresses of a state."""
+        num_taps, num_channels = self.taps.shape
+        tensors = ("taps", "taps_bias", "decay", "step_bias", "skip", "norm", "order")
+        addresses = {name: None if (tensor := getattr(self, name)) is None else tensor.data_ptr() for name in tensors}
         return MixerStruct(
-            *(self.kind, *self.taps.shape),
-            *(self.num_heads, self.num_groups, self.head_dim, self.key_dim),
-            *(self.values_at, self.gate_at, self.strength_at, self.step_at),
-            *(
-                self.norm_size,
-                1 if self.norm is None else len(self.norm),
-                self.gates_first,
-                self.eps,
-                self.smallest_step,
-            ),
-            *(None if tensor is None else tensor.data_ptr() for tensor in pointers),
-            *(None, None),
+            kind=self.kind,
+            num_taps=num_taps,
+            num_channels=num_channels,
+            num_heads=self.num_heads,
+            num_groups=self.num_groups,
+            head_dim=self.head_dim,
+            key_dim=self.key_dim,
+            values_at=self.values_at,
+            gate_at=self.gate_at,
+            strength_at=self.strength_at,
+            step_at=self.step_at,
+            norm_size=self.norm_size,
+            norm_weights=1 if self.norm is None else len(self.norm),
+            gates_first=self.gates_first,
+            eps=self.eps,
+            smallest_step=self.smallest_step,
+            **addresses,
         )
 
 
 @dataclass(frozen=True)
 class MixerState:
-    """Of all requests, in slots.
+    """States of all requests, in slots.
 
     Args:
-        recent: ``[slots, num taps - 1, C]`` of the model's dtype, what the convolution was given last.
+        recent: ``[slots, num taps - 1, C]`` in the model's dtype, the latest inputs of the convolution.
         states: ``[slots, num_heads, key_dim, head_dim]`` float32.
     """
 
@@ -106,8 +117,8 @@ class MixerState:
     states: Tensor
 
     @classmethod
-    def of(cls, weights: MixerWeights, num_slots: int, dtype: torch.dtype, device: torch.device) -> MixerState:
-        """Room for ``num_slots``."""
+    def allocate(cls, weights: MixerWeights, num_slots: int, dtype: torch.dtype, device: torch.device) -> MixerState:
+        """Return ``num_slots`` empty states."""
         num_taps, num_channels = weights.taps.shape
         shape = (num_slots, weights.num_heads, weights.key_dim, weights.head_dim)
         return cls(
@@ -122,8 +133,8 @@ class MixingBatch:
 
     Args:
         query_lens: ``[B]`` int64, on the CPU.
-        reads, writes: ``[B]`` int64, the slot that has a request's state before, negative for one that begins, and the
-            one that is to have it afterwards; never the same.
+        reads: ``[B]`` int64, slot of each request's state before the step; negative for a new request.
+        writes: ``[B]`` int64, slot of its state after the step; never the slot that it reads.
     """
 
     query_lens: Tensor

@@ -1,6 +1,6 @@
-"""In Triton, for a GPU: routing, two grouped products with the gate in the first, and each token's weighted sum."""
+"""Triton kernels for the GPU: routing, two grouped products (the first with the gate), and a weighted sum per token."""
 
-# What Triton compiles is typed as if Python ran it.
+# Pyright checks the functions that Triton compiles as if Python ran them.
 # pyright: reportCallIssue=false
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def experts(hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids:
     groups = group_rows(ids, num_experts, rows_per_block(ids.numel(), num_experts))
     inner = hidden.new_empty(num_tokens * num_chosen, inner_size)
     multiply(hidden, gate_up, groups, inner, entries_per_row=num_chosen, is_gated=True)
-    made = hidden.new_empty(num_tokens * num_chosen, size)
-    multiply(inner, down, groups, made, entries_per_row=1)
+    outputs = hidden.new_empty(num_tokens * num_chosen, size)
+    multiply(inner, down, groups, outputs, entries_per_row=1)
     out = hidden.new_empty(num_tokens, size)
     if num_tokens:
         _sum_kernel[(num_tokens, triton.cdiv(size, _SUM_BLOCK))](
-            made, weights.contiguous(), out, size, NUM_CHOSEN=num_chosen, BLOCK=_SUM_BLOCK, num_warps=4
+            outputs, weights.contiguous(), out, size, NUM_CHOSEN=num_chosen, BLOCK=_SUM_BLOCK, num_warps=4
         )
     return out
 
@@ -56,51 +56,51 @@ def _route_kernel(
     NUM_CHOSEN: tl.constexpr, CHOSEN: tl.constexpr, EXPERTS: tl.constexpr,
     IS_SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, RENORMALIZES: tl.constexpr,
 ):  # fmt: skip
-    """The experts of one token, the best found and struck out as often as there are to be."""
+    """Choose the experts of one token: take the best, exclude it, and repeat."""
     token = tl.program_id(0)
     expert = tl.arange(0, EXPERTS)
     is_expert = expert < num_experts
-    found = tl.load(logits + token.to(tl.int64) * stride + expert, mask=is_expert, other=float("-inf")).to(tl.float32)
+    row = tl.load(logits + token.to(tl.int64) * stride + expert, mask=is_expert, other=float("-inf")).to(tl.float32)
     if IS_SIGMOID:
-        scores = 1.0 / (1.0 + tl.exp(-found))
+        scores = 1.0 / (1.0 + tl.exp(-row))
     else:
-        powers = tl.exp(found - tl.max(found, 0))
+        powers = tl.exp(row - tl.max(row, 0))
         scores = powers / tl.sum(powers, 0)
     choice = scores
     if HAS_BIAS:
         choice = scores + tl.load(bias + expert, mask=is_expert, other=0.0)
     choice = tl.where(is_expert, choice, float("-inf"))
-    place = tl.arange(0, CHOSEN)
+    rank = tl.arange(0, CHOSEN)
     chosen_scores = tl.zeros((CHOSEN,), tl.float32)
     chosen_ids = tl.zeros((CHOSEN,), tl.int32)
-    is_left = is_expert
+    is_available = is_expert
     for turn in range(NUM_CHOSEN):
-        best = tl.max(tl.where(is_left, choice, float("-inf")), 0)
-        best_id = tl.min(tl.where(is_left & (choice == best), expert, EXPERTS), 0)
-        # In a row of NaN nothing is best: then the first that is left, since an id has to be one of an expert.
-        best_id = tl.where(best_id == EXPERTS, tl.min(tl.where(is_left, expert, EXPERTS), 0), best_id)
+        best = tl.max(tl.where(is_available, choice, float("-inf")), 0)
+        best_id = tl.min(tl.where(is_available & (choice == best), expert, EXPERTS), 0)
+        # A row of NaN has no best score. It gets the first available expert, because an id must be valid.
+        best_id = tl.where(best_id == EXPERTS, tl.min(tl.where(is_available, expert, EXPERTS), 0), best_id)
         score = tl.sum(tl.where(expert == best_id, scores, 0.0), 0)
-        chosen_scores = tl.where(place == turn, score, chosen_scores)
-        chosen_ids = tl.where(place == turn, best_id, chosen_ids)
-        is_left = is_left & (expert != best_id)
+        chosen_scores = tl.where(rank == turn, score, chosen_scores)
+        chosen_ids = tl.where(rank == turn, best_id, chosen_ids)
+        is_available = is_available & (expert != best_id)
     if RENORMALIZES:
         total = tl.sum(chosen_scores, 0)
         if IS_SIGMOID:
             total += 1e-20
         chosen_scores = chosen_scores / total
-    to = token.to(tl.int64) * NUM_CHOSEN + place
-    tl.store(weights + to, chosen_scores * scale, mask=place < NUM_CHOSEN)
-    tl.store(ids + to, chosen_ids, mask=place < NUM_CHOSEN)
+    target = token.to(tl.int64) * NUM_CHOSEN + rank
+    tl.store(weights + target, chosen_scores * scale, mask=rank < NUM_CHOSEN)
+    tl.store(ids + target, chosen_ids, mask=rank < NUM_CHOSEN)
 
 
 @triton.jit
-def _sum_kernel(made, weights, out, size, NUM_CHOSEN: tl.constexpr, BLOCK: tl.constexpr):
-    """The weighted sum of one token's experts, a part of it, in float32 and in the order they were chosen."""
+def _sum_kernel(outputs, weights, out, size, NUM_CHOSEN: tl.constexpr, BLOCK: tl.constexpr):
+    """Compute a part of one token's weighted sum, in float32 and in the order in which experts were chosen."""
     token = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for chosen in range(NUM_CHOSEN):
         entry = token * NUM_CHOSEN + chosen
         weight = tl.load(weights + entry).to(tl.float32)
-        total += weight * tl.load(made + entry * size + at, mask=at < size, other=0.0).to(tl.float32)
-    tl.store(out + token * size + at, total.to(out.dtype.element_ty), mask=at < size)
+        total += weight * tl.load(outputs + entry * size + column, mask=column < size, other=0.0).to(tl.float32)
+    tl.store(out + token * size + column, total.to(out.dtype.element_ty), mask=column < size)

@@ -1,4 +1,4 @@
-"""Plain torch: the ground truth."""
+"""Reference in plain torch: the ground truth of tests, and the fallback on any device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def route(
     """See ``moe.route``."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     scores = torch.softmax(wide, dim=-1) if scoring == "softmax" else torch.sigmoid(wide)
-    # A stable sort takes the first of equal ones; topk takes any.
+    # A stable sort takes the first of equal scores; topk takes any.
     order = (scores if bias is None else scores + bias).argsort(dim=-1, descending=True, stable=True)
     ids = order[:, :num_chosen]
     weights = scores.gather(1, ids)
@@ -28,5 +28,5 @@ def experts(hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids:
     """See ``moe.experts``."""
     num_tokens, num_chosen = ids.shape
     inner = silu_and_mul(grouped_linear(hidden, gate_up, ids).flatten(0, 1))
-    made = grouped_linear(inner, down, ids.reshape(-1, 1)).view(num_tokens, num_chosen, -1)
-    return torch.einsum("tj,tje->te", weights.to(hidden.dtype), made)
+    outputs = grouped_linear(inner, down, ids.reshape(-1, 1)).view(num_tokens, num_chosen, -1)
+    return torch.einsum("tj,tje->te", weights.to(hidden.dtype), outputs)

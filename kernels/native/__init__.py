@@ -1,6 +1,6 @@
-"""Kernels for the CPU in C++: compiled where a compiler is, at the start of an engine, once per machine.
+"""Kernels for the CPU in C++, compiled once per machine when an engine starts, if a compiler is installed.
 
-Until ``load`` has succeeded, and for inputs that the library does not know, the references run.
+The references run until ``load`` has succeeded, and for inputs that the library does not support.
 """
 
 from __future__ import annotations

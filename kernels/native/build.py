@@ -1,4 +1,4 @@
-"""Compiles the sources of this folder into a shared library that is kept from run to run."""
+"""Compile the sources of this folder into a shared library, which is cached between runs."""
 
 from __future__ import annotations
 
@@ -16,27 +16,40 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).parent
 _SOURCES = (
-    *(
-        "layer_ops.cpp",
-        "attention.cpp",
-        "cache.cpp",
-        "packing.cpp",
-        "linear.cpp",
-        "decoder.cpp",
-        "parallel.cpp",
-        "sampling.cpp",
-    ),
-    *("tile_product.cpp", "tiles.cpp", "instructions.cpp", "adapters.cpp", "mixers.cpp", "experts.cpp", "meeting.cpp"),
+    "layer_ops.cpp",
+    "attention.cpp",
+    "cache.cpp",
+    "packing.cpp",
+    "linear.cpp",
+    "decoder.cpp",
+    "parallel.cpp",
+    "sampling.cpp",
+    "tile_product.cpp",
+    "tiles.cpp",
+    "instructions.cpp",
+    "adapters.cpp",
+    "mixers.cpp",
+    "experts.cpp",
+    "meeting.cpp",
 )
-# Products and sums may be fused, but no sum is rearranged: a row has the same bits in every loop that computes it.
+# Products and sums may be fused, but sums are not reordered, so that a row has the same bits in every loop.
 _FLAGS = (
-    *("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"),
-    # Vectors of 64 bytes are passed in memory where no register is as large: all callers are compiled alike.
-    *("-fopenmp-simd", "-std=c++17", "-pthread", "-fPIC", "-Wno-psabi"),
+    "-O3",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-signed-zeros",
+    "-fopenmp-simd",
+    "-std=c++17",
+    "-pthread",
+    "-fPIC",
+    # Vectors of 64 bytes are passed in memory by processors without such registers. All callers are compiled alike.
+    "-Wno-psabi",
 )
-# Tile registers in plain C++, so that a machine without them tests what computes with them.
+# Emulates tile registers in plain C++, so that machines without them can test the code that uses them.
 _EMULATED_TILES = "-DPENSTOCK_EMULATED_TILES"
-# What the compiler's -march says: less than this processor has, such as x86-64-v3 for AVX2 alone.
+# Environment variable for the compiler's -march, to use fewer instructions than this processor has, such as x86-64-v3
+# for AVX2 only.
 PROCESSOR = "PENSTOCK_NATIVE_MARCH"
 _COMPILERS = ("c++", "g++", "clang++")
 # A busy machine takes ten times as long as an idle one.
@@ -44,20 +57,20 @@ _TIMEOUT_S = 600
 
 
 class BuildError(Exception):
-    """The library cannot be compiled here; the message says why."""
+    """The library cannot be compiled here; the message gives the reason."""
 
 
 def build(cache_folder: Path, *, emulates_tiles: bool = False) -> Path:
-    """Return the library, compiled now unless it is in ``cache_folder`` already. Takes about 25 s of a processor.
+    """Return the path of the library; compile it if it is not in ``cache_folder``, in about 25 s of CPU time.
 
-    A library is found by what it was made from: sources, flags, compiler, and the instructions of this processor. One
-    process compiles it, and others that want the same wait for that.
+    The file name is a hash of sources, flags, compiler, and the instructions of this processor. One process compiles,
+    and other processes that need the same library wait for it.
 
     Args:
-        emulates_tiles: products are computed as on a processor with tile registers, bit by bit, and slowly.
+        emulates_tiles: compute products with the same bits as on a processor with tile registers, slowly.
 
     Raises:
-        BuildError: there is no compiler, or it fails.
+        BuildError: no compiler is installed, or it fails.
     """
     processor = os.environ.get(PROCESSOR) or "native"
     compiler = [_find_compiler(), *_FLAGS, f"-march={processor}", *([_EMULATED_TILES] if emulates_tiles else [])]
@@ -67,49 +80,49 @@ def build(cache_folder: Path, *, emulates_tiles: bool = False) -> Path:
     try:
         cache_folder.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".lock").open("w") as lock:
-            # Where files cannot be locked each compiles: whoever comes last wins, and all have the same.
+            # If files cannot be locked, each process compiles, and the last one replaces the same file.
             with suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.is_file():
-                _make(compiler, path)
+                _compile_library(compiler, path)
     except OSError as error:
         raise BuildError(f"{cache_folder} cannot be written: {error}") from error
     return path
 
 
-def _make(compiler: list[str], path: Path) -> None:
+def _compile_library(compiler: list[str], path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / "library.so"
+        library = Path(folder) / "library.so"
         with ThreadPoolExecutor() as compilers:
-            objects = list(compilers.map(partial(_compile, compiler, Path(folder)), _SOURCES))
-        _run([*compiler, "-shared", *objects, "-o", str(made)])
-        made.replace(path)
+            objects = list(compilers.map(partial(_compile_source, compiler, Path(folder)), _SOURCES))
+        _run([*compiler, "-shared", *objects, "-o", str(library)])
+        library.replace(path)
 
 
-def _compile(compiler: list[str], folder: Path, source: str) -> str:
-    made = str(folder / f"{source}.o")
-    _run([*compiler, "-c", str(_FOLDER / source), "-o", made])
-    return made
+def _compile_source(compiler: list[str], folder: Path, source: str) -> str:
+    target = str(folder / f"{source}.o")
+    _run([*compiler, "-c", str(_FOLDER / source), "-o", target])
+    return target
 
 
 def default_cache_folder() -> Path:
-    """Where the user's programs keep what can be made again."""
+    """Return the folder for libraries in the user's cache."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "penstock" / "native"
 
 
 def _find_compiler() -> str:
-    wanted = os.environ.get("CXX")
-    for name in (wanted,) if wanted else _COMPILERS:
-        found = shutil.which(name)
-        if found is not None:
-            return found
-    raise BuildError(f"no C++ compiler ({wanted or ', '.join(_COMPILERS)}) is on the PATH")
+    requested = os.environ.get("CXX")
+    for name in (requested,) if requested else _COMPILERS:
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    raise BuildError(f"no C++ compiler ({requested or ', '.join(_COMPILERS)}) is on the PATH")
 
 
 def _key(compiler: list[str]) -> str:
     digest = hashlib.sha256(" ".join(compiler[1:]).encode())
-    digest.update(_version_of(compiler[0]))
+    digest.update(_compiler_version(compiler[0]))
     digest.update(platform.machine().encode())
     digest.update(_processor_flags())
     for source in sorted(path for path in _FOLDER.iterdir() if path.suffix in (".h", ".cpp")):
@@ -118,13 +131,13 @@ def _key(compiler: list[str]) -> str:
 
 
 @cache
-def _version_of(compiler: str) -> bytes:
-    """Asked once: a process may load the library for many engines."""
+def _compiler_version(compiler: str) -> bytes:
+    """Return the output of ``--version``, cached since a process may load the library for many engines."""
     return _run([compiler, "--version"])
 
 
 def _processor_flags() -> bytes:
-    """What ``-march=native`` depends on; a cache folder may be shared by unlike machines."""
+    """Return the processor's features, because unlike machines may share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
     except OSError:
@@ -136,7 +149,7 @@ def _run(command: list[str]) -> bytes:
     try:
         return subprocess.run(command, check=True, capture_output=True, timeout=_TIMEOUT_S).stdout
     except subprocess.CalledProcessError as error:
-        told = error.stderr.decode(errors="replace").strip().splitlines()
-        raise BuildError(f"{command[0]} failed: {told[0] if told else error}") from error
+        lines = error.stderr.decode(errors="replace").strip().splitlines()
+        raise BuildError(f"{command[0]} failed: {lines[0] if lines else error}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{command[0]} failed: {error}") from error

@@ -1,4 +1,4 @@
-"""The compiled library in this process: its functions by dtype."""
+"""The compiled library of this process, with its functions by dtype."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _ANY_DTYPE: dict[str, list[Any]] = {
     "set_num_threads": [_INT],
     "get_num_threads": [],
-    "ask_for_tiles": [],
+    "request_tiles": [],
     "instructions": [],
     "meet": [_POINTER, _INT, _INT, _INT, _INT],
     "store_rows": [_POINTER, _INT, _POINTER, _POINTER, _INT, _INT],
@@ -30,11 +30,8 @@ _SIGNATURES: dict[str, list[Any]] = {
     "quantize_linear_to_nibbles": [_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT],
     "linear": [_POINTER, _INT, _POINTER, _POINTER, _INT],
     "add_adapters": [_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT],
-    "sample": [_POINTER, _INT, *(_POINTER,) * 6, _INT, _INT],
-    "decode": [
-        *(_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _POINTER),
-        *(_INT, _INT, _INT, _INT, _INT, _FLOAT, _POINTER),
-    ],
+    "sample": [_POINTER, _INT, *[_POINTER] * 6, _INT, _INT],
+    "decode": [_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _POINTER, *[_INT] * 5, _FLOAT, _POINTER],
     "run_decoder": [_POINTER, _POINTER, _INT],
     "mix": [_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT],
 }
@@ -45,33 +42,33 @@ Function = Any  # of ctypes
 
 
 class Library:
-    """Its functions, by name and, where it matters, by the dtype of their tensors.
+    """Functions of a compiled library, by name and by the dtype of their tensors; None for functions without a dtype.
 
-    They take addresses and sizes as the sources in this folder say, and check nothing: the wrappers do.
+    They take addresses and sizes, as the sources in this folder document, and check nothing. The wrappers do.
 
     Attributes:
-        instructions: of the processor, which the products are made of: "amx", "avx512_bf16", "avx512", "avx2", …
-        tiles_refusal: why the kernel does not let this process use the processor's tile registers; empty if it does,
-            or there are none.
+        instructions: the best instructions that products use: "amx", "avx512_bf16", "avx512", "avx2", …
+        tiles_refusal: reason why the kernel does not let this process use the processor's tile registers; empty if it
+            does, or if the processor has none.
     """
 
     def __init__(self, path: Path, *, uses_tiles: bool) -> None:
-        loaded = ctypes.CDLL(str(path))
+        dll = ctypes.CDLL(str(path))
         self._functions: dict[tuple[str, torch.dtype | None], Function] = {}
         for name, signature in _ANY_DTYPE.items():
-            self._functions[name, None] = getattr(loaded, name)
+            self._functions[name, None] = getattr(dll, name)
             self._functions[name, None].argtypes = signature
         for name, signature in _SIGNATURES.items():
             for dtype, suffix in _SUFFIXES.items():
-                self._functions[name, dtype] = getattr(loaded, f"{name}_{suffix}")
+                self._functions[name, dtype] = getattr(dll, f"{name}_{suffix}")
                 self._functions[name, dtype].argtypes = signature
-        refusal = loaded.ask_for_tiles() if uses_tiles else _NO_TILES
+        refusal = dll.request_tiles() if uses_tiles else _NO_TILES
         self.tiles_refusal = os.strerror(refusal) if refusal not in (0, _NO_TILES) else ""
-        loaded.instructions.restype = ctypes.c_char_p
-        self.instructions: str = loaded.instructions().decode()
+        dll.instructions.restype = ctypes.c_char_p
+        self.instructions: str = dll.instructions().decode()
 
     def get(self, name: str, dtype: torch.dtype | None) -> Function | None:
-        """The function; None for a dtype that the library does not know."""
+        """Return the function; None for a dtype that the library does not support."""
         return self._functions.get((name, dtype))
 
 
@@ -79,15 +76,16 @@ _library: Library | None = None
 
 
 def load(cache_folder: Path | None = None, *, emulates_tiles: bool = False, uses_tiles: bool = True) -> str | None:
-    """Compile the library if need be, and use it from now on in this process.
+    """Compile the library if necessary, and use it in this process from now on.
 
-    Returns None, or why it cannot be had: then everything runs on the references.
+    Returns None, or the reason why the library is not available; the references run then.
 
     Args:
         emulates_tiles: see ``build``.
-        uses_tiles: False leaves them alone, to see what they do; not once this process had them from the library.
+        uses_tiles: False does not use tile registers, to measure their effect. It has no effect once the library has
+            enabled them in this process.
     """
-    global _library  # a process has one processor; every kernel asks for the same library
+    global _library  # a process has one processor, so all kernels use the same library
     try:
         path = build(cache_folder or default_cache_folder(), emulates_tiles=emulates_tiles)
         _library = Library(path, uses_tiles=uses_tiles)
@@ -107,23 +105,23 @@ def is_loaded() -> bool:
 
 
 def loaded() -> Library | None:
-    """The library in use."""
+    """Return the library in use, or None."""
     return _library
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Threads that compute, the calling one included; they are the library's own, apart from torch's."""
+    """Set the number of threads that compute, including the caller; they are separate from torch's."""
     function = library("set_num_threads")
     if function is not None:
         function(num_threads)
 
 
 def num_threads() -> int:
-    """Threads that compute; 1 without the library."""
+    """Return the number of threads that compute; 1 without the library."""
     function = library("get_num_threads")
     return 1 if function is None else function()
 
 
 def library(name: str, dtype: torch.dtype | None = None) -> Function | None:
-    """The compiled function, or None if the reference has to do."""
+    """Return the compiled function, or None if the reference has to run."""
     return None if _library is None else _library.get(name, dtype)

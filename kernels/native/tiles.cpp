@@ -28,7 +28,7 @@ int ask() {
 }  // namespace
 
 // 0 if they are used from now on, -1 where the processor has none, else why the kernel refuses (an errno).
-extern "C" int64_t ask_for_tiles() {
+extern "C" int64_t request_tiles() {
   if (!tiles::EXIST) return -1;
   const int refusal = ask();
   tiles::are_given = refusal == 0;

@@ -35,10 +35,10 @@ def backend_of(
     backend: str = AUTO,
     is_batch_invariant: bool = False,
 ) -> str:
-    """Return which of ``dispatch.BACKENDS`` attends: ``backend`` where it can, else the reference.
+    """Return the one of ``dispatch.BACKENDS`` that runs: ``backend`` if it can, else the reference.
 
     Args:
-        dtype, cache_dtype: of queries and of caches.
+        dtype, cache_dtype: dtypes of queries and of caches.
         head_dims: ``(D, DV)``.
     """
     implementations = _INVARIANT_IMPLEMENTATIONS if is_batch_invariant else _IMPLEMENTATIONS
@@ -51,7 +51,7 @@ def backend_of(
 
 
 def is_capturable(device: torch.device, dtype: torch.dtype, backend: str = AUTO) -> bool:
-    """Whether a CUDA graph can hold ``PagedBatch.captured_decode``: the reference reads lengths on the host."""
+    """Return whether a CUDA graph can capture a ``captured_decode``. The reference reads lengths on the host."""
     return device.type == "cuda" and select(_IMPLEMENTATIONS, device, dtype, backend) is not reference.paged_attention
 
 
@@ -72,39 +72,40 @@ def paged_attention(
     is_batch_invariant: bool = False,
     backend: str = AUTO,
 ) -> Tensor:
-    """Attend each query token to the cached tokens of its own request, prefill chunks and decodes mixed.
+    """Attend each query token to the cached tokens of its request; a batch may mix prefill chunks and decodes.
 
     This step's keys and values are already in the cache. The query token at position ``p`` sees positions
-    ``max(0, p - window + 1) .. p``, up to its end in ``batch.visible_ends`` where there is one, or those that
-    ``mask_rule`` allows. Query head ``h`` reads key/value head
-    ``h // (H // KVH)``. Softmax is in float32, products in the dtype of ``query``.
+    ``max(0, p - window + 1) .. p``, or up to its end in ``batch.visible_ends`` if the batch has them, or those that
+    ``mask_rule`` allows. Query head ``h`` reads key/value head ``h // (H // KVH)``. Softmax is in float32, products are
+    in the dtype of ``query``.
 
     Args:
         query: ``[T, H, D]``, any strides; rows as ``batch`` says.
         key_cache: ``[NB, BS, KVH, D]``, contiguous, dtype of ``query`` or float8 of either kind; ``KVH`` divides ``H``.
         value_cache: ``[NB, BS, KVH, DV]``, contiguous, dtype of ``key_cache``.
-        batch: which tokens belong to which request, and where their blocks are.
+        batch: the requests of the tokens, and their blocks.
         scale: factor on the scores, usually ``D ** -0.5``.
-        window: positions a token sees, itself included; None sees all before it.
+        window: number of positions that a token sees, including its own; None for all before it.
         softcap: scores become ``softcap * tanh(score / softcap)``, before the mask.
-        sinks: ``[H]`` logits that take part in the softmax and carry no value.
+        sinks: ``[H]`` logits that take part in the softmax without a value.
         alibi_slopes: ``[H]`` float32; ``slope * (key position - query position)`` is added to a score, after the cap.
         mask_rule: replaces causality and ``window``: ``rule(0, 0, query_positions, key_positions)``, two
             broadcastable integer tensors, is True where the query may see the key.
-        key_scale, value_scale: a key or value is the number in its float8 cache times this scale.
-        is_batch_invariant: a token's result has the same bits in every batch of ``T`` tokens (by a kernel for the
-            device, of any number), whatever the others are and however its request is cut up; slower.
-        backend: one of ``dispatch.BACKENDS`` to have that one, where it can do what is asked.
+        key_scale, value_scale: factor on the numbers of a float8 cache.
+        is_batch_invariant: compute a token with the same bits in every batch of ``T`` tokens, whatever the other tokens
+            are and however its request is cut into chunks; slower. Kernels have this property for any ``T``, the
+            reference only for equal ``T``.
+        backend: ``AUTO``, or one of ``dispatch.BACKENDS`` to use if it supports the arguments.
 
     Returns:
-        ``[T, H, DV]`` in the dtype of ``query``. Only slots of a request's own tokens are read for it, so what
-        lies in the others (even NaN) does not matter.
+        ``[T, H, DV]`` in the dtype of ``query``. Only slots of a request's own tokens are read for it, so the contents
+        of other slots do not matter, even if they are NaN.
 
     Raises:
         KernelInputError: a shape or dtype above does not hold.
 
-    Cost: decode is memory bound, ``B * seq_len * KVH * (D + DV) * itemsize`` bytes read. A prefill of ``T`` tokens from
-    the first on does ``T * (T + 1) * H * (D + DV)`` FLOP.
+    Cost: decode is memory bound, ``B * seq_len * KVH * (D + DV) * itemsize`` bytes read. A prefill of
+    ``T`` tokens from position 0 does ``T * (T + 1) * H * (D + DV)`` FLOP.
     Source: Kwon et al. 2023 (arXiv:2309.06180), section 4.
     """
     _check_inputs(query, key_cache, value_cache, batch)
@@ -126,7 +127,7 @@ def _check_inputs(query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: 
         )
     if value_cache.shape[:3] != key_cache.shape[:3]:
         raise KernelInputError(
-            f"value_cache must begin as key_cache {tuple(key_cache.shape)}: {tuple(value_cache.shape)}"
+            f"value_cache must be {tuple(key_cache.shape[:3])} in its first axes, got {tuple(value_cache.shape)}"
         )
     if key_cache.shape[1] != batch.block_size:
         raise KernelInputError(f"the cache has blocks of {key_cache.shape[1]} tokens, the batch of {batch.block_size}")
@@ -146,4 +147,4 @@ def _check_variant(variant: Variant, num_heads: int, cache_dtype: torch.dtype) -
     if cache_dtype not in FP8_DTYPES and (variant.key_scale, variant.value_scale) != (1.0, 1.0):
         raise KernelInputError(f"only a float8 cache has scales, got {variant.key_scale} and {variant.value_scale}")
     if variant.window is not None and variant.window < 1:
-        raise KernelInputError(f"a window holds at least the token itself, got {variant.window}")
+        raise KernelInputError(f"window must be at least 1, got {variant.window}")

@@ -1,4 +1,4 @@
-"""Where the tokens of one packed forward lie in the paged cache."""
+"""Requests of one packed forward, and the slots of their tokens in the paged cache."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor
 
 from ..errors import KernelInputError
 
-# rule(batch_index, head_index, query_positions, key_positions) -> bool tensor, as transformers' mask functions.
+# rule(batch_index, head_index, query_positions, key_positions) -> bool tensor, like transformers' mask functions.
 MaskRule = Callable[[int, int, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class DeviceRows:
-    """The rows of a batch as kernels on a GPU want them.
+    """Rows of a batch, in the form for kernels on a GPU.
 
     Args:
-        query_starts: ``[B + 1]`` int32 on the device; row ``b`` has the packed tokens ``query_starts[b]`` and on.
+        query_starts: ``[B + 1]`` int32 on the device; row ``b`` begins at packed token ``query_starts[b]``.
         seq_lens: ``[B]`` int32 on the device.
-        max_query_len, max_seq_len: no row has more; from them grids and splits are made.
-        decode_lens: ``[B]`` int32 on the device, ``seq_lens`` of the rows with one query token and -1 of all others;
-            None where the host knows which rows these are.
+        max_query_len, max_seq_len: upper bounds over all rows, which determine grids and splits.
+        decode_lens: ``[B]`` int32 on the device, ``seq_lens`` of the rows with one query token and -1 for all others;
+            None if the host knows which rows are decodes.
     """
 
     query_starts: Tensor
@@ -36,7 +36,7 @@ class DeviceRows:
 
 
 class PagedBatch:
-    """Built once per step, read by every layer.
+    """Batch of one step, built once and read by every layer.
 
     Row ``b`` is a request with ``query_lens[b]`` tokens in the packed axis; they are the last of its
     ``seq_lens[b]`` tokens. Rows with one query token come first (decodes), then the others (prefill chunks).
@@ -47,15 +47,15 @@ class PagedBatch:
         query_lens: tokens of each row in this forward, at least 1.
         seq_lens: tokens of each row that are in the cache once this forward has stored its own.
         block_size: tokens per block.
-        device_rows: the same rows on the device, if the caller has them; else they are copied when first asked for.
-        visible_ends: ``[T]``, where what each token sees of its request ends, on the device of the block table; None
-            where each sees as far as itself. Tokens that see each other have one end, at most their row's ``seq_len``.
-            Of rows with one token it is not read.
-        group_tables, group_slots: ``[G, B, MB]`` and ``[G, T]``, where layers keep their tokens in blocks of their own;
-            the first are ``block_table`` and ``slot_mapping``. None where all layers have these.
+        device_rows: the same rows on the device, if the caller has them; else they are copied at the first access.
+        visible_ends: ``[T]``, end of the positions that each token sees of its request, on the device of the block
+            table; None if no token sees beyond itself. Tokens that see each other have the same end, at most their
+            row's ``seq_len``. Not read for rows with one token.
+        group_tables, group_slots: ``[G, B, MB]`` and ``[G, T]``, blocks and slots of each group of layers; the first
+            are ``block_table`` and ``slot_mapping``. None if all layers share these.
 
     Raises:
-        KernelInputError: a decode row stands behind a prefill row.
+        KernelInputError: a decode row follows a prefill row.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class PagedBatch:
         self._device_rows = device_rows
         self._derived: dict[Hashable, Any] = {}
 
-    def of_group(self, group: int) -> PagedBatch:
-        """The same rows with the blocks of a group of layers, made once for all layers of it.
+    def for_group(self, group: int) -> PagedBatch:
+        """Return the same rows with the blocks of a group of layers, built once per group.
 
         Raises:
-            KernelInputError: the batch has the blocks of one group alone.
+            KernelInputError: the batch has the blocks of a single group.
         """
         if self.group_tables is None or self.group_slots is None:
             if group:
@@ -109,16 +109,16 @@ class PagedBatch:
         group_tables: Tensor | None = None,
         group_slots: Tensor | None = None,
     ) -> PagedBatch:
-        """A batch of one token a row to capture a CUDA graph with; its tensors are rewritten before each replay.
+        """Return a batch with one token per row to capture a CUDA graph. Its tensors are rewritten before each replay.
 
-        Only kernels on a GPU may compute it: its lists of lengths hold bounds, not what a replay finds.
+        Only kernels on a GPU may compute it, because its lists of lengths hold upper bounds.
 
         Args:
-            block_table: ``[B, MB]``; of a row that is not in use nothing is read.
-            slot_mapping: ``[B]``; negative for a row that is not in use.
-            seq_lens: ``[B]`` int32 on the device; 0 for a row that is not in use, whose result is zeros.
-            max_seq_len: that no row will ever exceed.
-            group_tables, group_slots: as of any batch.
+            block_table: ``[B, MB]``; not read for an unused row.
+            slot_mapping: ``[B]``; negative for an unused row.
+            seq_lens: ``[B]`` int32 on the device; 0 for an unused row, whose result is zeros.
+            max_seq_len: upper bound of ``seq_lens`` in all replays.
+            group_tables, group_slots: as for any batch.
         """
         num_rows = seq_lens.shape[0]
         starts = torch.arange(num_rows + 1, dtype=torch.int32, device=seq_lens.device)
@@ -137,33 +137,33 @@ class PagedBatch:
         group_tables: Tensor | None = None,
         group_slots: Tensor | None = None,
     ) -> PagedBatch:
-        """As ``captured_decode``, of rows of any number of tokens, which lie one behind the other.
+        """Return a batch as ``captured_decode`` does, but with any number of consecutive tokens per row.
 
         Args:
-            block_table: ``[B, MB]``; of a row that is not in use nothing is read.
-            slot_mapping: ``[T]``; negative for a token that is not in use. Attention gives it zeros.
-            device_rows: with ``decode_lens``. A row that is not in use begins where the last one ends, has a
-                ``seq_len`` of 0 and no place among the decodes.
-            group_tables, group_slots: as of any batch.
+            block_table: ``[B, MB]``; not read for an unused row.
+            slot_mapping: ``[T]``; negative for an unused token, whose result is zeros.
+            device_rows: with ``decode_lens``. An unused row begins at the end of the last row, has a ``seq_len`` of 0
+                and is not among the decodes.
+            group_tables, group_slots: as for any batch.
 
         Raises:
-            KernelInputError: there are no ``decode_lens``, or there is one token alone, which is a decode.
+            KernelInputError: ``decode_lens`` is None, or there is only one token, which is a decode.
         """
         num_rows, num_tokens = len(block_table), len(slot_mapping)
         if device_rows.decode_lens is None or num_tokens < 2:
-            raise KernelInputError(f"captured rows want decode_lens and two tokens or more, got {num_tokens}")
+            raise KernelInputError(f"captured rows need decode_lens and at least two tokens, got {num_tokens}")
         lens = [num_tokens, *[0] * (num_rows - 1)], [device_rows.max_seq_len] * num_rows
         groups = {"group_tables": group_tables, "group_slots": group_slots}
         return cls(block_table, slot_mapping, *lens, block_size, device_rows, **groups)
 
     @property
     def device(self) -> torch.device:
-        """Where the index tensors live."""
+        """Device of the index tensors."""
         return self.block_table.device
 
     @property
     def device_rows(self) -> DeviceRows:
-        """The rows as kernels on a GPU want them, copied there once for all layers of the step."""
+        """Rows in the form for kernels on a GPU, copied once for all layers of the step."""
         if self._device_rows is None:
             num_rows = len(self.query_lens)
             numbers = [*accumulate(self.query_lens, initial=0), *self.seq_lens]
@@ -176,25 +176,25 @@ class PagedBatch:
         return self._device_rows
 
     @property
-    def finds_decodes(self) -> bool:
-        """Whether which rows are decodes is found on the device alone."""
+    def has_device_decodes(self) -> bool:
+        """Whether only the device knows which rows are decodes."""
         return self._device_rows is not None and self._device_rows.decode_lens is not None
 
     def rows_and_positions(self) -> tuple[Tensor, Tensor]:
-        """Of each packed token its row and its position in the request, ``[T]`` int64 on the host."""
+        """Return the row of each packed token and its position in the request, ``[T]`` int64 on the host."""
         query_lens, seq_lens = torch.tensor(self.query_lens), torch.tensor(self.seq_lens)
         row = torch.repeat_interleave(torch.arange(len(query_lens)), query_lens)
         return row, torch.arange(self.num_tokens) + (seq_lens - query_lens.cumsum(0))[row]
 
-    def ends_of(self, row: Tensor, position: Tensor) -> Tensor:
-        """Where what each token sees ends, ``[T]`` on the host, by what ``rows_and_positions`` tells."""
+    def token_ends(self, row: Tensor, position: Tensor) -> Tensor:
+        """Return the end of the positions that each token sees, ``[T]`` on the host, from ``rows_and_positions``."""
         if self.visible_ends is None:
             return position + 1
         has_several = torch.tensor(self.query_lens)[row] > 1
         return torch.where(has_several, self.visible_ends.cpu(), position + 1)
 
     def derived(self, key: Hashable, build: Callable[[], Any]) -> Any:
-        """Return what ``build`` makes of this batch, made once and shared by all layers of the step."""
+        """Return the result of ``build``, cached under ``key`` for all layers of the step."""
         value = self._derived.get(key)
         if value is None:
             value = self._derived[key] = build()
@@ -202,7 +202,7 @@ class PagedBatch:
 
 
 class _GroupBatch(PagedBatch):
-    """A batch as one group of layers sees it."""
+    """View of a batch for one group of layers."""
 
     def __init__(self, whole: PagedBatch, block_table: Tensor, slot_mapping: Tensor) -> None:
         lens = whole.query_lens, whole.seq_lens
@@ -211,9 +211,9 @@ class _GroupBatch(PagedBatch):
 
     @property
     def device_rows(self) -> DeviceRows:
-        """Those of the whole batch, which are copied once for all groups."""
+        """Rows of the whole batch, copied once for all groups."""
         return self._whole.device_rows
 
     @property
-    def finds_decodes(self) -> bool:
-        return self._whole.finds_decodes
+    def has_device_decodes(self) -> bool:
+        return self._whole.has_device_decodes

@@ -1,7 +1,7 @@
-"""Index tensors by which the reference collects a request's keys and values; made once per step, not per layer.
+"""Index tensors to gather the keys and values of requests for the reference, built once per step and not per layer.
 
-Positions past a row's end are pointed at its own last token and get a score of minus infinity: padding then never
-reads another request's data, and a NaN left in a freed block cannot travel (0 * NaN is NaN).
+Positions after a row's end refer to its own last token and get a score of minus infinity. So padding never reads
+another request's data, and a NaN in a freed block cannot propagate (0 * NaN is NaN).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from .batch import MaskRule, PagedBatch
 
-# A decode row joins a group whose longest row is at most twice as long, or when splitting off would save less than
-# this many gathered tokens: an extra group costs about 40us a layer, a gathered token of 3 x 64 bf16 about 0.05us.
+# A decode row joins a group if the longest row is at most twice as long, or if a separate group would save less than
+# this many gathered tokens. An extra group costs about 40 us per layer, a gathered token of 3 x 64 bf16 about 0.05 us.
 _MIN_TOKENS_SAVED_BY_SPLIT = 1024
 
 
@@ -23,9 +23,9 @@ class DecodeGroup:
     """Decode rows of similar length, padded to the longest.
 
     Args:
-        rows: ``[N]`` their places among the decode rows; None means all of them, in order.
-        slots: ``[N, S]`` cache slots of the tokens a row sees, padded at the end.
-        bias: ``[N, 1, 1, S]`` float32, 0 where visible and minus infinity elsewhere; None if all is visible.
+        rows: ``[N]`` indices among the decode rows; None for all of them, in order.
+        slots: ``[N, S]`` cache slots of the tokens that a row sees, padded at the end.
+        bias: ``[N, 1, 1, S]`` float32, 0 for visible tokens and minus infinity for others; None if all are visible.
         query_positions: ``[N, 1]``.
         key_positions: ``[N, S]``.
     """
@@ -37,19 +37,20 @@ class DecodeGroup:
     key_positions: Tensor
 
     def cache_rows(self, num_kv_heads: int) -> Tensor:
-        """``[N * KVH * S]`` rows of a cache seen as ``[NB * BS * KVH, D]``, so that one gather sorts by head."""
+        """Return indices ``[N * KVH * S]`` into a cache as ``[NB * BS * KVH, D]``, so that one gather sorts by head."""
         heads = torch.arange(num_kv_heads, device=self.slots.device)[None, :, None]
         return (self.slots[:, None, :] * num_kv_heads + heads).view(-1)
 
 
 @dataclass
 class PrefillRow:
-    """One row with several query tokens.
+    """Row with several query tokens.
 
     Args:
         start, stop: its query tokens in the packed axis.
         slots: ``[S]`` cache slots of the tokens that any of its queries sees.
-        allowed: ``[query_len, S]`` bool, which query sees which token; None means causal with nothing before it.
+        allowed: ``[query_len, S]`` bool, the tokens that each query sees; None for a causal mask without earlier
+            tokens.
         query_positions: ``[query_len, 1]``.
         key_positions: ``[S]``.
     """
@@ -63,12 +64,12 @@ class PrefillRow:
 
 
 def read_cache(cache_rows: Tensor, index: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
-    """Rows ``index`` of a cache ``[N, ...]`` as numbers of ``dtype``; a float8 counts for ``scale`` times itself."""
+    """Return rows ``index`` of a cache ``[N, ...]`` in ``dtype``; float8 values are multiplied by ``scale``."""
     if cache_rows.dtype == dtype:
         return cache_rows.index_select(0, index)
-    # Not every device indexes float8; its bytes are as good.
-    found = cache_rows.view(torch.uint8).index_select(0, index).view(cache_rows.dtype)
-    return (found.float() * scale).to(dtype)
+    # Not every device can index float8, so index its bytes.
+    quantized = cache_rows.view(torch.uint8).index_select(0, index).view(cache_rows.dtype)
+    return (quantized.float() * scale).to(dtype)
 
 
 def decode_groups(batch: PagedBatch, window: int | None, mask_rule: MaskRule | None) -> list[DecodeGroup]:
@@ -77,9 +78,9 @@ def decode_groups(batch: PagedBatch, window: int | None, mask_rule: MaskRule | N
     visible = [min(n, window) for n in lens] if window is not None and mask_rule is None else lens
     order = sorted(range(len(lens)), key=lambda row: -visible[row])
     members: list[list[int]] = []
-    for place, row in enumerate(order):
+    for index, row in enumerate(order):
         longest = visible[members[-1][0]] if members else 0
-        saved = (longest - visible[row]) * (len(order) - place)
+        saved = (longest - visible[row]) * (len(order) - index)
         if not members or (2 * visible[row] < longest and saved >= _MIN_TOKENS_SAVED_BY_SPLIT):
             members.append([row])
         else:
@@ -92,13 +93,13 @@ def decode_groups(batch: PagedBatch, window: int | None, mask_rule: MaskRule | N
 
 
 def prefill_rows(batch: PagedBatch, window: int | None, mask_rule: MaskRule | None) -> list[PrefillRow]:
-    """The rows of ``batch`` with more than one query token."""
+    """Return the rows of ``batch`` with more than one query token."""
     rows = []
     start = batch.num_decodes
     for row in range(batch.num_decodes, len(batch.query_lens)):
         query_len, seq_len = batch.query_lens[row], batch.seq_lens[row]
         first_query = seq_len - query_len
-        # A window that no query fills is plain causality, which needs no mask.
+        # A window longer than the row is the same as a causal mask, which is not materialized.
         reach = seq_len if window is None or mask_rule is not None else min(window, seq_len)
         first_key = max(0, first_query - reach + 1)
         keys = torch.arange(first_key, seq_len, device=batch.device)
@@ -130,13 +131,13 @@ def _decode_group(
     slots = table.gather(1, positions // batch.block_size).long() * batch.block_size + positions % batch.block_size
     bias = None
     if mask_rule is not None or min(visible) != max(visible):
-        seen = offsets < num_visible
+        is_visible = offsets < num_visible
         if mask_rule is not None:
-            seen = seen & mask_rule(0, 0, last, positions)
-        bias = torch.zeros(seen.shape, device=device).masked_fill_(~seen, float("-inf"))[:, None, None]
+            is_visible = is_visible & mask_rule(0, 0, last, positions)
+        bias = torch.zeros(is_visible.shape, device=device).masked_fill_(~is_visible, float("-inf"))[:, None, None]
     return DecodeGroup(index, slots, bias, last, positions)
 
 
 def _slots(batch: PagedBatch, table_row: Tensor, positions: Tensor) -> Tensor:
-    """Cache slots of ``positions`` of the request whose blocks are ``table_row``, ``[MB]``."""
+    """Return the cache slots of ``positions`` of the request with the blocks ``table_row``, ``[MB]``."""
     return table_row[positions // batch.block_size].long() * batch.block_size + positions % batch.block_size

@@ -1,21 +1,22 @@
-"""In Triton, for the GPU: decode rows through split-KV, all others through one launch over packed rows.
+"""Triton kernels for the GPU: split-KV for decode rows, and one launch over packed rows for all others.
 
-Limits: ``D`` and ``DV`` up to 1024 (they are padded to powers of two, at least 16); any block size, powers of two are
-fastest; at most 65535 rows. A ``mask_rule`` is a Python callable, which no kernel can call: the reference runs for it.
-It also computes the prompts of a step in which tokens see what follows them (``visible_ends``): steps with images.
+Limits: ``D`` and ``DV`` up to 1024 (they are padded to powers of two, at least 16); any block size, of which powers of
+two are fastest; at most 65535 rows. The reference computes attention with a ``mask_rule``, a Python callable that
+kernels cannot call. It also computes the prompts of a step with ``visible_ends``, in which tokens see later ones: steps
+with images.
 
-A decode under a CUDA graph: make the batch once by ``PagedBatch.captured_decode`` from static tensors, capture the
-forward with it, and before each replay write block tables, slots, lengths and tokens into those tensors, with a length
-of 0 for rows that are not in use: they read nothing and give zeros. Grid and number of splits follow from the
-size of that batch and from its ``max_seq_len``; nothing is read back, and memory comes from the graph's own pool.
+Decode with a CUDA graph: build the batch once with ``PagedBatch.captured_decode`` from static tensors, and capture the
+forward. Before each replay write block tables, slots, lengths and tokens into these tensors. Unused rows have a length
+of 0; nothing is read for them, and their results are zeros. The grid and the number of splits depend on the size of
+that batch and on its ``max_seq_len``. Nothing is read back, and memory comes from the graph's own pool.
 
-Batch-invariant: every row goes through tiles of one layout, and keys are cut at multiples of
-``INVARIANT_SPLIT_LEN`` positions. Within such a part tiles of keys are taken in ascending order, and the parts are
-folded one after the other, by ``reduce_kernel`` or in ``varlen_kernel``'s registers, in the same order by the same
-function. Multiplications and additions are not contracted, as that is the compiler's choice for each kernel.
+Batch invariance: every row uses tiles of one layout, and keys are split at multiples of ``INVARIANT_SPLIT_LEN``
+positions. Within a part, tiles of keys are processed in ascending order. ``reduce_kernel``, or ``varlen_kernel`` in
+registers, folds the parts in ascending order with the same function. Multiplications and additions are not fused,
+because the compiler would decide that for each kernel separately.
 """
 
-# Pyright does not know what `kernel[grid]` takes.
+# Pyright does not know the arguments of `kernel[grid]`.
 # pyright: reportCallIssue=false
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dispatch import tell_once
+from ..dispatch import warn_once
 from . import gpu_config, invariant, reference
 from .batch import PagedBatch
 from .gpu_config import Tile
@@ -36,7 +37,7 @@ from .gpu_varlen import varlen_kernel
 from .variant import Variant
 
 _LOG2E = 1.4426950408889634
-# Splits that are loaded together when they are joined.
+# Splits that are loaded together when they are reduced.
 _REDUCE_UNROLL = 16
 
 
@@ -45,11 +46,11 @@ def paged_attention(
 ) -> Tensor:
     """See ``paged_attention.paged_attention``."""
     if variant.mask_rule is not None:
-        tell_once("attention with a mask rule of the model's own has no kernel: the reference runs instead")
+        warn_once("attention with a custom mask rule has no kernel: the reference runs instead")
         return reference.paged_attention(query, key_cache, value_cache, batch, variant)
     launch = _Launch(query, key_cache, value_cache, batch, variant, 0)
     sizes = launch.group_size, launch.dim, query.itemsize, key_cache.itemsize
-    if batch.num_decodes or batch.finds_decodes:
+    if batch.num_decodes or batch.has_device_decodes:
         launch.split_decodes(gpu_config.decode_tile(*sizes))
     if batch.visible_ends is not None:
         reference.attend_prefill_rows(query, key_cache, value_cache, batch, variant, launch.out)
@@ -65,29 +66,27 @@ def invariant_paged_attention(
 ) -> Tensor:
     """See ``paged_attention.paged_attention``."""
     if variant.mask_rule is not None:
-        tell_once(
-            "batch-invariant attention with a mask rule of the model's own has no kernel: plain torch runs instead"
-        )
+        warn_once("batch-invariant attention with a custom mask rule has no kernel: plain torch runs instead")
         return invariant.paged_attention(query, key_cache, value_cache, batch, variant)
     if batch.visible_ends is not None:
         return invariant.paged_attention(query, key_cache, value_cache, batch, variant)
     launch = _Launch(query, key_cache, value_cache, batch, variant, gpu_config.INVARIANT_SPLIT_LEN)
     tile = gpu_config.invariant_tile(launch.group_size, launch.dim, query.itemsize)
     num_programs = launch.num_programs(tile, batch.num_decodes)
-    num_split = 0
+    num_split_rows = 0
     if num_programs and not gpu_config.fills_device(num_programs, gpu_config.sm_count(query.device)):
-        num_split = batch.num_decodes
+        num_split_rows = batch.num_decodes
         launch.split_decodes(tile)
-    if num_split < len(batch.query_lens):
-        launch.attend_rows(tile, num_split)
+    if num_split_rows < len(batch.query_lens):
+        launch.attend_rows(tile, num_split_rows)
     return launch.out
 
 
 class _Launch:
-    """The arguments that the kernels of one call share.
+    """Arguments shared by the kernels of one call.
 
     Args:
-        split_len: keys are cut at its multiples; 0 cuts them as suits the device.
+        split_len: split keys at its multiples; 0 to choose splits for the device.
     """
 
     def __init__(
@@ -99,14 +98,12 @@ class _Launch:
         variant: Variant,
         split_len: int,
     ) -> None:
-        (num_tokens, self.num_heads, head_dim), (_, block_size, num_kv_heads, value_dim) = (
-            query.shape,
-            value_cache.shape,
-        )
+        num_tokens, self.num_heads, head_dim = query.shape
+        _, block_size, num_kv_heads, value_dim = value_cache.shape
         self.group_size = self.num_heads // num_kv_heads
         self.dim = max(gpu_config.padded(head_dim), gpu_config.padded(value_dim))
-        # There some tokens may be of no row.
-        new = torch.zeros if batch.finds_decodes else torch.empty
+        # Some tokens of such a batch may belong to no row.
+        new = torch.zeros if batch.has_device_decodes else torch.empty
         self.out = new(num_tokens, self.num_heads, value_dim, dtype=query.dtype, device=query.device)
         self._query, self._caches, self._batch, self._variant = query, (key_cache, value_cache), batch, variant
         self._split_len = split_len
@@ -128,25 +125,25 @@ class _Launch:
         }
 
     def num_programs(self, tile: Tile, num_rows: int) -> int:
-        """Programs of ``num_rows`` rows of one block each."""
+        """Return the number of programs for ``num_rows`` rows of one query block each."""
         return num_rows * self._shape["NUM_KV_HEADS"] * -(-self.group_size // tile.heads)
 
     def attend_rows(self, tile: Tile, first_row: int) -> None:
-        """The rows from ``first_row`` on, whose keys are not split among programs; rows before it are decodes."""
+        """Compute the rows from ``first_row`` on without splitting their keys; rows before it are decodes."""
         batch, variant = self._batch, self._variant
         num_rows = len(batch.query_lens) - first_row
         num_blocks = (batch.num_tokens - first_row) // (tile.block_m // tile.heads) + num_rows
         varlen_kernel[(num_blocks, self.num_programs(tile, 1))](
-            *(self.out, self._query, *self._caches),
-            *(self._table, batch.device_rows.query_starts, batch.device_rows.seq_lens),
-            *(variant.sinks, variant.alibi_slopes, *self._query.stride(), self._table.stride(0), self._reach),
-            *(first_row, len(batch.query_lens), *self._scoring, variant.value_scale),
-            SKIPS_DECODES=batch.finds_decodes and self._split_len == 0,
+            self.out, self._query, *self._caches,
+            self._table, batch.device_rows.query_starts, batch.device_rows.seq_lens,
+            variant.sinks, variant.alibi_slopes, *self._query.stride(), self._table.stride(0), self._reach,
+            first_row, len(batch.query_lens), *self._scoring, variant.value_scale,
+            SKIPS_DECODES=batch.has_device_decodes and self._split_len == 0,
             **self._options(tile),
-        )
+        )  # fmt: skip
 
     def split_decodes(self, tile: Tile) -> None:
-        """The decode rows, their keys split among programs."""
+        """Compute the decode rows, with their keys split among programs."""
         batch, variant = self._batch, self._variant
         num_rows, seq_lens = batch.num_decodes, batch.device_rows.seq_lens
         if batch.device_rows.decode_lens is not None:
@@ -160,20 +157,20 @@ class _Launch:
             parts = (new(shape), new(shape), new(*shape, self.out.shape[2]))
         options = self._options(tile)
         decode_kernel[(self.num_programs(tile, 1), num_splits, num_rows)](
-            *(self.out, *parts, self._query, *self._caches, self._table, seq_lens),
-            *(variant.sinks, variant.alibi_slopes, *self._query.stride(), self._table.stride(0), self._reach),
-            *(num_splits, *self._scoring, variant.value_scale),
+            self.out, *parts, self._query, *self._caches, self._table, seq_lens,
+            variant.sinks, variant.alibi_slopes, *self._query.stride(), self._table.stride(0), self._reach,
+            num_splits, *self._scoring, variant.value_scale,
             IS_WHOLE=is_whole,
             **options,
-        )
+        )  # fmt: skip
         if not is_whole:
-            kept = ("VALUE_DIM", "BLOCK_N", "BLOCK_DV", "SPLIT_LEN", "HAS_WINDOW", "enable_fp_fusion")
+            shared = ("VALUE_DIM", "BLOCK_N", "BLOCK_DV", "SPLIT_LEN", "HAS_WINDOW", "enable_fp_fusion")
             reduce_kernel[(self.num_heads, num_rows)](
-                *(self.out, *parts, seq_lens, variant.sinks, self._reach, num_splits, variant.value_scale),
+                self.out, *parts, seq_lens, variant.sinks, self._reach, num_splits, variant.value_scale,
                 UNROLL=_REDUCE_UNROLL,
                 num_warps=1,
-                **{name: options[name] for name in kept},
-            )
+                **{name: options[name] for name in shared},
+            )  # fmt: skip
 
     def _num_splits(self, tile: Tile, num_rows: int) -> int:
         window, max_seq_len = self._variant.window, self._batch.device_rows.max_seq_len
@@ -181,9 +178,9 @@ class _Launch:
         if self._split_len == 0:
             num_sms = gpu_config.sm_count(self.out.device)
             return gpu_config.num_splits(self.num_programs(tile, num_rows), max_keys, num_sms)
-        # A window that begins in the middle of a split ends in one more.
-        all_keys, own_keys = -(-max_seq_len // self._split_len), -(-(max_keys - 1) // self._split_len) + 1
-        return max(1, min(all_keys, own_keys))
+        # A window that begins in the middle of a split covers one more.
+        num_all, num_in_window = -(-max_seq_len // self._split_len), -(-(max_keys - 1) // self._split_len) + 1
+        return max(1, min(num_all, num_in_window))
 
     def _options(self, tile: Tile) -> dict[str, Any]:
         return {

@@ -1,6 +1,6 @@
-"""Decode rows: one query token each, their keys cut into splits that are attended to side by side."""
+"""Kernel for decode rows: one query token each, with keys cut into splits that run concurrently."""
 
-# To pyright a kernel's constants and loops are objects of Triton.
+# Pyright takes a kernel's constants and loops for objects of Triton.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import triton.language as tl
 
 from .gpu_tile import (
     attend_keys,
-    before_any_key,
     first_visible,
+    initial_softmax_state,
     load_query,
     load_slopes,
     split_keys,
@@ -33,12 +33,11 @@ def decode_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     SPLIT_LEN: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, IS_WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Program ``(head block of a KV head, split, row)``.
+    """Run program ``(head block of a KV head, split, row)``.
 
-    With ``IS_WHOLE`` there is one split, and its result goes to ``out`` ``[B, H, DV]``. Else the running softmax
-    of the split goes to ``part_maximum`` and ``part_total`` ``[B, H, S]`` and ``part_acc`` ``[B, H, S, DV]``, all
-    float32; places of splits that a row does not need are left as they are. A row whose length is negative is left
-    as it is.
+    With ``IS_WHOLE`` there is one split, and its result is written to ``out`` ``[B, H, DV]``. Else the running softmax
+    of the split is written to ``part_maximum`` and ``part_total`` ``[B, H, S]`` and ``part_acc`` ``[B, H, S, DV]``, all
+    float32. Elements of splits that a row does not need, and rows with a negative length, are not written.
     """
     head_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     kv_head = tl.program_id(0) // head_blocks
@@ -49,16 +48,16 @@ def decode_kernel(
         return
     first_key = first_visible(seq_len - 1, window, HAS_WINDOW)
     start, length, count = split_keys(first_key, seq_len, num_splits, BLOCK_N, SPLIT_LEN)
-    # The first split of an empty row goes on, because it may have to write the row's zeros.
+    # The first split of an empty row continues, because it may have to write the row's zeros.
     if (split >= count) & (split > 0):
         return
 
     _, group_heads, is_row = tile_rows(0, 1, tl.program_id(0) % head_blocks, BLOCK_M, HEADS, GROUP)
     heads = kv_head * GROUP + group_heads
-    own_query = query + row * query_stride_token
-    query_tile = load_query(own_query, heads, is_row, query_stride_head, query_stride_dim, HEAD_DIM, BLOCK_D)
-    # The sinks are left to the one who joins the splits.
-    maximum, total = before_any_key(sinks if IS_WHOLE else None, heads, is_row, BLOCK_M)
+    row_query = query + row * query_stride_token
+    query_tile = load_query(row_query, heads, is_row, query_stride_head, query_stride_dim, HEAD_DIM, BLOCK_D)
+    # With several splits, reduce_kernel adds the sinks.
+    maximum, total = initial_softmax_state(sinks if IS_WHOLE else None, heads, is_row, BLOCK_M)
     begin = tl.maximum(start + split * length, first_key // BLOCK_N * BLOCK_N)
     end = tl.minimum(start + (split + 1) * length, seq_len)
     maximum, total, acc = attend_keys(
@@ -66,26 +65,26 @@ def decode_kernel(
         (maximum, total, tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)),
         (key_cache + kv_head * HEAD_DIM, value_cache + kv_head * VALUE_DIM, block_table + row * table_stride),
         (window, score_scale, cap),
-        *(begin, begin, end, first_key, seq_len),
-        *(NUM_KV_HEADS * HEAD_DIM, NUM_KV_HEADS * VALUE_DIM, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, BLOCK_N),
-        *(HAS_WINDOW, HAS_SOFTCAP, slopes is not None, False),
-    )
-    places = row * NUM_KV_HEADS * GROUP + heads
+        begin, begin, end, first_key, seq_len,
+        NUM_KV_HEADS * HEAD_DIM, NUM_KV_HEADS * VALUE_DIM, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, BLOCK_N,
+        HAS_WINDOW, HAS_SOFTCAP, slopes is not None, False,
+    )  # fmt: skip
+    indices = row * NUM_KV_HEADS * GROUP + heads
     if IS_WHOLE:
-        store_result(out, places, is_row, total, acc, value_scale, VALUE_DIM, BLOCK_DV)
+        store_result(out, indices, is_row, total, acc, value_scale, VALUE_DIM, BLOCK_DV)
     else:
-        parts = places * num_splits + split
+        parts = indices * num_splits + split
         _store_part(part_maximum, part_total, part_acc, parts, is_row, maximum, total, acc, VALUE_DIM, BLOCK_DV)
 
 
 @triton.jit
 def _store_part(
-    part_maximum, part_total, part_acc, places, is_row, maximum, total, acc,
+    part_maximum, part_total, part_acc, indices, is_row, maximum, total, acc,
     VALUE_DIM: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    """Write the running softmax of a split; ``places`` ``[M]`` is ``(row * H + head) * S + split`` of each."""
+    """Write the running softmax of a split; ``indices`` ``[M]`` are ``(row * H + head) * S + split``."""
     dims = tl.arange(0, BLOCK_DV)
-    tl.store(part_maximum + places, maximum, mask=is_row)
-    tl.store(part_total + places, total, mask=is_row)
+    tl.store(part_maximum + indices, maximum, mask=is_row)
+    tl.store(part_total + indices, total, mask=is_row)
     is_value = is_row[:, None] & (dims < VALUE_DIM)[None, :]
-    tl.store(part_acc + places[:, None] * VALUE_DIM + dims[None, :], acc, mask=is_value)
+    tl.store(part_acc + indices[:, None] * VALUE_DIM + dims[None, :], acc, mask=is_value)

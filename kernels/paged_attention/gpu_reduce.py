@@ -1,6 +1,6 @@
-"""Joins what the splits of a decode row have found."""
+"""Kernel that reduces the splits of a decode row."""
 
-# To pyright a kernel's constants and loops are objects of Triton.
+# Pyright takes a kernel's constants and loops for objects of Triton.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .gpu_tile import before_any_key, first_visible, fold, nothing_seen, split_keys, weighted_mean
+from .gpu_tile import empty_softmax_state, first_visible, fold, initial_softmax_state, split_keys, weighted_mean
 
 
 @triton.jit(do_not_specialize=["window", "num_splits"], do_not_specialize_on_alignment=["seq_lens"])
@@ -29,10 +29,10 @@ def reduce_kernel(
     HAS_WINDOW: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Program ``(head, row)``: fold its splits one after the other, the first first, into ``out`` ``[B, H, DV]``.
+    """Run program ``(head, row)``: fold its splits in ascending order into ``out`` ``[B, H, DV]``.
 
-    ``UNROLL`` splits are loaded together, so that a long row waits for memory a few times and not for each. One that
-    the row does not have folds in as nothing.
+    ``UNROLL`` splits are loaded together, so that a long row waits for memory a few times and not once per split. A
+    split that the row does not have is folded in as an empty softmax.
     """
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
@@ -45,8 +45,8 @@ def reduce_kernel(
     dims = tl.arange(0, BLOCK_DV)
     is_row = tl.full([1], 1, tl.int1)
     heads = tl.zeros([1], tl.int32) + head
-    maximum, total = before_any_key(sinks, heads, is_row, 1)
-    nothing, _ = nothing_seen(1)
+    maximum, total = initial_softmax_state(sinks, heads, is_row, 1)
+    empty_maximum, _ = empty_softmax_state(1)
     acc = tl.zeros([1, BLOCK_DV], tl.float32)
     for begin in tl.range(0, count, UNROLL):
         for offset in tl.static_range(UNROLL):
@@ -60,8 +60,8 @@ def reduce_kernel(
                 mask=is_split[:, None] & (dims < VALUE_DIM)[None, :],
                 other=0.0,
             )
-            new_maximum = tl.where(is_split, new_maximum, nothing)
+            new_maximum = tl.where(is_split, new_maximum, empty_maximum)
             maximum, total, acc = fold(maximum, total, acc, new_maximum, new_total, new_acc)
     result = weighted_mean(total, acc, value_scale).to(out.dtype.element_ty)
-    places = row_head * VALUE_DIM + dims
-    tl.store(out + places[None, :], result, mask=(dims < VALUE_DIM)[None, :])
+    indices = row_head * VALUE_DIM + dims
+    tl.store(out + indices[None, :], result, mask=(dims < VALUE_DIM)[None, :])

@@ -1,15 +1,15 @@
-"""What the attention kernels do with one tile of queries: whose rows they are, and a running softmax over keys.
+"""Functions of the attention kernels for one tile of queries: its rows, and a running softmax over keys.
 
 A tile has ``BLOCK_M`` rows: ``BLOCK_M // HEADS`` query tokens of one request, each with ``HEADS`` query heads that read
-the same key/value head, so that what is loaded of the cache serves them all. Scores are in units of log2, because the
-hardware has exp2; the running maximum begins at a finite number, so that a row which sees nothing subtracts no
-infinities. Tiles of keys begin at multiples of ``BLOCK_N``. One in which a row sees nothing changes no bit of the row:
-its maximum stays, so what it has is multiplied by 1 and gets 0 added.
+the same key/value head, so that loaded keys and values serve all of them. Scores are in units of log2, because the
+hardware has exp2. The running maximum starts at a finite number, so that a row that sees no key subtracts no
+infinities. Tiles of keys begin at multiples of ``BLOCK_N``. A tile in which a row sees no key does not change the bits
+of the row: its maximum stays, so its sums are multiplied by 1 and 0 is added.
 
 Source: Dao 2023 (arXiv:2307.08691), section 3.1; Ainslie et al. 2023 (arXiv:2305.13245) for the groups of heads.
 """
 
-# To pyright a kernel's constants and loops are objects of Triton.
+# Pyright takes a kernel's constants and loops for objects of Triton.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-# The interpreter holds bfloat16 as bit patterns, and its dot multiplies those as integers.
+# The interpreter stores bfloat16 as bit patterns, which its dot would multiply as integers.
 _IS_INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 _LOG2E = tl.constexpr(1.4426950408889634)
-_NOTHING_SEEN = tl.constexpr(-1.0e38)
+_EMPTY_MAXIMUM = tl.constexpr(-1.0e38)
 
 
 @triton.jit
 def _dot(left, right, acc):
-    """``acc`` plus the product, in float32; float32 operands are not rounded to TF32."""
+    """Return ``acc`` plus the product, in float32; float32 operands are not rounded to TF32."""
     if _IS_INTERPRETED:
         left = left.to(tl.float32)
         right = right.to(tl.float32)
@@ -35,7 +35,7 @@ def _dot(left, right, acc):
 
 @triton.jit
 def first_visible(position, window, HAS_WINDOW: tl.constexpr):
-    """The first key that the token at ``position`` sees."""
+    """Return the first key that the token at ``position`` sees."""
     first = position * 0
     if HAS_WINDOW:
         first = tl.maximum(position - window + 1, 0)
@@ -44,9 +44,9 @@ def first_visible(position, window, HAS_WINDOW: tl.constexpr):
 
 @triton.jit
 def split_keys(first_key, stop, num_splits, BLOCK_N: tl.constexpr, SPLIT_LEN: tl.constexpr):
-    """Cut a row's keys ``first_key .. stop``; ``(where the first split begins, how long each is, how many)``.
+    """Split a row's keys ``first_key .. stop``; return the start of the first split, their length and their number.
 
-    With a ``SPLIT_LEN`` splits lie at its multiples, whatever the row; else the row's tiles are dealt out evenly.
+    With a ``SPLIT_LEN`` splits begin at its multiples for every row; else the row's tiles are distributed evenly.
     """
     if SPLIT_LEN > 0:
         start = first_key // SPLIT_LEN * SPLIT_LEN
@@ -60,7 +60,7 @@ def split_keys(first_key, stop, num_splits, BLOCK_N: tl.constexpr, SPLIT_LEN: tl
 
 @triton.jit
 def tile_rows(first_token, num_tokens, head_block, BLOCK_M: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr):
-    """Which token of the request and which head of the group each row is; ``([M], [M], [M] whether there is such)``."""
+    """Return for each row its token in the request, its head in the group, and whether both exist; each ``[M]``."""
     rows = tl.arange(0, BLOCK_M)
     tokens = first_token + rows // HEADS
     heads = head_block * HEADS + rows % HEADS
@@ -69,7 +69,7 @@ def tile_rows(first_token, num_tokens, head_block, BLOCK_M: tl.constexpr, HEADS:
 
 @triton.jit
 def load_query(start, heads, is_row, head_stride, dim_stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The rows' queries ``[M, BLOCK_D]``; ``start`` points at the token's heads, one pointer or ``[M, 1]``."""
+    """Return the rows' queries ``[M, BLOCK_D]``; ``start`` points to the token's heads, one pointer or ``[M, 1]``."""
     dims = tl.arange(0, BLOCK_D)
     return tl.load(
         start + heads[:, None] * head_stride + dims[None, :] * dim_stride,
@@ -80,7 +80,7 @@ def load_query(start, heads, is_row, head_stride, dim_stride, HEAD_DIM: tl.const
 
 @triton.jit
 def load_slopes(slopes, heads, is_row, BLOCK_M: tl.constexpr):
-    """ALiBi slopes of the rows' heads ``[M]``, in units of log2; 0 where the model has none."""
+    """Return the ALiBi slopes of the rows' heads ``[M]``, in units of log2; 0 for a model without."""
     row_slopes = tl.zeros([BLOCK_M], tl.float32)
     if slopes is not None:
         row_slopes = tl.load(slopes + heads, mask=is_row, other=0.0).to(tl.float32) * _LOG2E
@@ -88,15 +88,15 @@ def load_slopes(slopes, heads, is_row, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def nothing_seen(BLOCK_M: tl.constexpr):
-    """Maximum and total ``[M]`` of a softmax over no keys."""
-    return tl.full([BLOCK_M], _NOTHING_SEEN, tl.float32), tl.zeros([BLOCK_M], tl.float32)
+def empty_softmax_state(BLOCK_M: tl.constexpr):
+    """Return maximum and total ``[M]`` of a softmax over no keys."""
+    return tl.full([BLOCK_M], _EMPTY_MAXIMUM, tl.float32), tl.zeros([BLOCK_M], tl.float32)
 
 
 @triton.jit
-def before_any_key(sinks, heads, is_row, BLOCK_M: tl.constexpr):
-    """Maximum and total ``[M]`` of rows that have seen no key: a sink is a key that was seen before all."""
-    maximum, total = nothing_seen(BLOCK_M)
+def initial_softmax_state(sinks, heads, is_row, BLOCK_M: tl.constexpr):
+    """Return maximum and total ``[M]`` of rows before their first key; a sink counts as a key before all others."""
+    maximum, total = empty_softmax_state(BLOCK_M)
     if sinks is not None:
         logits = tl.load(sinks + heads, mask=is_row, other=0.0).to(tl.float32)
         maximum = tl.where(is_row, logits * _LOG2E, maximum)
@@ -106,29 +106,29 @@ def before_any_key(sinks, heads, is_row, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def fold(maximum, total, acc, part_maximum, part_total, part_acc):
-    """Join two running softmaxes of the same rows over different keys."""
-    joined = tl.maximum(maximum, part_maximum)
-    rescale = tl.exp2(maximum - joined)
-    part_rescale = tl.exp2(part_maximum - joined)
+    """Combine two running softmaxes of the same rows over different keys."""
+    new_maximum = tl.maximum(maximum, part_maximum)
+    rescale = tl.exp2(maximum - new_maximum)
+    part_rescale = tl.exp2(part_maximum - new_maximum)
     total = total * rescale + part_total * part_rescale
     acc = acc * rescale[:, None] + part_acc * part_rescale[:, None]
-    return joined, total, acc
+    return new_maximum, total, acc
 
 
 @triton.jit
 def weighted_mean(total, acc, value_scale):
-    """The rows' results ``[M, DV]``; zeros for a row that saw nothing."""
+    """Return the rows' results ``[M, DV]``; zeros for a row that sees no key."""
     return acc / tl.where(total > 0.0, total, 1.0)[:, None] * value_scale
 
 
 @triton.jit
 def store_result(
-    out, places, is_row, total, acc, value_scale, VALUE_DIM: tl.constexpr, BLOCK_DV: tl.constexpr
+    out, indices, is_row, total, acc, value_scale, VALUE_DIM: tl.constexpr, BLOCK_DV: tl.constexpr
 ):  # fmt: skip
-    """Write the rows' results into ``out`` ``[T, H, DV]``; ``places`` ``[M]`` is ``token * H + head`` of each."""
+    """Write the rows' results into ``out`` ``[T, H, DV]``; ``indices`` ``[M]`` are ``token * H + head``."""
     dims = tl.arange(0, BLOCK_DV)
     tl.store(
-        out + places[:, None] * VALUE_DIM + dims[None, :],
+        out + indices[:, None] * VALUE_DIM + dims[None, :],
         weighted_mean(total, acc, value_scale).to(out.dtype.element_ty),
         mask=is_row[:, None] & (dims < VALUE_DIM)[None, :],
     )
@@ -146,12 +146,12 @@ def attend_keys(
     ``begin`` and ``middle`` are multiples of ``BLOCK_N``; only keys ``first_key .. stop`` are read.
 
     Args:
-        rows: ``(query [M, BLOCK_D], positions [M], slopes [M])``; a position of -1 sees nothing.
+        rows: ``(query [M, BLOCK_D], positions [M], slopes [M])``; a row at position -1 sees no key.
         softmax: ``(maximum [M], total [M], acc [M, BLOCK_DV])``.
         cache: ``(keys of the head, its values, the row's block table)``.
         scoring: ``(window, factor on the products, soft cap in units of log2)``.
-        HAS_UNMASKED: every row sees every key before ``middle``, which saves the mask there. Else ``middle`` is
-            ``begin``, and one loop does it all.
+        HAS_UNMASKED: every row sees every key before ``middle``, so these need no mask. Else ``middle`` is ``begin``,
+            and there is one loop over all keys.
     """
     query, positions, slopes = rows
     maximum, total, acc = softmax
@@ -167,54 +167,55 @@ def attend_keys(
             slots = (blocks * BLOCK_SIZE + keys % BLOCK_SIZE)[:, None]
             key_tile = _load_tile(keys_of_head + slots * KEY_STRIDE, is_read, HEAD_DIM, query.shape[1])
             value_tile = _load_tile(values_of_head + slots * VALUE_STRIDE, is_read, VALUE_DIM, acc.shape[1])
-            # A tile ahead: loads whose addresses were loaded in the same turn get few stages from the compiler.
+            # Loaded one tile ahead, because the compiler pipelines loads badly if their addresses are loaded in the
+            # same iteration.
             blocks = _load_blocks(table, start + BLOCK_N, first_key, stop, BLOCK_SIZE, BLOCK_N)
             no_scores = tl.zeros([query.shape[0], BLOCK_N], tl.float32)
             scores = _dot(query, tl.trans(key_tile.to(query.dtype)), no_scores) * score_scale
             scores = _score(scores, keys, positions, slopes, cap, HAS_SOFTCAP, HAS_SLOPES)
             if phase == 1:
-                scores = _hide_unseen(scores, keys, positions, window, HAS_WINDOW)
+                scores = _mask_scores(scores, keys, positions, window, HAS_WINDOW)
             maximum, total, acc = _fold_scores(maximum, total, acc, scores, value_tile.to(query.dtype))
     return maximum, total, acc
 
 
 @triton.jit
 def _load_tile(starts, is_read, DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """Keys or values ``[N, BLOCK]`` that begin at ``starts`` ``[N, 1]``; zeros for those that are not read."""
+    """Return keys or values ``[N, BLOCK]`` that begin at ``starts`` ``[N, 1]``; zeros for rows that are not read."""
     dims = tl.arange(0, BLOCK)
     return tl.load(starts + dims[None, :], mask=is_read[:, None] & (dims < DIM)[None, :], other=0.0)
 
 
 @triton.jit
-def _hide_unseen(scores, keys, positions, window, HAS_WINDOW: tl.constexpr):
-    """Scores ``[M, N]``, minus infinity where the token at a row's position does not see the key."""
-    is_seen = keys[None, :] <= positions[:, None]
+def _mask_scores(scores, keys, positions, window, HAS_WINDOW: tl.constexpr):
+    """Return scores ``[M, N]``, minus infinity for keys that the token at a row's position does not see."""
+    is_visible = keys[None, :] <= positions[:, None]
     if HAS_WINDOW:
-        is_seen = is_seen & (keys[None, :] > positions[:, None] - window)
-    return tl.where(is_seen, scores, float("-inf"))
+        is_visible = is_visible & (keys[None, :] > positions[:, None] - window)
+    return tl.where(is_visible, scores, float("-inf"))
 
 
 @triton.jit
 def _fold_scores(maximum, total, acc, scores, value_tile):
-    """The running softmax with one tile more, of ``scores`` ``[M, N]`` and values ``[N, BLOCK_DV]``."""
-    joined = tl.maximum(maximum, tl.max(scores, 1))
-    weights = tl.exp2(scores - joined[:, None])
-    rescale = tl.exp2(maximum - joined)
+    """Fold a tile of ``scores`` ``[M, N]`` and values ``[N, BLOCK_DV]`` into the running softmax."""
+    new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+    weights = tl.exp2(scores - new_maximum[:, None])
+    rescale = tl.exp2(maximum - new_maximum)
     total = total * rescale + tl.sum(weights, 1)
     acc = _dot(weights.to(value_tile.dtype), value_tile, acc * rescale[:, None])
-    return joined, total, acc
+    return new_maximum, total, acc
 
 
 @triton.jit
 def _load_blocks(table, start, first_key, stop, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The blocks of keys ``start .. start + BLOCK_N``, as int64: a cache of 4 GiB has 2**31 elements of bfloat16."""
+    """Return the blocks of keys ``start .. start + BLOCK_N``, int64 since 4 GiB hold 2**31 elements of bfloat16."""
     keys = start + tl.arange(0, BLOCK_N)
     return tl.load(table + keys // BLOCK_SIZE, mask=(keys >= first_key) & (keys < stop), other=0).to(tl.int64)
 
 
 @triton.jit
 def _score(scores, keys, positions, slopes, cap, HAS_SOFTCAP: tl.constexpr, HAS_SLOPES: tl.constexpr):
-    """Scores in units of log2 ``[M, N]`` from scaled products, which a soft cap wants doubled and divided by it."""
+    """Return scores in units of log2 ``[M, N]`` from scaled products; with a soft cap, from ``2 * product / cap``."""
     if HAS_SOFTCAP:
         # cap * tanh(scores / 2); the exponent is never positive, so nothing overflows.
         decayed = tl.exp2(-tl.abs(scores))

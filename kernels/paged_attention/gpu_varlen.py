@@ -1,6 +1,6 @@
-"""Rows of any number of query tokens: prefill, chunked prefill and decode in one launch."""
+"""Kernel for rows of any number of query tokens: prefill, chunked prefill and decode in one launch."""
 
-# To pyright a kernel's constants and loops are objects of Triton.
+# Pyright takes a kernel's constants and loops for objects of Triton.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import triton.language as tl
 
 from .gpu_tile import (
     attend_keys,
-    before_any_key,
+    empty_softmax_state,
     first_visible,
     fold,
+    initial_softmax_state,
     load_query,
     load_slopes,
-    nothing_seen,
     store_result,
     tile_rows,
 )
@@ -23,10 +23,10 @@ from .gpu_tile import (
 
 @triton.jit
 def _row_of_block(query_starts, block, first_row, num_rows, BLOCK_Q: tl.constexpr):
-    """The row that query block ``block`` may belong to; ``(row, which of its blocks it is)``.
+    """Return the row of query block ``block``, and the index of the block within the row.
 
-    Row ``r`` is given the blocks from ``(start of r) // BLOCK_Q + r`` on, counted from ``first_row``. They are never
-    too few, and the grid is known from the numbers of tokens and rows; a surplus block lies behind its row's end.
+    The blocks of row ``r`` begin at ``(start of r) // BLOCK_Q + r``, counted from ``first_row``. These are always
+    enough, and the grid follows from the numbers of tokens and rows. A surplus block begins after the end of its row.
     """
     first_start = tl.load(query_starts + first_row)
     low = first_row
@@ -49,18 +49,18 @@ def _attend_in_parts(
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT_LEN: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
 ):  # fmt: skip
-    """Attend to the keys between two multiples of ``SPLIT_LEN`` by themselves, and fold one part after the other in."""
+    """Attend to each part of keys between two multiples of ``SPLIT_LEN`` separately, and fold the parts in order."""
     maximum, total, acc = softmax
     for split_start in tl.range(begin // SPLIT_LEN * SPLIT_LEN, stop, SPLIT_LEN):
-        empty_maximum, empty_total = nothing_seen(acc.shape[0])
+        empty_maximum, empty_total = empty_softmax_state(acc.shape[0])
         empty = (empty_maximum, empty_total, tl.zeros([acc.shape[0], acc.shape[1]], tl.float32))
         split_begin = tl.maximum(split_start, begin)
         split_end = tl.minimum(split_start + SPLIT_LEN, stop)
         part_maximum, part_total, part_acc = attend_keys(
-            *(rows, empty, cache, scoring, split_begin, split_begin, split_end, first_key, stop),
-            *(KEY_STRIDE, VALUE_STRIDE, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, BLOCK_N),
-            *(HAS_WINDOW, HAS_SOFTCAP, HAS_SLOPES, False),
-        )
+            rows, empty, cache, scoring, split_begin, split_begin, split_end, first_key, stop,
+            KEY_STRIDE, VALUE_STRIDE, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, BLOCK_N,
+            HAS_WINDOW, HAS_SOFTCAP, HAS_SLOPES, False,
+        )  # fmt: skip
         maximum, total, acc = fold(maximum, total, acc, part_maximum, part_total, part_acc)
     return maximum, total, acc
 
@@ -78,11 +78,11 @@ def varlen_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     SPLIT_LEN: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, SKIPS_DECODES: tl.constexpr,
 ):  # fmt: skip
-    """Program ``(query block, head block of a KV head)``: rows ``first_row .. num_rows`` of the batch, into ``out``.
+    """Run program ``(query block, head block of a KV head)`` of rows ``first_row .. num_rows``, into ``out``.
 
-    With ``SKIPS_DECODES`` rows of one token are left as they are. Blocks that see most begin first. With a
-    ``SPLIT_LEN`` the keys between two multiples of it are attended to by themselves and then folded in, exactly as
-    ``decode_kernel`` and ``reduce_kernel`` do it.
+    With ``SKIPS_DECODES`` rows of one token are not written. Blocks that see the most keys start first. With a
+    ``SPLIT_LEN`` the keys between two multiples of it are processed separately and then folded in, with the same
+    operations as in ``decode_kernel`` and ``reduce_kernel``.
     """
     BLOCK_Q: tl.constexpr = BLOCK_M // HEADS
     head_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
@@ -106,7 +106,7 @@ def varlen_kernel(
     table = block_table + row.to(tl.int64) * table_stride
     cache = (key_cache + kv_head * HEAD_DIM, value_cache + kv_head * VALUE_DIM, table)
     scoring = (window, score_scale, cap)
-    maximum, total = before_any_key(sinks, heads, is_row, BLOCK_M)
+    maximum, total = initial_softmax_state(sinks, heads, is_row, BLOCK_M)
     softmax = (maximum, total, tl.zeros([BLOCK_M, BLOCK_DV], tl.float32))
 
     first_position = seq_len - query_len + first_token
@@ -114,18 +114,18 @@ def varlen_kernel(
     first_key = first_visible(first_position, window, HAS_WINDOW)
     begin = first_key // BLOCK_N * BLOCK_N
     if SPLIT_LEN == 0:
-        all_seen_stop = (first_position + 1) // BLOCK_N * BLOCK_N
-        middle = begin if HAS_WINDOW else all_seen_stop
+        unmasked_stop = (first_position + 1) // BLOCK_N * BLOCK_N
+        middle = begin if HAS_WINDOW else unmasked_stop
         maximum, total, acc = attend_keys(
-            *(rows, softmax, cache, scoring, begin, middle, stop, first_key, stop),
-            *(NUM_KV_HEADS * HEAD_DIM, NUM_KV_HEADS * VALUE_DIM, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, BLOCK_N),
-            *(HAS_WINDOW, HAS_SOFTCAP, slopes is not None, not HAS_WINDOW),
-        )
+            rows, softmax, cache, scoring, begin, middle, stop, first_key, stop,
+            NUM_KV_HEADS * HEAD_DIM, NUM_KV_HEADS * VALUE_DIM, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, BLOCK_N,
+            HAS_WINDOW, HAS_SOFTCAP, slopes is not None, not HAS_WINDOW,
+        )  # fmt: skip
     else:
         maximum, total, acc = _attend_in_parts(
-            *(rows, softmax, cache, scoring, begin, first_key, stop),
-            *(NUM_KV_HEADS * HEAD_DIM, NUM_KV_HEADS * VALUE_DIM, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, BLOCK_N, SPLIT_LEN),
-            *(HAS_WINDOW, HAS_SOFTCAP, slopes is not None),
-        )
-    places = packed * (NUM_KV_HEADS * GROUP) + heads
-    store_result(out, places, is_row, total, acc, value_scale, VALUE_DIM, BLOCK_DV)
+            rows, softmax, cache, scoring, begin, first_key, stop,
+            NUM_KV_HEADS * HEAD_DIM, NUM_KV_HEADS * VALUE_DIM, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, BLOCK_N, SPLIT_LEN,
+            HAS_WINDOW, HAS_SOFTCAP, slopes is not None,
+        )  # fmt: skip
+    indices = packed * (NUM_KV_HEADS * GROUP) + heads
+    store_result(out, indices, is_row, total, acc, value_scale, VALUE_DIM, BLOCK_DV)

@@ -1,17 +1,17 @@
-"""Batch-invariant attention in plain torch: no token's result depends on which others are computed with it.
+"""Batch-invariant attention in plain torch: a token's result does not depend on the other tokens of the batch.
 
-What runs where no kernel has that property: on a CPU ``native.py`` has it for scores that nothing else is done to.
+It runs if no kernel has that property. On a CPU ``native.py`` has it for plain scores.
 
-The reference multiplies matrices whose shapes follow the batch, and a product of another shape may add up in another
-order. Here every product has one shape. A token reads its keys in tiles of ``_TILE_LEN`` positions that begin at
-multiples of it, and folds one tile after the other into a running softmax. How many tiles there are follows the token
-that sees most; behind its own last tile a token sees nothing, which adds exactly nothing: its maximum stays, so what
-it has is multiplied by 1 and gets 0 added.
+The reference multiplies matrices whose shapes depend on the batch, and a product of another shape may add in another
+order. Here every product has the same shape. A token reads its keys in tiles of ``_TILE_LEN`` positions that begin at
+its multiples, and folds them in order into a running softmax. The token that sees the most keys determines the number
+of tiles. After its own last tile, a token sees no key, which changes nothing: its maximum stays, so its sums are
+multiplied by 1 and 0 is added.
 
-One thing is left to the device: that of ``T * KVH`` products of equal shape in one call each has the same bits
-wherever it stands. So results agree between batches of the same ``T``, and ``models/checks/invariance.py`` verifies it.
+This relies on the device in one respect: each of the ``T * KVH`` products of equal shape in one call must have the
+same bits at any index. So results agree between batches of the same ``T``; ``models/checks/invariance.py`` verifies it.
 
-Keys are gathered for each token alone, even where its neighbour reads the same: a long prefill pays for that.
+Keys are gathered for each token separately, even if its neighbours read the same keys, which slows long prefills.
 Source: Dao et al. 2022 (arXiv:2205.14135), section 3.1.
 """
 
@@ -26,10 +26,10 @@ from .batch import MaskRule, PagedBatch
 from .gather import read_cache
 from .variant import Variant
 
-# The same for every model and context, because it is part of the order of additions.
+# The same for every model and context, because it determines the order of additions.
 _TILE_LEN = 128
-# Finite, so that a tile of which nothing is visible does not subtract infinity from itself.
-_NOTHING_SEEN = torch.finfo(torch.float32).min
+# Finite, so that a tile without visible keys does not subtract infinity from itself.
+_EMPTY_MAXIMUM = torch.finfo(torch.float32).min
 
 
 @dataclass
@@ -37,8 +37,8 @@ class KeyTile:
     """The nth tile of keys of every token, ``L`` positions each.
 
     Args:
-        slots: ``[T, L]`` cache slots; for what a token does not see, its own slot, which surely holds numbers.
-        bias: ``[T, 1, 1, L]`` float32, 0 where visible and minus infinity elsewhere.
+        slots: ``[T, L]`` cache slots; for a key that a token does not see, its own slot, which certainly holds numbers.
+        bias: ``[T, 1, 1, L]`` float32, 0 for visible keys and minus infinity for others.
         query_positions: ``[T, 1]``.
         key_positions: ``[T, L]``.
     """
@@ -49,7 +49,7 @@ class KeyTile:
     key_positions: Tensor
 
     def cache_rows(self, num_kv_heads: int) -> Tensor:
-        """``[T * KVH * L]`` rows of a cache seen as ``[NB * BS * KVH, D]``, so that one gather sorts by head."""
+        """Return indices ``[T * KVH * L]`` into a cache as ``[NB * BS * KVH, D]``, so that one gather sorts by head."""
         heads = torch.arange(num_kv_heads, device=self.slots.device)[None, :, None]
         return (self.slots[:, None, :] * num_kv_heads + heads).view(-1)
 
@@ -66,7 +66,7 @@ def paged_attention(
     value_dim = value_cache.shape[3]
     shape = (num_tokens, num_kv_heads, num_heads // num_kv_heads)
     grouped = query.reshape(num_tokens * num_kv_heads, -1, key_dim)
-    maximum, total = _before_any_key(shape, variant.sinks, query.device)
+    maximum, total = _initial_softmax_state(shape, variant.sinks, query.device)
     out = torch.zeros(*shape, value_dim, device=query.device)
     for tile, rows in _plan(batch, variant.window, variant.mask_rule, num_kv_heads):
         keys = read_cache(key_cache.view(-1, key_dim), rows, query.dtype, variant.key_scale)
@@ -89,10 +89,12 @@ def paged_attention(
     return (out / total).to(query.dtype).view(num_tokens, num_heads, value_dim)
 
 
-def _before_any_key(shape: tuple[int, int, int], sinks: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Maximum and total of the running softmax, ``[T, KVH, H // KVH, 1]``: a sink is a key that was seen before all."""
+def _initial_softmax_state(
+    shape: tuple[int, int, int], sinks: Tensor | None, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return maximum and total of the running softmax, ``[T, KVH, H // KVH, 1]``; a sink counts as a first key."""
     if sinks is None:
-        return torch.full((*shape, 1), _NOTHING_SEEN, device=device), torch.zeros(*shape, 1, device=device)
+        return torch.full((*shape, 1), _EMPTY_MAXIMUM, device=device), torch.zeros(*shape, 1, device=device)
     return sinks.float().view(1, *shape[1:], 1).expand(*shape, 1), torch.ones(*shape, 1, device=device)
 
 
@@ -107,15 +109,15 @@ def _plan(
 
 
 def _key_tiles(batch: PagedBatch, window: int | None, mask_rule: MaskRule | None) -> list[KeyTile]:
-    """As many tiles as the token needs that sees most."""
+    """Return the tiles for the token that sees the most keys."""
     device = batch.device
     row, position = batch.rows_and_positions()
-    # Keys [start, stop) of a token are looked at.
+    # Each token reads its keys [start, stop).
     start = torch.zeros_like(position)
     if mask_rule is not None:
         stop = torch.tensor(batch.seq_lens)[row]
     else:
-        stop = batch.ends_of(row, position)
+        stop = batch.token_ends(row, position)
         if window is not None:
             start = (position + 1 - window).clamp(min=0)
     first_tile = start // _TILE_LEN
@@ -125,11 +127,11 @@ def _key_tiles(batch: PagedBatch, window: int | None, mask_rule: MaskRule | None
     tiles = []
     for index in range(num_tiles):
         keys = (first_tile + index) * _TILE_LEN + torch.arange(_TILE_LEN, device=device)
-        is_seen = (keys >= start) & (keys < stop)
+        is_visible = (keys >= start) & (keys < stop)
         if mask_rule is not None:
-            is_seen &= mask_rule(0, 0, position, torch.minimum(keys, stop - 1))
-        keys = torch.where(is_seen, keys, position)
+            is_visible &= mask_rule(0, 0, position, torch.minimum(keys, stop - 1))
+        keys = torch.where(is_visible, keys, position)
         slots = table.gather(1, keys // batch.block_size).long() * batch.block_size + keys % batch.block_size
-        bias = torch.zeros(is_seen.shape, device=device).masked_fill_(~is_seen, float("-inf"))
+        bias = torch.zeros(is_visible.shape, device=device).masked_fill_(~is_visible, float("-inf"))
         tiles.append(KeyTile(slots, bias[:, None, None], position, keys))
     return tiles

@@ -1,8 +1,8 @@
-"""Plain torch: the ground truth, and what runs on the CPU.
+"""Reference in plain torch: the ground truth of tests, and the fallback on any device.
 
-Decode rows go through one gather and two batched products with the query heads of a group packed together
-(2.3 ms a layer at 64 requests of 256 tokens, 3 x 64 bf16, one thread; the same through scaled_dot_product_attention
-18 ms). Prefill chunks go one request at a time.
+Decode rows use one gather and two batched products, with the query heads of a group packed together: 2.3 ms per layer
+for 64 requests of 256 tokens, 3 x 64 bf16, on one thread, where scaled_dot_product_attention takes 18 ms. Prefill
+chunks are computed one request at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .batch import PagedBatch
 from .gather import DecodeGroup, PrefillRow, decode_groups, prefill_rows, read_cache
 from .variant import Variant
 
-# Scores of a prefill chunk are made in tiles of queries of at most this many elements (64 MiB in float32).
+# Scores of a prefill chunk are computed in tiles of queries with at most this many elements (64 MiB in float32).
 _MAX_TILE_ELEMENTS = 1 << 24
 
 
@@ -45,14 +45,14 @@ def attend_prefill_rows(
     variant: Variant,
     out: Tensor,
 ) -> None:
-    """The rows with several query tokens, into their part of ``out``, ``[T, H, DV]``."""
+    """Compute the rows with several query tokens, and write them to ``out``, ``[T, H, DV]``."""
     num_kv_heads, window, mask_rule = key_cache.shape[2], variant.window, variant.mask_rule
     attend = _prefill_fused if variant.has_plain_scores else _prefill_tiled
     for row in batch.derived(("prefill", window, mask_rule), lambda: prefill_rows(batch, window, mask_rule)):
-        tokens_of_keys = key_cache.view(-1, num_kv_heads, key_cache.shape[3])
-        tokens_of_values = value_cache.view(-1, num_kv_heads, value_cache.shape[3])
-        keys = read_cache(tokens_of_keys, row.slots, query.dtype, variant.key_scale)
-        values = read_cache(tokens_of_values, row.slots, query.dtype, variant.value_scale)
+        key_slots = key_cache.view(-1, num_kv_heads, key_cache.shape[3])
+        value_slots = value_cache.view(-1, num_kv_heads, value_cache.shape[3])
+        keys = read_cache(key_slots, row.slots, query.dtype, variant.key_scale)
+        values = read_cache(value_slots, row.slots, query.dtype, variant.value_scale)
         out[row.start : row.stop] = attend(query[row.start : row.stop], keys, values, row, variant)
 
 
@@ -68,7 +68,7 @@ def _decode_plan(batch: PagedBatch, variant: Variant, num_kv_heads: int) -> list
 def _decode(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, group: DecodeGroup, cache_rows: Tensor, variant: Variant
 ) -> Tensor:
-    """One query token ``[N, H, D]`` per row of ``group``; returns ``[N, H, DV]``."""
+    """Attend with one query token ``[N, H, D]`` per row of ``group``; return ``[N, H, DV]``."""
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads, seq_len = key_cache.shape[2], group.slots.shape[1]
     shape = (num_rows, num_kv_heads, num_heads // num_kv_heads, seq_len)
@@ -89,7 +89,7 @@ def _decode(
 
 
 def _prefill_fused(query: Tensor, keys: Tensor, values: Tensor, row: PrefillRow, variant: Variant) -> Tensor:
-    """A chunk ``[query_len, H, D]`` against ``[S, KVH, D]``; returns ``[query_len, H, DV]``."""
+    """Attend with a chunk ``[query_len, H, D]`` to ``[S, KVH, D]``; return ``[query_len, H, DV]``."""
     group_size = query.shape[1] // keys.shape[1]
     out = F.scaled_dot_product_attention(
         query.transpose(0, 1)[None],
@@ -103,7 +103,7 @@ def _prefill_fused(query: Tensor, keys: Tensor, values: Tensor, row: PrefillRow,
 
 
 def _prefill_tiled(query: Tensor, keys: Tensor, values: Tensor, row: PrefillRow, variant: Variant) -> Tensor:
-    """As ``_prefill_fused``, with scores in memory, for what the fused function does not offer."""
+    """Compute ``_prefill_fused`` with scores in memory, for options that the fused function lacks."""
     (query_len, num_heads, _), (num_keys, num_kv_heads, _) = query.shape, keys.shape
     keys, values = keys.transpose(0, 1), values.transpose(0, 1)
     allowed = row.allowed
@@ -126,7 +126,7 @@ def _prefill_tiled(query: Tensor, keys: Tensor, values: Tensor, row: PrefillRow,
 
 
 def _softmax(scores: Tensor, variant: Variant, bias: Tensor | None, sinks: Tensor | None) -> Tensor:
-    """Float32 softmax over the last axis of scaled ``scores``; ``bias`` and ``sinks`` broadcast against it."""
+    """Return the float32 softmax over the last axis of scaled ``scores``; ``bias`` and ``sinks`` are broadcast."""
     scores = scores.float() * variant.scale
     if variant.softcap is not None:
         scores = torch.tanh(scores / variant.softcap) * variant.softcap

@@ -1,4 +1,4 @@
-"""What tells one model's attention from another's."""
+"""Options in which the attention of models differs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .batch import MaskRule
 
 @dataclass(frozen=True)
 class Variant:
-    """The arguments of ``paged_attention`` that belong to the model and not to the step; see there."""
+    """Arguments of ``paged_attention`` that belong to the model and not to the step; see there."""
 
     scale: float
     window: int | None = None
@@ -24,5 +24,5 @@ class Variant:
 
     @property
     def has_plain_scores(self) -> bool:
-        """Nothing is done to a scaled score, and no other takes part in the softmax."""
+        """Whether the softmax takes scaled scores without cap, sinks or ALiBi."""
         return self.softcap is None and self.sinks is None and self.alibi_slopes is None

@@ -15,26 +15,26 @@ _IMPLEMENTATIONS = {REFERENCE: reference.penalize, "cuda": OnGpu(f"{__package__}
 def penalize(logits: Tensor, rows: Tensor, token_ids: Tensor, repetition: Tensor, deduction: Tensor) -> None:
     """Penalise ``E`` logits, in place.
 
-    A logit above 0 is divided by its ``repetition``, another multiplied; then its ``deduction`` is taken off. Which
-    tokens those are, and how often they came, the caller counts: of a vocabulary few are penalised.
+    A logit above 0 is divided by its ``repetition``, any other is multiplied; then its ``deduction`` is subtracted. The
+    caller counts the tokens to penalise, which are few compared to the vocabulary.
 
     Args:
-        logits: ``[R, V]`` float32, any strides. **Mutated.** Each changes by itself, whatever else is penalised.
-        rows, token_ids: ``[E]`` int64, contiguous, within ``R`` and ``V``; no pair comes twice.
-        repetition, deduction: ``[E]`` float32, contiguous. The four lie on the CPU or where the logits are.
+        logits: ``[R, V]`` float32, any strides. **Mutated.** Each change is independent of the others.
+        rows, token_ids: ``[E]`` int64, contiguous, within ``R`` and ``V``; no pair occurs twice.
+        repetition, deduction: ``[E]`` float32, contiguous. All four are on the CPU or on the device of the logits.
 
     Raises:
         KernelInputError: a shape or dtype above does not hold.
 
-    Cost: memory bound, ``32 * E`` bytes; from the CPU to a GPU one copy of ``24 * E``.
+    Cost: memory bound, ``32 * E`` bytes; from the CPU to a GPU additionally one copy of ``24 * E`` bytes.
     Source: Keskar et al. 2019 (arXiv:1909.05858) for repetition; the others are those of OpenAI's API.
     """
     if logits.ndim != 2 or logits.dtype != torch.float32:
         raise KernelInputError(f"logits must be [R, V] float32, got {tuple(logits.shape)} {logits.dtype}")
-    given = {"rows": rows, "token_ids": token_ids, "repetition": repetition, "deduction": deduction}
-    for name, tensor in given.items():
+    arguments = {"rows": rows, "token_ids": token_ids, "repetition": repetition, "deduction": deduction}
+    for name, tensor in arguments.items():
         dtype = torch.int64 if name in ("rows", "token_ids") else torch.float32
         if tensor.shape != (len(rows),) or tensor.dtype != dtype or not tensor.is_contiguous():
-            found = f"{tuple(tensor.shape)} {tensor.dtype}"
-            raise KernelInputError(f"{name} must be contiguous [{len(rows)}] {dtype}, got {found}")
+            actual = f"{tuple(tensor.shape)} {tensor.dtype}"
+            raise KernelInputError(f"{name} must be contiguous [{len(rows)}] {dtype}, got {actual}")
     select(_IMPLEMENTATIONS, logits.device, logits.dtype)(logits, rows, token_ids, repetition, deduction)

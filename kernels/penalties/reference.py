@@ -1,4 +1,4 @@
-"""Plain torch: the ground truth, and what runs on the CPU."""
+"""Reference in plain torch: the ground truth of tests, and the fallback on any device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear layers whose weights and inputs are one byte a number, int8 or float8."""
+"""Linear layers with weights and inputs of one byte per element, int8 or float8."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _MULTIPLY = {REFERENCE: reference.multiply, "cuda": OnGpu(_GPU, "multiply")}
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A weight ``[N, K]`` in steps of a size of each output's own.
+    """A weight ``[N, K]``, quantized with a scale per output.
 
     Args:
         values: ``[N, K]`` int8 or float8_e4m3fn, contiguous.
-        scales: ``[N]`` float32, the size of a step.
+        scales: ``[N]`` float32.
         bias: ``[N]`` of any float dtype, or None.
     """
 
@@ -34,7 +34,7 @@ class QuantizedWeight:
 
 
 def quantize_weight(weight: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> QuantizedWeight:
-    """Make a weight ``[N, K]`` of a float dtype one byte a number; ``bias``, ``[N]``, stays.
+    """Quantize a weight ``[N, K]`` of a float dtype; ``bias``, ``[N]``, keeps its dtype.
 
     Raises:
         KernelInputError: a shape or dtype above does not hold.
@@ -45,40 +45,40 @@ def quantize_weight(weight: Tensor, dtype: torch.dtype, bias: Tensor | None = No
 
 
 def quantize_rows(inputs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Make rows one byte a number, in steps that take the largest of a row to the largest there is.
+    """Quantize rows, with scales that map the largest magnitude of a row to the largest value of ``dtype``.
 
     Args:
         inputs: ``[T, K]`` of a float dtype, last axis contiguous.
-        dtype: int8, whose largest is 127, or float8_e4m3fn, whose largest is 448.
+        dtype: int8, whose largest value is 127, or float8_e4m3fn, whose largest is 448.
 
     Returns:
-        ``[T, K]`` of ``dtype`` and ``[T]`` float32, the size of a row's step (1 where a row is all 0). A row does not
-        depend on the other rows, and has the same bits on every device.
+        ``[T, K]`` of ``dtype`` and scales ``[T]`` float32, 1 for a row of zeros. A row does not depend on the other
+        rows, and has the same bits on every device.
 
     Raises:
         KernelInputError: a shape, dtype or stride above does not hold.
 
-    Cost: memory bound, ``T * K * (2 * itemsize + 1)`` bytes; the second reading comes from a cache.
+    Cost: memory bound, ``T * K * (2 * itemsize + 1)`` bytes; the second read comes from a cache.
     Source: Dettmers et al. 2022 (arXiv:2208.07339), rows; Micikevicius et al. 2022 (arXiv:2209.05433), float8.
     """
     if inputs.ndim != 2 or not inputs.is_floating_point() or inputs.stride(1) != 1:
-        found = f"{tuple(inputs.shape)} {inputs.dtype} with strides {inputs.stride()}"
-        raise KernelInputError(f"inputs must be [T, K] of a float dtype, rows contiguous, got {found}")
+        actual = f"{tuple(inputs.shape)} {inputs.dtype} with strides {inputs.stride()}"
+        raise KernelInputError(f"inputs must be [T, K] of a float dtype, rows contiguous, got {actual}")
     if dtype not in DTYPES:
         raise KernelInputError(f"dtype must be one of {DTYPES}, got {dtype}")
     return select(_QUANTIZE, inputs.device, inputs.dtype)(inputs, dtype)
 
 
 def quantized_linear(inputs: Tensor, weight: QuantizedWeight) -> Tensor:
-    """Return ``inputs @ weight.T + bias``, with each row of inputs made bytes as it comes.
+    """Return ``inputs @ weight.T + bias``; each row of inputs is quantized on the fly.
 
     Args:
         inputs: ``[T, K]`` of a float dtype, last axis contiguous.
 
     Returns:
-        ``[T, N]``, dtype of ``inputs``. Of int8, sums are exact in int32 (``K`` up to 133,000), scaled in float32 and
-        rounded once: a row has the same bits whatever the other rows are and however many. Of float8, sums are float32:
-        the same bits as long as ``T`` stays within 1 to 16, 17 to 64, or above.
+        ``[T, N]``, dtype of ``inputs``. For int8, sums are exact in int32 (``K`` up to 133,000), scaled in float32 and
+        rounded once, so that the bits of a row do not depend on the other rows or their number. For float8, sums are
+        float32, and the bits stay the same as long as ``T`` stays within 1 to 16, 17 to 64, or above.
 
     Raises:
         KernelInputError: a shape or dtype above does not hold.
@@ -87,8 +87,8 @@ def quantized_linear(inputs: Tensor, weight: QuantizedWeight) -> Tensor:
     """
     values, scales = weight.values, weight.scales
     if values.ndim != 2 or values.dtype not in DTYPES or not values.is_contiguous() or scales.shape != values.shape[:1]:
-        found = f"{tuple(values.shape)} {values.dtype} with {tuple(scales.shape)} scales"
-        raise KernelInputError(f"weight must be contiguous [N, K] of {DTYPES} with [N] scales, got {found}")
+        actual = f"{tuple(values.shape)} {values.dtype} with {tuple(scales.shape)} scales"
+        raise KernelInputError(f"weight must be contiguous [N, K] of {DTYPES} with [N] scales, got {actual}")
     if inputs.ndim != 2 or inputs.shape[1] != values.shape[1]:
         raise KernelInputError(f"inputs must be [T, {values.shape[1]}], got {tuple(inputs.shape)}")
     rows, row_scales = quantize_rows(inputs, values.dtype)

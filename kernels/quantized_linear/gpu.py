@@ -1,6 +1,6 @@
-"""In Triton, for a GPU: rows to bytes, and their product on the tensor cores."""
+"""Triton kernels for the GPU: quantization of rows, and their product on the tensor cores."""
 
-# What Triton compiles is typed as if Python ran it.
+# Pyright checks the functions that Triton compiles as if Python ran them.
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from .reference import LARGEST
 
-# The interpreter's conversion to float8 loses the carry where rounding leads to the next power of two.
+# The interpreter's conversion to float8 loses the carry when rounding reaches the next power of two.
 _IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 _QUANTIZE_BLOCK = 2048
-# Hopper's sums of float8 keep 14 bits; after so many products they are added in float32 (arXiv:2412.19437, 3.3.2).
+# Hopper's float8 sums keep 14 bits. After this many products they are added in float32 (arXiv:2412.19437, 3.3.2).
 _FLOAT8_SUMS = tl.constexpr(128)
 
 
@@ -31,7 +31,7 @@ class _Blocks:
 
 
 def _choose_blocks(num_rows: int) -> _Blocks:
-    """For few rows many small blocks that stream the weight, else as large as the sums fit into registers."""
+    """Return small blocks, which stream the weight, for few rows; else the largest whose sums fit into registers."""
     if num_rows <= 16:
         return _Blocks(16, 32, 256, num_warps=4, num_stages=4)
     if num_rows <= 64:
@@ -56,7 +56,7 @@ def quantize_rows(inputs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def multiply(
     rows: Tensor, row_scales: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """The product of ``[T, K]`` and ``[N, K]``, both of bytes, in ``dtype``."""
+    """Return the product of ``[T, K]`` and ``[N, K]``, both quantized, in ``dtype``."""
     num_rows, num_inputs = rows.shape
     num_outputs = len(values)
     out = torch.empty(num_rows, num_outputs, dtype=dtype, device=rows.device)
@@ -78,34 +78,34 @@ def multiply(
 def _quantize_kernel(
     inputs, stride, values, scales, size, LARGEST: tl.constexpr, IS_INT8: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """One row, read twice: for its largest, and to make it bytes."""
+    """Quantize one row. It is read twice: for its largest magnitude, and to quantize it."""
     row = tl.program_id(0).to(tl.int64)
     largest = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, size, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        found = tl.load(inputs + row * stride + at, mask=at < size, other=0.0).to(tl.float32)
-        largest = tl.maximum(largest, tl.abs(found))
-    most = tl.max(largest, 0)
-    scale = tl.where(most > 0.0, tl.div_rn(most, LARGEST), 1.0)
+        column = start + tl.arange(0, BLOCK)
+        block = tl.load(inputs + row * stride + column, mask=column < size, other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, tl.abs(block))
+    row_largest = tl.max(largest, 0)
+    scale = tl.where(row_largest > 0.0, tl.div_rn(row_largest, LARGEST), 1.0)
     tl.store(scales + row, scale)
     for start in range(0, size, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        found = tl.load(inputs + row * stride + at, mask=at < size, other=0.0).to(tl.float32)
-        steps = tl.div_rn(found, tl.zeros((BLOCK,), tl.float32) + scale)
+        column = start + tl.arange(0, BLOCK)
+        block = tl.load(inputs + row * stride + column, mask=column < size, other=0.0).to(tl.float32)
+        steps = tl.div_rn(block, tl.zeros((BLOCK,), tl.float32) + scale)
         if IS_INT8:
             steps = tl.floor(steps + 0.5)
         steps = tl.minimum(tl.maximum(steps, -LARGEST), LARGEST)
         if _IS_INTERPRETED and not IS_INT8:
             steps = _round_to_float8(steps)
-        tl.store(values + row * size + at, steps.to(values.dtype.element_ty), mask=at < size)
+        tl.store(values + row * size + column, steps.to(values.dtype.element_ty), mask=column < size)
 
 
 @triton.jit
 def _round_to_float8(value):
-    """To the nearest float8_e4m3fn, of two as near the even one: 3 bits, or steps of 2^-9 below 2^-6."""
+    """Round to the nearest float8_e4m3fn, ties to even: 3 bits of mantissa, or steps of 2^-9 below 2^-6."""
     bits = value.to(tl.int32, bitcast=True)
     bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
-    # Where adding 1.5 * 2^14 leaves steps of 2^-9, the addition does the rounding.
+    # Adding 1.5 * 2^14 leaves steps of 2^-9, so the addition rounds.
     small = (value + 24576.0) - 24576.0
     return tl.where(tl.abs(value) < 0.015625, small, bits.to(tl.float32, bitcast=True))
 
@@ -116,21 +116,21 @@ def _multiply_kernel(
     IS_INT8: tl.constexpr, HAS_BIAS: tl.constexpr, IS_EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """A block of the product; blocks of the same outputs run side by side, so their weights are read once."""
+    """Compute a block of the product. Blocks of the same outputs run concurrently, so their weights are read once."""
     num_row_blocks = tl.cdiv(num_rows, BLOCK_M)
     row = (tl.program_id(0) % num_row_blocks) * BLOCK_M + tl.arange(0, BLOCK_M)
     output = (tl.program_id(0) // num_row_blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_row, is_output = row < num_rows, output < num_outputs
-    row_places = rows + row[:, None].to(tl.int64) * num_inputs
-    value_places = values + output[None, :].to(tl.int64) * num_inputs
+    row_pointers = rows + row[:, None].to(tl.int64) * num_inputs
+    value_pointers = values + output[None, :].to(tl.int64) * num_inputs
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if IS_INT8 else tl.float32)
     for start in range(0, num_inputs, BLOCK_K):
-        at = start + tl.arange(0, BLOCK_K)
+        k = start + tl.arange(0, BLOCK_K)
         is_in, is_out = is_row[:, None], is_output[None, :]
         if not IS_EVEN:
-            is_in, is_out = is_in & (at[None, :] < num_inputs), is_out & (at[:, None] < num_inputs)
-        left = tl.load(row_places + at[None, :], mask=is_in, other=0.0)
-        right = tl.load(value_places + at[:, None], mask=is_out, other=0.0)
+            is_in, is_out = is_in & (k[None, :] < num_inputs), is_out & (k[:, None] < num_inputs)
+        left = tl.load(row_pointers + k[None, :], mask=is_in, other=0.0)
+        right = tl.load(value_pointers + k[:, None], mask=is_out, other=0.0)
         if IS_INT8:
             total = tl.dot(left, right, total, out_dtype=tl.int32)
         else:
@@ -140,5 +140,5 @@ def _multiply_kernel(
     result = total.to(tl.float32) * row_scale[:, None] * scale[None, :]
     if HAS_BIAS:
         result += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
-    places = out + row[:, None].to(tl.int64) * num_outputs + output[None, :]
-    tl.store(places, result.to(out.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
+    pointers = out + row[:, None].to(tl.int64) * num_outputs + output[None, :]
+    tl.store(pointers, result.to(out.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])

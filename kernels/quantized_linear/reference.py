@@ -1,4 +1,4 @@
-"""Plain torch: the ground truth."""
+"""Reference in plain torch: the ground truth of tests, and the fallback on any device."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ def quantize_rows(inputs: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """See ``quantized_linear.quantize_rows``."""
     wide = inputs.float()
     largest = wide.abs().amax(dim=-1)
-    # By a tensor: on a GPU torch makes of a division by a number a product with its reciprocal, which is rounded twice.
+    # Divide by a tensor: on a GPU torch divides by a number by multiplying with its reciprocal, which rounds twice.
     scales = torch.where(largest > 0, largest / torch.full_like(largest, LARGEST[dtype]), 1.0)
     steps = wide / scales[:, None]
     if dtype == torch.int8:
         steps = torch.floor(steps + 0.5)
-    # Rounding may take the largest just over what there is.
+    # Rounding may exceed the largest value slightly.
     return steps.clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype), scales
 
 
 def multiply(
     rows: Tensor, row_scales: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """The product of ``[T, K]`` and ``[N, K]``, both of bytes, in ``dtype``."""
-    # Sums of int8 are exact in float64, and float32 has too few bits for them.
+    """Return the product of ``[T, K]`` and ``[N, K]``, both quantized, in ``dtype``."""
+    # Sums of int8 are exact in float64; float32 has too few bits for them.
     total = rows.double() @ values.double().T
     total = total * row_scales[:, None] * scales
     return (total if bias is None else total + bias).to(dtype)

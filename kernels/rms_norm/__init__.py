@@ -1,4 +1,4 @@
-"""Root mean square normalisation, alone and behind the addition to the residual stream."""
+"""Root mean square normalisation, alone and after the addition to the residual stream."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ _ADD_IMPLEMENTATIONS = {
 def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Scale the last axis to a root mean square of one, then by ``weight``.
 
-    The mean and the scaling are in float32, the product with ``weight`` in the dtype of ``inputs``, or in float32, too,
-    where the weight is: then the result is rounded once.
+    The mean and the scaling are in float32. The product with ``weight`` is in the dtype of ``inputs``, or in float32
+    for a float32 weight; the result is rounded once then.
 
     Args:
-        inputs: ``[..., E]``, any strides; on a GPU rows above 32,768 go by the reference.
+        inputs: ``[..., E]``, any strides; on a GPU rows above 32,768 use the reference.
         weight: ``[E]``, or ``[N, E]`` for inputs ``[..., N, E]``; dtype of ``inputs``, or float32.
         eps: added to the mean of squares.
 
     Returns:
-        As ``inputs``, contiguous. A row's bits do not depend on the other rows nor on their number, given the strides.
+        Shape and dtype of ``inputs``, contiguous. A row's bits do not depend on the other rows or their number, given
+        the strides.
 
     Raises:
         KernelInputError: a shape or dtype above does not hold.
@@ -46,7 +47,7 @@ def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(inputs: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return ``(rms_norm(inputs + residual), inputs + residual)``; either may be written over.
+    """Return ``(rms_norm(inputs + residual), inputs + residual)``; either argument may be overwritten.
 
     Args:
         inputs: ``[T, E]``. **May be mutated.**
@@ -54,7 +55,7 @@ def add_rms_norm(inputs: Tensor, residual: Tensor, weight: Tensor, eps: float) -
         weight: ``[E]``.
 
     Returns:
-        Both ``[T, E]``. A row's bits do not depend on the other rows nor on their number.
+        Both ``[T, E]``. A row's bits do not depend on the other rows or their number.
 
     Raises:
         KernelInputError: a shape or dtype above does not hold.
@@ -70,8 +71,8 @@ def add_rms_norm(inputs: Tensor, residual: Tensor, weight: Tensor, eps: float) -
 
 
 def _check(inputs: Tensor, weight: Tensor) -> None:
-    is_known = weight.dtype in (inputs.dtype, torch.float32)
-    if weight.ndim not in (1, 2) or weight.shape != inputs.shape[-weight.ndim :] or not is_known:
+    is_supported = weight.dtype in (inputs.dtype, torch.float32)
+    if weight.ndim not in (1, 2) or weight.shape != inputs.shape[-weight.ndim :] or not is_supported:
         raise KernelInputError(
             f"weight must be {inputs.dtype} or float32 [{inputs.shape[-1]}], got {weight.dtype} {tuple(weight.shape)}"
         )

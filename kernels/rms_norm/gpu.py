@@ -1,6 +1,6 @@
-"""In Triton: every row is read once, held in registers for its sum and its scaling, and written once.
+"""Triton kernel for the GPU: every row is read once, kept in registers for its sum and its scaling, and written once.
 
-A block of rows per program, whole rows, so a row's sum is taken in one order whatever its company.
+A program computes a block of whole rows, so the order of a row's sum does not depend on other rows.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from . import reference
 
-_MAX_SIZE = 32768  # takes all 128 registers of 512 threads; one of twice the size would spill them
-_BLOCK_SIZE = 2048  # elements that a program should have at least, so that its threads have wide loads to do
+_MAX_SIZE = 32768  # uses all 128 registers of 512 threads; twice the size would spill
+_BLOCK_SIZE = 2048  # minimal number of elements per program, for wide loads
 
 
 def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -31,7 +31,7 @@ def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(inputs: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """See ``rms_norm.add_rms_norm``; the sum is written over ``residual`` where its rows are contiguous."""
+    """See ``rms_norm.add_rms_norm``; the sum overwrites ``residual`` if its rows are contiguous."""
     if inputs.shape[-1] > _MAX_SIZE:
         return reference.add_rms_norm(inputs, residual, weight, eps)
     residual = _as_rows(residual)
@@ -41,13 +41,13 @@ def add_rms_norm(inputs: Tensor, residual: Tensor, weight: Tensor, eps: float) -
 
 
 def _as_rows(inputs: Tensor) -> Tensor:
-    """``[N, E]`` with contiguous rows at any distance; a copy only where there is no such view."""
+    """Return ``[N, E]`` with contiguous rows at any stride; a copy only if no such view exists."""
     rows = inputs.reshape(-1, inputs.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def _launch(inputs: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, eps: float) -> None:
-    """``inputs`` are ``[T, N, E]``: heads beside others that are not to be normalised lie so, and are not copied."""
+    """Launch for ``inputs`` ``[T, N, E]`` at any strides, so that a slice of the heads needs no copy."""
     num_tokens, num_heads, size = inputs.shape
     num_rows = num_tokens * num_heads
     if num_rows == 0:
@@ -55,7 +55,7 @@ def _launch(inputs: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor
     block = triton.next_power_of_2(size)
     rows_per_program = max(1, _BLOCK_SIZE // block)
     sums = inputs if residual is None else residual
-    # A single row may have any distance to a next one, and each other distance is a compilation of its own.
+    # The stride of a single row is arbitrary, and each new stride would compile the kernel again.
     token_stride = inputs.stride(0) if num_tokens > 1 else num_heads * size
     head_stride = inputs.stride(1) if num_heads > 1 else size
     sums_stride = sums.stride(0) if num_tokens > 1 else size
@@ -69,13 +69,13 @@ def _launch(inputs: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor
         "num_warps": min(16, max(4, rows_per_program * block // 512)),
     }
     _rms_norm_kernel[(triton.cdiv(num_rows, rows_per_program),)](
-        *(inputs, sums, weight.contiguous(), out),
-        *(num_rows, weight.numel() // size, token_stride, head_stride, sums_stride, eps),
+        inputs, sums, weight.contiguous(), out,
+        num_rows, weight.numel() // size, token_stride, head_stride, sums_stride, eps,
         **constants,
-    )
+    )  # fmt: skip
 
 
-# The number of rows must not choose the code: it would be another one for a row alone.
+# Specializing on num_rows would compile different code for a single row.
 @triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     inputs,
@@ -104,7 +104,7 @@ def _rms_norm_kernel(
     wide = tl.load(inputs + starts + columns, mask=mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         sums = residual + rows * residual_stride + columns
-        # Rounded as what is written, as in a model that adds first.
+        # Rounded like the sum that is written, as in a model that adds first.
         narrow = (wide + tl.load(sums, mask=mask, other=0.0).to(tl.float32)).to(dtype)
         tl.store(sums, narrow, mask=mask)
         wide = narrow.to(tl.float32)

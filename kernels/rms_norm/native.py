@@ -1,4 +1,4 @@
-"""In C++, for the CPU: one pass for the sum, one for the scaling."""
+"""Compiled kernel for the CPU: one pass for the sum, one for the scaling."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
     if rows.stride(1) != 1:
         rows = rows.contiguous()
     out = torch.empty(inputs.shape, dtype=inputs.dtype)
-    function(
-        *(rows.data_ptr(), rows.stride(0), None, weight.data_ptr()),
-        *(weight.dtype == torch.float32, weight.numel() // size),
-        *(out.data_ptr(), rows.shape[0], size, eps),
-    )
+    is_wide, num_weights = weight.dtype == torch.float32, weight.numel() // size
+    weights = weight.data_ptr(), is_wide, num_weights
+    function(rows.data_ptr(), rows.stride(0), None, *weights, out.data_ptr(), rows.shape[0], size, eps)
     return out
 
 
@@ -35,9 +33,6 @@ def add_rms_norm(inputs: Tensor, residual: Tensor, weight: Tensor, eps: float) -
         return reference.add_rms_norm(inputs, residual, weight, eps)
     num_rows, size = inputs.shape
     out = torch.empty_like(inputs)
-    function(
-        *(inputs.data_ptr(), size, residual.data_ptr(), weight.data_ptr()),
-        *(weight.dtype == torch.float32, 1),
-        *(out.data_ptr(), num_rows, size, eps),
-    )
+    weights = weight.data_ptr(), weight.dtype == torch.float32, 1
+    function(inputs.data_ptr(), size, residual.data_ptr(), *weights, out.data_ptr(), num_rows, size, eps)
     return out, residual

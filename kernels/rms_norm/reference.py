@@ -1,4 +1,7 @@
-"""Plain torch: the ground truth, and what runs on the CPU. The order of casts is that of transformers' models."""
+"""Reference in plain torch: the ground truth of tests, and the fallback on any device.
+
+The order of casts is that of transformers' models.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding of query and key heads, alone and with the write into the paged cache behind it."""
+"""Rotary position embedding of query and key heads, alone and followed by the write into the paged cache."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ _STORE_IMPLEMENTATIONS = {
 
 
 def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor, *, is_interleaved: bool = False) -> Tensor:
-    """Rotate each pair ``(x[i], x[i + R / 2])`` of a head by its token's angle; what is behind ``R`` stays.
+    """Rotate each pair ``(x[i], x[i + R / 2])`` of a head by its token's angle; the rest of the head, after ``R``,
+    stays.
 
     Args:
-        heads: ``[T, H, D]``, any strides (a slice of a fused QKV needs no copy); query and key heads may come in one.
-        cos, sin: ``[T, R]``, of the angles, ``R`` up to ``D``; their two halves are alike. Dtype of
-            ``heads``, or float32: then pairs are rotated in float32 and rounded once.
-        is_interleaved: pairs are ``(x[2 i], x[2 i + 1])`` instead, by the same angles.
+        heads: ``[T, H, D]``, any strides (a slice of a fused QKV needs no copy); query and key heads may be one tensor.
+        cos, sin: ``[T, R]``, of the angles, ``R`` up to ``D``; both halves are equal. Dtype of ``heads``, or float32,
+            in which case pairs are rotated in float32 and rounded once.
+        is_interleaved: rotate pairs ``(x[2 i], x[2 i + 1])`` instead, by the same angles.
 
     Returns:
         ``[T, H, D]`` in the dtype of ``heads``. A token's bits do not depend on the others.
@@ -38,7 +39,7 @@ def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor, *, is_interleaved: boo
         KernelInputError: a shape or dtype above does not hold.
 
     Cost: memory bound, ``2 * T * H * D * itemsize`` bytes.
-    Source: Su et al. 2021 (arXiv:2104.09864), whose pairs are the interleaved ones.
+    Source: Su et al. 2021 (arXiv:2104.09864), which interleaves pairs.
     """
     _check("heads", heads, cos, sin)
     return select(_IMPLEMENTATIONS, heads.device, heads.dtype)(heads, cos, sin, is_interleaved)
@@ -57,42 +58,42 @@ def rotary_and_store(
     value_scale: float = 1.0,
     is_interleaved: bool = False,
 ) -> Tensor:
-    """``apply_rotary`` of query and key heads, then ``store_kv_cache`` of keys and values, which says what slots mean.
+    """Apply ``apply_rotary`` to query and key heads, then ``store_kv_cache`` to keys and values.
 
-    Rotated keys go to the cache alone, where attention reads them.
+    Rotated keys are only written to the cache, where attention reads them.
 
     Args:
-        query_key: ``[T, H + KVH, D]``, any strides: the heads of queries, then those of keys, before the rotation.
+        query_key: ``[T, H + KVH, D]``, any strides: query heads, then key heads, before the rotation.
         value: ``[T, KVH, DV]``, any strides. Both may be slices of one fused QKV.
         cos, sin, is_interleaved: as for ``apply_rotary``.
         key_cache, value_cache, slot_mapping, key_scale, value_scale: as for ``store_kv_cache``. Caches are **mutated.**
 
     Returns:
-        The rotated query heads, ``[T, H, D]``, of padding too. A token's bits do not depend on the others.
+        The rotated query heads, ``[T, H, D]``, including those of padding. A token's bits do not depend on the others.
 
     Raises:
         KernelInputError: a shape, dtype, stride or scale above does not hold.
 
     Cost: memory bound, ``T * ((2 * H + KVH) * D + KVH * DV)`` times the itemsize of ``query_key`` and
-    ``T * KVH * (D + DV)`` times that of the caches, in bytes: the rotated keys are not read again.
+    ``T * KVH * (D + DV)`` times that of the caches, in bytes; rotated keys are not read again.
     """
     _check("query_key", query_key, cos, sin)
     num_heads = query_key.shape[1] - value.shape[1]
     if num_heads < 1:
         raise KernelInputError(f"query_key must be [T, H + {value.shape[1]}, D], got {tuple(query_key.shape)}")
-    into = CacheSlots(key_cache, value_cache, slot_mapping, key_scale, value_scale)
-    into.check(query_key[:, num_heads:], value)
+    target = CacheSlots(key_cache, value_cache, slot_mapping, key_scale, value_scale)
+    target.check(query_key[:, num_heads:], value)
     run = select(_STORE_IMPLEMENTATIONS, query_key.device, query_key.dtype)
-    return run(query_key, value, cos, sin, into, is_interleaved)
+    return run(query_key, value, cos, sin, target, is_interleaved)
 
 
 def _check(name: str, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
     if heads.ndim != 3:
         raise KernelInputError(f"{name} must be [T, H, D], got {tuple(heads.shape)}")
     for which, angles in (("cos", cos), ("sin", sin)):
-        is_fitting = angles.ndim == 2 and len(angles) == len(heads) and 0 < angles.shape[1] <= heads.shape[2]
-        is_known = angles.dtype in (heads.dtype, torch.float32) and angles.dtype == cos.dtype
-        if not is_fitting or angles.shape[1] % 2 or angles.shape != cos.shape or not is_known:
+        fits_heads = angles.ndim == 2 and len(angles) == len(heads) and 0 < angles.shape[1] <= heads.shape[2]
+        is_supported = angles.dtype in (heads.dtype, torch.float32) and angles.dtype == cos.dtype
+        if not fits_heads or angles.shape[1] % 2 or angles.shape != cos.shape or not is_supported:
             raise KernelInputError(
                 f"{which} must be {heads.dtype} or float32 [{len(heads)}, R] with an even R up to {heads.shape[2]}, "
                 f"got {angles.dtype} {tuple(angles.shape)}"

@@ -1,4 +1,4 @@
-"""In Triton: a program per token and group of heads; pairs are rotated in float32 and rounded once."""
+"""Triton kernels for the GPU: a program per token and group of heads; pairs are rotated in float32 and rounded once."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool =
     heads = with_plain_rows(heads)
     blocks = _Blocks(num_heads, head_dim, cos.shape[1])
     _rotary_kernel[(num_tokens, triton.cdiv(num_heads, blocks.heads))](
-        *(heads, cos.contiguous(), sin.contiguous(), out, heads.stride(0), heads.stride(1)),
+        heads, cos.contiguous(), sin.contiguous(), out, heads.stride(0), heads.stride(1),
         **{**blocks.constants, "NUM_HEADS": num_heads, "IS_INTERLEAVED": is_interleaved},
-    )
+    )  # fmt: skip
     return out
 
 
 def rotary_and_store(
-    query_key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, into: CacheSlots, is_interleaved: bool = False
+    query_key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, target: CacheSlots, is_interleaved: bool = False
 ) -> Tensor:
     """See ``rotary.rotary_and_store``."""
     num_tokens, num_all, head_dim = query_key.shape
@@ -53,18 +53,19 @@ def rotary_and_store(
         "VALUE_BLOCK": triton.next_power_of_2(value_dim),
         "IS_INTERLEAVED": is_interleaved,
     }
-    # Behind the groups of query and key heads comes one program more for a token's values.
+    # After the groups of query and key heads, one more program stores a token's values.
     _rotary_and_store_kernel[(num_tokens, num_groups + 1)](
-        *(query_key, value, cos.contiguous(), sin.contiguous(), query, into.key_cache, into.value_cache),
-        *(into.slot_mapping.contiguous(), query_key.stride(0), query_key.stride(1), value.stride(0), value.stride(1)),
-        *(float(into.key_scale), float(into.value_scale)),
+        query_key, value, cos.contiguous(), sin.contiguous(), query, target.key_cache, target.value_cache,
+        target.slot_mapping.contiguous(),
+        query_key.stride(0), query_key.stride(1), value.stride(0), value.stride(1),
+        float(target.key_scale), float(target.value_scale),
         **constants,
-    )
+    )  # fmt: skip
     return query
 
 
 class _Blocks:
-    """How heads are cut into programs: by their sizes alone, never by the number of tokens."""
+    """Division of heads into programs. It depends on their sizes only, never on the number of tokens."""
 
     def __init__(self, num_heads: int, head_dim: int, rotary_dim: int) -> None:
         half, rest = triton.next_power_of_2(rotary_dim // 2), head_dim - rotary_dim
@@ -82,8 +83,8 @@ class _Blocks:
 
 
 @triton.jit
-def _columns_of(pairs, ROTARY_DIM: tl.constexpr, IS_INTERLEAVED: tl.constexpr):
-    """Where both of each pair lie within a head."""
+def _pair_columns(pairs, ROTARY_DIM: tl.constexpr, IS_INTERLEAVED: tl.constexpr):
+    """Return the columns of the first and second elements of pairs within a head."""
     if IS_INTERLEAVED:
         first, second = 2 * pairs, 2 * pairs + 1
     else:
@@ -93,12 +94,15 @@ def _columns_of(pairs, ROTARY_DIM: tl.constexpr, IS_INTERLEAVED: tl.constexpr):
 
 @triton.jit
 def _rotated(heads, cos, sin, token, starts, mask, columns, ROTARY_DIM: tl.constexpr, IS_INTERLEAVED: tl.constexpr):
-    """Both of each pair of the rotated part of heads that begin at ``starts``, in float32; ``columns`` count pairs."""
+    """Return the rotated pairs of heads that begin at ``starts``, first and second elements, in float32.
+
+    ``columns`` are indices of pairs.
+    """
     angles = token * ROTARY_DIM + columns
     angles_mask = columns < ROTARY_DIM // 2
     cosines = tl.load(cos + angles, mask=angles_mask, other=0.0).to(tl.float32)
     sines = tl.load(sin + angles, mask=angles_mask, other=0.0).to(tl.float32)
-    first_columns, second_columns = _columns_of(columns, ROTARY_DIM, IS_INTERLEAVED)
+    first_columns, second_columns = _pair_columns(columns, ROTARY_DIM, IS_INTERLEAVED)
     first = tl.load(heads + starts + first_columns, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(heads + starts + second_columns, mask=mask, other=0.0).to(tl.float32)
     return first * cosines - second * sines, second * cosines + first * sines
@@ -128,7 +132,7 @@ def _rotary_kernel(
     out_starts = (token * NUM_HEADS + rows) * HEAD_DIM
     mask = (rows < NUM_HEADS) & (columns < ROTARY_DIM // 2)
     first, second = _rotated(heads, cos, sin, token, starts, mask, columns, ROTARY_DIM, IS_INTERLEAVED)
-    first_columns, second_columns = _columns_of(columns, ROTARY_DIM, IS_INTERLEAVED)
+    first_columns, second_columns = _pair_columns(columns, ROTARY_DIM, IS_INTERLEAVED)
     tl.store(out + out_starts + first_columns, first.to(dtype), mask=mask)
     tl.store(out + out_starts + second_columns, second.to(dtype), mask=mask)
     if REST_BLOCK > 0:
@@ -147,18 +151,18 @@ def _rotary_and_store_kernel(
     HEAD_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """Program ``(token, group of query and key heads)``; behind the groups comes one for the token's values."""
+    """Run program ``(token, group of query and key heads)``. The program after the groups stores the token's values."""
     slot = tl.load(slot_mapping + tl.program_id(0)).to(tl.int64)
     if tl.program_id(1) == NUM_GROUPS:
         store_heads(
-            *(value, value_cache, slot, value_token_stride, value_head_stride, value_scale),
-            *(NUM_KV_HEADS, VALUE_DIM, VALUE_HEAD_BLOCK, VALUE_BLOCK),
-        )
+            value, value_cache, slot, value_token_stride, value_head_stride, value_scale,
+            NUM_KV_HEADS, VALUE_DIM, VALUE_HEAD_BLOCK, VALUE_BLOCK,
+        )  # fmt: skip
     else:
         _rotate_group(
-            *(query_key, cos, sin, query, key_cache, slot, token_stride, head_stride, key_scale),
-            *(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ROTARY_DIM, HEAD_BLOCK, HALF_BLOCK, REST_BLOCK, IS_INTERLEAVED),
-        )
+            query_key, cos, sin, query, key_cache, slot, token_stride, head_stride, key_scale,
+            NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ROTARY_DIM, HEAD_BLOCK, HALF_BLOCK, REST_BLOCK, IS_INTERLEAVED,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -167,9 +171,9 @@ def _rotate_group(
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, IS_INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """Rotate this program's heads: queries into ``query``, keys into ``slot`` of their cache if that is not negative.
+    """Rotate this program's heads. Write queries to ``query``, and keys to ``slot`` of the cache unless it is negative.
 
-    A group may hold the last queries and the first keys: each row goes to one place, by its mask.
+    A group may contain the last queries and the first keys. Masks select the target of each row.
     """
     dtype = query.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
@@ -183,21 +187,21 @@ def _rotate_group(
     is_row = rows < NUM_HEADS + NUM_KV_HEADS
     half = columns < ROTARY_DIM // 2
     first, second = _rotated(query_key, cos, sin, token, starts, is_row & half, columns, ROTARY_DIM, IS_INTERLEAVED)
-    first_columns, second_columns = _columns_of(columns, ROTARY_DIM, IS_INTERLEAVED)
-    # Rounded before they are made smaller still, as keys are that go another way to their cache.
+    first_columns, second_columns = _pair_columns(columns, ROTARY_DIM, IS_INTERLEAVED)
+    # Rounded before they are converted to the dtype of the cache, as keys are in store_kv_cache.
     first, second = first.to(dtype), second.to(dtype)
     _store_group(query_rows, key_rows, first_columns, is_query & half, is_key & half, first, key_scale)
     _store_group(query_rows, key_rows, second_columns, is_query & half, is_key & half, second, key_scale)
     if REST_BLOCK > 0:
         rest = ROTARY_DIM + tl.arange(0, REST_BLOCK)[None, :]
-        kept = tl.load(query_key + starts + rest, mask=is_row & (rest < HEAD_DIM), other=0.0)
+        unrotated = tl.load(query_key + starts + rest, mask=is_row & (rest < HEAD_DIM), other=0.0)
         _store_group(
-            query_rows, key_rows, rest, is_query & (rest < HEAD_DIM), is_key & (rest < HEAD_DIM), kept, key_scale
+            query_rows, key_rows, rest, is_query & (rest < HEAD_DIM), is_key & (rest < HEAD_DIM), unrotated, key_scale
         )
 
 
 @triton.jit
 def _store_group(query_rows, key_rows, columns, is_query, is_key, heads, key_scale):
-    """Write those rows of ``heads`` that are queries, and those that are keys in their cache's dtype."""
+    """Write the query rows of ``heads``, and the key rows in the dtype of their cache."""
     tl.store(query_rows + columns, heads, mask=is_query)
     tl.store(key_rows + columns, to_cache(heads, key_scale, key_rows.dtype.element_ty), mask=is_key)

@@ -1,4 +1,4 @@
-"""In C++, for the CPU."""
+"""Compiled kernel for the CPU."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool =
     if function is None or not is_plain or cos.shape[1] != heads.shape[2] or is_interleaved:
         return reference.apply_rotary(heads, cos, sin, is_interleaved)
     out = torch.empty(heads.shape, dtype=heads.dtype)
-    function(
-        *(heads.data_ptr(), heads.stride(0), heads.stride(1), cos.data_ptr(), sin.data_ptr(), out.data_ptr()),
-        *heads.shape,
-    )
+    angles = cos.data_ptr(), sin.data_ptr()
+    function(heads.data_ptr(), heads.stride(0), heads.stride(1), *angles, out.data_ptr(), *heads.shape)
     return out
 
 
 def rotary_and_store(
-    query_key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, into: CacheSlots, is_interleaved: bool = False
+    query_key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, target: CacheSlots, is_interleaved: bool = False
 ) -> Tensor:
     """See ``rotary.rotary_and_store``."""
     rotated = apply_rotary(query_key, cos, sin, is_interleaved)
     query, key = rotated.tensor_split([rotated.shape[1] - value.shape[1]], dim=1)
-    kv_cache_native.store_kv_cache(key, value, into)
+    kv_cache_native.store_kv_cache(key, value, target)
     return query

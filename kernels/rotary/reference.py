@@ -1,4 +1,4 @@
-"""Plain torch: the ground truth, and what runs on the CPU."""
+"""Reference in plain torch: the ground truth of tests, and the fallback on any device."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from ..kv_cache.cache_slots import CacheSlots
 
 def apply_rotary(heads: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> Tensor:
     """See ``rotary.apply_rotary``."""
-    turning = heads[..., : cos.shape[1]].to(cos.dtype)
+    rotating = heads[..., : cos.shape[1]].to(cos.dtype)
     if is_interleaved:
-        first, second = turning[..., ::2], turning[..., 1::2]
+        first, second = rotating[..., ::2], rotating[..., 1::2]
         half_cos, half_sin = (angles[:, None, : cos.shape[1] // 2] for angles in (cos, sin))
         pairs = first * half_cos - second * half_sin, second * half_cos + first * half_sin
         rotated = torch.stack(pairs, dim=-1).flatten(-2)
     else:
-        first, second = turning.chunk(2, dim=-1)
-        turned = torch.cat((-second, first), dim=-1)
-        rotated = turning * cos[:, None] + turned.mul_(sin[:, None])
+        first, second = rotating.chunk(2, dim=-1)
+        swapped = torch.cat((-second, first), dim=-1)
+        rotated = rotating * cos[:, None] + swapped.mul_(sin[:, None])
     rotated = rotated.to(heads.dtype)
-    return rotated if turning.shape == heads.shape else torch.cat((rotated, heads[..., cos.shape[1] :]), dim=-1)
+    return rotated if rotating.shape == heads.shape else torch.cat((rotated, heads[..., cos.shape[1] :]), dim=-1)
 
 
 def rotary_and_store(
-    query_key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, into: CacheSlots, is_interleaved: bool = False
+    query_key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, target: CacheSlots, is_interleaved: bool = False
 ) -> Tensor:
     """See ``rotary.rotary_and_store``."""
     rotated = apply_rotary(query_key, cos, sin, is_interleaved)
     query, key = rotated.tensor_split([rotated.shape[1] - value.shape[1]], dim=1)
-    kv_cache_reference.store_kv_cache(key, value, into)
+    kv_cache_reference.store_kv_cache(key, value, target)
     return query

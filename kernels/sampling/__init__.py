@@ -1,4 +1,4 @@
-"""Choosing tokens from logits."""
+"""Choose tokens from logits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import KernelInputError
 from . import native, reference
 from .draws import Draws
 
-__all__ = ["Draws", "argmax", "sample", "takes_rows_alone"]
+__all__ = ["Draws", "argmax", "is_row_independent", "sample"]
 
 _GPU = f"{__package__}.gpu"
 _ARGMAX = {REFERENCE: reference.argmax, "cpu": native.argmax, "cuda": OnGpu(_GPU, "argmax")}
@@ -25,10 +25,10 @@ _DTYPES = {
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """Return the most probable token of each row, of equally probable ones the first.
+    """Return the most probable token of each row; of equally probable tokens the first.
 
     Args:
-        logits: ``[R, V]`` of any float dtype; rows contiguous, else they are copied.
+        logits: ``[R, V]`` of any float dtype; rows contiguous, or they are copied.
 
     Returns:
         ``[R]`` int64, on the device of ``logits``.
@@ -46,38 +46,39 @@ def sample(logits: Tensor, draws: Draws) -> Tensor:
     """Return one token per row, drawn as ``draws`` says; a row's token does not depend on the other rows.
 
     Args:
-        logits: ``[R, V]`` of any float dtype; rows contiguous, else they are copied. **May be mutated.** A token at
-            minus infinity is never drawn, unless the whole row is.
-        draws: on the CPU, or where the logits are.
+        logits: ``[R, V]`` of any float dtype; rows contiguous, or they are copied. **May be mutated.** A token at
+            minus infinity is never drawn, unless the whole row is at minus infinity.
+        draws: on the CPU, or on the device of the logits.
 
     Returns:
-        ``[R]`` int64, on the device of ``logits``. The same on every device, but for rows whose number lies within the
-        rounding of a float sum from the edge of a token, and the order of equal logits.
+        ``[R]`` int64, on the device of ``logits``. The same on every device, except for the order of equal logits and
+        for rows whose uniform number is within the rounding error of a float sum from the edge of a token.
 
     Raises:
         KernelInputError: a shape or dtype above, or of ``draws``, does not hold.
 
-    Cost: one or two passes over the logits; where ``top_p`` keeps more than 64 tokens, about 15 over the probabilities
-    (on a GPU 12, by one program, and up to 36 where ``top_k`` is above some hundred).
+    Cost: one or two passes over the logits. If ``top_p`` keeps more than 64 tokens, about 15 passes over the
+    probabilities (on a GPU 12, by one program, and up to 36 if ``top_k`` exceeds a few hundred).
     """
     _check_logits(logits)
     for name, dtype in _DTYPES.items():
-        given = getattr(draws, name)
-        is_within_reach = given.device.type == "cpu" or given.device == logits.device
-        if given.shape != logits.shape[:1] or given.dtype != dtype or not (is_within_reach and given.is_contiguous()):
-            found = f"{tuple(given.shape)} {given.dtype} on {given.device}"
-            where = "the CPU or the device of the logits"
-            raise KernelInputError(f"{name} must be contiguous [{len(logits)}] {dtype} on {where}, got {found}")
+        column = getattr(draws, name)
+        is_readable = column.is_contiguous() and column.device in (torch.device("cpu"), logits.device)
+        if column.shape != logits.shape[:1] or column.dtype != dtype or not is_readable:
+            raise KernelInputError(
+                f"{name} must be contiguous [{len(logits)}] {dtype} on the CPU or the device of the logits, got "
+                f"{tuple(column.shape)} {column.dtype} on {column.device}"
+            )
     return select(_SAMPLE, logits.device, logits.dtype)(logits, draws)
 
 
-def takes_rows_alone(logits: Tensor, top_k: Tensor) -> bool:
-    """Whether ``argmax`` and ``sample`` give a row the same token, to the bit of its logits, in any company.
+def is_row_independent(logits: Tensor, top_k: Tensor) -> bool:
+    """Return whether the tokens of ``argmax`` and ``sample`` depend on no other row, down to the bits of the logits.
 
     Args:
         logits, top_k: as for ``sample``.
     """
-    return logits.device.type == "cpu" and native.takes_rows_alone(logits, top_k)
+    return logits.device.type == "cpu" and native.is_row_independent(logits, top_k)
 
 
 def _check_logits(logits: Tensor) -> None:

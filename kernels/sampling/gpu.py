@@ -1,19 +1,19 @@
-"""In Triton, for a GPU: no sort of the vocabulary, no noise, nothing read back to the host.
+"""Triton kernels for the GPU. They neither sort the vocabulary, nor use noise, nor read back to the host.
 
-A row is cut into at most 256 blocks, and four kernels follow one another:
+A row is cut into at most 256 blocks. The kernels compute:
 
-1. the largest logit of each block (``gpu_blocks.py``);
-2. of each row the most probable token, and a logit that at least 64 tokens reach: the 64th largest of the blocks' own;
-3. of each block the sum of its weights, and its candidates: the tokens that reach that logit, a hundred or so a row;
-4. the draw: in the order of the vocabulary where nothing but ``min_p`` filters, else from the candidates
-   (``gpu_draw.py``). Rows that do not end among them, few, are searched: 4 bits of a logit a pass (``gpu_search.py``).
+1. for each block its largest logit (``gpu_blocks.py``);
+2. for each row the most probable token, and a bound that at least 64 tokens reach: the 64th largest of these maxima;
+3. for each block the sum of its weights, and its candidates, the tokens that reach the bound: about a hundred per row;
+4. the draw: in the order of the vocabulary if only ``min_p`` filters, else from the candidates (``gpu_draw.py``). The
+   few rows that need more tokens than their candidates are searched, 4 bits of a logit per pass (``gpu_search.py``).
 
-The steps 1 and 3 read all logits with a program for every 4,096 of them, the others have one program a row. A row's
-sums are made in an order that depends on ``V`` alone, so its token does not depend on the other rows. Which tokens are
-looked at in which order is the reference's, so the same uniform number draws the same token.
+Kernels 1 and 3 read all logits with a program for every 4,096 of them, the others have one program per row. The order
+of a row's sums depends on ``V`` only, so its token does not depend on the other rows. Tokens are considered in the same
+order as in the reference, so the same uniform number draws the same token.
 """
 
-# What Triton compiles is typed as if Python ran it.
+# Pyright checks the functions that Triton compiles as if Python ran them.
 # pyright: reportCallIssue=false
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ from .gpu_draw import draw_kernel
 from .gpu_search import search_kernel
 
 MAX_BLOCKS = 256
-# Logits of one program: as many blocks as that makes, 4 at least. Twice as many spill registers (Triton 3.6).
+# Logits per program, in at least 4 blocks. Twice as many spill registers (Triton 3.6).
 _GROUP_SIZE = 4096
 _MIN_BLOCK = 8
-# What the reference and the C++ look at first; where top_p ends decides in which order a row draws.
+# Number of most probable tokens that the reference and the C++ consider first. Whether top_p ends among them decides
+# the order in which a row draws.
 WIDTH = 64
-# Room for the candidates of a row; a row with more, of many equal logits, is searched.
+# Maximal number of candidates of a row. A row with more of them, which has many equal logits, is searched.
 CAPACITY = 512
 _SEARCH_BLOCK = 1024
 
 
 def argmax(logits: Tensor) -> Tensor:
     """See ``sampling.argmax``."""
-    return _bounds(_rows_of(logits))[0]
+    return _bounds(_with_contiguous_rows(logits))[0]
 
 
 def sample(logits: Tensor, draws: Draws) -> Tensor:
     """See ``sampling.sample``."""
-    logits = _rows_of(logits)
+    logits = _with_contiguous_rows(logits)
     num_rows, vocab_size = logits.shape
     settings = _on_device(draws, logits.device)
     tokens, bounds = _bounds(logits)
@@ -71,7 +72,7 @@ def sample(logits: Tensor, draws: Draws) -> Tensor:
 
 
 def _bounds(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The most probable token of each row ``[R]``, and ``[R, 2]`` keys: the largest, and one that 64 tokens reach."""
+    """Return the most probable token of each row ``[R]``, and keys ``[R, 2]``: the largest, and the bound."""
     num_rows, vocab_size = logits.shape
     block = _block_size(vocab_size)
     num_blocks, group = triton.cdiv(vocab_size, block), _group_size(block)
@@ -89,7 +90,7 @@ def _bounds(logits: Tensor) -> tuple[Tensor, Tensor]:
     return tokens, bounds
 
 
-def _rows_of(logits: Tensor) -> Tensor:
+def _with_contiguous_rows(logits: Tensor) -> Tensor:
     return logits if logits.stride(1) == 1 else logits.contiguous()
 
 
@@ -102,10 +103,11 @@ def _group_size(block: int) -> int:
 
 
 def _on_device(draws: Draws, device: torch.device) -> Tensor:
-    """All parameters as ``[5, R]`` float64, which holds each of them exactly: one copy from pinned memory."""
+    """Return all parameters as ``[5, R]`` float64, which represents them exactly, in one copy from pinned memory."""
     columns = (draws.temperature, draws.top_k, draws.top_p, draws.min_p, draws.uniforms)
-    host = columns[0].device.type == "cpu" and device.type == "cuda"
-    packed = torch.empty(len(columns), len(columns[0]), dtype=torch.float64, pin_memory=host, device=columns[0].device)
-    for place, column in zip(packed, columns, strict=True):
-        place.copy_(column)
+    is_pinned = columns[0].device.type == "cpu" and device.type == "cuda"
+    shape = len(columns), len(columns[0])
+    packed = torch.empty(shape, dtype=torch.float64, pin_memory=is_pinned, device=columns[0].device)
+    for row, column in zip(packed, columns, strict=True):
+        row.copy_(column)
     return packed.to(device, non_blocking=True)

@@ -1,6 +1,6 @@
-"""Triton: the draw of a row from its candidates, or from the whole vocabulary by the sums of its blocks."""
+"""Triton kernel that draws a row's token from its candidates, or from the vocabulary by the sums of its blocks."""
 
-# What Triton compiles is typed as if Python ran it.
+# Pyright checks the functions that Triton compiles as if Python ran them.
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from .gpu_blocks import (
     to_weight,
 )
 
-# Weights of candidates are rounded down to such steps. A sum of up to 512 of them is exact in float64, the same in
-# whatever order the candidates came; what a token loses by it, 6e-14 of the largest, no float32 logit resolves.
+# Weights of candidates are rounded down to multiples of 1 / _STEPS. A sum of up to 512 of them is exact in float64, so
+# it does not depend on the order of the candidates. A token loses 6e-14 of the largest weight, less than float32 logits
+# resolve.
 _STEPS = tl.constexpr(float(1 << 44))
-# Keeps a draw below the total where rounding would put it there.
+# Keeps a draw below the total when rounding would reach it.
 _BELOW_ONE = tl.constexpr(1.0 - 2.0**-52)
 _TILE = tl.constexpr(16)
 
@@ -42,7 +43,7 @@ def draw_kernel(
     logits, stride, settings, bounds, sums, candidates, state, tokens, num_rows, vocab_size,
     BLOCK: tl.constexpr, MAX_BLOCKS: tl.constexpr, CAPACITY: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Draw a row's token, or note that it is to be searched; one that weighs nothing keeps its most probable token."""
+    """Draw a row's token, or mark the row to be searched. A row without weight keeps its most probable token."""
     row = tl.program_id(0)
     temperature = load_param(settings, TEMPERATURE, row, num_rows).to(tl.float32)
     if temperature > 0.0:
@@ -56,19 +57,19 @@ def draw_kernel(
         if has_limit | (top_p < 1.0):
             num_candidates = tl.load(state + row * STATES + NUM_CANDIDATES)
             has_more = num_candidates < tl.load(state + row * STATES + NUM_POSITIVE)
-            to_search = num_candidates > CAPACITY
+            needs_search = num_candidates > CAPACITY
             if num_candidates <= CAPACITY:
                 limit = tl.where(has_limit, top_k, vocab_size).to(tl.int32)
                 width = tl.where(has_limit, num_candidates, tl.minimum(num_candidates, WIDTH))
                 total = tl.sum(_block_sums(sums, row, vocab_size, BLOCK, MAX_BLOCKS), 0)
-                token, to_search = _from_candidates(
+                token, needs_search = _draw_from_candidates(
                     candidates + row.to(tl.int64) * 2 * CAPACITY, num_candidates, has_more, limit, width, has_limit,
                     total, largest, temperature, min_p, top_p, uniform, CAPACITY,
                 )  # fmt: skip
-            tl.store(state + row * STATES + IS_SEARCHED, to_search.to(tl.int32))
+            tl.store(state + row * STATES + IS_SEARCHED, needs_search.to(tl.int32))
         else:
             blocks = _block_sums(sums, row, vocab_size, BLOCK, MAX_BLOCKS)
-            token = _in_order(
+            token = _draw_in_order(
                 logits, stride, row, blocks, vocab_size, largest, temperature, min_p, uniform, BLOCK, MAX_BLOCKS
             )
         if token >= 0:
@@ -78,26 +79,26 @@ def draw_kernel(
 @triton.jit
 def _block_sums(sums, row, vocab_size, BLOCK: tl.constexpr, MAX_BLOCKS: tl.constexpr):
     block = tl.arange(0, MAX_BLOCKS)
-    found = tl.load(sums + row.to(tl.int64) * MAX_BLOCKS + block, mask=block * BLOCK < vocab_size, other=0.0)
-    return found.to(tl.float64)
+    row_sums = tl.load(sums + row.to(tl.int64) * MAX_BLOCKS + block, mask=block * BLOCK < vocab_size, other=0.0)
+    return row_sums.to(tl.float64)
 
 
 @triton.jit
-def _from_candidates(
+def _draw_from_candidates(
     candidates, num_candidates, has_more, limit, width, has_limit, total, largest, temperature, min_p, top_p, uniform,
     CAPACITY: tl.constexpr,
 ):  # fmt: skip
-    """Return the token drawn, and whether the row has to be searched since its prefix does not end within ``width``.
+    """Return the token drawn, and whether the row must be searched because its prefix does not end within ``width``.
 
-    ``has_more`` says that other tokens weigh something, too; where a grammar leaves few, none does.
-    Each candidate is compared with all: what is ahead of it, in descending order and of equals the first, gives its
-    rank and the sum before it without a sort.
+    ``has_more`` is True if tokens other than the candidates have a positive weight; with a restrictive grammar none
+    has. Each candidate is compared with all others. The candidates before it, in descending order and the first of
+    equal ones first, give its rank and the sum before it without a sort.
     """
-    at = tl.arange(0, CAPACITY)
-    is_there = at < num_candidates
-    keys = tl.load(candidates + at, mask=is_there, other=0)
-    ids = tl.load(candidates + CAPACITY + at, mask=is_there, other=0)
-    weights = _exact(tl.where(is_there, to_weight(to_value(keys), largest, temperature, min_p), 0.0))
+    index = tl.arange(0, CAPACITY)
+    is_candidate = index < num_candidates
+    keys = tl.load(candidates + index, mask=is_candidate, other=0)
+    ids = tl.load(candidates + CAPACITY + index, mask=is_candidate, other=0)
+    weights = _exact(tl.where(is_candidate, to_weight(to_value(keys), largest, temperature, min_p), 0.0))
     ranks = tl.zeros((CAPACITY,), tl.int32)
     before = tl.zeros((CAPACITY,), tl.float64)
     for start in range(0, num_candidates, _TILE):
@@ -111,38 +112,38 @@ def _from_candidates(
         is_ahead = is_ahead & is_other[None, :]
         ranks += tl.sum(is_ahead.to(tl.int32), 1)
         before += tl.sum(tl.where(is_ahead, other_weights[None, :], 0.0), 1)
-    # A weight below min_p is 0; what is kept is a prefix, so sums before its tokens are sums of kept ones.
-    is_kept = is_there & (ranks < tl.minimum(limit, width)) & (weights > 0.0)
+    # A weight below min_p is 0. Kept tokens are a prefix, so the sums before them only contain kept tokens.
+    is_kept = is_candidate & (ranks < tl.minimum(limit, width)) & (weights > 0.0)
     reach = tl.max(tl.where(is_kept, before + weights, 0.0), 0)
     has_more = has_more | (num_candidates > width)
-    goes_on = has_more & (limit > width) & (tl.sum(is_kept.to(tl.int32), 0) == width)
-    nucleus = tl.where(goes_on, total, reach) * top_p
+    continues = has_more & (limit > width) & (tl.sum(is_kept.to(tl.int32), 0) == width)
+    nucleus = tl.where(continues, total, reach) * top_p
     is_kept = is_kept & ((before < nucleus) | (ranks == 0))
     prefix = tl.max(tl.where(is_kept, before + weights, 0.0), 0)
     target = tl.minimum(uniform * prefix, prefix * _BELOW_ONE)
     rank = tl.max(tl.where(is_kept & (before <= target), ranks, -1), 0)
-    token = tl.max(tl.where(is_there & (ranks == rank), ids, -1), 0)
-    # Where top_k goes on behind the candidates, what top_p is a share of is not known either.
-    return token, goes_on & (has_limit | (reach < nucleus))
+    token = tl.max(tl.where(is_candidate & (ranks == rank), ids, -1), 0)
+    # If top_k continues after the candidates, the total that top_p refers to is not known either.
+    return token, continues & (has_limit | (reach < nucleus))
 
 
 @triton.jit
-def _in_order(
+def _draw_in_order(
     logits, stride, row, blocks, vocab_size, largest, temperature, min_p, uniform,
     BLOCK: tl.constexpr, MAX_BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Draw by inverse CDF in the order of the vocabulary: a block by the sums of all, then a token of it."""
+    """Draw by inverse CDF in the order of the vocabulary: first a block, then a token of it."""
     number = tl.arange(0, MAX_BLOCKS)
     cumulative = tl.cumsum(blocks, 0)
     total = tl.max(cumulative, 0)
     target = tl.minimum(uniform * total, total * _BELOW_ONE)
     block = tl.min(tl.where((cumulative > target) & (blocks > 0.0), number, MAX_BLOCKS), 0)
     before = tl.max(tl.where(number < block, cumulative, 0.0), 0)
-    at = block * BLOCK + tl.arange(0, BLOCK)
-    weights = to_weight(load_logits(logits, stride, row, at, vocab_size), largest, temperature, min_p)
-    weights = tl.where(at < vocab_size, weights, 0.0).to(tl.float64)
+    ids = block * BLOCK + tl.arange(0, BLOCK)
+    weights = to_weight(load_logits(logits, stride, row, ids, vocab_size), largest, temperature, min_p)
+    weights = tl.where(ids < vocab_size, weights, 0.0).to(tl.float64)
     inner = before + tl.cumsum(weights, 0)
-    first = tl.min(tl.where((inner > target) & (weights > 0.0), at, vocab_size), 0)
-    # The sums of the blocks are of float32: the target may lie just behind what the block's tokens sum to.
-    last = tl.max(tl.where(weights > 0.0, at, -1), 0)
+    first = tl.min(tl.where((inner > target) & (weights > 0.0), ids, vocab_size), 0)
+    # The sums of blocks are float32, so the target may slightly exceed the sum of the block's tokens.
+    last = tl.max(tl.where(weights > 0.0, ids, -1), 0)
     return tl.minimum(first, last)

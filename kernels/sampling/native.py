@@ -1,4 +1,4 @@
-"""In C++, for the CPU."""
+"""Compiled kernel for the CPU."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ..native import library
 from . import reference
 from .draws import Draws
 
-# As many most probable tokens are looked at; what a larger top_k leaves is the reference's.
+# Number of most probable tokens that the kernel considers; the reference samples rows with a larger top_k.
 _WIDTH = 64
 
 
-def takes_rows_alone(logits: Tensor, top_k: Tensor) -> bool:
-    """Whether ``argmax`` and ``sample`` work on each row by itself: its token depends on no other row."""
+def is_row_independent(logits: Tensor, top_k: Tensor) -> bool:
+    """Return whether ``argmax`` and ``sample`` compute each row independently of the others."""
     is_wide = (top_k > _WIDTH) & (top_k < logits.shape[1])
     return library("sample", logits.dtype) is not None and logits.stride(1) == 1 and not bool(is_wide.any())
 
@@ -26,8 +26,8 @@ def argmax(logits: Tensor) -> Tensor:
         return reference.argmax(logits)
     num_rows, vocab_size = logits.shape
     tokens = torch.empty(num_rows, dtype=torch.int64)
-    nothing = (None,) * 5
-    function(logits.data_ptr(), logits.stride(0), *nothing, tokens.data_ptr(), num_rows, vocab_size)
+    no_parameters = (None,) * 5
+    function(logits.data_ptr(), logits.stride(0), *no_parameters, tokens.data_ptr(), num_rows, vocab_size)
     return tokens
 
 
@@ -44,5 +44,5 @@ def sample(logits: Tensor, draws: Draws) -> Tensor:
     parameters = (temperature, draws.top_k, draws.top_p, draws.min_p, draws.uniforms, tokens)
     function(logits.data_ptr(), logits.stride(0), *(p.data_ptr() for p in parameters), num_rows, vocab_size)
     if has_wide:
-        tokens[is_wide] = reference.sample(logits[is_wide], draws.take(is_wide))
+        tokens[is_wide] = reference.sample(logits[is_wide], draws.select(is_wide))
     return tokens

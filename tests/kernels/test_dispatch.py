@@ -28,7 +28,7 @@ def test_a_gpu_has_what_its_module_holds() -> None:
 @pytest.mark.parametrize(
     ("implementation", "why"),
     [
-        (OnGpu("math", "gcd", dtypes=(torch.float16,)), "math.gcd does not take torch.bfloat16"),
+        (OnGpu("math", "gcd", dtypes=(torch.float16,)), "math.gcd does not support torch.bfloat16"),
         (OnGpu("math.nowhere", "gcd"), "math.nowhere cannot be imported"),
     ],
 )

@@ -66,7 +66,7 @@ class TestMixers:
         weights = weights_of(kind, clamps=True)
         rows = rows_of(weights, dtype)
         assert has_kernel(weights, CPU, dtype)
-        ours, theirs = (MixerState.of(weights, 7, dtype, CPU) for _ in range(2))
+        ours, theirs = (MixerState.allocate(weights, 7, dtype, CPU) for _ in range(2))
         for state in (ours, theirs):
             state.recent[:3], state.states[:3] = random(*state.recent[:3].shape), random(*state.states[:3].shape)
             state.recent[3:], state.states[3:] = torch.nan, torch.nan
@@ -81,7 +81,7 @@ class TestMixers:
     def test_bits_do_not_depend_on_company_or_cuts(self, kind: MixerKind, dtype: torch.dtype) -> None:
         weights = weights_of(kind)
         rows = rows_of(weights, dtype)
-        state = MixerState.of(weights, 6, dtype, CPU)
+        state = MixerState.allocate(weights, 6, dtype, CPU)
         whole = mix(rows, weights, state, batch_of(list(LENGTHS), [-1] * 3, [0, 1, 2])).split(LENGTHS)
         first = rows[: LENGTHS[0]]
         parts, read = [], -1
@@ -104,7 +104,7 @@ def test_columns_may_come_in_another_order(kind: MixerKind, dtype: torch.dtype) 
     shuffled[:, order] = rows
     batch = batch_of(list(LENGTHS), [-1] * 3, [0, 1, 2])
     for compute in (mix, reference.mix):
-        one, other = (MixerState.of(weights, 3, dtype, CPU) for _ in range(2))
+        one, other = (MixerState.allocate(weights, 3, dtype, CPU) for _ in range(2))
         plain = compute(rows, weights, one, batch)
         assert torch.equal(compute(shuffled, replace(weights, order=order), other, batch), plain)
         assert torch.equal(one.recent, other.recent)
@@ -119,7 +119,7 @@ def test_what_is_not_made_for_registers_goes_by_the_reference() -> None:
 
 def test_slots_and_rows_are_checked() -> None:
     weights = weights_of(MixerKind.CONVOLUTION)
-    state = MixerState.of(weights, 2, torch.float32, CPU)
+    state = MixerState.allocate(weights, 2, torch.float32, CPU)
     with pytest.raises(KernelInputError, match=r"rows must be contiguous \[3, P\]"):
         mix(torch.zeros(4, 900), weights, state, batch_of([3], [-1], [0]))
     with pytest.raises(KernelInputError, match="order must have the 900 columns"):

@@ -86,7 +86,7 @@ def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype) -> None:
     together = sample(logits.clone(), draws)
     for row in range(num_rows):
         only = torch.tensor([row])
-        assert sample(logits[only], draws.take(only)).item() == together[row]
+        assert sample(logits[only], draws.select(only)).item() == together[row]
 
 
 @pytest.mark.parametrize("params", [*FILTERS, {"top_k": 10, "min_p": 0.5}], ids=str)

@@ -233,7 +233,7 @@ memory = ctypes.create_string_buffer(2048)
 assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(memory), 0, 2048)), None) == 0
 """
 _FORK = """
-assert library.ask_for_tiles() == 0
+assert library.request_tiles() == 0
 if child := os.fork():
     os.waitpid(child, 0)
     os._exit(0)
@@ -245,6 +245,6 @@ def test_the_kernel_is_asked_for_tiles(before: str, expected: str) -> None:
     """It refuses (28 is ENOSPC) beside an alternate signal stack that is too small; a forked process has them, too."""
     load_instructions()
     library = build(default_cache_folder())
-    program = f"{_LOAD}\n{before}\nprint(library.ask_for_tiles())"
+    program = f"{_LOAD}\n{before}\nprint(library.request_tiles())"
     command = [sys.executable, "-c", program, str(library)]
     assert subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip() == expected

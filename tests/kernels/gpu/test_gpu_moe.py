@@ -118,7 +118,7 @@ def test_wrong_inputs_are_named() -> None:
         (lambda: moe.experts(hidden.half(), gate_up, down, weights, ids), "gate_up and down must be"),
         (lambda: moe.experts(hidden, gate_up, down.mT.contiguous().mT, weights, ids), "must be contiguous"),
         (lambda: moe.experts(hidden, gate_up, down, weights[:2], ids[:2]), "weights and ids must both"),
-        (lambda: moe.experts(hidden, gate_up, down, weights, ids.float()), "weights and ids must be of"),
+        (lambda: moe.experts(hidden, gate_up, down, weights, ids.float()), "weights and ids must be floats"),
     ):
         with pytest.raises(KernelInputError, match=name):
             call()

@@ -238,7 +238,7 @@ def test_a_mask_rule_runs_in_torch_and_is_told_of(
 
     case = make_case([(1, 30), (9, 20)], 4, 2, 24, 24, torch.float32)
     assert_close(attend(kernel, case, device, scale=0.3, mask_rule=chunked), naive(case, 0.3, mask_rule=chunked))
-    gpu.tell_once.cache_clear()
+    gpu.warn_once.cache_clear()
     attend(kernel, case, device, scale=0.3, mask_rule=chunked)
     assert "mask rule" in log_records[-1].__dict__["reason"]
 

@@ -121,7 +121,7 @@ def test_a_row_does_not_depend_on_the_others(device: torch.device) -> None:
     together = gpu.sample(logits, draws)
     for row in range(num_rows):
         only = torch.tensor([row])
-        assert gpu.sample(logits[row : row + 1], draws.take(only)).item() == together[row]
+        assert gpu.sample(logits[row : row + 1], draws.select(only)).item() == together[row]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from .sampling_table import SamplingRows
 def samples_rows_alone(logits: Tensor, rows: SamplingRows) -> bool:
     """Whether ``sample`` works on each row by itself, so that its bits depend on no other row."""
     is_plain = not rows.changes and rows.num_logprobs is None
-    return is_plain and sampling.takes_rows_alone(logits, torch.from_numpy(rows.top_k))
+    return is_plain and sampling.is_row_independent(logits, torch.from_numpy(rows.top_k))
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:

@@ -140,7 +140,7 @@ class LeanForward:
         attentions = {
             layer: partial(
                 call.rotate_and_attend,
-                batch=step.batch.of_group(call.group),
+                batch=step.batch.for_group(call.group),
                 scale=layer.scale,
                 softcap=layer.attention.softcap,
                 sinks=layer.sinks,

@@ -30,13 +30,13 @@ class LayerStates:
     @property
     def bytes_per_request(self) -> int:
         """Of a slot, in all layers."""
-        one = (MixerState.of(layer, 2, self._dtype, torch.device("meta")) for layer in self._layers)
+        one = (MixerState.allocate(layer, 2, self._dtype, torch.device("meta")) for layer in self._layers)
         return sum(state.recent.nbytes + state.states.nbytes for state in one)
 
     def allocate(self, num_slots: int, device: torch.device) -> None:
         """Make room for ``num_slots`` requests; what was held is gone."""
         self.states = []  # first let go of what was
-        self.states = [MixerState.of(layer, 2 * num_slots, self._dtype, device) for layer in self._layers]
+        self.states = [MixerState.allocate(layer, 2 * num_slots, self._dtype, device) for layer in self._layers]
         self._current = np.zeros(num_slots, np.int64)
         self._written = np.zeros(0, np.int64)
 

@@ -128,7 +128,7 @@ class PagedAttention:
             query.transpose(1, 2).flatten(0, 1),
             key.transpose(1, 2).flatten(0, 1),
             value.transpose(1, 2).flatten(0, 1),
-            self._batch.of_group(call.group),
+            self._batch.for_group(call.group),
             scale=query.shape[3] ** -0.5 if scaling is None else scaling,
             softcap=softcap,
             sinks=s_aux,

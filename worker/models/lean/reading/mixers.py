@@ -43,7 +43,7 @@ def read_mixer(trace: Trace, call: ModuleCall) -> MixerPlan:
             )
             continue
         tried = "are not mixed in a known way"
-        state = MixerState.of(weights, 1, found.rows.dtype, found.rows.device)
+        state = MixerState.allocate(weights, 1, found.rows.dtype, found.rows.device)
         batch = MixingBatch(*(torch.tensor([number]) for number in (len(found.rows), -1, 0)))
         # Guesses are few, and each is far from the others; the first that fits is taken, since large ones take long.
         if error_of(mix(found.rows, weights, state, batch), found.made) <= tolerance_for(found.made):
