@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ....shared.boundary import describe
@@ -137,7 +137,14 @@ class GrammarAdmission:
         """Whether the request has its constraint; raises what keeps it from getting one."""
         if waiting.task is not None and not self._is_done(waiting):
             return False
-        result = None if waiting.task is None else _result_of(waiting.task)
+        try:
+            result = None if waiting.task is None else _result_of(waiting.task)
+        except ReplayError:
+            if not waiting.spec.limits_numbers:
+                raise
+            # An engine of an older version may have begun the output, because its numbers had no limit.
+            self._start_over(waiting, replace(waiting.spec, has_long_numbers=True))
+            return False
         waiting.task = None
         if waiting.grammar is None:
             return self._begin(waiting, result or self.cache.get(waiting.spec))
@@ -157,6 +164,10 @@ class GrammarAdmission:
             return False
         self._constrain(waiting, waiting.grammar)
         return True
+
+    def _start_over(self, waiting: _Waiting, spec: GrammarSpec) -> None:
+        waiting.spec, waiting.grammar, waiting.thinking = spec, None, thinking_of(waiting.request)
+        waiting.task = None if self.cache.get(spec) is not None else self._compile(spec)
 
     def _constrain(self, waiting: _Waiting, grammar: Grammar) -> None:
         request, ending = waiting.request, waiting.ending_token_ids
@@ -213,10 +224,14 @@ class _BusyError(Exception):
     """No thread is free, and none will be soon."""
 
 
+class ReplayError(RuntimeError):
+    """The output so far does not follow the grammar."""
+
+
 def _replay(grammar: Grammar, token_ids: list[int]) -> Callable[[Task], Any]:
     def work(task: Task) -> None:
         if not grammar.accept_tokens(token_ids):
-            raise RuntimeError("the output so far, which a former engine has delivered, does not follow the grammar")
+            raise ReplayError("the output so far, which a former engine has delivered, does not follow the grammar")
 
     return work
 

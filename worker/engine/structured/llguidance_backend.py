@@ -2,11 +2,15 @@
 
 Its tokenizer has the model's end-of-sequence tokens once and for all. So the end of an output is kept here: an ending
 token is looked for in the mask, or allowed in it, as the first of the model's is, and never given to the library.
+
+It has no option that limits the length of numbers in JSON. So an output has a second matcher, of any JSON value whose
+numbers are of limited length, and may go on only with the tokens that both allow.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +22,7 @@ from llguidance import LLMatcher, LLTokenizer, StructTag, TokenizerWrapper
 from ....shared.errors import UnsupportedParameterError, ValidationError
 from .grammar import Bitmask
 from .schemas.llguidance import schema_for_llguidance
+from .schemas.number_rules import MAX_EXPONENT_DIGITS, MAX_FRACTION_DIGITS, MAX_INTEGER_DIGITS
 from .spec import GrammarKind, GrammarSpec
 from .spelling import Spelling
 from .structural_tag import legacy_tags
@@ -26,15 +31,28 @@ from .vocabulary import Vocabulary
 # Measured: a schema of 1 kB takes about 100 kB once masks have been made from it.
 _BYTES_PER_CHARACTER = 100
 _LEAST_BYTES = 1 << 16
+_FRACTION = rf"(\.[0-9]{{1,{MAX_FRACTION_DIGITS}}})?"
+_EXPONENT = rf"([eE][+-]?[0-9]{{1,{MAX_EXPONENT_DIGITS}}})?"
+# Its strings allow more than JSON does, because the matcher of the schema forbids the rest.
+_ANY_JSON = rf"""
+start: value
+value: object | array | STRING | NUMBER | "true" | "false" | "null"
+object: "{{" (STRING ":" value ("," STRING ":" value)*)? "}}"
+array: "[" (value ("," value)*)? "]"
+STRING: /"([^"\\]|\\(.|\n))*"/
+NUMBER: /-?(0|[1-9][0-9]{{0,{MAX_INTEGER_DIGITS - 1}}}){_FRACTION}{_EXPONENT}/
+"""
+_ANY_WHITESPACE = r"[ \t\r\n]+"
 
 
 class LlguidanceGrammar:
     """See ``grammar.Grammar``."""
 
     def __init__(
-        self, matcher: LLMatcher, eos_token_id: int, ending_token_ids: frozenset[int], spelling: Spelling
+        self, matchers: list[LLMatcher], eos_token_id: int, ending_token_ids: frozenset[int], spelling: Spelling
     ) -> None:
-        self._matcher = matcher
+        self._matchers = matchers
+        self._matcher = matchers[0]
         self._spelling = spelling
         self._eos_token_id = eos_token_id
         self._ending_token_ids = ending_token_ids
@@ -47,7 +65,7 @@ class LlguidanceGrammar:
         if self._is_terminated:
             return []
         ending = next((i for i, t in enumerate(token_ids) if t in self._ending_token_ids), len(token_ids))
-        num_fitting = self._matcher.validate_tokens(list(token_ids[:ending]))
+        num_fitting = self._num_fitting(token_ids[:ending])
         if num_fitting == ending < len(token_ids):
             ahead = self._matcher.deep_copy()
             if ahead.consume_tokens(list(token_ids[:ending])) and ahead.is_accepting():
@@ -58,16 +76,16 @@ class LlguidanceGrammar:
         if num_tokens and self._is_terminated:
             self._is_terminated = False
             num_tokens -= 1
-        if num_tokens and not self._matcher.rollback(num_tokens):
-            raise RuntimeError(_reason(self._matcher))
+        for matcher in self._matchers if num_tokens else ():
+            if not matcher.rollback(num_tokens):
+                raise RuntimeError(_reason(matcher))
 
     def fill_bitmask(self, bitmask: Bitmask, row: int) -> None:
-        llguidance.numpy.fill_next_token_bitmask(self._matcher, bitmask, row)
-        if self._matcher.is_error():
-            if not _reason(self._matcher).startswith("NoExtension"):
-                raise RuntimeError(_reason(self._matcher))
-            bitmask[row] = 0  # the grammar has no way on from here
-            return
+        _fill(self._matcher, bitmask, row)
+        for matcher in self._matchers[1:]:
+            limits = np.empty_like(bitmask[row : row + 1])
+            _fill(matcher, limits, 0)
+            bitmask[row] &= limits[0]
         words = bitmask[row].view(np.uint32)
         may_end = words[self._eos_token_id // 32] & _bit(self._eos_token_id)
         for token_id in self._ending_token_ids:
@@ -78,14 +96,19 @@ class LlguidanceGrammar:
 
     def forced_tokens(self, room: int) -> list[int]:
         # Not by compute_ff_tokens: its tokenizer here has a token for each byte.
-        return self._spelling.tokens_of(self._matcher.compute_ff_bytes(), room)
+        token_ids = self._spelling.tokens_of(self._matcher.compute_ff_bytes(), room)
+        return token_ids[: self._num_fitting(token_ids)] if len(self._matchers) > 1 else token_ids
 
     def is_terminated(self) -> bool:
         return self._is_terminated
 
     def reset(self) -> None:
         self._is_terminated = False
-        self._matcher.reset()
+        for matcher in self._matchers:
+            matcher.reset()
+
+    def _num_fitting(self, token_ids: Sequence[int]) -> int:
+        return min(matcher.validate_tokens(list(token_ids)) for matcher in self._matchers)
 
     def _accept(self, token_id: int) -> bool:
         if self._is_terminated:
@@ -94,20 +117,21 @@ class LlguidanceGrammar:
             self._is_terminated = self._matcher.is_accepting()
             return self._is_terminated
         # It takes a token that does not fit as well, and says so at the next mask.
-        return self._matcher.validate_tokens([token_id]) == 1 and self._matcher.consume_token(token_id)
+        return self._num_fitting([token_id]) == 1 and all(matcher.consume_token(token_id) for matcher in self._matchers)
 
 
 class LlguidanceCompiledGrammar:
     """See ``grammar.CompiledGrammar``."""
 
-    def __init__(self, matcher: LLMatcher, eos_token_id: int, num_characters: int, spelling: Spelling) -> None:
-        self._matcher = matcher
+    def __init__(self, matchers: list[LLMatcher], eos_token_id: int, num_characters: int, spelling: Spelling) -> None:
+        self._matchers = matchers
         self._spelling = spelling
         self._eos_token_id = eos_token_id
         self.num_bytes = _LEAST_BYTES + _BYTES_PER_CHARACTER * num_characters
 
     def start(self, ending_token_ids: frozenset[int]) -> LlguidanceGrammar:
-        return LlguidanceGrammar(self._matcher.deep_copy(), self._eos_token_id, ending_token_ids, self._spelling)
+        matchers = [matcher.deep_copy() for matcher in self._matchers]
+        return LlguidanceGrammar(matchers, self._eos_token_id, ending_token_ids, self._spelling)
 
 
 class LlguidanceBackend:
@@ -126,15 +150,24 @@ class LlguidanceBackend:
 
     def compile(self, spec: GrammarSpec) -> LlguidanceCompiledGrammar:
         try:
-            grammar = _grammar(spec)
+            grammars = [_grammar(spec), *_limits(spec)]
         except ValidationError:
             raise
         except Exception as error:  # ValueError, and whatever its conversion from EBNF raises
             raise ValidationError(f"{spec.field} is refused by llguidance: {error}") from error
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
-        if matcher.is_error():
-            raise ValidationError(f"{spec.field} is refused by llguidance: {_reason(matcher)}")
-        return LlguidanceCompiledGrammar(matcher, self._eos_token_id, len(spec.text), self._spelling)
+        matchers = [LLMatcher(self._tokenizer, grammar, log_level=0) for grammar in grammars]
+        for matcher in matchers:
+            if matcher.is_error():
+                raise ValidationError(f"{spec.field} is refused by llguidance: {_reason(matcher)}")
+        return LlguidanceCompiledGrammar(matchers, self._eos_token_id, len(spec.text), self._spelling)
+
+
+def _fill(matcher: LLMatcher, bitmask: Bitmask, row: int) -> None:
+    llguidance.numpy.fill_next_token_bitmask(matcher, bitmask, row)
+    if matcher.is_error():
+        if not _reason(matcher).startswith("NoExtension"):
+            raise RuntimeError(_reason(matcher))
+        bitmask[row] = 0  # the grammar has no way on from here
 
 
 def _reason(matcher: LLMatcher) -> str:
@@ -161,7 +194,28 @@ def _grammar(spec: GrammarSpec) -> str:
     return llguidance.grammar_from("choice" if spec.kind is GrammarKind.CHOICE else "grammar", spec.text)
 
 
-def _structural_tag(spec: GrammarSpec) -> str:
+def _limits(spec: GrammarSpec) -> list[str]:
+    """Return the grammar of what limits the numbers in JSON, if there is JSON and a limit."""
+    if not spec.limits_numbers:
+        return []
+    if spec.kind is GrammarKind.STRUCTURAL_TAG:
+        return [_structural_tag(spec, are_limits=True)]
+    return [_any_json(spec.whitespace_pattern or (_ANY_WHITESPACE if spec.any_whitespace else None))]
+
+
+def _any_json(whitespace: str | None) -> str:
+    if whitespace is None:
+        return _ANY_JSON
+    escaped = re.sub(r"\\.|/|\n", lambda part: {"/": "\\/", "\n": "\\n"}.get(part[0], part[0]), whitespace)
+    return f"{_ANY_JSON}%ignore /{escaped}/\n"
+
+
+def _structural_tag(spec: GrammarSpec, *, are_limits: bool = False) -> str:
+    """Return the grammar of a structural tag.
+
+    Args:
+        are_limits: whether it is of any JSON with numbers of limited length, instead of the schemas.
+    """
     description = json.loads(spec.text)
     if "structures" not in description:
         raise UnsupportedParameterError(
@@ -172,7 +226,7 @@ def _structural_tag(spec: GrammarSpec) -> str:
         StructTag(
             trigger=next(trigger for trigger in description["triggers"] if begin.startswith(trigger)),
             begin=begin,
-            grammar=schema_for_llguidance(schema, spec.field),
+            grammar=_any_json(_ANY_WHITESPACE) if are_limits else schema_for_llguidance(schema, spec.field),
             end=end,
         )
         for begin, schema, end in legacy_tags(description, spec.field)

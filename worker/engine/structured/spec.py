@@ -29,17 +29,24 @@ class GrammarSpec:
         text: a JSON schema, a regular expression, a JSON list of strings, EBNF or Lark, or a structural tag as JSON.
         any_whitespace: whether JSON may have whitespace wherever JSON allows it.
         whitespace_pattern: a regular expression for it, if not any.
+        has_long_numbers: whether numbers in JSON may have any length, as in outputs that an older engine began.
     """
 
     kind: GrammarKind
     text: str
     any_whitespace: bool = True
     whitespace_pattern: str | None = None
+    has_long_numbers: bool = False
 
     @property
     def field(self) -> str:
         """The parameter it comes from, for messages."""
         return f"structured_outputs.{self.kind.value}"
+
+    @property
+    def limits_numbers(self) -> bool:
+        """Whether it is of JSON whose numbers have a limited length."""
+        return self.kind in (GrammarKind.JSON, GrammarKind.STRUCTURAL_TAG) and not self.has_long_numbers
 
 
 def spec_of(params: StructuredOutputsParams) -> GrammarSpec:

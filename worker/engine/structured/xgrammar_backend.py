@@ -16,6 +16,7 @@ import xgrammar
 from ....shared.errors import UnsupportedParameterError, ValidationError
 from .grammar import Bitmask
 from .regex import has_property_in_class
+from .schemas.number_rules import limit_numbers
 from .schemas.xgrammar import schema_for_xgrammar
 from .spec import GrammarKind, GrammarSpec
 from .spelling import Spelling
@@ -123,7 +124,8 @@ class XgrammarBackend:
     def _compile(self, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
         if spec.kind is GrammarKind.JSON:
             schema = json.dumps(schema_for_xgrammar(json.loads(spec.text), spec.field))
-            return self._compiler.compile_json_schema(schema, any_whitespace=spec.any_whitespace)
+            grammar = xgrammar.Grammar.from_json_schema(schema, any_whitespace=spec.any_whitespace)
+            return self._compiler.compile_grammar(limit_numbers(str(grammar)) if spec.limits_numbers else grammar)
         if spec.kind is GrammarKind.REGEX:
             if has_property_in_class(spec.text):
                 raise UnsupportedParameterError(
@@ -138,18 +140,31 @@ class XgrammarBackend:
             if "::=" in spec.text:
                 return self._compiler.compile_grammar(spec.text)
             return self._compiler.compile_lark(spec.text)
-        return self._compiler.compile_structural_tag(_structural_tag(spec))
+        tag = _structural_tag(spec)
+        return self._compiler.compile_structural_tag(_with_limited_numbers(tag) if spec.limits_numbers else tag)
 
 
-def _structural_tag(spec: GrammarSpec) -> Any:
+def _structural_tag(spec: GrammarSpec) -> dict[str, Any]:
     description = json.loads(spec.text)
     if "structures" not in description:
-        return json.dumps(convert_schemas(description, schema_for_xgrammar, spec.field))
+        return convert_schemas(description, schema_for_xgrammar, spec.field)
     tags = [
         xgrammar.StructuralTagItem(begin=begin, schema=json.dumps(schema_for_xgrammar(schema, spec.field)), end=end)
         for begin, schema, end in legacy_tags(description, spec.field)
     ]
-    return xgrammar.StructuralTag.from_legacy_structural_tag(tags, description["triggers"])
+    return xgrammar.StructuralTag.from_legacy_structural_tag(tags, description["triggers"]).model_dump()
+
+
+def _with_limited_numbers(node: Any) -> Any:
+    """Return a copy of a structural tag with each schema as a grammar whose numbers are of limited length."""
+    if isinstance(node, list):
+        return [_with_limited_numbers(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "json_schema" in node:
+        grammar = xgrammar.Grammar.from_structural_tag({"type": "structural_tag", "format": node})
+        return {"type": "grammar", "grammar": limit_numbers(str(grammar))}
+    return {key: _with_limited_numbers(value) for key, value in node.items()}
 
 
 def _quoted(text: str) -> str:

@@ -197,6 +197,19 @@ def test_a_resumed_request_goes_on_in_its_grammar(
     assert cramped.scheduler.stats().num_preemptions > 0
 
 
+def test_numbers_have_a_limited_length(core: EngineCore, text_of: Callable[[EngineCoreOutput], str]) -> None:
+    """Also of a model that prefers digits. A longer number of an older engine is finished."""
+    digit, schema = {ord("7") - 30: 100.0}, {"type": "integer"}
+    long = [ord(char) - 30 for char in "7" * 250]
+    requests = [
+        ask("new", {"json": schema}, logit_bias=digit, max_tokens=400),
+        ask("old", {"json": schema}, long, logit_bias=digit, max_tokens=300),
+    ]
+    outputs = run(core, requests)
+    assert (text_of(outputs["new"]), outputs["new"].finish_reason) == ("7" * 200, FinishReason.STOP)
+    assert (text_of(outputs["old"]), outputs["old"].finish_reason) == ("7" * 50, FinishReason.LENGTH)
+
+
 def test_what_was_all_delivered_ends_at_once(core: EngineCore) -> None:
     (whole,) = run(core, [ask("all", {"choice": ["no"]}, ignore_eos=True)]).values()
     (output,) = run(core, [ask("all", {"choice": ["no"]}, whole.new_token_ids, ignore_eos=True)]).values()

@@ -67,6 +67,8 @@ class _Writer:
         if "patternProperties" in schema:
             self._write_names(written, place)
         _write_zero(written)
+        if "multipleOf" in schema:
+            _write_bounds(written)
         return written
 
     def _value(self, keyword: str, value: Any, place: str) -> Any:
@@ -139,6 +141,14 @@ class _Writer:
             written["allOf"] = [*written.get("allOf", []), {"pattern": pattern}]
         else:
             written["pattern"] = pattern
+
+
+def _write_bounds(written: Schema) -> None:
+    """Bound multiples, so that the limit of their digits never forbids the only ones that complete a multiple."""
+    if not written.keys() & {"minimum", "exclusiveMinimum"}:
+        written["minimum"] = -_MAX_INTEGER
+    if not written.keys() & {"maximum", "exclusiveMaximum"}:
+        written["maximum"] = _MAX_INTEGER
 
 
 def _write_zero(written: Schema) -> None:

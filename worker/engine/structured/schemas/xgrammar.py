@@ -17,6 +17,7 @@ from .document import Document, Schema, read_schema
 from .formats import PATTERNS
 from .keywords import KEYWORDS_OF_TYPE, RANGES, TYPED
 from .names import other_names
+from .number_rules import NUMBER_NAME
 from .numbers import decimal_of, integer_bounds, is_empty, num_fraction_digits, number_bounds
 from .patterns import ANY_CHARACTER_IN_JSON, text_in_json
 from .recursion import check_recursion
@@ -46,11 +47,13 @@ def schema_for_xgrammar(schema: Any, where: str) -> Any:
 class _Writer:
     def __init__(self, document: Document) -> None:
         self._document = document
+        self._numbers: dict[str, str] = {}  # names of the definitions of numbers, by their schemas
 
     def write(self) -> Schema:
         document = self._document
         root = self._schema(document.root, "#")
         definitions = {n: self._schema(schema, document.places[n]) for n, schema in document.definitions.items()}
+        definitions |= {name: json.loads(schema) for schema, name in self._numbers.items()}
         return {**root, "$defs": definitions} if definitions else root
 
     def _refuse(self, place: str, reason: str) -> ValidationError:
@@ -82,9 +85,9 @@ class _Writer:
 
     def _typed(self, name: str, schema: Schema, place: str) -> Schema:
         if name == "integer":
-            return self._integer(schema, place)
+            return self._define_number(self._integer(schema, place))
         if name == "number":
-            return self._number(schema, place)
+            return self._define_number(self._number(schema, place))
         if name == "string":
             return self._string(schema, place)
         if name == "array":
@@ -144,6 +147,11 @@ class _Writer:
             )
         for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
             self._check_constant(item, place)
+
+    def _define_number(self, written: Schema) -> Schema:
+        """Refer to a definition of its own, so that ``number_rules`` knows the rules of numbers by their names."""
+        name = self._numbers.setdefault(json.dumps(written), f"{NUMBER_NAME}{len(self._numbers)}")
+        return {"$ref": f"#/$defs/{name}"}
 
     def _integer(self, schema: Schema, place: str) -> Schema:
         low, high = integer_bounds(schema)
