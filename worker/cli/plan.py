@@ -120,14 +120,14 @@ def gpus_per_engine(host: HostOptions, given: dict[str, Any]) -> tuple[int, str]
     """How many, and which options say so."""
     sizes = {name: given[name] for name in ("tensor_parallel_size", "pipeline_parallel_size") if given[name] > 1}
     num_ranks = math.prod(sizes.values())
-    told_by = " ".join(f"--{name.replace('_', '-')} {size}" for name, size in sizes.items())
+    source = " ".join(f"--{name.replace('_', '-')} {size}" for name, size in sizes.items())
     if num_ranks == 1:
         return host.gpus_per_engine, f"--gpus-per-engine {host.gpus_per_engine}"
     if host.gpus_per_engine not in (1, num_ranks):
         raise UsageError(
-            f"--gpus-per-engine {host.gpus_per_engine} contradicts {told_by}, which needs {num_ranks}; leave it out"
+            f"--gpus-per-engine {host.gpus_per_engine} contradicts {source}, which needs {num_ranks}; leave it out"
         )
-    return num_ranks, told_by
+    return num_ranks, source
 
 
 def check_gpus_per_engine(host: HostOptions, engine: EngineConfig) -> None:

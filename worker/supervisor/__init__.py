@@ -1,11 +1,11 @@
-"""What ``worker start`` runs: one worker process per engine, started, watched, restarted and taken down.
+"""Supervisor of ``worker start``: starts, watches, restarts and stops one worker process per engine.
 
     supervisor ──configuration, life line──▶ worker process ──▶ engine core process
                ◀──WorkerStatus lines───────
 
-The supervisor serves nothing itself and imports no torch. Read ``supervisor.py``, ``engine.py`` (one engine through all
-its lives), ``engine_process.py`` (one life), ``restart.py`` (the policy); beside them ``silence.py``, ``reaper.py`` and
-``death_notices.py``, each a loop of its own; ``fork_server.py`` keeps the process that forks engine cores.
+The supervisor serves no requests and imports no torch. Read ``supervisor.py``, then ``supervised_engine.py`` (an engine
+across restarts), ``engine_process.py`` (one process of it) and ``restart.py`` (the policy). ``silence.py``,
+``reaper.py`` and ``death_notices.py`` each run a loop. ``fork_server.py`` keeps the process that forks engine cores.
 """
 
 from .placement import Placement, place_engines

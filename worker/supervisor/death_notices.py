@@ -1,4 +1,4 @@
-"""Heartbeats for engines that are dead, so that whoever lists them learns the cause and when they come back."""
+"""Heartbeats of dead engines, written by the supervisor: lists show the cause of death and the time of the restart."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ log = structlog.get_logger()
 
 
 class DeathNotices:
-    """Writes, under the key and the time to live of its heartbeat, what each dead engine cannot say itself.
+    """Writer of heartbeats for dead engines, under the key and with the time to live of the engine's own heartbeat.
 
     Attributes:
-        changed: to be set when an engine's phase has changed; its notice is then written at once.
+        changed: set it after an engine's phase has changed, and its notice is written immediately.
     """
 
     def __init__(self, connection: CommandConnection, config: WorkerConfig, engines: Sequence[Engine]) -> None:
@@ -36,7 +36,7 @@ class DeathNotices:
         self.changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Write until cancelled. A Redis that is away is waited for by the connection."""
+        """Write until cancelled. The connection waits while Redis is away."""
         while True:
             self.changed.clear()
             try:
@@ -51,7 +51,7 @@ class DeathNotices:
                 continue
 
     async def remove(self) -> None:
-        """Take all engines of this supervisor off the list: none is left, in whichever way it went."""
+        """Remove all engines of this supervisor from the list, once none is left."""
         try:
             async with asyncio.timeout(REMOVE_TIMEOUT_S):
                 for engine in self._engines:
@@ -64,6 +64,6 @@ class DeathNotices:
         notice = engine.notice()
         if notice is None:
             return
-        beat = msgspec.json.encode(notice)
-        await self._connection.execute("SET", self._keys.engine(engine.engine_id), beat, "PX", self._ttl_ms)
+        heartbeat = msgspec.json.encode(notice)
+        await self._connection.execute("SET", self._keys.engine(engine.engine_id), heartbeat, "PX", self._ttl_ms)
         await self._connection.execute("SADD", self._keys.engines(), engine.engine_id)

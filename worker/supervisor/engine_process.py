@@ -1,4 +1,4 @@
-"""One life of an engine as the supervisor sees it: configuration in, status lines out, and the end of its process."""
+"""Worker process of an engine as the supervisor sees it: configuration in, status lines out, exit code."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .worker_process import WorkerProcess, start_worker
 
 # A status may carry a long traceback.
 MAX_STATUS_LINE_BYTES = 1 << 22
-# Its last words are in the pipe already; the end of the pipe comes when its engine core has gone, too.
-LAST_WORDS_TIMEOUT_S = 2.0
-# A killed core gives its GPU memory back only when it is gone, and the next one measures what is free.
+# The last lines are in the pipe already. The pipe ends when the engine core has ended, too.
+LAST_LINES_TIMEOUT_S = 2.0
+# A killed core frees its GPU memory only when it has ended, and the next core measures the free memory.
 GROUP_END_TIMEOUT_S = 5.0
 GROUP_POLL_S = 0.02
 SIGNALS_FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
@@ -32,25 +32,25 @@ log = structlog.get_logger()
 
 
 class EngineProcess:
-    """A worker process, and through it one engine. ``on_change`` is called when any attribute has changed.
+    """A worker process, which serves one engine. ``on_change`` is called after a change of any attribute.
 
     Attributes:
-        state: what it last reported.
-        failure: its last report of a failure, if it made one.
-        ended: set with ``exit_code``.
-        heard_at: when its last line came, by the loop's clock; before the first, when it was started.
-        has_spoken: whether a line came at all.
-        heartbeat: the last ``EngineHeartbeat`` that it told, as JSON; empty before the first.
-        weights: folder and version of weights that were put in the place of the configured ones; empty before.
-        exit_code: as ``Popen.returncode``, None while it lives; set after its last words were read.
+        state: last reported state.
+        failure: last report of a failure; None without one.
+        ended: set together with ``exit_code``.
+        last_report_at: time of its last line, by the loop's clock; before the first line, the time of its start.
+        has_reported: whether any line has arrived.
+        heartbeat: its last ``EngineHeartbeat``, as JSON; empty before the first.
+        weights: folder and version of the weights that replaced the configured ones; empty before.
+        exit_code: as ``Popen.returncode``, None while it runs; set after its last lines were read.
     """
 
     def __init__(self, config: WorkerConfig, on_change: Callable[[EngineProcess], None]) -> None:
         self.engine_id = config.engine_id
         self.state = EngineState.STARTING
         self.failure: WorkerStatus | None = None
-        self.heard_at = 0.0
-        self.has_spoken = False
+        self.last_report_at = 0.0
+        self.has_reported = False
         self.heartbeat = b""
         self.weights = ("", "")
         self.exit_code: int | None = None
@@ -69,59 +69,59 @@ class EngineProcess:
         return self._process is not None and self.exit_code is None
 
     async def start(self) -> None:
-        """Start the process and tell it its configuration.
+        """Start the process and send it its configuration.
 
         Raises:
-            OSError: the host has no room for another process.
+            OSError: the host cannot start another process.
         """
         process = await start_worker(self._config)
         self._process = process
-        self.heard_at = asyncio.get_running_loop().time()
+        self.last_report_at = asyncio.get_running_loop().time()
         # The configuration fits into the pipe; if the process is dead already, its exit is reported below.
         with suppress(BrokenPipeError):
             process.stdin.write(msgspec.json.encode(self._config) + b"\n")
             process.stdin.flush()
         reading = asyncio.create_task(self._read_statuses(process.stdout))
-        self._tasks = [reading, asyncio.create_task(self._see_end(process, reading))]
+        self._tasks = [reading, asyncio.create_task(self._watch_exit(process, reading))]
 
     def drain(self) -> None:
-        """Ask it to finish what runs, for as long as its configuration allows, and leave."""
+        """Ask it to finish its running requests, for as long as its configuration allows, and to leave."""
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
 
     def hand_back(self) -> None:
-        """Ask it to hand back what runs and leave at once: the end of its life line says so."""
+        """Ask it to release its running requests and leave: the end of its standard input says so."""
         self.drain()
         self._close_life_line()
 
     def kill(self) -> None:
         """Kill it and everything it started."""
-        # Never after its end: the pid may be somebody else's by then.
+        # Never after its end, because another process may have its pid by then.
         if self._process is not None and self.alive:
             self._is_killed = True
             kill_process_tree(self._process.pid)
 
     def starved_s(self) -> float:
-        """How long it has waited for a processor since its last line."""
+        """Return for how long it has waited for a processor since its last line, in seconds."""
         return self._waited_s() - self._had_waited_s
 
     @property
-    def was_put_down(self) -> bool:
-        """Whether its supervisor killed it for nothing but not leaving soon enough."""
+    def was_killed_by_supervisor(self) -> bool:
+        """Whether the supervisor killed it only because it did not leave in time."""
         has_failed = self.failure is not None and not self.failure.is_external
         return self._is_killed and self._silence is None and not has_failed
 
     async def gone(self) -> None:
-        """Wait, after its end, until nothing is left of what it started; not for ever, should something be stuck."""
+        """Wait until the processes that it started have ended, too; at most ``GROUP_END_TIMEOUT_S``."""
         if self._process is None:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(GROUP_END_TIMEOUT_S):
-                while group_lives(self._process.pid):  # noqa: ASYNC110  # who is not our child tells us nothing
+                while group_lives(self._process.pid):  # noqa: ASYNC110  # no event tells the end of a process that is not a child
                     await asyncio.sleep(GROUP_POLL_S)
 
-    def end_silence(self, silence_s: float) -> None:
-        """Kill it for having said nothing for so long; once is enough."""
+    def kill_for_silence(self, silence_s: float) -> None:
+        """Kill it because it has not reported for ``silence_s``. A second call does nothing."""
         if self._process is None or self._silence is not None:
             return
         stopped = is_stopped(self._process.pid)
@@ -130,13 +130,13 @@ class EngineProcess:
         self.kill()
 
     def death(self) -> Death:
-        """Say why it ended; in its own words where it left some."""
+        """Return why it ended, by its own report if it sent one."""
         return msgspec.structs.replace(self._cause(), num_tokens=self._num_tokens)
 
     def _cause(self) -> Death:
         failure = self.failure
         if failure is not None:
-            # A Redis that is away ends every engine, and starting it again is the right thing to do.
+            # A Redis that is away ends every engine, and a restart helps.
             is_external = failure.is_external or failure.code == RedisUnavailableError.code
             return Death(failure.message, is_external=is_external, trace=failure.trace)
         if self._silence is not None:
@@ -144,17 +144,17 @@ class EngineProcess:
         if self.exit_code is not None and self.exit_code < 0:
             number = signal.Signals(-self.exit_code)
             return Death(f"the worker process was killed by {number.name}", is_external=number in SIGNALS_FROM_OUTSIDE)
-        # Status 0 is a drain that somebody asked the worker process for.
+        # Status 0: the worker process was drained by a signal that the supervisor did not send.
         return Death(f"the worker process ended with status {self.exit_code}", is_external=self.exit_code == 0)
 
-    async def _see_end(self, process: WorkerProcess, reading: asyncio.Task[None]) -> None:
+    async def _watch_exit(self, process: WorkerProcess, reading: asyncio.Task[None]) -> None:
         try:
             status = await process.wait()
-            # A worker that crashed leaves its engine core behind, which would keep the GPU and our pipe open.
+            # The engine core of a crashed worker would go on using the GPU and keep the pipe open.
             kill_process_tree(process.pid)
         finally:
             self._close_life_line()
-        await asyncio.wait([reading], timeout=LAST_WORDS_TIMEOUT_S)
+        await asyncio.wait([reading], timeout=LAST_LINES_TIMEOUT_S)
         reading.cancel()
         self.exit_code = status
         self.ended.set()
@@ -167,22 +167,22 @@ class EngineProcess:
         )
         try:
             while line := await reader.readline():
-                self._take_line(line)
+                self._read_line(line)
         finally:
             transport.close()
 
-    def _take_line(self, line: bytes) -> None:
+    def _read_line(self, line: bytes) -> None:
         try:
             status = msgspec.json.decode(line, type=WorkerStatus)
         except msgspec.DecodeError:
-            # The engine core shares this pipe, and libraries print.
+            # The engine core shares this pipe, and libraries print to it.
             log.info("engine_output", engine_id=self.engine_id, line=line.decode(errors="replace").rstrip())
             return
         if status.state != self.state:
             log.debug("engine_state", engine_id=self.engine_id, state=status.state.value)
         self.state = status.state
-        self.has_spoken = True
-        self.heard_at = asyncio.get_running_loop().time()
+        self.has_reported = True
+        self.last_report_at = asyncio.get_running_loop().time()
         self._had_waited_s = self._waited_s()
         self._num_tokens = max(self._num_tokens, status.num_tokens)
         self.heartbeat = bytes(status.heartbeat) or self.heartbeat

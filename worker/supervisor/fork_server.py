@@ -1,4 +1,4 @@
-"""The fork servers of a host: started before its engines, started again if they die, ended after them."""
+"""Fork servers of a host: started before its engines, restarted if they die, ended after the engines."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ..forking import workers_address
 
 COMMAND = (sys.executable, "-m", "penstock.worker.engine.fork_server")
 WORKER_COMMAND = (sys.executable, "-m", "penstock.worker.serving.fork_server")
-# Of the option --fork-server: the address of one that somebody else keeps, for all who see the variable.
+# Environment variable of the option --fork-server: the address of a fork server that another process keeps.
 FORK_SERVER_VARIABLE = "PENSTOCK_FORK_SERVER"
-# One that dies at once would do so again: cores and worker processes are started by themselves meanwhile.
+# A fork server that dies at its start would die again. Cores and worker processes are spawned meanwhile.
 RESTART_DELAY_S = 2.0
-# It ends with its last core, which its engine has ended before.
+# It ends with its last core, which its engine ends first.
 END_TIMEOUT_S = 5.0
-# A host of many engines starts them all at once.
+# A host of many engines starts all of them at the same time.
 _BACKLOG = 128
 
 log = structlog.get_logger()
@@ -34,29 +34,31 @@ log = structlog.get_logger()
 def running_fork_server(
     options: Sequence[str] = (), command: Sequence[str] = COMMAND, worker_command: Sequence[str] = WORKER_COMMAND
 ) -> Iterator[str]:
-    """Run the fork servers and give the socket of that of cores; everybody on this host may ask there.
+    """Run the fork servers, and yield the socket address of the one that forks cores.
+
+    Yields an empty string if they cannot be started. Any process of this user may connect to the socket.
 
     Args:
-        options: of the command line of that of cores.
+        options: command line options of the fork server of cores.
         command: its program.
-        worker_command: that of the other, which forks worker processes; its socket is ``workers_address``.
+        worker_command: program of the fork server of worker processes, whose socket is ``workers_address``.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-fork-") as folder, ExitStack() as keeping:
         address = str(Path(folder) / "socket")
         try:
-            for at, words in ((workers_address(address), worker_command), (address, [*command, *options])):
-                keeper = _Keeper(at, words)
+            for socket_path, words in ((workers_address(address), worker_command), (address, [*command, *options])):
+                keeper = _Keeper(socket_path, words)
                 keeping.callback(keeper.end)
                 keeper.start()
         except OSError as error:
-            remedy = "cores and worker processes are started by themselves"
+            remedy = "cores and worker processes are spawned instead, which takes longer"
             log.warning("fork_server_not_started", error=str(error), remedy=remedy)
             address = ""
         yield address
 
 
 class _Keeper:
-    """Keeps one fork server alive from a thread: the supervisor's loop has no part in it."""
+    """Keeps one fork server alive, in a thread apart from the supervisor's event loop."""
 
     def __init__(self, address: str, command: Sequence[str]) -> None:
         self._address = address
@@ -67,11 +69,11 @@ class _Keeper:
         self._thread = threading.Thread(target=self._keep, name="fork-server", daemon=True)
 
     def start(self) -> None:
-        """Watch it from now on."""
+        """Start watching it."""
         self._thread.start()
 
     def end(self) -> None:
-        """Let it end, by force if it does not; nothing is left of it afterwards."""
+        """End it, by SIGKILL after ``END_TIMEOUT_S``, and wait for its end."""
         with self._replacing:
             self._is_ending.set()
             process = self._process
@@ -84,7 +86,7 @@ class _Keeper:
         self._thread.join()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        # Bound here and closed here: who connects is never refused while it imports, and is at once when it has died.
+        # Bound and closed here, so that a connection waits while the server imports, and is refused after its death.
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             Path(self._address).unlink(missing_ok=True)
             listener.bind(self._address)
@@ -112,6 +114,6 @@ class _Keeper:
                 try:
                     self._process = self._spawn()
                 except OSError as error:
-                    # No room for another process: worker processes have the same trouble, and say so.
+                    # The host cannot start another process. Worker processes fail in the same way and report it.
                     log.warning("fork_server_not_restarted", error=str(error))
                     return

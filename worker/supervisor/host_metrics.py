@@ -1,7 +1,7 @@
-"""What a worker answers at its metrics port: the figures of its engines, and probes.
+"""Metrics port of a worker: the metrics of its engines, and probes.
 
-The figures are those that the worker processes tell in their status lines, so there is one writer for each engine, and
-Redis is not asked: only whether the worker is ready asks it.
+The metrics come from the status lines of the worker processes, so each engine has one writer, and a scrape does not
+query Redis. Only the readiness probe queries it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from .restart import Phase
 from .supervised_engine import Engine
 
 REDIS_PATIENCE_S = 2.0
-VERSION = metadata.version("penstock")  # read here, since it reads files
+VERSION = metadata.version("penstock")  # read once, because it reads files
 
 log = structlog.get_logger()
 
 
 class MetricsServer:
-    """The port, from its making to ``close``.
+    """Listener on the metrics port, from its creation to ``close``.
 
     Args:
         names: one of ``MetricNames``.
 
     Raises:
-        ConfigurationError: it cannot listen there; says why.
+        ConfigurationError: the address cannot be used; says why.
     """
 
     def __init__(self, host: str, port: int, names: str) -> None:
@@ -47,13 +47,13 @@ class MetricsServer:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """URL of the listener."""
         return self._server.url
 
     def start(
         self, config: WorkerConfig, engines: Sequence[Engine], redis: CommandConnection, is_leaving: Callable[[], bool]
     ) -> None:
-        """Answer in the loop that runs; as of ``HostMetrics``."""
+        """Answer requests in the running event loop. Arguments are those of ``HostMetrics``."""
         self._server.start(HostMetrics(config, engines, redis, is_leaving, self._names).answers)
         log.info("metrics_served", url=f"{self.url}/metrics")
 
@@ -62,11 +62,11 @@ class MetricsServer:
 
 
 class HostMetrics:
-    """The engines of one supervisor.
+    """Metrics and probes of the engines of one supervisor.
 
     Args:
-        redis: of the supervisor.
-        is_leaving: whether the supervisor has been told to leave.
+        redis: connection of the supervisor.
+        is_leaving: returns whether the supervisor is stopping.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class HostMetrics:
 
     @property
     def answers(self) -> Answers:
-        """By path."""
+        """Answer functions by path."""
         return {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
 
     async def _metrics(self) -> Answer:
@@ -93,8 +93,8 @@ class HostMetrics:
 
     def _samples(self) -> Iterator[Sample]:
         yield from values_of((VERSION,), {"build_info": 1.0})
-        beats = [engine.beat_if_there() for engine in self._engines]
-        yield from engines_samples([beat for beat in beats if beat is not None])
+        heartbeats = [engine.heartbeat_unless_left() for engine in self._engines]
+        yield from engines_samples([heartbeat for heartbeat in heartbeats if heartbeat is not None])
 
     async def _healthz(self) -> Answer:
         return Answer.of({"status": "ok"})
@@ -107,7 +107,7 @@ class HostMetrics:
 
     def _not_serving(self) -> str:
         if self._is_leaving():
-            return "the worker drains"
+            return "the worker is draining"
         missing = [engine for engine in self._engines if engine.policy.phase not in (Phase.SERVING, Phase.LEFT)]
         return "; ".join(f"engine {engine.engine_id} is {engine.policy.phase}" for engine in missing)
 

@@ -1,7 +1,7 @@
-"""A few paths over HTTP for scrapers and probes, in threads of its own; what it answers is asked of the event loop.
+"""HTTP server for scrapers and probes. It runs in threads, and asks the event loop for each answer.
 
-So a slow reader holds up nobody, and a loop that does not run is told of instead of keeping a probe waiting. It is the
-server of the standard library, which prometheus_client serves metrics by, too: a worker needs no web framework.
+So a slow reader blocks nothing, and a probe learns that the event loop hangs instead of waiting for it. It uses the
+server of the standard library, as prometheus_client does, because a worker needs no web framework.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ JSON = "application/json"
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a path answers."""
+    """Answer of a path."""
 
     body: bytes
     status: HTTPStatus = HTTPStatus.OK
@@ -35,7 +35,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, content: object, status: HTTPStatus = HTTPStatus.OK) -> Answer:
-        """Some content as JSON."""
+        """Return an answer with ``content`` as JSON."""
         return cls(msgspec.json.encode(content), status)
 
 
@@ -43,13 +43,13 @@ Answers = Mapping[str, Callable[[], Awaitable[Answer]]]
 
 
 class HttpServer:
-    """Listens from its making on, and answers from ``start`` to ``close``.
+    """Server that listens from its creation, and answers from ``start`` to ``close``.
 
     Args:
-        port: 0 is a free one.
+        port: 0 chooses a free one.
 
     Raises:
-        ConfigurationError: it cannot listen there; says why.
+        ConfigurationError: the address cannot be used; says why.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -64,24 +64,24 @@ class HttpServer:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """URL of the listener."""
         host, port = self._server.server_address[:2]
         return f"http://{f'[{host!s}]' if ':' in str(host) else host!s}:{port}"
 
     def start(self, answers: Answers) -> None:
-        """Answer these paths by what their functions return in the loop that runs now."""
+        """Answer paths with the results of their functions, called in the running event loop."""
         self._server.answers, self._server.loop = answers, asyncio.get_running_loop()
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no more; answers under way are not waited for."""
+        """Stop listening, without waiting for answers that are being written."""
         if self._thread.is_alive():
             self._server.shutdown()
         self._server.server_close()
 
 
 class _Server(ThreadingHTTPServer):
-    # A reader that takes its time keeps nobody from leaving.
+    # A slow reader must not keep the process from ending.
     daemon_threads = True
     allow_reuse_port = False
     block_on_close = False
@@ -93,11 +93,11 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
-        # Past HTTPServer's, which asks the name service who we are: that may take seconds.
+        # Skips HTTPServer's method, which asks the name service for the host's name and may take seconds.
         socketserver.TCPServer.server_bind(self)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who goes away before the answer is of no interest."""
+        """Ignore clients that disconnect before the answer."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -117,26 +117,26 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> Answer:
         server, path = self.server, self.path.partition("?")[0]
         assert isinstance(server, _Server)
-        ask, loop = server.answers.get(path), server.loop
-        if ask is None or loop is None:
-            error = {"error": f"no path {shown(path)}; there are {', '.join(server.answers)}"}
+        answer, loop = server.answers.get(path), server.loop
+        if answer is None or loop is None:
+            error = {"error": f"no path {shown(path)}; available: {', '.join(server.answers)}"}
             return Answer.of(error, HTTPStatus.NOT_FOUND)
-        answering = _awaited(ask)
+        answering = _awaited(answer)
         try:
-            asked = asyncio.run_coroutine_threadsafe(answering, loop)
-        except RuntimeError:  # the loop has ended, and we do in a moment
+            future = asyncio.run_coroutine_threadsafe(answering, loop)
+        except RuntimeError:  # the loop has ended, and the process is about to
             answering.close()
             return Answer.of({"error": "the process ends"}, HTTPStatus.SERVICE_UNAVAILABLE)
         try:
-            return asked.result(LOOP_PATIENCE_S)
+            return future.result(LOOP_PATIENCE_S)
         except (TimeoutError, concurrent.futures.CancelledError):
-            asked.cancel()
+            future.cancel()
             error = {"error": f"no answer within {LOOP_PATIENCE_S:g} s: the event loop does not run, or is overloaded"}
             return Answer.of(error, HTTPStatus.SERVICE_UNAVAILABLE)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are not logged."""
+        """Log nothing, because scrapes are frequent."""
 
 
-async def _awaited(ask: Callable[[], Awaitable[Answer]]) -> Answer:
-    return await ask()
+async def _awaited(answer: Callable[[], Awaitable[Answer]]) -> Answer:
+    return await answer()

@@ -1,4 +1,4 @@
-"""Which device each engine gets, decided without torch: the supervisor must not touch a GPU."""
+"""Chooses the device of each engine, without torch because the supervisor must not touch a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NVIDIA_SMI_TIMEOUT_S = 10.0
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Where one engine runs; ``visible_devices`` is its CUDA_VISIBLE_DEVICES, None on the CPU."""
+    """Device of one engine; ``visible_devices`` is its CUDA_VISIBLE_DEVICES, None on the CPU."""
 
     device: str
     visible_devices: str | None = None
@@ -31,40 +31,40 @@ def place_engines(
     device: str | None,
     num_engines: int | None,
     gpus_per_engine: int = 1,
-    told_by: str = "--gpus-per-engine",
+    source: str = "--gpus-per-engine",
 ) -> list[Placement]:
-    """Return one placement per engine: the GPUs asked for, or all GPUs, or the CPU where there is none.
+    """Return one placement per engine: the named GPUs, or all GPUs, or the CPU on a machine without any.
 
     Args:
         gpus: indices among the GPUs this process may use.
-        device: "cpu" or "cuda"; None takes what is there.
-        num_engines: engines on the CPU; on GPUs there is one for each ``gpus_per_engine``.
-        gpus_per_engine: GPUs that an engine of several ranks has, which follow each other.
-        told_by: what asks for so many, for messages.
+        device: "cpu" or "cuda"; None chooses GPUs if there are any.
+        num_engines: number of engines on the CPU; GPUs get one engine per ``gpus_per_engine``.
+        gpus_per_engine: number of consecutive GPUs of an engine of several ranks.
+        source: options that ask for ``gpus_per_engine``, for error messages.
 
     Raises:
         UsageError: the arguments contradict each other or the machine.
     """
-    asked_as = "--device cuda" if gpus is None else f"--gpus {','.join(map(str, gpus))}"
+    option = "--device cuda" if gpus is None else f"--gpus {','.join(map(str, gpus))}"
     if gpus is not None and device == "cpu":
-        raise UsageError(f"{asked_as} contradicts --device cpu; give one of them")
+        raise UsageError(f"{option} contradicts --device cpu; give one of them")
     if device == "cpu":
         return [Placement("cpu")] * (num_engines or 1)
     present = usable_gpus()
     if gpus is None and device is None and not present:
         return [Placement("cpu")] * (num_engines or 1)
     if not present:
-        raise UsageError(f"{asked_as}: this machine has no NVIDIA GPU; use --device cpu")
+        raise UsageError(f"{option}: this machine has no NVIDIA GPU; use --device cpu")
     if num_engines is not None:
         raise UsageError(f"--engines {num_engines} is for --device cpu; there are as many engines as GPUs for them")
     indices = range(len(present)) if gpus is None else gpus
     for index in indices:
         if index >= len(present):
             count = "1 GPU, index 0" if len(present) == 1 else f"{len(present)} GPUs, 0 to {len(present) - 1}"
-            raise UsageError(f"{asked_as}: there is no GPU {index}; this machine has {count}")
+            raise UsageError(f"{option}: there is no GPU {index}; this machine has {count}")
     if len(indices) % gpus_per_engine:
         raise UsageError(
-            f"{told_by}: {gpus_per_engine} for each engine does not divide the {len(indices)} GPUs; name others with "
+            f"{source}: {gpus_per_engine} for each engine does not divide the {len(indices)} GPUs; name others with "
             "--gpus"
         )
     groups = [indices[start : start + gpus_per_engine] for start in range(0, len(indices), gpus_per_engine)]
@@ -72,9 +72,9 @@ def place_engines(
 
 
 def usable_gpus() -> list[str]:
-    """Return, per GPU this process may use, the name that CUDA_VISIBLE_DEVICES takes for it.
+    """Return, for each GPU that this process may use, its name in CUDA_VISIBLE_DEVICES.
 
-    A scheduler such as Slurm hands out GPUs by setting that variable, so indices count within it.
+    A scheduler such as Slurm assigns GPUs by setting that variable, so indices count within it.
     """
     num_present = _count_gpus()
     granted = os.environ.get("CUDA_VISIBLE_DEVICES")

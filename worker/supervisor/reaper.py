@@ -1,7 +1,7 @@
-"""Takes back what dead engines held: this host's own by name, and everybody else's when their lease has ended.
+"""Reclaims the requests of dead engines: of this host's engines by name, and of all others when their lease expires.
 
-Any supervisor may reap any engine, so requests move on when a whole host is gone. The broker sees to it that each
-claim is taken back once, whoever comes first.
+Any supervisor may reap any engine, so requests move on when a whole host fails. The broker makes sure that each claim
+is reclaimed once, whichever supervisor comes first.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ...shared.side_by_side import SideBySide
 from ..config.worker_config import WorkerConfig
 from .restart import Death
 
-# A model that is new has engines whose parents reap them, so the list may be a little old.
-LOOKS_PER_LIST = 10
-# For a Redis that answers, but with errors: then requests stay where they are, and the engine is started all the same.
+# The list may be a little old, because the engines of a new model are reaped by their own supervisors.
+ROUNDS_PER_LIST = 10
+# Limit for a Redis that answers with errors. The requests then stay where they are, and the engine is restarted.
 MAX_RECLAIM_TRIES = 30
 RECLAIM_PAUSE_S = 1.0
 PARTITION_PATIENCE_S = 3.0
@@ -35,11 +35,11 @@ log = structlog.get_logger()
 
 
 class Reaper:
-    """Gives the requests of dead engines back to the queue.
+    """Returns the requests of dead engines to the queue.
 
     Args:
-        connection: one that waits for Redis as long as it takes.
-        config: of any engine of this supervisor.
+        connection: a connection that retries without limit while Redis is away.
+        config: configuration of any engine of this supervisor.
     """
 
     def __init__(self, connection: CommandConnection, config: WorkerConfig) -> None:
@@ -48,38 +48,39 @@ class Reaper:
         self._model = config.engine.model_name
         self._max_deliveries = config.max_deliveries
         self._lease_ttl_ms = config.lease_ttl_ms
-        self._trouble = ""
+        self._last_failure = ""
         self._listed_at_s = 0
 
     async def run(self) -> None:
-        """Look at all models until cancelled; no error ends it, and none keeps it from the other models.
+        """Reap all models until cancelled. No error ends the loop or keeps it from other models.
 
-        To a reaper each partition of a model is one.
+        A reaper treats each partition of a model as a model of its own.
         """
         partitions: list[str] = []
-        looks = SideBySide(self._look)
+        reaping = SideBySide(self._reap)
         try:
-            for num_looks in itertools.count():
+            for num_rounds in itertools.count():
                 try:
-                    if num_looks % LOOKS_PER_LIST == 0 or not partitions:
+                    if num_rounds % ROUNDS_PER_LIST == 0 or not partitions:
                         partitions = await self._list()
-                    self._note(await looks.round(partitions, REAP_INTERVAL_S))
+                    self._log_new_errors(await reaping.round(partitions, REAP_INTERVAL_S))
                 except Exception as error:
-                    self._note([error])
+                    self._log_new_errors([error])
                 await asyncio.sleep(REAP_INTERVAL_S)
         finally:
-            await looks.close()
+            await reaping.close()
 
     async def reclaim(self, engine_id: str, death: Death, *, hands_back: bool = False) -> None:
-        """Take back what an engine of this host held, which is known to be dead. Returns when that is done.
+        """Reclaim the requests of a dead engine of this host.
 
-        It has to be done before the engine is started again: its next life has the same name. Nothing is lost by
-        waiting for a Redis that is away, since an engine cannot start without it either; but it can without that of one
-        partition of several, where it hands back what its former life held as soon as it is there again.
+        Call it before the engine is restarted, because the next process has the same name. Waiting for a Redis that is
+        away loses nothing, since an engine cannot start without it either. It can start without the Redis of one
+        partition of several, so such a partition is waited for only briefly: the engine itself releases the requests of
+        its former process there once the partition is back.
 
         Args:
-            hands_back: it was to hand back what it held, and was killed before it had time for that: its end is no
-                death of any request, however little each had made.
+            hands_back: whether the engine was asked to release its requests and was killed before it could. Its end
+                does not count as a death of any request then.
         """
         cause = DeathCause(engine_id=engine_id, reason=death.reason, trace=death.trace)
         layout = (await read_layouts(self._connection, self._keys)).get(self._model, Layout())
@@ -109,13 +110,13 @@ class Reaper:
                 )
             except (PenstockError, RedisError) as error:
                 if num_tries == MAX_RECLAIM_TRIES:
-                    log.error("requests_not_taken_back", engine_id=engine_id, error=str(error))
+                    log.error("requests_not_reclaimed", engine_id=engine_id, error=str(error))
                     return
                 await asyncio.sleep(RECLAIM_PAUSE_S)
             else:
                 if num_returned or num_parked:
                     log.info(
-                        "requests_taken_back", engine_id=engine_id, num_returned=num_returned, num_parked=num_parked
+                        "requests_reclaimed", engine_id=engine_id, num_returned=num_returned, num_parked=num_parked
                     )
                 return
 
@@ -130,30 +131,30 @@ class Reaper:
         ]
 
     async def _watch_clock(self) -> None:
-        """Notice a clock of Redis that was set back, which keeps what is to expire."""
+        """Drop overdue heartbeats when the clock of Redis was set back, because they would not expire in time."""
         now_s = int((await self._connection.execute("TIME"))[0])
         if now_s < self._listed_at_s:
             log.warning("redis_clock_set_back", by_s=self._listed_at_s - now_s)
             await drop_overdue(self._connection.execute, self._keys)
         self._listed_at_s = now_s
 
-    async def _look(self, model: str) -> None:
+    async def _reap(self, model: str) -> None:
         cause = DeathCause(engine_id="", reason="its lease ended: its host, its process or its way to Redis is gone")
-        found = await Broker(self._connection, self._keys.model(model)).reap(
+        dead = await Broker(self._connection, self._keys.model(model)).reap(
             cause, max_deliveries=self._max_deliveries, lease_ttl_ms=self._lease_ttl_ms
         )
-        for reaped in found:
-            _tell(model, reaped)
+        for reaped in dead:
+            _log_reaped(model, reaped)
 
-    def _note(self, errors: list[BaseException]) -> None:
-        """Say what goes wrong once, not twice a second."""
-        trouble = "; ".join(str(error) or type(error).__name__ for error in errors)
-        if trouble and trouble != self._trouble:
-            log.error("reaping_failed", error=trouble)
-        self._trouble = trouble
+    def _log_new_errors(self, errors: list[BaseException]) -> None:
+        """Log a failure when it changes, not in every round."""
+        failure = "; ".join(str(error) or type(error).__name__ for error in errors)
+        if failure and failure != self._last_failure:
+            log.error("reaping_failed", error=failure)
+        self._last_failure = failure
 
 
-def _tell(model: str, reaped: Reaped) -> None:
+def _log_reaped(model: str, reaped: Reaped) -> None:
     if reaped.kind == "engine":
         log.warning(
             "engine_lease_ended",

@@ -1,13 +1,16 @@
-"""When a dead engine is started again, and when it is given up. Pure: decides by a clock, starts nothing.
+"""Policy of restarts: when a dead engine is started again, and when it is given up. Reads a clock, starts nothing.
 
     STARTING ──ready──▶ SERVING ──death──▶ DOWN ──delay over──▶ RESTARTING ──ready──▶ SERVING
                                             ▲ └───────◀──────death──┘ │
-                                            └── crash loop: GIVEN_UP ◀┘        LEFT: told to leave, from anywhere
+                                            └── crash loop: GIVEN_UP ◀┘        LEFT: stopped, from any phase
 
-Two rows of deaths are counted apart. *Deaths in a row* set the delay: the first restart comes at once, since most
-deaths are single; a life that stayed up for a while ends the row, and a serving engine that was killed from outside
-does not lengthen it: it would have gone on. *Barren deaths*, in which the engine generated no
-token and nothing outside was to blame, set the limit: more starts would not help, and each may cost a delivery.
+Two rows of deaths are counted separately.
+
+*Deaths in a row* set the delay. The first restart has none, because most deaths are single. A process that served for a
+while ends the row. A serving engine that was killed from outside does not lengthen it, because it was healthy.
+
+*Deaths without a token*, in which the engine generated nothing and no external cause is known, set the limit: more
+starts would not help, and each may cost a request one of its deliveries.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ CRASH_LOOP_LIMIT = 8
 
 
 class Phase(enum.StrEnum):
-    """Where an engine is in its lives."""
+    """Phase of a supervised engine."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -36,7 +39,7 @@ class Phase(enum.StrEnum):
 
 
 NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
-    # Down before it has served: one that joins others, which serve on.
+    # Down before it has served: an engine that joins a running deployment.
     Phase.STARTING: frozenset({Phase.SERVING, Phase.DOWN, Phase.GIVEN_UP, Phase.LEFT}),
     Phase.SERVING: frozenset({Phase.DOWN, Phase.GIVEN_UP, Phase.LEFT}),
     Phase.DOWN: frozenset({Phase.RESTARTING, Phase.LEFT}),
@@ -47,13 +50,13 @@ NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
 
 
 class Death(msgspec.Struct, frozen=True):
-    """How one life of an engine ended.
+    """End of one process of an engine.
 
     Args:
         reason: a phrase for people.
-        is_external: it was ended from outside, so neither the engine nor its requests are to blame.
-        num_tokens: how many tokens it had generated in this life.
-        trace: its traceback, if it left one.
+        is_external: whether the cause was outside, so neither the engine nor its requests are to blame.
+        num_tokens: number of tokens that this process generated.
+        trace: its traceback; empty if it left none.
     """
 
     reason: str
@@ -63,12 +66,12 @@ class Death(msgspec.Struct, frozen=True):
 
 
 class RestartPolicy:
-    """One engine's phase and its rows of deaths.
+    """Phase of one engine, and its rows of deaths.
 
     Attributes:
-        phase: changed by the methods alone, along ``NEXT_PHASES``.
-        num_restarts: how often it was started again.
-        num_barren_deaths: length of the row that ends in ``GIVEN_UP``.
+        phase: changed only by the methods, along ``NEXT_PHASES``.
+        num_restarts: number of restarts.
+        num_barren_deaths: deaths in a row without a token; ``CRASH_LOOP_LIMIT`` of them lead to ``GIVEN_UP``.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -81,12 +84,12 @@ class RestartPolicy:
         self._restart_at = 0.0
 
     def ready(self) -> None:
-        """It serves."""
+        """Record that the engine serves."""
         self._enter(Phase.SERVING)
         self._ready_at = self._clock()
 
     def died(self, death: Death) -> None:
-        """It is dead: DOWN until its next start is due, or GIVEN_UP."""
+        """Record a death: DOWN until the next start is due, or GIVEN_UP."""
         now = self._clock()
         if self._ready_at is not None and now - self._ready_at >= STABLE_AFTER_S:
             self._num_deaths_in_a_row = 0
@@ -102,12 +105,12 @@ class RestartPolicy:
         self._enter(Phase.GIVEN_UP if self.num_barren_deaths >= CRASH_LOOP_LIMIT else Phase.DOWN)
 
     def restarting(self) -> None:
-        """Its next life begins."""
+        """Record that the next process is started."""
         self._enter(Phase.RESTARTING)
         self.num_restarts += 1
 
     def leave(self) -> None:
-        """It is not to be started again; what was given up stays so."""
+        """Record that the engine is stopped for good. ``GIVEN_UP`` stays as it is."""
         if self.phase is not Phase.GIVEN_UP:
             self._enter(Phase.LEFT)
 

@@ -1,10 +1,10 @@
-"""How many engines a supervisor has, while it runs: those beyond the wanted number drain, those that lack are started.
+"""Scaling of a running supervisor: drains the engines above the requested number, starts the missing ones.
 
-    slot 0: engine h-0        An engine's slot gives it its id, its name and its device. Those that leave are the last
-    slot 1: engine h-1        ones; a slot whose engine is gone, or was given up, is filled first when more are wanted.
+    slot 0: engine h-0        The slot of an engine determines its id, name and device. The last slots leave first.
+    slot 1: engine h-1        A slot whose engine has left or was given up is filled first.
     slot 2: (left)
 
-The number lives as long as the supervisor: one that is started again begins with what its command line says.
+The number lasts as long as the supervisor. A restarted supervisor begins with the number of its command line.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from .engine_process import EngineProcess
 from .restart import Phase
 from .supervised_engine import Engine
 
-# The same as when a whole supervisor leaves.
+# As when a whole supervisor leaves.
 HAND_BACK_TIMEOUT_S = 10.0
 
 log = structlog.get_logger()
 
 
 class Scaling:
-    """Fills and empties slots, one change of the number after the other; a newer wish overtakes one under way.
+    """Fills and empties slots. A newer number replaces one that is still being applied.
 
     Args:
-        engines, running: by slot, and the task of each; shared with the supervisor, which has filled the first.
-        make_engine: makes the engine of a slot.
-        max_engines: that there is room for.
-        drain_patience_s: how long an engine that leaves may finish what runs, before it hands the rest back.
-        on_change: called when an engine was started or is gone.
-        refusal: why their number stays; empty if it may change.
+        engines, running: engine and task of each slot; shared with the supervisor, which fills the first slots.
+        make_engine: returns the engine of a slot.
+        max_engines: limit of the number of engines.
+        drain_patience_s: how long a leaving engine may finish its requests before it releases the rest.
+        on_change: called after an engine was started or has left.
+        refusal: why the number cannot change; empty if it can.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Scaling:
 
     @property
     def num_staying(self) -> int:
-        """Engines that are to stay."""
+        """Number of engines that are not leaving."""
         return len(self._staying)
 
     @property
@@ -67,8 +67,8 @@ class Scaling:
         return [slot for slot in range(len(self._running)) if not (slot in self._leaving or self._is_free(slot))]
 
     def scale(self, num_engines: int) -> None:
-        """Have so many engines from now on; says why not in the log, where that cannot be. Returns at once."""
-        reason = self._obstacle(num_engines)
+        """Change the number of engines. Returns immediately; logs the reason if the number is refused."""
+        reason = self._refusal_reason(num_engines)
         if reason:
             log.warning("scale_refused", num_engines=num_engines, reason=reason)
             return
@@ -81,22 +81,22 @@ class Scaling:
         self._on_change()
 
     def stop(self) -> None:
-        """Change nothing more: all leave, which the supervisor sees to."""
+        """Stop scaling, because the supervisor stops all engines."""
         self._is_over = True
         for task in self._leaving.values():
             task.cancel()
 
-    def _obstacle(self, num_engines: int) -> str:
+    def _refusal_reason(self, num_engines: int) -> str:
         if self._is_over:
-            return "the worker leaves"
+            return "the worker is stopping"
         if self._refusal:
             return self._refusal
         if len(self._running) < len(self._engines):
-            return "the worker has not begun yet"
-        return "" if 1 <= num_engines <= self._max_engines else f"there is room for 1 to {self._max_engines}"
+            return "the worker is still starting"
+        return "" if 1 <= num_engines <= self._max_engines else f"this worker can run 1 to {self._max_engines} engines"
 
     def _is_free(self, slot: int) -> bool:
-        """Whether its engine is gone, or was given up, though what is left of it may still be ending."""
+        """Whether its engine has left or was given up. Its last processes may still be ending."""
         return self._running[slot].done() or self._engines[slot].policy.phase is Phase.GIVEN_UP
 
     def _free_slot(self) -> int:
@@ -104,7 +104,7 @@ class Scaling:
 
     def _fill(self, slot: int) -> None:
         engine = self._make_engine(slot)
-        # It has a service to join: should its start fail, it is tried again as one that died.
+        # It joins a running service, so a failed start is retried like a death.
         engine.is_restarted = True
         if slot == len(self._running):
             self._engines.append(engine)
@@ -114,7 +114,7 @@ class Scaling:
             self._engines[slot], self._running[slot] = engine, task
 
     async def _leave(self, slot: int) -> None:
-        """Let the engine of a slot finish what runs, then hand it back, then be killed."""
+        """Let the engine of a slot finish its requests, then make it release them, then kill it."""
         engine, task = self._engines[slot], self._running[slot]
         steps = ((EngineProcess.drain, self._drain_patience_s), (EngineProcess.hand_back, HAND_BACK_TIMEOUT_S))
         try:
@@ -131,6 +131,6 @@ class Scaling:
 
 
 async def _run_after(former: asyncio.Task[None], engine: Engine) -> None:
-    """It has the name of the one before it, of which nothing may be left."""
+    """Run ``engine`` after ``former``, which has the same engine_id, has ended."""
     await asyncio.wait([former])
     await engine.run()

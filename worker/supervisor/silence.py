@@ -1,8 +1,8 @@
-"""Finds worker processes that live but say nothing: stopped, or hung.
+"""Kills worker processes that are alive but report nothing, because they are stopped or hang.
 
-A worker process writes a line every ``STATUS_INTERVAL_S``, loading included. It is taken for dead when the line is
-overdue by ``stall_timeout_s``. Time in which the supervisor itself did not run does not count: the lines of that time
-wait in the pipe, unread. Nor does time in which the worker process was ready to run, and others had the processors.
+A worker process writes a line every ``STATUS_INTERVAL_S``, also while it loads. It counts as dead when the line is
+overdue by ``stall_timeout_s``. Two spans do not count: the time in which the supervisor itself did not run, because the
+lines of that time are unread in the pipe; and the time in which the worker process was runnable without a processor.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ from .engine_process import EngineProcess
 
 MAX_INTERVAL_S = 0.25
 MAX_OVERSLEEP_S = 1.0
-# For the interpreter and its imports, before which nothing can be said. A host that starts many engines takes long.
-FIRST_LINE_TIMEOUT_S = 60.0
+# Covers the start of the interpreter and its imports, which are slow on a host that starts many engines.
+FIRST_REPORT_TIMEOUT_S = 60.0
 
 log = structlog.get_logger()
 
 
 class SilenceWatch:
-    """Kills worker processes that fell silent.
+    """Watch over worker processes that must report.
 
     Args:
-        config: for the timeout.
-        lives: returns the processes that ought to speak.
+        config: gives the timeout.
+        processes: returns the processes that are expected to report.
     """
 
-    def __init__(self, config: WorkerConfig, lives: Callable[[], Iterable[EngineProcess]]) -> None:
+    def __init__(self, config: WorkerConfig, processes: Callable[[], Iterable[EngineProcess]]) -> None:
         self._timeout_s = STATUS_INTERVAL_S + config.stall_timeout_s
         self._interval_s = min(MAX_INTERVAL_S, config.stall_timeout_s / 4)
-        # A short timeout forgives less, or half of it spent asleep would look like silence.
+        # Bounded by half of a short timeout, or that much time asleep would look like silence.
         self._max_oversleep_s = min(MAX_OVERSLEEP_S, config.stall_timeout_s / 2)
-        self._lives = lives
+        self._processes = processes
 
     async def run(self) -> None:
         """Watch until cancelled."""
         clock = asyncio.get_running_loop().time
-        awake_since = looked_at = clock()
+        awake_since = checked_at = clock()
         while True:
             await asyncio.sleep(self._interval_s)
             now = clock()
-            if now - looked_at > self._interval_s + self._max_oversleep_s:
-                log.warning("supervisor_paused", gap_s=round(now - looked_at, 1))
+            if now - checked_at > self._interval_s + self._max_oversleep_s:
+                log.warning("supervisor_paused", gap_s=round(now - checked_at, 1))
                 awake_since = now
-            looked_at = now
-            self.look(now, awake_since)
+            checked_at = now
+            self.check(now, awake_since)
 
-    def look(self, now: float, awake_since: float) -> None:
-        """Kill whoever was silent for too long, all times by the loop's clock."""
-        for life in self._lives():
-            silence_s = now - max(life.heard_at, awake_since)
-            timeout_s = self._timeout_s if life.has_spoken else max(self._timeout_s, FIRST_LINE_TIMEOUT_S)
-            if silence_s > timeout_s and silence_s - life.starved_s() > timeout_s:
-                life.end_silence(now - life.heard_at)
+    def check(self, now: float, awake_since: float) -> None:
+        """Kill processes whose last report is too old. Both times are of the loop's clock, in seconds."""
+        for process in self._processes():
+            silence_s = now - max(process.last_report_at, awake_since)
+            timeout_s = self._timeout_s if process.has_reported else max(self._timeout_s, FIRST_REPORT_TIMEOUT_S)
+            if silence_s > timeout_s and silence_s - process.starved_s() > timeout_s:
+                process.kill_for_silence(now - process.last_report_at)

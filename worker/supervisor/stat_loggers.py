@@ -1,7 +1,7 @@
-"""Who is told what engines do, while they do it: our line in the log, and loggers of an operator's own.
+"""Stat loggers: the built-in log line about what engines do, and loggers that an operator names.
 
-A logger is made by a factory: one for each engine from its configuration, or one for all engines of the worker from
-theirs, where the factory says ``is_aggregate``. It is told every second, and asked to speak at each interval.
+A factory creates a logger for each engine from its configuration, or, if the factory has ``is_aggregate``, one logger
+for all engines of the worker. A logger records statistics every second, and logs at each interval.
 
 Source: vLLM 0.33, ``vllm/v1/metrics/loggers.py``, for the roles and their names.
 """
@@ -27,22 +27,22 @@ log = structlog.get_logger()
 
 
 class StatLogger(Protocol):
-    """Whatever is told of engines."""
+    """Receiver of the statistics of engines."""
 
     def record(self, beat: EngineHeartbeat, engine_index: int) -> None:
-        """Take what an engine is and has counted by now; about once a second for each engine."""
+        """Record the state and counters of an engine; called about once a second for each engine."""
 
     def log(self) -> None:
-        """Speak of it, at each interval; never if that is 0."""
+        """Log the recorded statistics; called at each interval, never if that is 0."""
 
 
-# Of one engine, or with ``is_aggregate = True`` of all.
+# A factory makes the logger of one engine, or with ``is_aggregate = True`` of all engines.
 StatLoggerFactory = Callable[[WorkerConfig], StatLogger]
 AggregateStatLoggerFactory = Callable[[Sequence[WorkerConfig]], StatLogger]
 
 
 class LoggingStatLogger:
-    """A line in the log for each interval in which the engine did something."""
+    """Logs a line for each interval in which the engine did work."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self._labels = {"model": config.engine.model_name, "engine": config.engine_name, "engine_id": config.engine_id}
@@ -52,13 +52,13 @@ class LoggingStatLogger:
         self._sum.record(beat, engine_index)
 
     def log(self) -> None:
-        told = self._sum.take()
-        if told is not None:
-            log.info("engine_stats", **self._labels, **told)
+        stats = self._sum.stats_since_last_call()
+        if stats is not None:
+            log.info("engine_stats", **self._labels, **stats)
 
 
 class AggregatedLoggingStatLogger:
-    """The same for all engines of the worker together."""
+    """Logs a line about all engines of the worker together."""
 
     is_aggregate = True
 
@@ -70,19 +70,19 @@ class AggregatedLoggingStatLogger:
         self._sum.record(beat, engine_index)
 
     def log(self) -> None:
-        told = self._sum.take()
-        if told is not None:
-            log.info("worker_stats", model=self._model, num_engines=self._sum.num_engines, **told)
+        stats = self._sum.stats_since_last_call()
+        if stats is not None:
+            log.info("worker_stats", model=self._model, num_engines=self._sum.num_engines, **stats)
 
 
 class StatLoggerManager:
-    """All loggers of a worker. One that raises is told of and goes on being called: it may be better by then.
+    """All stat loggers of a worker. An error of a logger is logged, and the logger is called again next time.
 
     Args:
-        factories: of loggers beside ours.
-        interval_s: at which loggers speak; 0 never.
-        is_aggregated: whether our line is one for all engines.
-        make_config: of an engine that is started later, by index.
+        factories: factories of loggers in addition to the built-in one.
+        interval_s: interval of the calls of ``log``; 0 for none.
+        is_aggregated: whether the built-in logger writes one line for all engines.
+        make_config: returns the configuration of an engine that is started later, by index.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class StatLoggerManager:
         is_aggregated: bool,
         make_config: Callable[[int], WorkerConfig] | None = None,
     ) -> None:
-        own = AggregatedLoggingStatLogger if is_aggregated else LoggingStatLogger
+        built_in = AggregatedLoggingStatLogger if is_aggregated else LoggingStatLogger
         self._interval_s = interval_s
         self._of_engine: list[list[StatLogger]] = [[] for _ in configs]
         self._all: list[StatLogger] = []
         self._aggregates: list[StatLogger] = []
         self._make_config = make_config or configs.__getitem__
-        self._factories = ([own] if interval_s else []) + [*factories]
+        self._factories = ([built_in] if interval_s else []) + [*factories]
         for factory in self._factories:
             if getattr(factory, "is_aggregate", False):
                 self._aggregates.append(cast(AggregateStatLoggerFactory, factory)(configs))
@@ -114,23 +114,23 @@ class StatLoggerManager:
         for index in indexes:
             self._of_engine[index].append(logger)
 
-    async def run(self, look: Callable[[], Sequence[EngineHeartbeat | None]]) -> None:
-        """Tell and ask until cancelled.
+    async def run(self, read_heartbeats: Callable[[], Sequence[EngineHeartbeat | None]]) -> None:
+        """Call the loggers until cancelled.
 
         Args:
-            look: returns what is known of each engine, by index; None of one that has left.
+            read_heartbeats: returns the heartbeat of each engine, by index; None for one that has left.
         """
         clock = asyncio.get_running_loop().time
         due = clock() + self._interval_s
         while self._all:
             await asyncio.sleep(STATUS_INTERVAL_S)
-            self.record(look())
+            self.record(read_heartbeats())
             if self._interval_s and clock() >= due:
                 due = clock() + self._interval_s
                 self.log()
 
     def record(self, beats: Sequence[EngineHeartbeat | None]) -> None:
-        """Tell all loggers once."""
+        """Pass the heartbeat of each engine to its loggers."""
         for index, beat in enumerate(beats):
             if beat is None:
                 continue
@@ -140,7 +140,7 @@ class StatLoggerManager:
                 _guarded(logger, lambda logger=logger, beat=beat, index=index: logger.record(beat, index))
 
     def _grow(self, index: int) -> None:
-        """Make loggers for an engine that was started beside the others."""
+        """Create the loggers of an engine that was started later."""
         self._of_engine.append([])
         config = self._make_config(index)
         for factory in self._factories:
@@ -149,16 +149,16 @@ class StatLoggerManager:
         self._of_engine[index] += self._aggregates
 
     def log(self) -> None:
-        """Ask all loggers once."""
+        """Let all loggers log once."""
         for logger in self._all:
             _guarded(logger, logger.log)
 
 
 def load_factories(names: Iterable[str]) -> list[StatLoggerFactory | AggregateStatLoggerFactory]:
-    """Return the factories that an operator has named, as "module:name" or as plug-ins.
+    """Return the factories that an operator named, as "module:name" or as plug-ins.
 
     Raises:
-        ConfigurationError: one cannot be imported, or is none.
+        ConfigurationError: a name cannot be imported, or is not a factory.
     """
     return [_load(name) for name in names]
 
@@ -173,12 +173,12 @@ def _load(name: str) -> Any:
 def _guarded(logger: StatLogger, call: Callable[[], None]) -> None:
     try:
         call()
-    except Exception as error:  # of whatever an operator has named
+    except Exception as error:  # code of the operator may raise anything
         log.warning("stat_logger_failed", logger_name=type(logger).__name__, error=f"{type(error).__name__}: {error}")
 
 
 class _Sum:
-    """What some engines have done since they were spoken of last."""
+    """Sum of the work of some engines since the last log line."""
 
     def __init__(self) -> None:
         self._beats: dict[int, EngineHeartbeat] = {}
@@ -192,8 +192,8 @@ class _Sum:
     def record(self, beat: EngineHeartbeat, engine_index: int) -> None:
         self._beats[engine_index] = beat
 
-    def take(self) -> dict[str, Any] | None:
-        """Return the figures of the interval; None if nothing was done and nothing is there to do."""
+    def stats_since_last_call(self) -> dict[str, Any] | None:
+        """Return the statistics since the last call; None if no work was done and none is queued."""
         now_s = time.monotonic()
         seconds, self._spoken_at_s = max(1e-3, now_s - self._spoken_at_s), now_s
         grown: Counter[str] = Counter()
@@ -217,7 +217,7 @@ class _Sum:
 
 
 def _growth(now: EngineHeartbeat, before: EngineHeartbeat | None) -> dict[str, int]:
-    """What an engine has counted since; all of it where another life of it had counted before."""
+    """Return the growth of the counters of an engine; all of them if ``before`` is from another process of it."""
     if now.stats is None:
         return {}
     old = None if before is None or before.started_at != now.started_at else before.stats

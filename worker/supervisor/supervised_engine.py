@@ -1,4 +1,4 @@
-"""One engine through all its lives: started, watched, buried and started again."""
+"""Supervise one engine: start its worker process, watch it, reclaim its requests and restart it."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from .engine_process import EngineProcess
 from .reaper import Reaper
 from .restart import Death, Phase, RestartPolicy
 
-# While leaving: what cannot be taken back in this time falls to the reapers of other hosts when the lease ends.
+# While stopping: requests not reclaimed in this time are left to reapers on other hosts, once the lease expires.
 LAST_RECLAIM_TIMEOUT_S = 2.0
 
 log = structlog.get_logger()
 
 
 class Engine:
-    """An engine of this host, the same ``engine_id`` in every life.
+    """An engine of this host. Its ``engine_id`` stays the same across restarts.
 
     Args:
-        config: of its worker process.
-        reaper: takes back what it held when it died.
-        on_change: called when its phase or its process has changed.
+        config: configuration of the worker process.
+        reaper: reclaims the requests of the engine when it dies.
+        on_change: called after a change of phase or process.
 
     Attributes:
-        policy: its phase.
-        life: its present or last worker process.
-        death: how its last life ended; None while the first one lasts.
-        is_restarted: whether it is started again when it dies; False until all engines of the host serve. A rank of a
-            group is once it has served, or lost its group: others may stand by for as long as they like.
+        policy: restart policy, which holds the phase.
+        process: current worker process, or the last one.
+        death: how the last process ended; None while the first one runs.
+        is_restarted: whether the engine is restarted when it dies. False until all engines of the host serve. For a
+            rank of a group: True once it has served or lost its group, since other ranks may stand by indefinitely.
     """
 
     def __init__(self, config: WorkerConfig, reaper: Reaper, on_change: Callable[[], None]) -> None:
         self.engine_id = config.engine_id
         self.policy = RestartPolicy()
-        self.life = EngineProcess(config, self._on_life_change)
+        self.process = EngineProcess(config, self._on_process_change)
         self.death: Death | None = None
         self.is_restarted = False
         self._config = config
@@ -54,74 +54,74 @@ class Engine:
         self._restart_at = 0.0
 
     async def run(self) -> None:
-        """Live, and live again, until told to leave, given up, or dead before it is to be restarted."""
+        """Run and restart the worker process until it is stopped, given up, or dies before restarts are enabled."""
         try:
             while True:
-                await self._live()
+                await self._run_process()
                 if self._is_rank and self.death is not None and self.death.is_external:
                     self.is_restarted = True
                 is_last = self._leaving.is_set() or not self.is_restarted
                 if not is_last:
-                    self._mourn()
-                # First of all, so that others go on with its requests while its processes still end.
+                    self._record_death()
+                # Before waiting for its processes, so that other engines resume its requests meanwhile.
                 await self._reclaim()
-                await self.life.gone()
+                await self.process.gone()
                 is_last = is_last or self.policy.phase is Phase.GIVEN_UP
                 if is_last or await self._told_to_leave_within(self.policy.restart_in_s):
                     break
                 self.policy.restarting()
             self.policy.leave()
         finally:
-            self.life.kill()
+            self.process.kill()
             self._on_change()
 
     def leave(self, how: Callable[[EngineProcess], None]) -> None:
-        """Do not start it again, and make its worker process go, if there is one, in the way given."""
+        """Stop restarting the engine, and call ``how`` with its worker process if that is alive."""
         self._leaving.set()
-        if self.life.alive:
-            how(self.life)
+        if self.process.alive:
+            how(self.process)
 
     @property
     def has_failed_to_start(self) -> bool:
-        """Whether it has ended, or says that it will, and is not started again."""
-        return bool(self.death or self.life.failure) and not self.is_restarted
+        """Whether the process has ended or reported a failure, and restarts are not enabled."""
+        return bool(self.death or self.process.failure) and not self.is_restarted
 
     @property
-    def ought_to_speak(self) -> bool:
-        """Whether its worker process is to be watched for silence.
+    def is_expected_to_report(self) -> bool:
+        """Whether missing reports of the worker process mean that it hangs.
 
-        Its event loop speaks while the core loads, however long that takes.
+        Its event loop sends reports while the core loads, however long that takes.
         """
         expected = self.policy.phase in (Phase.STARTING, Phase.SERVING, Phase.RESTARTING)
-        return expected and self.life.alive and not self._leaving.is_set()
+        return expected and self.process.alive and not self._leaving.is_set()
 
     def notice(self) -> EngineHeartbeat | None:
-        """Return the heartbeat to write in its worker's stead; None if its worker speaks for itself, or it has left."""
-        is_silent = self.policy.phase is Phase.RESTARTING and not self.life.has_spoken
+        """Return the heartbeat to write for a dead worker; None if the worker sends its own or has left."""
+        is_silent = self.policy.phase is Phase.RESTARTING and not self.process.has_reported
         if self.death is None or not (is_silent or self.policy.phase in (Phase.DOWN, Phase.GIVEN_UP)):
             return None
-        notice = self._bare_beat(EngineState.DEAD)
+        notice = self._minimal_heartbeat(EngineState.DEAD)
         notice.error, notice.restart_at = self.describe_death(), self._restart_at
         return notice
 
-    def beat(self) -> EngineHeartbeat:
-        """Return what is known of it now, by what its worker process said last, whether Redis hears of it or not."""
+    def heartbeat(self) -> EngineHeartbeat:
+        """Return the current state of the engine by its worker's last report. Works while Redis is away."""
         notice = self.notice()
         if notice is not None:
             return notice
-        if not self.life.heartbeat:
-            return self._bare_beat(self.life.state)
-        return msgspec.json.decode(self.life.heartbeat, type=EngineHeartbeat)
+        if not self.process.heartbeat:
+            return self._minimal_heartbeat(self.process.state)
+        return msgspec.json.decode(self.process.heartbeat, type=EngineHeartbeat)
 
-    def beat_if_there(self) -> EngineHeartbeat | None:
-        """``beat``; None once it has left, while others stay."""
-        return None if self.policy.phase is Phase.LEFT else self.beat()
+    def heartbeat_unless_left(self) -> EngineHeartbeat | None:
+        """Return ``heartbeat()``; None if this engine has left."""
+        return None if self.policy.phase is Phase.LEFT else self.heartbeat()
 
     @property
     def _is_rank(self) -> bool:
         return self._config.engine.is_grouped
 
-    def _bare_beat(self, state: EngineState) -> EngineHeartbeat:
+    def _minimal_heartbeat(self, state: EngineState) -> EngineHeartbeat:
         config = self._config
         return EngineHeartbeat(
             worker_id=config.worker_id,
@@ -138,61 +138,61 @@ class Engine:
         )
 
     def describe_death(self) -> str:
-        """Say what it died of last, and whether for good."""
+        """Return the cause of the last death, and whether the engine was given up."""
         reason = self.death.reason if self.death is not None else "it has not died"
         if self.policy.phase is Phase.GIVEN_UP:
             return f"given up after {self.policy.num_barren_deaths} deaths in a row without a token: {reason}"
         return reason
 
-    async def _live(self) -> None:
-        """Run one worker process to its end, on the weights that the one before had in the end."""
-        folder, version = self.life.weights
+    async def _run_process(self) -> None:
+        """Run one worker process to its end, with the weights that the previous process served last."""
+        folder, version = self.process.weights
         if folder:
             engine = msgspec.structs.replace(
                 self._config.engine, model=folder, served_model_name=self._config.engine.model_name
             )
             self._config = msgspec.structs.replace(self._config, engine=engine, weights_version=version)
         config = msgspec.structs.replace(self._config, num_restarts=self.policy.num_restarts)
-        self.life = EngineProcess(config, self._on_life_change)
+        self.process = EngineProcess(config, self._on_process_change)
         try:
-            await self.life.start()
+            await self.process.start()
         except OSError as error:
-            # The host's trouble, out of processes or memory: it may pass.
+            # The host is out of processes or memory, which may pass.
             self.death = Death(f"the worker process could not be started: {error}", is_external=True)
         else:
             if self._leaving.is_set():
-                self.life.drain()  # who told the others to leave could not tell this one yet
-            await self.life.ended.wait()
-            self.death = self.life.death()
+                self.process.drain()  # the request to stop came before this process existed
+            await self.process.ended.wait()
+            self.death = self.process.death()
         self._died_at = asyncio.get_running_loop().time()
 
-    def _mourn(self) -> None:
+    def _record_death(self) -> None:
         assert self.death is not None
         self.policy.died(self.death)
         delay_s = self.policy.restart_in_s
         self._restart_at = time.time() + delay_s
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "engine_id": self.engine_id,
             "cause": self.death.reason,
             "is_external": self.death.is_external,
             "num_restarts": self.policy.num_restarts,
         }
         if self.death.trace:
-            told["trace"] = self.death.trace
+            fields["trace"] = self.death.trace
         if self.policy.phase is Phase.GIVEN_UP:
             self._restart_at = 0.0
-            log.error("engine_given_up", **told, num_deaths=self.policy.num_barren_deaths)
+            log.error("engine_given_up", **fields, num_deaths=self.policy.num_barren_deaths)
         else:
-            log.error("engine_lost", **told, restart_in_s=round(delay_s, 1))
+            log.error("engine_lost", **fields, restart_in_s=round(delay_s, 1))
         self._on_change()
 
     async def _reclaim(self) -> None:
-        """Take back what it held, and its lease; with little patience once it is told to leave.
+        """Reclaim the requests and the lease of the engine; for ``LAST_RECLAIM_TIMEOUT_S`` at most while it stops.
 
-        Done after every life, though one that left in order holds nothing: the broker finds that out best.
+        Runs after every process, even one that left in order and holds nothing, because only the broker knows that.
         """
         assert self.death is not None
-        hands_back = self._leaving.is_set() and self.life.was_put_down
+        hands_back = self._leaving.is_set() and self.process.was_killed_by_supervisor
         reclaiming = asyncio.create_task(self._reaper.reclaim(self.engine_id, self.death, hands_back=hands_back))
         leaving = asyncio.create_task(self._leaving.wait())
         try:
@@ -201,7 +201,7 @@ class Engine:
         finally:
             leaving.cancel()
             if not reclaiming.done():
-                log.warning("requests_not_taken_back", engine_id=self.engine_id)
+                log.warning("requests_not_reclaimed", engine_id=self.engine_id)
             reclaiming.cancel()
 
     async def _told_to_leave_within(self, delay_s: float) -> bool:
@@ -212,8 +212,8 @@ class Engine:
             pass
         return self._leaving.is_set()
 
-    def _on_life_change(self, life: EngineProcess) -> None:
-        serves = life.state in (EngineState.READY, EngineState.BUSY)
+    def _on_process_change(self, process: EngineProcess) -> None:
+        serves = process.state in (EngineState.READY, EngineState.BUSY)
         if serves and self.policy.phase in (Phase.STARTING, Phase.RESTARTING):
             self.policy.ready()
             self.is_restarted = self.is_restarted or self._is_rank

@@ -1,17 +1,17 @@
-"""The supervisor of one host: starts its engines, says when they serve, restarts the dead, and takes all down.
+"""Supervisor of one host: starts its engines, reports when they serve, restarts dead ones, and stops all.
 
     start all ──all READY──▶ serve ──signal, command, or all given up──▶ leave: drain ▶ hand back ▶ kill
          └────one failed───────────────────────────────────────────────────────────▲
 
-Each engine meanwhile, in a task of its own (``engine.py``; the phases are those of ``restart.py``):
+Each engine runs in its own task meanwhile (``supervised_engine.py``; phases are those of ``restart.py``):
 
-    spawn ─READY─▶ serve ─death─▶ kill what is left ▶ take back its requests ▶ wait ▶ spawn again
-                     ▲                                                   │              │
-                     └──────────────────────READY────────────────────────│──────────────┘
-                                                  8 deaths in a row without a token ▶ given up
+    spawn ─READY─▶ serve ─death─▶ kill the remains ▶ reclaim its requests ▶ wait ▶ spawn again
+                     ▲                                                │              │
+                     └──────────────────────READY─────────────────────│──────────────┘
+                                               8 deaths in a row without a token ▶ given up
 
-A death is the end of the worker process, for whatever reason, or its silence. Each step of leaving begins when the one
-before took too long, or when somebody is in a greater hurry. Whatever happens, no process is left when ``run`` returns.
+A death is the end of the worker process for any reason, or its silence. Each step of stopping begins when the previous
+one took too long, or when a signal or command asks for it. No process is left when ``run`` returns.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import structlog
 
 from ...shared import service_manager
 from ...shared.deployment.presence import Presence, ProcessKind
+from ...shared.deployment.records import EngineHeartbeat
 from ...shared.deployment.scaling import ENGINES_OPTION, GROUP_OPTION, MAX_ENGINES_OPTION, WORKER_OPTION, group_refusal
 from ...shared.errors import ConfigurationError, EngineDeadError, PenstockError
 from ...shared.keys import Keys
@@ -46,17 +47,17 @@ from .stat_loggers import StatLoggerManager
 from .supervised_engine import Engine
 
 if TYPE_CHECKING:
-    # Needs prometheus_client, which those without metrics do not import.
+    # Needs prometheus_client, which a worker without metrics does not import.
     from .host_metrics import MetricsServer
 
-# The worker process ends a drain by itself; this is for its last round trips.
+# Time for the last round trips of a worker process, which ends its drain by itself.
 DRAIN_MARGIN_S = 2.0
 
 log = structlog.get_logger()
 
 
 class EngineStartError(PenstockError):
-    """An engine could not start; ``trace`` is its traceback if a sentence does not explain the cause."""
+    """Failure to start an engine. ``trace`` is its traceback if no sentence explains the cause."""
 
     code = "engine_start_failed"
 
@@ -65,8 +66,8 @@ class EngineStartError(PenstockError):
         self.trace = trace
 
 
-class Urgency(enum.IntEnum):
-    """How the engines are to leave."""
+class StopMode(enum.IntEnum):
+    """Ways to stop the engines, from the gentlest to the fastest."""
 
     STAY = 0
     DRAIN = 1
@@ -75,15 +76,15 @@ class Urgency(enum.IntEnum):
 
 
 class Supervisor:
-    """One worker process per configuration, all with the same ``worker_id``.
+    """Runs one worker process per configuration, all with the same ``worker_id``.
 
     Args:
-        configs: one per engine; at least one.
+        configs: configuration of each engine; at least one.
         on_ready: called once, when all engines serve.
-        metrics: where to serve figures and probes.
-        stat_loggers: who is told what engines do.
-        make_config: of the engine of a slot, for those that are started later; None has no room for such.
-        max_engines: that there is room for; at least as many as ``configs``.
+        metrics: server of metrics and probes.
+        stat_loggers: loggers that receive the statistics of the engines.
+        make_config: returns the configuration of an engine that is started later, by slot; None allows none.
+        max_engines: limit of the number of engines; at least the number of ``configs``.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Supervisor:
             raise ConfigurationError("a supervisor needs at least one engine")
         self._config = configs[0]
         self._on_ready = on_ready
-        self._urgency = Urgency.STAY
+        self._stop_mode = StopMode.STAY
         self._has_failed_to_start = False
         self._drain_patience_s = self._config.drain_timeout_s + DRAIN_MARGIN_S
         self._changed = asyncio.Event()
@@ -125,13 +126,13 @@ class Supervisor:
         self._notices = DeathNotices(self._redis, self._config, self._engines)
         self._metrics = metrics
         self._stat_loggers = stat_loggers
-        self._silence = SilenceWatch(self._config, self._lives_that_ought_to_speak)
+        self._silence = SilenceWatch(self._config, self._processes_expected_to_report)
         self._running: list[asyncio.Task[None]] = []
-        of_slot = make_config or configs.__getitem__
+        config_of_slot = make_config or configs.__getitem__
         self._scaling = Scaling(
             self._engines,
             self._running,
-            lambda slot: self._make_engine(of_slot(slot)),
+            lambda slot: self._make_engine(config_of_slot(slot)),
             self._max_engines,
             self._drain_patience_s,
             self._on_change,
@@ -139,25 +140,25 @@ class Supervisor:
         )
 
     async def run(self) -> bool:
-        """Serve until told to leave, and return when all engine processes are gone.
+        """Serve until stopped by a signal or a command, and return when all engine processes have ended.
 
-        Returns False if some had to be killed, so that their requests were taken back instead of handed back.
+        Returns False if some had to be killed, so that their requests were reclaimed, not released by the engines.
 
         Raises:
             RedisUnavailableError, RedisUnsupportedError, ConfigurationError: Redis cannot be used; nothing was started.
-            EngineStartError: an engine failed to start; the others have been taken down.
+            EngineStartError: an engine failed to start; the others were stopped.
             EngineDeadError: no engine is left.
         """
         config = self._config
         if self._metrics is not None:
-            self._metrics.start(config, self._engines, self._redis, lambda: self._urgency > Urgency.STAY)
+            self._metrics.start(config, self._engines, self._redis, lambda: self._stop_mode > StopMode.STAY)
         await check_servers(config.redis_url, config.shards, namespace=config.namespace, for_worker=True)
         self._install_signals()
         subscriber = self._subscriber
         watching: list[asyncio.Task[None]] = []
         try:
             await subscriber.open()
-            if not await self._hear_commands():
+            if not await self._subscribe_to_commands():
                 return True
             await self._redis.open()
             self._presence.start()
@@ -165,8 +166,7 @@ class Supervisor:
             watchers = (self._reaper, self._notices, self._silence)
             watching = [asyncio.create_task(watcher.run()) for watcher in watchers]
             if self._stat_loggers is not None:
-                telling = self._stat_loggers.run(lambda: [engine.beat_if_there() for engine in self._engines])
-                watching.append(asyncio.create_task(telling))
+                watching.append(asyncio.create_task(self._stat_loggers.run(self._heartbeats)))
             async with service_manager.watched():
                 try:
                     await self._start()
@@ -183,60 +183,63 @@ class Supervisor:
             await self._presence.leave()
             await subscriber.close()
             await self._redis.close()
-        # Raises what nobody foresaw in an engine's task.
+        # Raises unexpected errors of the engines' tasks.
         await asyncio.gather(*self._running)
-        return self._urgency < Urgency.KILL
+        return self._stop_mode < StopMode.KILL
 
-    async def _hear_commands(self) -> bool:
-        """Listen to commands for this worker; False if it is to leave before Redis has confirmed that."""
+    def _heartbeats(self) -> list[EngineHeartbeat | None]:
+        return [engine.heartbeat_unless_left() for engine in self._engines]
+
+    async def _subscribe_to_commands(self) -> bool:
+        """Subscribe to the commands of this worker. Returns False if it is stopped before Redis has confirmed."""
         channel = Keys(self._config.namespace).worker_commands(self._config.worker_id)
         confirmed = (await self._subscriber.begin(channel, self._on_command)).confirmed
         confirmed.add_done_callback(lambda _: self._changed.set())
-        await self._until(lambda: confirmed.done() or self._urgency > Urgency.STAY)
-        return self._urgency == Urgency.STAY
+        await self._until(lambda: confirmed.done() or self._stop_mode > StopMode.STAY)
+        return self._stop_mode == StopMode.STAY
 
     async def _start(self) -> None:
         await self._until(
             lambda: (
-                self._urgency > Urgency.STAY
+                self._stop_mode > StopMode.STAY
                 or self._is_broken()
                 or any(engine.has_failed_to_start for engine in self._engines)
                 or all(engine.policy.phase is Phase.SERVING for engine in self._engines)
             )
         )
-        if self._urgency > Urgency.STAY or self._is_broken():
+        if self._stop_mode > StopMode.STAY or self._is_broken():
             return
         for engine in self._engines:
             if engine.has_failed_to_start:
-                self._hurry(Urgency.HAND_BACK)
+                self._escalate_stop(StopMode.HAND_BACK)
                 self._has_failed_to_start = True
-                death = engine.death or engine.life.death()
+                death = engine.death or engine.process.death()
                 raise EngineStartError(death.reason, death.trace)
         for engine in self._engines:
             engine.is_restarted = True
         self._on_ready()
 
     async def _serve(self) -> None:
-        await self._until(lambda: self._urgency > Urgency.STAY or self._is_broken() or not self._any_running())
-        if self._urgency == Urgency.STAY and not self._is_broken():
+        await self._until(lambda: self._stop_mode > StopMode.STAY or self._is_broken() or not self._any_running())
+        if self._stop_mode == StopMode.STAY and not self._is_broken():
             causes = dict.fromkeys(engine.describe_death() for engine in self._engines)
             raise EngineDeadError(f"no engine is left: {'; '.join(causes)}")
 
     async def _leave(self) -> None:
-        """Take the engines down, step by step, beginning with the one that ``_urgency`` asks for."""
+        """Stop the engines step by step, beginning with the step of ``_stop_mode``."""
         self._scaling.stop()
-        steps: list[tuple[Urgency, Callable[[EngineProcess], None], float | None]] = [
-            (Urgency.DRAIN, EngineProcess.drain, self._drain_patience_s),
-            (Urgency.HAND_BACK, EngineProcess.hand_back, HAND_BACK_TIMEOUT_S),
-            (Urgency.KILL, EngineProcess.kill, None),
+        steps: list[tuple[StopMode, Callable[[EngineProcess], None], float | None]] = [
+            (StopMode.DRAIN, EngineProcess.drain, self._drain_patience_s),
+            (StopMode.HAND_BACK, EngineProcess.hand_back, HAND_BACK_TIMEOUT_S),
+            (StopMode.KILL, EngineProcess.kill, None),
         ]
         for urgency, act, patience_s in steps:
-            if self._urgency > urgency:
+            if self._stop_mode > urgency:
                 continue
-            self._urgency = urgency
+            self._stop_mode = urgency
             leaving = [engine for engine, task in zip(self._engines, self._running, strict=False) if not task.done()]
             if leaving:
-                # Who reads why nothing has started has no use for the way in which it ended.
+                # After a failed start, only the reason of the failure matters to the reader of the log.
                 log.log(
                     logging.DEBUG if self._has_failed_to_start else logging.INFO,
                     "leaving",
@@ -247,12 +250,12 @@ class Supervisor:
                 engine.leave(act)
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience_s):
-                    await self._until(lambda step=urgency: self._urgency > step or not self._any_running())
+                    await self._until(lambda step=urgency: self._stop_mode > step or not self._any_running())
             if not self._any_running():
                 return
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition on the engines' states and the urgency."""
+        """Wait until ``condition``, on the states of the engines and the stop mode, holds."""
         while not condition():
             self._changed.clear()
             await self._changed.wait()
@@ -261,11 +264,11 @@ class Supervisor:
         return not all(task.done() for task in self._running)
 
     def _is_broken(self) -> bool:
-        """Whether an engine's task ended by an error of this program: ``run`` raises it when all is down."""
+        """Whether a task of an engine ended by a defect of this program. ``run`` raises it after all have stopped."""
         return any(task.done() and task.exception() for task in self._running)
 
-    def _lives_that_ought_to_speak(self) -> list[EngineProcess]:
-        return [engine.life for engine in self._engines if engine.ought_to_speak]
+    def _processes_expected_to_report(self) -> list[EngineProcess]:
+        return [engine.process for engine in self._engines if engine.is_expected_to_report]
 
     def _on_change(self) -> None:
         self._changed.set()
@@ -280,11 +283,11 @@ class Supervisor:
         if isinstance(command, DrainCommand):
             if command.timeout_s is not None:
                 self._drain_patience_s = min(command.timeout_s, self._drain_patience_s)
-            self._hurry(Urgency.DRAIN)
+            self._escalate_stop(StopMode.DRAIN)
         elif isinstance(command, ScaleCommand):
             self._scale(command.num_engines)
         else:
-            self._hurry(Urgency.HAND_BACK)
+            self._escalate_stop(StopMode.HAND_BACK)
 
     def _scale(self, num_engines: int) -> None:
         self._scaling.scale(num_engines)
@@ -299,9 +302,9 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
-        """The first signal drains, the second hands back at once, the third kills."""
-        self._hurry(Urgency(min(self._urgency + 1, Urgency.KILL)))
+        """Drain at the first signal, release the requests at the second, kill at the third."""
+        self._escalate_stop(StopMode(min(self._stop_mode + 1, StopMode.KILL)))
 
-    def _hurry(self, urgency: Urgency) -> None:
-        self._urgency = max(self._urgency, urgency)
+    def _escalate_stop(self, urgency: StopMode) -> None:
+        self._stop_mode = max(self._stop_mode, urgency)
         self._changed.set()

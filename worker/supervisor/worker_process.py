@@ -1,4 +1,4 @@
-"""Starts the worker process of an engine: forked by the host's fork server where there is one, else from nothing."""
+"""Starts the worker process of an engine: forked by the fork server of the host, or spawned without one."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..forked_process import ForkedProcess, NotForkedError, fork_process
 from ..forking import FORK_VERSION, ForkWorker, workers_address
 
 COMMAND = (sys.executable, "-m", "penstock.worker.serving")
-# The first of a host waits until the fork server has its imports, as it would for its own.
+# The first worker process of a host waits for the imports of the fork server.
 FORK_TIMEOUT_S = 30.0
 
 log = structlog.get_logger()
 
 
 class WorkerProcess(Protocol):
-    """A running worker process, whoever its parent is."""
+    """A running worker process, forked or spawned."""
 
     @property
     def pid(self) -> int: ...
@@ -36,26 +36,26 @@ class WorkerProcess(Protocol):
     def stdout(self) -> IO[bytes]: ...
 
     async def wait(self) -> int:
-        """Return its exit status as ``Popen.returncode``, once it has ended."""
+        """Wait for its end and return its exit status as ``Popen.returncode``."""
         ...
 
     def send_signal(self, number: int, /) -> None:
-        """Any signal; does nothing once it has ended."""
+        """Send a signal. Does nothing after its end."""
         ...
 
 
 async def start_worker(config: WorkerConfig) -> WorkerProcess:
-    """Start one, in a session of its own: Ctrl-C reaches the supervisor only, which decides.
+    """Start a worker process in a new session, so that Ctrl-C reaches only the supervisor.
 
-    A fork server that is away or refuses costs time, never the start.
+    If the fork server is away or refuses, the process is spawned, which takes longer.
 
     Raises:
-        OSError: the host has no room for another process.
+        OSError: the host cannot start another process.
     """
     forked = await _fork(config) if config.fork_server else None
     process = forked or _Spawned(config.engine_id)
-    told = {"engine_id": config.engine_id, "worker_pid": process.pid, "is_forked": forked is not None}
-    log.info("worker_started", **told)
+    is_forked = forked is not None
+    log.info("worker_started", engine_id=config.engine_id, worker_pid=process.pid, is_forked=is_forked)
     return process
 
 
@@ -70,10 +70,10 @@ class _Spawned:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         self._process, self._ended = process, ended
 
-        # In a thread of its own: the default executor has too few for a host of many engines.
+        # Uses a thread, because the default executor has too few for a host of many engines.
         def wait() -> None:
             process.wait()
-            with suppress(RuntimeError):  # the loop has ended before: nobody waits any more
+            with suppress(RuntimeError):  # the loop has ended, so nothing waits for the event
                 loop.call_soon_threadsafe(ended.set)
 
         threading.Thread(target=wait, name=f"wait-{engine_id}", daemon=True).start()
@@ -104,7 +104,7 @@ async def _fork(config: WorkerConfig) -> _Forked | None:
         module_paths=sys.path,
     )
     (theirs_in, ours_out), (ours_in, theirs_out) = os.pipe(), os.pipe()
-    stdin, stdout = open(ours_out, "wb"), open(ours_in, "rb")  # noqa: SIM115, ASYNC230  # who serves with them closes them
+    stdin, stdout = open(ours_out, "wb"), open(ours_in, "rb")  # noqa: SIM115, ASYNC230  # the caller closes them
     try:
         descriptors = [theirs_in, theirs_out, 2]
         process = await fork_process(workers_address(config.fork_server), request, descriptors, FORK_TIMEOUT_S)
@@ -113,7 +113,7 @@ async def _fork(config: WorkerConfig) -> _Forked | None:
         stdout.close()
         if not isinstance(error, NotForkedError):
             raise
-        remedy = "it is started by itself, which takes longer"
+        remedy = "it is spawned instead, which takes longer"
         log.warning("worker_not_forked", engine_id=config.engine_id, reason=str(error), remedy=remedy)
         return None
     finally:

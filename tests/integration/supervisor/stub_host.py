@@ -83,7 +83,7 @@ class StubHost:
 
     def process(self, index: int) -> psutil.Process:
         """The worker process of an engine's present life."""
-        popen = self.engines[index].life._process
+        popen = self.engines[index].process._process
         assert popen is not None
         process = psutil.Process(popen.pid)
         self._seen.add(process)
@@ -137,7 +137,7 @@ class StubHost:
         self.running.cancel()
         await asyncio.gather(self.running, return_exceptions=True)
         # What was killed at last ends before the loop does.
-        ending = [task for engine in self.engines for task in engine.life._tasks]
+        ending = [task for engine in self.engines for task in engine.process._tasks]
         await asyncio.gather(*ending, return_exceptions=True)
 
 

@@ -104,9 +104,9 @@ async def test_who_drains_is_not_ready_but_healthy(host: StubHost, http: httpx.A
         host.process(index).kill()
         await host.until_restarted(index)
     await host.drain()
-    await eventually(lambda: host.supervisor._urgency > 0)
+    await eventually(lambda: host.supervisor._stop_mode > 0)
     ready = await http.get("/readyz")
-    assert (ready.status_code, ready.json()) == (503, {"error": "the worker drains"})
+    assert (ready.status_code, ready.json()) == (503, {"error": "the worker is draining"})
     assert (await http.get("/healthz")).status_code == 200
     for index in range(2):
         host.process(index).kill()
@@ -128,7 +128,7 @@ async def test_a_loop_that_does_not_run_is_told_of(
 async def test_paths_that_are_not_there(host: StubHost, http: httpx.AsyncClient) -> None:
     answer = await http.get("/metric")
     assert answer.status_code == 404
-    assert answer.json()["error"] == "no path '/metric'; there are /metrics, /healthz, /readyz"
+    assert answer.json()["error"] == "no path '/metric'; available: /metrics, /healthz, /readyz"
     assert (await http.head("/metrics")).content == b""
     assert (await http.post("/metrics")).status_code == 501
 

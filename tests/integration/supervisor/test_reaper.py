@@ -61,7 +61,7 @@ async def test_one_of_two_reapers_takes_back_what_a_dead_host_held(reapers: list
 
         await eventually(are_queued)
         # Once more for each of the two, had they anything to find.
-        await asyncio.gather(*(reaper._look(MODEL) for reaper in reapers))
+        await asyncio.gather(*(reaper._reap(MODEL) for reaper in reapers))
     (found,) = [entry for entry in logs if entry["event"] == "engine_lease_ended"]
     assert (found["engine_id"], found["model"], found["num_returned"], found["num_parked"]) == ("b-0", MODEL, 2, 0)
     assert {claim.request_id: claim.attempt for claim in (await broker.claim("c-0", Room(max_num_seqs=8))).claims} == {

@@ -16,7 +16,7 @@ from penstock.shared.errors import EngineDeadError
 from penstock.worker import cli as worker_cli
 from penstock.worker.supervisor import EngineStartError, worker_process
 from penstock.worker.supervisor.restart import CRASH_LOOP_LIMIT, Death, Phase
-from penstock.worker.supervisor.supervisor import Urgency
+from penstock.worker.supervisor.supervisor import StopMode
 
 from ...processes import is_gone
 from .stub_host import StartHost, StubHost, eventually, wait_for_redis
@@ -54,7 +54,7 @@ async def test_claims_are_back_before_the_next_life(start_host: StartHost, monke
 
     async def watched_reclaim(engine_id: str, death: Death, **how: bool) -> None:
         await reclaim(engine_id, death, **how)
-        seen.append((engine.policy.phase, engine.life.alive, await host.broker.state("r")))
+        seen.append((engine.policy.phase, engine.process.alive, await host.broker.state("r")))
 
     monkeypatch.setattr(host.supervisor._reaper, "reclaim", watched_reclaim)
     host.process(0).kill()
@@ -73,7 +73,7 @@ async def test_a_lost_core_is_the_engines_own_death(start_host: StartHost) -> No
     assert host.engines[0].policy.num_barren_deaths == 0
     host.tell(0, "serve")
     policy = host.engines[0].policy
-    await eventually(lambda: policy.phase is Phase.SERVING and host.engines[0].life.alive)
+    await eventually(lambda: policy.phase is Phase.SERVING and host.engines[0].process.alive)
 
 
 async def test_a_crash_loop_is_given_up_and_the_others_serve_on(
@@ -141,7 +141,7 @@ async def test_drain_while_the_engine_starts_again(start_host: StartHost) -> Non
     host.tell(0, "load")
     host.process(0).kill()
     engine = host.engines[0]
-    await eventually(lambda: engine.policy.phase is Phase.RESTARTING and engine.life.has_spoken)
+    await eventually(lambda: engine.policy.phase is Phase.RESTARTING and engine.process.has_reported)
     host.process(0)
     await host.drain()
     assert await host.result() is True
@@ -154,9 +154,9 @@ async def test_kill_takes_back_what_was_held(start_host: StartHost, monkeypatch:
     await host.until_restarted(0)
     await host.claim(0)
     stubborn = host.process(0)
-    host.supervisor._hurry(Urgency.DRAIN)
-    host.supervisor._hurry(Urgency.HAND_BACK)
-    host.supervisor._hurry(Urgency.KILL)
+    host.supervisor._escalate_stop(StopMode.DRAIN)
+    host.supervisor._escalate_stop(StopMode.HAND_BACK)
+    host.supervisor._escalate_stop(StopMode.KILL)
     assert await host.result() is False
     assert is_gone(stubborn)
     assert await host.broker.state("r") == "queued"

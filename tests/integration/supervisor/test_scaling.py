@@ -69,7 +69,7 @@ async def test_up_down_and_up_again(start_host: StartHost, commands: CommandConn
     await until_phases(host, Phase.SERVING, Phase.LEFT, Phase.LEFT)
     assert all(is_gone(process) for process in last)
     assert not is_gone(first)
-    assert host.engines[1].beat_if_there() is None
+    assert host.engines[1].heartbeat_unless_left() is None
     await host.scale(2)
     await until_phases(host, Phase.SERVING, Phase.SERVING, Phase.LEFT)
     assert [engine.engine_id for engine in host.engines] == ["h-0", "h-1", "h-2"]

@@ -28,17 +28,17 @@ async def test_a_silent_worker_is_killed_and_restarted(start_host: StartHost, is
     if is_stopped:
         host.process(0).suspend()
     else:
-        first = engine.life
+        first = engine.process
         host.tell(0, "mute")
         host.process(0).kill()
-        await eventually(lambda: engine.life is not first and engine.life.has_spoken)  # knows what it is to do
+        await eventually(lambda: engine.process is not first and engine.process.has_reported)  # knows what it is to do
         host.tell(0, "serve")
     how = "it was stopped" if is_stopped else "it hangs"
     await eventually(lambda: engine.death and re.fullmatch(rf".* said nothing for .*: {how}", engine.death.reason))
     death = engine.death
     assert death is not None
     assert death.is_external == is_stopped
-    await eventually(lambda: engine.policy.phase is Phase.SERVING and engine.life.alive)
+    await eventually(lambda: engine.policy.phase is Phase.SERVING and engine.process.alive)
 
 
 async def test_a_worker_that_is_stopped_while_it_loads_ends_the_start(
@@ -50,7 +50,7 @@ async def test_a_worker_that_is_stopped_while_it_loads_ends_the_start(
     config = {"redis_url": redis_url, "namespace": namespace, "stall_timeout_s": 2.0}
     host = StubHost(commands, tmp_path, 1, config)
     try:
-        await eventually(lambda: host.engines[0].life.has_spoken)
+        await eventually(lambda: host.engines[0].process.has_reported)
         host.process(0).suspend()
         with pytest.raises(EngineStartError, match=r"said nothing for .*: it was stopped"):
             await asyncio.wait_for(asyncio.shield(host.running), 120)
@@ -66,9 +66,9 @@ async def test_a_worker_that_speaks_may_load_for_as_long_as_it_likes(
     config = {"redis_url": redis_url, "namespace": namespace, "stall_timeout_s": 0.5}
     host = StubHost(commands, tmp_path, 1, config)
     try:
-        await eventually(lambda: host.engines[0].life.has_spoken)
+        await eventually(lambda: host.engines[0].process.has_reported)
         loaded_until = asyncio.get_running_loop().time() + 4
-        await eventually(lambda: host.running.done() or host.engines[0].life.heard_at > loaded_until)
+        await eventually(lambda: host.running.done() or host.engines[0].process.last_report_at > loaded_until)
         assert host.engines[0].death is None
     finally:
         await host.destroy()
@@ -91,8 +91,8 @@ async def test_a_worker_that_waits_for_a_processor_is_not_taken_for_dead(
         return told
 
     monkeypatch.setattr(engine_process, "waited_for_processor_s", waited)
-    heard_at = host.engines[0].life.heard_at
-    await eventually(lambda: host.engines[0].life.heard_at > heard_at)  # the line from which it is counted
+    last_report_at = host.engines[0].process.last_report_at
+    await eventually(lambda: host.engines[0].process.last_report_at > last_report_at)
     host.process(0).suspend()
     num_looks = 0
     await eventually(lambda: num_looks >= 10 or host.engines[0].death)
@@ -107,5 +107,5 @@ async def test_a_supervisor_that_did_not_run_blames_nobody(start_host: StartHost
     host = await start_host(2, stall_timeout_s=2.0)
     time.sleep(4)  # noqa: ASYNC251 - the point: its loop, which runs here, stands still
     looked = asyncio.get_running_loop().time()
-    await eventually(lambda: all(engine.life.heard_at > looked + 1 for engine in host.engines))
+    await eventually(lambda: all(engine.process.last_report_at > looked + 1 for engine in host.engines))
     assert [engine.death for engine in host.engines] == [None, None]
