@@ -137,3 +137,14 @@ def test_an_end_before_the_last_token_has_the_log_read() -> None:
         reader.look(log)
     assert [delta.token_ids for delta in reader.told] == [[5], [6], []]
     assert reader.taken.ended
+
+
+def test_a_record_after_a_gap_has_the_log_read() -> None:
+    reader = Reader()
+    log = [Delta(index=0, token_ids=[5], text="a"), Delta(index=1, token_ids=[6], text="b")]
+    log.append(Delta(index=2, token_ids=[7], text="c"))
+    reader.hear(log[0])
+    reader.hear(log[2])
+    assert reader.must_look
+    reader.look(log)
+    assert [delta.token_ids for delta in reader.told] == [[5], [6], [7]]
