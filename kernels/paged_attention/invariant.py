@@ -9,7 +9,7 @@ of tiles. After its own last tile, a token sees no key, which changes nothing: i
 multiplied by 1 and 0 is added.
 
 This relies on the device in one respect: each of the ``T * KVH`` products of equal shape in one call must have the
-same bits at any index. So results agree between batches of the same ``T``; ``models/checks/invariance.py`` verifies it.
+same bits at any index. So results agree between batches of the same ``T``; ``loading/fixed_shapes.py`` verifies it.
 
 Keys are gathered for each token separately, even if its neighbours read the same keys, which slows long prefills.
 Source: Dao et al. 2022 (arXiv:2205.14135), section 3.1.

@@ -18,7 +18,7 @@ from ...shared.shards import shards_text
 from ..config.engine_config import EngineConfig
 from ..config.place import MAX_ENGINES_ON_HOST
 from ..config.worker_config import WorkerConfig
-from ..models.folder import check_local_model
+from ..models.checkpoint.folder import check_local_model
 from ..options.settings import Settings
 from ..other_engines.kinds import KINDS
 from ..programs import HostOptions

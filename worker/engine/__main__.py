@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ..config.engine_config import EngineConfig
 from ..core.command_line import run_core
 from ..core.interface import Engine
-from ..models.folder import resolve_model_folder
+from ..models.checkpoint.folder import resolve_model_folder
 from ..progress import ProgressWriter
 
 

@@ -18,7 +18,7 @@ from ...shared.params.kinds import GENERATE
 from ...shared.params.sampling import SamplingParams
 from ..config.engine_config import EngineConfig
 from ..models.adapters.attach import attach_adapters
-from ..models.loader import LoadedModel
+from ..models.loaded import LoadedModel
 from ..progress import ProgressWriter
 from .adapters.library import AdapterLibrary
 from .control.calls import EngineControl

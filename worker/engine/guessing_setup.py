@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...shared.errors import ConfigurationError
 from ..config.engine_config import EngineConfig
-from ..models.loader import LoadedModel
+from ..models.loaded import LoadedModel
 from .drafting.speculation import NoMemory, Speculation
 from .drafting.suffix import SuffixMemory
 from .execution.free_rows import measure_free_rows

@@ -10,7 +10,7 @@ from ...shared.errors import ConfigurationError
 from ..config.engine_config import EngineConfig
 from ..host import usable_cores
 from ..models.lean.native import NativeForward
-from ..models.loader import LoadedModel
+from ..models.loaded import LoadedModel
 from ..models.pooling.compiled_encoder import CompiledEncoder
 
 _SMALL_MODEL_PARAMETERS = 20_000_000

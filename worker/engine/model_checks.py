@@ -6,7 +6,7 @@ import structlog
 
 from ...shared.errors import ConfigurationError
 from ..config.engine_config import EngineConfig
-from ..models.loader import LoadedModel
+from ..models.loaded import LoadedModel
 from .execution.input_embeds import embeds_hidden_size
 
 log = structlog.get_logger(__name__)

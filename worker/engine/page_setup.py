@@ -7,9 +7,9 @@ import torch
 
 from ...shared.errors import ConfigurationError
 from ..config.engine_config import EngineConfig
-from ..models.cache.page_layout import PageLayout
-from ..models.cache.pages import PagedByGroups, plan_pages, shapes_differ
-from ..models.loader import LoadedModel
+from ..models.attention.page_layout import PageLayout
+from ..models.attention.pages import PagedByGroups, plan_pages, shapes_differ
+from ..models.loaded import LoadedModel
 from .execution.cache_shape import groups_of
 from .execution.kv_cache import KVCacheSize
 from .ranks.interface import Ranks

@@ -30,7 +30,7 @@ from ...shared.shown import shown
 
 if TYPE_CHECKING:
     from ..config.engine_config import EngineConfig
-    from ..models.loader import LoadedModel
+    from ..models.loaded import LoadedModel
     from .core import EngineCore
 
 _MARK = "__penstock_rpc__"

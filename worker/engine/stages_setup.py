@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from ..config.engine_config import EngineConfig
-from ..models.loader import LoadedModel
+from ..models.loaded import LoadedModel
 from .execution.deterministic import TiledRunner
 from .execution.model_runner import ModelRunner
 from .execution.staged import StagedRunner

@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 
 from ...kernels.dispatch import AUTO
 from ...kernels.paged_attention import PagedBatch
-from .lean.plan import DecoderPlan
+from .attention.call import AttentionCall
 from .parallel.groups import RankGroups
-from .ways.attention_call import AttentionCall
+from .plan import DecoderPlan
 
 
 @dataclass(slots=True)

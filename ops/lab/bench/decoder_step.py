@@ -25,7 +25,7 @@ from rich.table import Table
 from ....shared.processor import this_processor
 
 _CHILD = "penstock.ops.lab.kernels.decoder_step"
-_SHAPES = "penstock.worker.models.random_model"
+_SHAPES = "penstock.ops.lab.random_model"
 _VARIED = ("quantization", "adapters", "threads", "tiles", "huge-pages")
 _MS = 1e3
 
@@ -66,7 +66,7 @@ class Kind:
 def main(words: list[str] | None = None) -> int:
     """Parse the command line, or ``words``; measure, and print the table."""
     parser = argparse.ArgumentParser(prog="penstock.ops.lab.bench.decoder_step", description=__doc__)
-    parser.add_argument("--shape", default="smol135", help="a shape of penstock.worker.models.random_model")
+    parser.add_argument("--shape", default="smol135", help="a shape of penstock.ops.lab.random_model")
     parser.add_argument("--config", type=Path, help="config.json of a Llama-like model, in place of a shape")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--quantization", default="none", help="of none, int8, int4")

@@ -41,7 +41,7 @@ DECODED = SamplingParams(temperature=0.0, max_tokens=DECODED_TOKENS, ignore_eos=
 def main() -> None:
     """Measure, and print ratios: with the folder over without."""
     parser = argparse.ArgumentParser(description="KV blocks beside the cache: a restart with and without, and the cost")
-    parser.add_argument("--shape", default="smol135", help="a shape of penstock.worker.models.random_model")
+    parser.add_argument("--shape", default="smol135", help="a shape of penstock.ops.lab.random_model")
     parser.add_argument("--rounds", type=int, default=3, help="of each (default 3)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each engine")
     parser.add_argument("--only", choices=("restart", "writing"), help="one of the two")
@@ -50,7 +50,7 @@ def main() -> None:
         raise UsageError(f"--rounds must be at least 1, got {args.rounds}")
     with tempfile.TemporaryDirectory(prefix="penstock-kv-") as scratch:
         model = Path(scratch) / "model"
-        command = [sys.executable, "-m", "penstock.worker.models.random_model", "--shape", args.shape]
+        command = [sys.executable, "-m", "penstock.ops.lab.random_model", "--shape", args.shape]
         subprocess.run([*command, "--out", str(model)], check=True)
         options = ["--device", "cpu", "--served-model-name", "model", "--log-level", "error"]
         options += ["--threads", str(args.threads), "--max-num-seqs", str(NUM_DECODED)]

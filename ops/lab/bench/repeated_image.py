@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="new images (7)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        writer = [sys.executable, "-m", "penstock.worker.models.random_seeing", "--out", name]
+        writer = [sys.executable, "-m", "penstock.ops.lab.random_vision_model", "--out", name]
         subprocess.run(writer, check=True, capture_output=True)
         with LocalStack(Path(name), OPTIONS) as stack:
             asyncio.run(measure(stack.url, args.rounds))

@@ -295,7 +295,7 @@ def model_folder(name: str, scratch: Path) -> Path:
     folder = scratch / name
     if folder.exists():
         return folder
-    command = [sys.executable, "-m", "penstock.worker.models.random_model", "--shape", name, "--out", str(folder)]
+    command = [sys.executable, "-m", "penstock.ops.lab.random_model", "--shape", name, "--out", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ConfigurationError(f"model {name!r} cannot be made: {done.stderr.strip()}")

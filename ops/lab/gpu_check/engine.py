@@ -111,7 +111,7 @@ def _model_folder(shape: str, plan: Plan, scratch: Path, limit_s: float) -> Path
     """``config.json`` and a tokenizer, written once per shape; weights are drawn on the device by who computes."""
     folder = scratch / shape
     if not (folder / "tokenizer.json").exists():
-        command = [sys.executable, "-m", "penstock.worker.models.random_model", "--shape", shape, "--out", str(folder)]
+        command = [sys.executable, "-m", "penstock.ops.lab.random_model", "--shape", shape, "--out", str(folder)]
         command += ["--no-weights", "--max-model-len", str(plan.max_model_len)]
         folder.mkdir(exist_ok=True)
         ended = run_program(command, scratch / f"{shape}.log", limit_s)

@@ -38,7 +38,7 @@ class Plan:
         engine_tests: files whose tests are of the engine, and some of them marked as wanting a GPU.
         num_test_files_at_once: what takes their time is the compiler, on the host.
         kernels: what is timed.
-        shapes: of ``worker/models/random_model.py``, in the order in which they are measured.
+        shapes: of ``ops/lab/random_model.py``, in the order in which they are measured.
         batches: sizes whose decode steps are timed.
         max_num_seqs: of the engine.
         variants: what is measured of options, each on its shape.

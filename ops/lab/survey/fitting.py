@@ -24,8 +24,8 @@ from ....worker.engine.scheduling.blocks.group_tables import GroupedTables
 from ....worker.engine.scheduling.request import Request
 from ....worker.engine.scheduling.scheduler import Scheduler
 from ....worker.engine.scheduling.scheduler_output import SampledTokens
-from ....worker.models.cache.pages import plan_pages
-from ....worker.models.ways.attention_call import AttentionCall, CacheFormat
+from ....worker.models.attention.call import AttentionCall, CacheFormat
+from ....worker.models.attention.pages import plan_pages
 
 _BLOCK_SIZE = 16
 _MAX_MODEL_LEN = 32_768

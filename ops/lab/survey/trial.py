@@ -23,7 +23,7 @@ from ....worker.engine.core import EngineCore
 from ....worker.engine.host_setup import load_native_kernels
 from ....worker.engine.ranks.choose import make_ranks
 from ....worker.engine.ranks.one import OneRank
-from ....worker.models.loader import LoadedModel
+from ....worker.models.loaded import LoadedModel
 from .outcome import NEVER, SAME
 from .small_config import VOCAB_SIZE
 

@@ -12,8 +12,8 @@ from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
-from penstock.worker.models.folder import resolve_model_folder
-from penstock.worker.models.loader import load_module
+from penstock.worker.models.checkpoint.folder import resolve_model_folder
+from penstock.worker.models.loading.loader import load_module
 
 PROMPT = list(range(5, 20))
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from penstock.shared.control.weights import SaveShardedState
 from penstock.shared.errors import ModelLoadError
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.models.loader import load_model
+from penstock.worker.models.loading.loader import load_model
 from penstock.worker.models.weights.live_state import empty_module, live_state
 from penstock.worker.models.weights.sharded_state import save_sharded_state
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from penstock.shared.errors import ModelLoadError
-from penstock.worker.models.folder import resolve_model_folder
+from penstock.worker.models.checkpoint.folder import resolve_model_folder
 from penstock.worker.models.gguf.container import open_gguf
 from penstock.worker.models.gguf.folder import gguf_folder
 from penstock.worker.models.gguf.tensors import read_gguf

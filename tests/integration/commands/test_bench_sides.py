@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
+from penstock.ops.lab import random_model
 from penstock.ops.lab.bench.engines.growth import measure_growth
 from penstock.ops.lab.bench.engines.judge import Claim, ask_truth, judge, wrong_lengths
 from penstock.ops.lab.bench.engines.sides import (
@@ -23,7 +24,6 @@ from penstock.ops.lab.bench.rows import PEERS, chosen_peers
 from penstock.ops.lab.bench.workload import CHECK, Item, Phase
 from penstock.shared.command_line import UsageError
 from penstock.shared.errors import ConfigurationError
-from penstock.worker.models import random_model
 
 # The second waits for the first's end.
 PHASES = [Phase(CHECK, [Item([5, 6, 7, 8, 9], 4), Item([10, 11], 6)], 1)]

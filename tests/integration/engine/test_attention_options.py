@@ -17,13 +17,13 @@ from penstock.shared.errors import ConfigurationError, ModelLoadError
 from penstock.worker.cli.plan import told_choices
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
-from penstock.worker.models.cache.eight_bit import hold_in_eight_bits
-from penstock.worker.models.device import check_float8
 from penstock.worker.models.forward import ForwardSettings
 from penstock.worker.models.lean.native import NativeForward
-from penstock.worker.models.loader import load_model
-from penstock.worker.models.ways.gather import gather_forward
-from penstock.worker.models.ways.partition import CutRule
+from penstock.worker.models.loading.loader import load_model
+from penstock.worker.models.loading.preparing import hold_in_eight_bits
+from penstock.worker.models.modes.gather import gather_forward
+from penstock.worker.models.modes.partition import CutRule
+from penstock.worker.models.placing.device import check_float8
 
 from ...conftest import DEMO_MODEL
 from .harness import SHAPE, generate, request

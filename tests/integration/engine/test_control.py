@@ -25,7 +25,7 @@ from penstock.shared.control.rpc import CollectiveRpc, RpcResult
 from penstock.shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
 from penstock.shared.messages.from_core import Ready
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.models.packed_linear import PackedLinear
+from penstock.worker.models.placing.packed_linear import PackedLinear
 
 from .harness import LARGE, LONG_PROMPT, SHAPE, CoreProcess, MakeEngine, ask, refusal, request, tokens
 

@@ -21,9 +21,10 @@ from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.execution import model_runner
 from penstock.worker.engine.sampling.sampler import sample
 from penstock.worker.engine.sampling.sampling_table import SamplingRows
-from penstock.worker.models.checks.invariance import choose_tile_sizes, keeps_bits
 from penstock.worker.models.forward import ModelInput
-from penstock.worker.models.loader import LoadedModel, load_model
+from penstock.worker.models.loaded import LoadedModel
+from penstock.worker.models.loading.fixed_shapes import choose_tile_sizes, keeps_bits
+from penstock.worker.models.loading.loader import load_model
 
 from ...conftest import DEMO_MODEL
 from ...native_library import native_as_before

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from penstock.ops.lab import random_model
 from penstock.shared.errors import PenstockError
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.execution.device_activity import covered_share
 from penstock.worker.engine.offline.run import OfflineRequest, Phase, main, run_phases, run_workload
-from penstock.worker.models import random_model
 
 from .harness import generate, request
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from penstock.kernels.paged_attention import PagedBatch
-from penstock.worker.models.cache.page_layout import PageLayout
+from penstock.worker.models.attention.page_layout import PageLayout
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
 
 BLOCK_SIZE = 4

@@ -20,15 +20,19 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.adapters.attach import attach_adapters
 from penstock.worker.models.adapters.peft_folder import LayerMatrices
 from penstock.worker.models.adapters.sites import layers_of, sites_of
-from penstock.worker.models.cache.eight_bit import hold_in_eight_bits
-from penstock.worker.models.cache.pages import plan_pages
+from penstock.worker.models.attention.pages import plan_pages
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
+from penstock.worker.models.lean import captured
+from penstock.worker.models.lean.captured import (
+    CapturedForward,
+    CudaGraphRecorder,
+    capture_sizes,
+    make_captured,
+    row_sizes,
+    token_sizes,
+)
 from penstock.worker.models.lean.forward import LeanForward
-from penstock.worker.models.lean.graphs import captured
-from penstock.worker.models.lean.graphs.captured import CapturedForward, make_captured
-from penstock.worker.models.lean.graphs.cuda_graph import CudaGraphRecorder
-from penstock.worker.models.lean.graphs.sizes import capture_sizes, row_sizes, token_sizes
-from penstock.worker.models.preparing import prepare
+from penstock.worker.models.loading.preparing import hold_in_eight_bits, prepare
 
 from .lean_models import SETTINGS, in_groups, make_model, make_step
 

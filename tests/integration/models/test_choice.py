@@ -8,9 +8,10 @@ import pytest
 
 from penstock.ops.lab.survey.trial import MAX_MODEL_LEN
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.models.loader import LoadedModel, load_model
-from penstock.worker.models.ways.cached import CachedForward
-from penstock.worker.models.ways.partition import CutRule
+from penstock.worker.models.loaded import LoadedModel
+from penstock.worker.models.loading.loader import load_model
+from penstock.worker.models.modes.cached import CachedForward
+from penstock.worker.models.modes.partition import CutRule
 
 from .conftest import SmallModel
 

@@ -13,14 +13,14 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3Decode
 
 from penstock.kernels import moe
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.models.folder import resolve_model_folder
-from penstock.worker.models.lean.feed_forward import OwnMlp, SparseMlp
+from penstock.worker.models.checkpoint.folder import resolve_model_folder
 from penstock.worker.models.lean.forward import LeanForward
-from penstock.worker.models.lean.reading import experts
+from penstock.worker.models.lean.layers.feed_forward import OwnMlp, SparseMlp
+from penstock.worker.models.lean.layers.rotation import AngleTable
+from penstock.worker.models.lean.reading import feed_forward
 from penstock.worker.models.lean.reading.decoder import read_decoder
-from penstock.worker.models.lean.rotation import AngleTable
-from penstock.worker.models.loader import load_model
-from penstock.worker.models.ways.packed import PackedForward
+from penstock.worker.models.loading.loader import load_model
+from penstock.worker.models.modes.packed import PackedForward
 
 from .lean_models import COMPILED_ALONE, SETTINGS, SMALL, VARIANTS, logits_of, make_model
 
@@ -104,7 +104,7 @@ def test_a_relative_with_an_unknown_part_goes_the_general_way(tmp_path: Path) ->
 def test_experts_are_read_for_the_device_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks on GPUs read the whole model on their host, which has others."""
     monkeypatch.setattr(moe, "has_kernel", lambda device, dtype: device.type == "cuda")
-    monkeypatch.setattr(experts, "can_mix_experts", lambda device, dtype, num: device.type == "cpu")
+    monkeypatch.setattr(feed_forward, "can_mix_experts", lambda device, dtype, num: device.type == "cpu")
     module = make_model("mixtral", torch.float32)
     kinds = [
         {layer.mlp and layer.mlp.kind for layer in read_decoder(module, SETTINGS.max_model_len, device).layers}
@@ -119,7 +119,7 @@ def test_experts_by_kernels_are_those_of_the_model(variant: str, monkeypatch: py
     """On a CPU by the kernels' reference, which a model there is not served by."""
     expected = logits_of(LeanForward(make_model(variant, torch.float32), SETTINGS))
     monkeypatch.setattr(moe, "has_kernel", lambda device, dtype: True)
-    monkeypatch.setattr(experts, "can_mix_experts", lambda device, dtype, num: False)
+    monkeypatch.setattr(feed_forward, "can_mix_experts", lambda device, dtype, num: False)
     lean = LeanForward(make_model(variant, torch.float32), SETTINGS)
     assert any(isinstance(part, SparseMlp) for part in lean.network.modules())
     assert not any(isinstance(part, OwnMlp) for part in lean.network.modules())

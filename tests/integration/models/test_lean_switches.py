@@ -15,16 +15,16 @@ from penstock.shared.errors import ModelLoadError
 from penstock.worker.models.adapters.attach import attach_adapters
 from penstock.worker.models.adapters.peft_folder import LayerMatrices
 from penstock.worker.models.adapters.sites import layers_of, placed_sites_of, sites_of
+from penstock.worker.models.attention import call
 from penstock.worker.models.checks.conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE, Truth, check_conformance
 from penstock.worker.models.checks.lengths import LoweredTruth
 from penstock.worker.models.forward import Forward, ForwardSettings
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.lean.native import NativeForward, make_native
-from penstock.worker.models.lean.plan import AttentionPlan, LayerPlan
 from penstock.worker.models.lean.reading.decoder import read_decoder
-from penstock.worker.models.packed_linear import pack_linear_layers
-from penstock.worker.models.ways import attention_call
-from penstock.worker.models.ways.packed import PackedForward
+from penstock.worker.models.modes.packed import PackedForward
+from penstock.worker.models.placing.packed_linear import pack_linear_layers
+from penstock.worker.models.plan import AttentionPlan, LayerPlan
 
 from ...native_library import native_as_before
 from .lean_models import (
@@ -296,12 +296,12 @@ def test_conformance_runs_past_windows(variant: str, monkeypatch: pytest.MonkeyP
         check_conformance(one, truth)
         narrow.check(one)
         assert lean.windows == wide
-    own = attention_call.paged_attention
+    own = call.paged_attention
 
     def without_window(*arguments: Any, window: int | None = None, **options: Any) -> Tensor:
         return own(*arguments, **options)
 
-    monkeypatch.setattr(attention_call, "paged_attention", without_window)
+    monkeypatch.setattr(call, "paged_attention", without_window)
     check_conformance(lean, truth)
     with pytest.raises(ModelLoadError, match="beyond 50 tokens"):
         narrow.check(lean)

@@ -17,9 +17,9 @@ from penstock.shared.errors import ConfigurationError, ModelLoadError
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.checks.lengths import LoweredTruth, lowered
 from penstock.worker.models.forward import ForwardSettings
-from penstock.worker.models.loader import load_model, load_module
-from penstock.worker.models.ways import candidates
-from penstock.worker.models.ways.packed import PackedForward, PackedWithPast
+from penstock.worker.models.loading import candidates
+from penstock.worker.models.loading.loader import load_model, load_module
+from penstock.worker.models.modes.packed import PackedForward, PackedWithPast
 
 from .conftest import NUM_NEW_TOKENS
 

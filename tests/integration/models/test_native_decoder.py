@@ -17,11 +17,11 @@ from penstock.kernels.errors import KernelInputError
 from penstock.kernels.paged_attention import PagedBatch
 from penstock.shared.errors import ModelLoadError
 from penstock.worker.models.forward import ModelInput
-from penstock.worker.models.lean.feed_forward import OwnMlp
 from penstock.worker.models.lean.forward import LeanForward
+from penstock.worker.models.lean.layers.feed_forward import OwnMlp
 from penstock.worker.models.lean.native import NativeForward, make_native
-from penstock.worker.models.packed_linear import pack_linear_layers
-from penstock.worker.models.ways.packed import PackedForward
+from penstock.worker.models.modes.packed import PackedForward
+from penstock.worker.models.placing.packed_linear import pack_linear_layers
 
 from ...native_library import native_as_before
 from .lean_models import (

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from penstock.kernels.errors import KernelInputError
-from penstock.worker.models.cache.page_layout import PageLayout
-from penstock.worker.models.cache.pages import PagedByGroups, plan_pages, shapes_differ
+from penstock.worker.models.attention.call import AttentionCall, CacheFormat
+from penstock.worker.models.attention.page_layout import PageLayout
+from penstock.worker.models.attention.pages import PagedByGroups, plan_pages, shapes_differ
 from penstock.worker.models.forward import Forward
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.lean.native import NativeForward, make_native
-from penstock.worker.models.packed_linear import pack_linear_layers
-from penstock.worker.models.ways.attention_call import AttentionCall, CacheFormat
-from penstock.worker.models.ways.packed import PackedForward
+from penstock.worker.models.modes.packed import PackedForward
+from penstock.worker.models.placing.packed_linear import pack_linear_layers
 
 from .lean_models import BLOCK_SIZE, NUM_BLOCKS, SETTINGS, in_groups, logits_of, make_model, steps
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from penstock.kernels import quantized_linear
 from penstock.worker.models.checks.conformance import QUANTIZED_TOLERANCE, Truth, check_conformance
 from penstock.worker.models.lean.forward import LeanForward
-from penstock.worker.models.quantized_linear import QuantizedLinear, quantize_linear_layers
+from penstock.worker.models.placing.quantized_linear import QuantizedLinear, quantize_linear_layers
 from penstock.worker.models.weights.movable import ModelWeights
 
 from ...conftest import DEMO_MODEL

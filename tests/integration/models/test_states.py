@@ -19,7 +19,7 @@ from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
 from penstock.worker.engine.step_input import StepInput
 from penstock.worker.models.forward import Forward
 from penstock.worker.models.lean.native import NativeForward
-from penstock.worker.models.ways.cached import CachedForward
+from penstock.worker.models.modes.cached import CachedForward
 
 from ..engine.harness import generate, request
 from .conftest import SmallModel

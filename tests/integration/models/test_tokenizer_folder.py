@@ -13,7 +13,7 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from penstock.shared.errors import ModelLoadError
-from penstock.worker.models.tokenizer_folder import tokenizer_folder
+from penstock.worker.models.checkpoint.tokenizer_folder import tokenizer_folder
 from penstock.worker.text.tokenizer import TextCodec
 
 CORPUS = [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.errors import ModelLoadError
-from penstock.worker.models.folder import resolve_model_folder
+from penstock.worker.models.checkpoint.folder import resolve_model_folder
 from penstock.worker.models.formats.declared import declared_quantization
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}

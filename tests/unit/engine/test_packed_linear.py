@@ -11,7 +11,7 @@ from torch import nn
 
 from penstock.kernels import native
 from penstock.kernels.linear import can_pack
-from penstock.worker.models.packed_linear import OneDnnLinear, OwnPackedLinear, pack_linear_layers
+from penstock.worker.models.placing.packed_linear import OneDnnLinear, OwnPackedLinear, pack_linear_layers
 
 from ...native_library import native_as_before
 

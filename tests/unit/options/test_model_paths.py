@@ -14,7 +14,7 @@ import pytest
 from penstock.shared.errors import ModelLoadError
 from penstock.worker import cli as worker_cli
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.models.folder import check_local_model
+from penstock.worker.models.checkpoint.folder import check_local_model
 
 # Nothing listens here: whoever goes on after the check says so instead.
 NOWHERE = ("--redis-url", "redis://localhost:1", "--device", "cpu")

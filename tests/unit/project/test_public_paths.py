@@ -26,13 +26,13 @@ PROGRAMS = (
     "penstock.ops.lab.demo_model.train",
     "penstock.ops.lab.gpu_check",
     "penstock.ops.lab.kernels",
+    "penstock.ops.lab.random_model",
     "penstock.ops.lab.survey",
     "penstock.worker",
     "penstock.worker.cli",
     "penstock.worker.engine",
     "penstock.worker.engine.fork_server",
     "penstock.worker.engine.offline",
-    "penstock.worker.models.random_model",
     "penstock.worker.serving",
 )
 

@@ -11,11 +11,12 @@ import torch
 from ....shared.control.sleeping import KV_CACHE, WEIGHTS
 from ....shared.control.weights import SaveShardedState, ShardedStateSaved
 from ...config.engine_config import EngineConfig
-from ...models.cache.eight_bit import fit_again
-from ...models.lean.graphs.captured import plain_of
-from ...models.loader import LoadedModel, load_weights
+from ...models.lean.captured import plain_of
+from ...models.loaded import LoadedModel
+from ...models.loading.loader import load_weights
+from ...models.loading.preparing import fit_again
+from ...models.placing.device import return_free_memory
 from ...models.weights.live_state import empty_module
-from ...models.weights.movable import return_free_memory
 from ...models.weights.sharded_state import save_sharded_state
 from ..adapters.library import AdapterLibrary
 from ..core import EngineCore

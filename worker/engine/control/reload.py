@@ -19,11 +19,10 @@ import structlog
 from ....shared.control.weights import ReloadWeights, WeightsReloaded
 from ....shared.errors import EngineCallError, EngineStateError, ModelLoadError
 from ...config.engine_config import EngineConfig
-from ...models.folder import TOKENIZER_FILE, resolve_model_folder
-from ...models.loader import LoadedModel
-from ...models.weights.description import ModelDescription
-from ...models.weights.exchange import Exchange
-from ...models.weights.version import weights_version
+from ...models.checkpoint.folder import TOKENIZER_FILE, resolve_model_folder
+from ...models.loaded import LoadedModel
+from ...models.weights.movable import Exchange
+from ...models.weights.stored_files import ModelDescription, weights_version
 from ..core import EngineCore
 from .sleep import Sleepable
 

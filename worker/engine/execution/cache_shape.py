@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ...config.engine_config import EngineConfig
-from ...models.cache.page_layout import PageLayout
+from ...models.attention.page_layout import PageLayout
 from ..scheduling.blocks.block_groups import BlockGroups
 
 

@@ -2,9 +2,9 @@
 
 So a generation that is cut off at any token and prefilled elsewhere goes on with the tokens it would have had. The
 compiled decoder gives a token the same bits by itself, and what is left is to sample rows one by one. Other models also
-need forwards of fixed sizes (``models/ways/fixed_shapes.py``) and attention in products of fixed shapes
+need forwards of fixed sizes (``models/loading/fixed_shapes.py``) and attention in products of fixed shapes
 (``kernels/paged_attention/invariant.py``). That it suffices for a model on this machine is verified when it is loaded
-(``models/checks/invariance.py``).
+(``models/loading/fixed_shapes.py``).
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from ...models.checks.invariance import choose_tile_sizes, keeps_bits
-from ...models.loader import LoadedModel
-from ...models.ways.fixed_shapes import PackedTokens, forward_in_tiles
+from ...models.loaded import LoadedModel
+from ...models.loading.fixed_shapes import PackedTokens, choose_tile_sizes, forward_in_tiles, keeps_bits
 from ..sampling.sampler import samples_rows_alone
 from ..step_input import IntArray, StepInput
 from .model_runner import LogprobsByRow, ModelRunner

@@ -13,7 +13,7 @@ from torch import Tensor
 from ....kernels.paged_attention import PagedBatch
 from ....shared.errors import ConfigurationError
 from ...models.forward import ModelInput, Sight
-from ...models.loader import LoadedModel
+from ...models.loaded import LoadedModel
 from ..sampling.given_embeds import GivenEmbeds
 
 # They fill a block, and blocks have an even number of tokens in some layouts.

@@ -8,7 +8,7 @@ from ....shared.command_line import format_bytes
 from ....shared.errors import ConfigurationError
 from ...config.batch import DEFAULT_MEMORY_UTILIZATION
 from ...config.engine_config import EngineConfig
-from ...models.cache.page_layout import PageLayout
+from ...models.attention.page_layout import PageLayout
 from .cache_shape import shape_of
 
 _MIB = 1 << 20

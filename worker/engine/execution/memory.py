@@ -10,8 +10,8 @@ import torch
 
 from ...config.engine_config import EngineConfig
 from ...host import free_host_bytes
-from ...models.lean.graphs.captured import CapturedForward
-from ...models.loader import LoadedModel
+from ...models.lean.captured import CapturedForward
+from ...models.loaded import LoadedModel
 from ..scheduling.prompt_budget import MAX_PROMPT_ROWS
 
 

@@ -10,8 +10,8 @@ import torch
 from ....kernels.paged_attention import PagedBatch
 from ....shared.messages.outcome import TokenLogprobs
 from ...models.forward import ModelInput, Sight
-from ...models.loader import LoadedModel
-from ...models.to_device import to_device
+from ...models.loaded import LoadedModel
+from ...models.placing.device import to_device
 from ..executor import AcceleratorError
 from ..sampling.logprobs import RawLogprobs, prompt_logprobs_of
 from ..sampling.prompt_rows import PromptRows

@@ -25,7 +25,7 @@ from ....shared.messages.requests import EngineCoreRequest
 from ....shared.params.images import ImageInput, digest_of
 from ....shared.stats.images import ImageStats
 from ...models.images.processor import ImageTokens, ProcessedImage
-from ...models.images.seeing import SeeingModel
+from ...models.images.vision_model import SeeingModel
 from ...request_checks import check_images_served
 from ..structured.threads import CompileThreads, Task
 from .cache import ImageCache

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....shared.errors import ValidationError
-from ...models.images.processor import ImageTokens
-from ...models.images.seams import Seams
+from ...models.images.processor import ImageTokens, Seams
 from ..scheduling.image_spans import ImageSpan
 
 

@@ -9,7 +9,7 @@ import torch
 
 from ....shared.errors import ConfigurationError
 from ...config.engine_config import EngineConfig
-from ...models.loader import LoadedModel
+from ...models.loaded import LoadedModel
 from ...models.shared_experts.ranks import ExpertRanks
 from ..waves.wave import Flags, Wave
 from .core import GroupedCore

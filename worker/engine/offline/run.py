@@ -31,7 +31,7 @@ from ....shared.params.sampling import SamplingParams
 from ....shared.params.structured import StructuredOutputsParams
 from ...config.engine_config import EngineConfig
 from ...core.garbage import freeze_loaded_objects
-from ...models.folder import resolve_model_folder
+from ...models.checkpoint.folder import resolve_model_folder
 from ...options.settings import read_settings
 from ...options.told import effective_config
 from ...programs import OFFLINE, PROGRAMS, RunOptions

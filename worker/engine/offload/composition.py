@@ -11,7 +11,7 @@ from ....shared.command_line import format_bytes
 from ....shared.errors import ConfigurationError
 from ...config.engine_config import EngineConfig
 from ...host import free_host_bytes
-from ...models.loader import LoadedModel
+from ...models.loaded import LoadedModel
 from ..scheduling.blocks.block_pool import BlockPool
 from .device_blocks import make_device_blocks
 from .folder_tier import FolderTier

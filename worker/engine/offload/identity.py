@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from ....kernels import native
 from ...config.engine_config import EngineConfig
 from ...host import usable_cores
-from ...models.loader import LoadedModel
-from ...models.packed_linear import PackedLinear
+from ...models.loaded import LoadedModel
+from ...models.placing.packed_linear import PackedLinear
 from ..processor import processor
 from .device_blocks import layout_of
 

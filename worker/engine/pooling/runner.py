@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ....shared.params.pooling import Pooled, PoolingParams
-from ...models.loader import LoadedModel
+from ...models.loaded import LoadedModel
 from ...models.pooling.pooler import Pooler, PoolingModel, Rows
 from ..execution.model_runner import ModelRunner
 from ..executor import AcceleratorError

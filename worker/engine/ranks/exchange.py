@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ....shared.errors import ModelLoadError
-from ...models.weights.exchange import WeightsExchange
+from ...models.weights.movable import WeightsExchange
 from .errors import RankLostError
 from .messages import ExchangeWeights, KeepWeights, PutWeightsBack
 from .team import FILES_TIMEOUT_S, RankTeam

@@ -19,12 +19,13 @@ from torch import nn
 from ....shared.errors import PenstockError
 from ...config.engine_config import EngineConfig
 from ...core.garbage import freeze_loaded_objects
-from ...models.cache.pages import PagedByGroups
+from ...models.attention.pages import PagedByGroups
 from ...models.lean.staged import StagedForward
-from ...models.loader import LoadedModel, load_model, load_weights
-from ...models.weights.exchange import WeightsExchange
+from ...models.loaded import LoadedModel
+from ...models.loading.loader import load_model, load_weights
+from ...models.placing.device import return_free_memory
 from ...models.weights.live_state import empty_module
-from ...models.weights.movable import ModelWeights, return_free_memory
+from ...models.weights.movable import ModelWeights, WeightsExchange
 from ...models.weights.part_state import part_path, write_part
 from ..control.rpc_methods import load_rpc_methods
 from ..control.traces import ProcessTraceRecorder

@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from ....shared.control.rpc import CollectiveRpc
 from ....shared.messages.ranks import RankSetup
-from ...models.cache.page_layout import PageLayout
-from ...models.loader import LoadedModel
-from ...models.weights.exchange import Exchange
+from ...models.attention.page_layout import PageLayout
+from ...models.loaded import LoadedModel
+from ...models.weights.movable import Exchange
 from ..control.sleep import Sleepable
 from ..control.traces import TraceRecorder
 from ..execution.kv_cache import KVCacheSize

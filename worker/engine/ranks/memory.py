@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import structlog
 
 from ...config.engine_config import EngineConfig
-from ...models.cache.page_layout import PageLayout
-from ...models.lean.graphs.captured import CapturedForward
-from ...models.loader import LoadedModel
+from ...models.attention.page_layout import PageLayout
+from ...models.lean.captured import CapturedForward
+from ...models.loaded import LoadedModel
 from ...models.weights.movable import ModelWeights
 from ..execution.kv_cache import KVCacheSize, size_kv_cache
 from ..execution.memory import measure_memory

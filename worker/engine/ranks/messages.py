@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from ...models.cache.page_layout import PageLayout
+from ...models.attention.page_layout import PageLayout
 
 
 class RankConfigure(msgspec.Struct, array_like=True, tag="configure"):

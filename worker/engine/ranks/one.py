@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 from ....shared.control.rpc import CollectiveRpc
 from ....shared.messages.ranks import RankSetup
 from ...config.engine_config import EngineConfig
-from ...models.cache.page_layout import PageLayout
-from ...models.loader import LoadedModel, load_model
-from ...models.weights.exchange import Exchange, WeightsExchange
+from ...models.attention.page_layout import PageLayout
+from ...models.loaded import LoadedModel
+from ...models.loading.loader import load_model
 from ...models.weights.live_state import live_state
-from ...models.weights.movable import ModelWeights
+from ...models.weights.movable import Exchange, ModelWeights, WeightsExchange
 from ..control.sleep import Sleepable
 from ..control.traces import ProcessTraceRecorder, TraceRecorder
 from ..execution.kv_cache import KVCacheSize

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ....shared.errors import EngineStateError
-from ...models.loader import LoadedModel
+from ...models.loaded import LoadedModel
 from ...models.weights.part_state import joined_state, part_path, write_part
 from .errors import RankRefusedError
 from .messages import WritePart

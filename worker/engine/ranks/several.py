@@ -18,11 +18,11 @@ from ....shared.errors import EngineCallError, ModelLoadError
 from ....shared.messages.ranks import RankSetup
 from ....shared.shown import shown
 from ...config.engine_config import EngineConfig
-from ...models.cache.page_layout import PageLayout
-from ...models.loader import LoadedModel, load_model
+from ...models.attention.page_layout import PageLayout
+from ...models.loaded import LoadedModel
+from ...models.loading.loader import load_model
 from ...models.parallel.groups import RankGroups
-from ...models.weights.exchange import Exchange, WeightsExchange
-from ...models.weights.movable import ModelWeights
+from ...models.weights.movable import Exchange, ModelWeights, WeightsExchange
 from ..control.sleep import Sleepable
 from ..control.traces import ProcessTraceRecorder, TraceRecorder
 from ..execution.cache_shape import shape_of

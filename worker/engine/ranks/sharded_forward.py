@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ...models.cache.page_layout import PageLayout
-from ...models.cache.pages import PagedByGroups
+from ...models.attention.call import AttentionCall
+from ...models.attention.page_layout import PageLayout
+from ...models.attention.pages import PagedByGroups
 from ...models.forward import Forward, ModelInput
-from ...models.lean.graphs.captured import CapturedForward
+from ...models.lean.captured import CapturedForward
 from ...models.lean.staged import StagedForward
-from ...models.ways.attention_call import AttentionCall
 from .messages import Allocate, CommitStep, FinishStep, Profile
 from .step_codec import StepSender
 from .team import RankTeam

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ....kernels.paged_attention import PagedBatch
 from ...models.forward import ModelInput, Sight
-from ...models.to_device import host_array, to_device
+from ...models.placing.device import host_array, to_device
 from .messages import RunStep, SightBytes
 
 IntArray = NDArray[np.int64]

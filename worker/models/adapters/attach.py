@@ -11,11 +11,11 @@ from ....kernels.decoder import PRODUCTS_PER_LAYER
 from ....kernels.lora.packed import can_pack_lora
 from ....shared.errors import ConfigurationError
 from ..forward import Forward
+from ..lean.captured import CapturedForward
 from ..lean.forward import LeanForward
-from ..lean.graphs.captured import CapturedForward
 from ..lean.native import NativeForward
-from ..token_adapters import TokenAdapters
-from ..ways.packed import PackedForward
+from ..modes.packed import PackedForward
+from ..placing.token_adapters import TokenAdapters
 from .layouts import PackedLayout, PlainLayout, StackedLayout
 from .sites import Site, placed_sites_of, sites_of, sites_of_all_tokens
 from .slots import AdapterSlots, SlotLayout

@@ -1,8 +1,13 @@
-"""A PEFT folder as pairs of matrices, layer by layer, held against the layers of a loaded model."""
+"""Read a PEFT folder as pairs of matrices per layer, and check them against the layers of a loaded model.
+
+An adapter of a model that reads images was trained on the whole model, which contains the text decoder as a part.
+Engines compute the text decoder by itself. So its layers have longer names in the adapter than in the engine, and
+layers of the vision encoder have none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +18,6 @@ from torch import Tensor
 from ....shared.adapter_errors import AdapterFileError, UnsupportedAdapterError
 from ....shared.lora.adapters import WEIGHTS_FILE
 from ....shared.lora.peft_config import PeftConfig, read_peft_config
-from .text_names import own_name, refuse_seeing_part
 
 _PREFIX = "base_model.model."
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
@@ -25,6 +29,34 @@ _KINDS = {
     ".lora_magnitude_vector.weight": "DoRA, which scales the columns of merged weights",
     ".bias": "biases of its own",
 }
+
+# Where the part that speaks lies: as transformers has it, as it had it before 4.52, and in Idefics3 and its kin.
+_TEXT_PARTS = ("model.language_model.", "language_model.model.", "model.text_model.")
+_ALONE = "model."
+# What is in the names of parts that see.
+_SEEING_PARTS = ("vision", "visual", "projector", "connector", "merger", "resampler")
+
+
+def own_name(layer: str, layers: Container[str]) -> str:
+    """Return the name among ``layers`` of what an adapter calls ``layer``; ``layer`` itself if there is none."""
+    if layer in layers:
+        return layer
+    alone = (_ALONE + layer.removeprefix(part) for part in _TEXT_PARTS if layer.startswith(part))
+    return next((name for name in alone if name in layers), layer)
+
+
+def refuse_seeing_part(layer: str) -> None:
+    """Raise, if ``layer``, which an engine does not know, is of a part that sees.
+
+    Raises:
+        UnsupportedAdapterError: it is.
+    """
+    if any(part in segment for segment in layer.split(".")[:-1] for part in _SEEING_PARTS):
+        raise UnsupportedAdapterError(
+            f"the adapter changes {layer!r}, which reads images; only the text model's layers are adapted here: train "
+            r"with target_modules that name no others, as '.*(language_model|text_model).*\.(q_proj|v_proj)', or merge "
+            "the adapter into the model"
+        )
 
 
 @dataclass(frozen=True)

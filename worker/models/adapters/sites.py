@@ -9,14 +9,12 @@ from torch import Tensor, nn
 
 from ....kernels.decoder import GATE_UP, PRODUCTS_PER_LAYER, QKV
 from ..forward import Forward
-from ..lean.decoder import LeanDecoder
-from ..lean.feed_forward import OwnMlp, SharedExpertMlp
-from ..lean.gated_mlp import GatedMlp
-from ..lean.layer import AnyLayer, LeanLayer
-from ..lean.mixing import MixingLayer
-from ..lean.routed import RoutedMlp
-from ..packed_linear import PackedLinear
-from ..quantized_linear import QuantizedLinear
+from ..lean.layers.decoder import LeanDecoder
+from ..lean.layers.feed_forward import GatedMlp, OwnMlp, RoutedMlp, SharedExpertMlp
+from ..lean.layers.layer import AnyLayer, LeanLayer
+from ..lean.layers.mixing import MixingLayer
+from ..placing.packed_linear import PackedLinear
+from ..placing.quantized_linear import QuantizedLinear
 
 _PROBE_TOKENS = 3
 

@@ -21,8 +21,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from ....shared.errors import ModelLoadError
 from ..formats.declared import declared_quantization
-from .errors import explain, few
-from .misfits import Misfit, wrong_layers, wrong_sizes
+from .errors import Misfit, explain, few, wrong_layers, wrong_sizes
 from .quantized import load_quantized
 
 # What older files hold and no model has learned: rotary frequencies, position numbers, causal masks, sinusoids.

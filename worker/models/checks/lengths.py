@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from ..forward import Forward, ForwardSettings
 from ..lean.native import NativeForward
-from ..ways.packed import PackedForward
+from ..modes.packed import PackedForward
 from .conformance import Truth, check_conformance
 
 # Fields of configurations and attributes of modules that hold a length in tokens. A sequence is not affected as long as

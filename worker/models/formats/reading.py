@@ -10,8 +10,7 @@ import torch
 
 from .compressed import read_compressed
 from .declared import Quantization
-from .mxfp4 import read_mxfp4
-from .scaled import read_float8
+from .scaled import read_float8, read_mxfp4
 from .stored import StoredTensors
 from .unpacked import Readable
 from .words import read_awq, read_gptq

@@ -1,9 +1,14 @@
-"""Weights in eight bits with scales beside them: fp8 in blocks, rows or whole, mxfp8, and bytes."""
+"""Weights in eight or four bits with scales: fp8 per block, row or tensor, mxfp8, bytes, and MXFP4 as in gpt-oss.
+
+MXFP4 stores experts in blocks of 32 values of four bits, with a power of two per block. Source: OCP Microscaling
+Formats (MX) Specification 1.0; the layout is that of openai/gpt-oss.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +16,9 @@ from torch import Tensor
 from ....shared.errors import ModelLoadError
 from .declared import Quantization
 from .stored import StoredTensors
-from .unpacked import Grid, Readable, Unpacked, make_grid, write_scaled
+from .unpacked import Grid, Readable, Unpacked, make_grid, unpack_e2m1, write_scaled
+
+_BLOCKS, _MX_SCALES = "_blocks", "_scales"
 
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 # DeepSeek's is called after the inverse that it was made from; it is multiplied by as the others are.
@@ -73,3 +80,24 @@ def _rows_of(values: Tensor, number: int) -> Callable[[slice], Tensor]:
 def _write_stack(out: Tensor, part: Callable[[int], Callable[[slice], Tensor]], grids: list[Grid]) -> None:
     for number, grid in enumerate(grids):
         write_scaled(out[number], part(number), grid)
+
+
+def read_mxfp4(stored: StoredTensors, _quantization: Quantization, dtype: torch.dtype) -> Readable:
+    """``X_blocks`` [E, O, I / 32, 16] and ``X_scales`` [E, O, I / 32], both uint8, are ``X`` [E, I, O]."""
+    made: Readable = {}
+    for name in (name for name in stored if name.endswith(_BLOCKS)):
+        whole = name.removesuffix(_BLOCKS)
+        scales = whole + _MX_SCALES
+        if scales not in stored or stored.shape(scales) != stored.shape(name)[:3]:
+            raise ModelLoadError(f"{name} needs {scales} of [experts, rows, blocks]; fetch the model again")
+        num_experts, num_rows, num_blocks, num_bytes = stored.shape(name)
+        shape = (num_experts, num_blocks * num_bytes * 2, num_rows)
+        made[whole] = Unpacked(shape, dtype, partial(_write, blocks=stored.slice(name), scales=stored.slice(scales)))
+    return made
+
+
+def _write(out: Tensor, blocks: Any, scales: Any) -> None:
+    for expert, transposed in enumerate(out):
+        packed, matrix = blocks[expert].flatten(1), transposed.T
+        grid = make_grid("its scales", (matrix.shape[0], matrix.shape[1]), scales[expert], None, MX_BLOCK)
+        write_scaled(matrix, lambda rows, packed=packed: unpack_e2m1(packed[rows]), grid)

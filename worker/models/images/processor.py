@@ -1,22 +1,31 @@
-"""A model's own processor: from pictures to the tensors that its tower takes, and the tokens that stand for them."""
+"""A model's own image processor: from images to the tensors of the vision encoder and the tokens of the prompt.
+
+A processor writes an image's tokens into the text, and then tokenizes the whole. Where an image begins or ends with
+line breaks, as Gemma's do, these may become one token with the line breaks of the surrounding text.
+
+Qwen's models rotate queries and keys by positions in three axes: time, rows and columns. A text token has the same
+position in all three. Tokens of an image have the position of their patch, counted from the start of the image; text
+after it continues after the longer side. So positions are fewer than tokens, and those of generated tokens lag behind
+by the difference.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from ....shared.errors import ModelLoadError, ValidationError
 from ..checkpoint.errors import first_line
-from .axes import Axes, AxesOf
-from .seams import Seams
 
 # As transformers tells of what its image processors need.
 _MISSING = re.compile(r"Missing optional dependencies: (\w+)")
@@ -24,6 +33,56 @@ _MISSING = re.compile(r"Missing optional dependencies: (\w+)")
 _REMEDIES = {"torchvision": f"install the one that was built for torch {torch.__version__}, from where that came"}
 # What processors say of texts, and towers do not take.
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+
+Axes = NDArray[np.int64]
+AxesOf = Callable[[Mapping[str, Tensor]], Axes]
+
+_GRID = "image_grid_thw"
+
+
+def axes_by_grid(model_config: Any) -> AxesOf:
+    """What makes the positions ``[3, N]`` of an image's ``N`` tokens, from its first, of the tensors for the tower."""
+    merge = int(model_config.vision_config.spatial_merge_size)
+
+    def axes_of(tensors: Mapping[str, Tensor]) -> Axes:
+        (times, rows, columns), *_ = tensors[_GRID].tolist()
+        grid = np.meshgrid(np.arange(times), np.arange(rows // merge), np.arange(columns // merge), indexing="ij")
+        return np.stack([axis.ravel() for axis in grid])
+
+    return axes_of
+
+
+class Seams:
+    """Joins tokens as the model's own tokenizer would have made them of the whole text.
+
+    Args:
+        tokenizer: of transformers; None where an image's tokens are none of text.
+    """
+
+    def __init__(self, tokenizer: Any = None) -> None:
+        self._tokenizer = tokenizer
+
+    def append(self, token_ids: list[int], more: Sequence[int]) -> int:
+        """Put ``more`` behind ``token_ids``; return where its first token lies, or would."""
+        start = len(token_ids)
+        joined = self._joined(token_ids[-1], more[0]) if token_ids and more else None
+        if joined is None:
+            token_ids += more
+            return start
+        token_ids[-1:] = joined
+        token_ids += more[1:]
+        return len(token_ids) - len(more)
+
+    def _joined(self, left: int, right: int) -> list[int] | None:
+        """What stands for both; None where they stay as they are."""
+        if self._tokenizer is None or not (self._is_breaks(right) and self._is_breaks(left)):
+            return None
+        text = self._tokenizer.decode([left]) + self._tokenizer.decode([right])
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _is_breaks(self, token_id: int) -> bool:
+        text = self._tokenizer.decode([token_id])
+        return bool(text) and not text.strip("\n")
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,17 @@ from transformers import PreTrainedModel
 from ....kernels.mixers import mix
 from ....kernels.rotary import apply_rotary
 from ....shared.errors import ModelLoadError
-from ..cache.page_layout import PageLayout
-from ..cache.pages import allocate_pages
+from ..attention.call import AttentionCall, caches_of
+from ..attention.page_layout import PageLayout
+from ..attention.pages import allocate_pages
 from ..forward import ForwardSettings, ModelInput
+from ..modes.packed import PackedForward
 from ..parallel.groups import RankGroups
-from ..ways.attention_call import AttentionCall, caches_of
-from ..ways.packed import PackedForward
-from .decoder import LeanDecoder
-from .layer import Angles, Attend, LeanLayer
-from .mixing import MixingLayer, mix_nothing
+from .layers.decoder import LeanDecoder
+from .layers.layer import Angles, Attend, LeanLayer
+from .layers.mixing import LayerStates, MixingLayer, mix_nothing
+from .layers.rotation import AngleTable
 from .reading.decoder import read_decoder
-from .rotation import AngleTable
-from .states import LayerStates
 
 
 class LeanForward:

@@ -9,18 +9,17 @@ import torch
 from torch import Tensor
 
 from ....kernels.decoder import Decoder, DecoderBatch, LayerAdapters, can_cache, can_decode
-from ..cache.page_layout import PageLayout
-from ..cache.paged_tensor import zeros
-from ..cache.pages import use_pages
+from ..attention.caches import zeros
+from ..attention.page_layout import PageLayout
+from ..attention.pages import use_pages
 from ..forward import Forward, ModelInput
-from ..packed_linear import OwnPackedLinear
-from .decoder import LeanDecoder
+from ..placing.packed_linear import OwnPackedLinear
 from .forward import LeanForward
-from .gated_mlp import GatedMlp
-from .layer import AnyLayer, LeanLayer
+from .layers.decoder import LeanDecoder
+from .layers.feed_forward import GatedMlp, RoutedMlp
+from .layers.layer import AnyLayer, LeanLayer
+from .lean_wrapper import OfLean
 from .native_weights import weights_of
-from .of_lean import OfLean
-from .routed import RoutedMlp
 
 _FIRST_NUM_ANGLES = 512
 

@@ -12,14 +12,13 @@ from ....kernels.decoder import EmbeddingPart as EmbeddingPartWeights
 from ....kernels.decoder import LayerEmbeddings as LayerEmbeddingsWeights
 from ....kernels.gated_activation import ACTIVATIONS
 from ....kernels.linear import PackedWeight
-from ..packed_linear import OwnPackedLinear
+from ..placing.packed_linear import OwnPackedLinear
 from .forward import LeanForward
-from .gated_mlp import GatedMlp
-from .layer import AnyLayer, EmbeddingPart, HeadNorm, LeanLayer, RowNorm
-from .layer_embeddings import LayerEmbeddings
-from .mixing import MixingLayer
-from .norms import CentredNorm, NoNorm, Norm
-from .routed import RoutedMlp
+from .layers.decoder import LayerEmbeddings
+from .layers.feed_forward import GatedMlp, RoutedMlp
+from .layers.layer import AnyLayer, EmbeddingPart, HeadNorm, LeanLayer, RowNorm
+from .layers.mixing import MixingLayer
+from .layers.norms import CentredNorm, NoNorm, Norm
 
 
 def weights_of(lean: LeanForward) -> DecoderWeights:

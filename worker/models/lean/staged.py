@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from ..forward import ForwardSettings, ModelInput
 from ..parallel.groups import RankGroups
 from .forward import LeanForward
-from .layer import Attend
-from .of_lean import OfLean
+from .layers.layer import Attend
+from .lean_wrapper import OfLean
 
 
 class StagedForward(OfLean):

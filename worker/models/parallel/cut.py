@@ -1,24 +1,61 @@
-"""Cuts a Llama-like model of transformers, which is whole, into the part of one rank.
+"""Cut a whole Llama-like model of transformers, and its lean plan, into the part of one rank.
 
-Rows of the projections into heads and into the feed-forward part, columns of those out of them, as Shoeybi et al. 2019
-(arXiv:1909.08053) do it: two sums over the ranks a layer. It is still a model of transformers afterwards, whose own
-code computes with the heads that it finds, so whatever computes whole models computes parts, too.
+Rows of the projections into heads and into the feed-forward part are cut, and columns of the projections out of them,
+as in Shoeybi et al. 2019 (arXiv:1909.08053): two sums over the ranks per layer. The result is still a model of
+transformers, whose own code computes with the heads that it finds, so every mode that computes whole models computes
+parts, too.
 
-The embeddings stay whole, the head is cut by words where they can be shared evenly.
+The embeddings stay whole. The head is cut by words if the ranks can share them evenly.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ....shared.errors import ConfigurationError
+from ..plan import AttentionPlan, DecoderPlan, LayerPlan
 from .groups import RankGroups
 from .layout import ParallelLayout
 from .summed import Gathered, Summed
+
+
+def plan_of_part(whole: DecoderPlan, layout: ParallelLayout, rank: int) -> DecoderPlan:
+    """What ``rank`` computes of a model, as ``parallel.cut_decoder`` leaves it: its layers, with its heads."""
+    layers = layout.stage_layers(rank, len(whole.layers))
+    parts = [_layer_of_part(whole.layers[index], layout.tensor, index, number) for number, index in enumerate(layers)]
+    return replace(whole, layers=tuple(parts))
+
+
+def _layer_of_part(layer: LayerPlan, num_ranks: int, index: int, number: int) -> LayerPlan:
+    """``index`` is the layer's place in the whole model, ``number`` that in the part."""
+    # Of the families that ranks cut by this plan none mixes tokens in another way than by attention.
+    assert isinstance(layer.attention, AttentionPlan)
+    mine = replace(layer, attention=_heads_of_part(layer.attention, num_ranks))
+    return mine if index == number else _renamed(mine, f".{index}.", f".{number}.")
+
+
+def _heads_of_part(attention: AttentionPlan, num_ranks: int) -> AttentionPlan:
+    # With fewer heads of keys and values than ranks, several ranks have the same one.
+    num_kv_heads = max(1, attention.num_kv_heads // num_ranks)
+    return replace(attention, num_heads=attention.num_heads // num_ranks, num_kv_heads=num_kv_heads)
+
+
+def _renamed(value: Any, before: str, after: str) -> Any:
+    """``value`` with all names of modules in it below another layer."""
+    if isinstance(value, str):
+        return value.replace(before, after, 1)
+    if isinstance(value, tuple):
+        return tuple(_renamed(one, before, after) for one in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return type(value)(**{name: _renamed(held, before, after) for name, held in fields.items()})
+    return value
 
 
 def check_layout(model_config: Any, layout: ParallelLayout, architecture: str) -> None:

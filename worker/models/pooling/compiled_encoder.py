@@ -23,14 +23,14 @@ from ....kernels.huge_pages import Arena
 from ....kernels.linear import PackedWeight
 from ....shared.errors import ModelLoadError
 from ..checks.conformance import tolerance_of
-from ..lean.norms import CentredNorm, Norm, make_norm
-from ..lean.plan import NormPlan
-from ..lean.rotation import angles_of
-from ..packed_linear import OwnPackedLinear, pack_in_a_row, side_by_side
-from ..ways.packed import install_attention
+from ..lean.layers.norms import CentredNorm, Norm, make_norm
+from ..lean.layers.rotation import angles_of
+from ..modes.packed import install_attention
+from ..placing.packed_linear import OwnPackedLinear, pack_in_a_row, side_by_side
+from ..plan import NormPlan
 from .encoder import EncoderForward, EncoderTruth, Texts
 from .encoder_plan import EncoderLayerPlan, EncoderPlan, names_of_linears, read_encoder
-from .parts import with_parts
+from .pooler import with_parts
 
 log = structlog.get_logger(__name__)
 

@@ -12,14 +12,13 @@ from transformers import PreTrainedModel
 
 from ....kernels.paged_attention import MaskRule
 from ....shared.errors import ModelLoadError
-from ..lean.plan import AnglesPlan, AttentionPlan, FeedForwardPlan, NormPlan
-from ..lean.reading.angles import sources_of
-from ..lean.reading.attention import AnglesSource, read_attention
+from ..lean.reading.attention import AnglesSource, read_attention, sources_of
 from ..lean.reading.decoder import check_follow_each_other
-from ..lean.reading.dense import dense_of
+from ..lean.reading.feed_forward import dense_of
 from ..lean.reading.matching import close, rows_of, same
 from ..lean.reading.norms import norm_after, norm_before, read_norm
 from ..lean.reading.trace import AttentionTrace, ModuleCall, Trace, some
+from ..plan import AnglesPlan, AttentionPlan, FeedForwardPlan, NormPlan
 
 _LAYER = re.compile(r"(.*?)\.(\d+)(?:\.|$)")
 # As far as masks are looked at, where a model has no limit of its own.

@@ -1,11 +1,12 @@
-"""From hidden states to results: which tokens count, what is made of them, and how it ends."""
+"""From hidden states to results: which tokens count, how they are pooled, and what follows pooling."""
 
 from __future__ import annotations
 
+import copy
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,20 @@ from ....shared.errors import ValidationError
 from ....shared.params.pooling import Pooled, PoolingParams, PoolingSetup
 from ....shared.shown import shown
 from .folder import CLS, LAST, MEAN
-from .parts import with_parts
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+
+def with_parts(module: AnyModule, parts: Mapping[str, nn.Module]) -> AnyModule:
+    """A copy of ``module`` that has other modules under these names, and shares all that it has else."""
+    made = copy.copy(module)
+    made._modules = dict(module._modules)
+    for name, part in parts.items():
+        first, _, rest = name.partition(".")
+        inner = made._modules[first]
+        assert inner is not None
+        made._modules[first] = with_parts(inner, {rest: part}) if rest else part
+    return made
 
 
 class Rows(enum.Enum):

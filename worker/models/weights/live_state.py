@@ -16,14 +16,14 @@ from ....shared.errors import ModelLoadError
 from ...config.engine_config import EngineConfig
 from ..checkpoint.errors import few
 from ..checkpoint.model_config import read_config
-from ..images.seeing import is_seeing_type
-from ..images.tower import text_module
-from ..lean.decoder import LeanDecoder
-from ..lean.give_back import give_back
-from ..loader import LoadedModel, load_module
+from ..images.vision_encoder import text_module
+from ..images.vision_model import is_seeing_type
+from ..lean.layers.decoder import LeanDecoder
+from ..loaded import LoadedModel
+from ..loading.loader import load_module
 from ..pooling.encoder import EncoderForward
 from ..pooling.loading import as_decoder
-from .plain import put_modules
+from .give_back import give_back, put_modules
 
 
 @torch.inference_mode()

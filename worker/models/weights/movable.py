@@ -1,17 +1,20 @@
-"""The weights of a loaded model as something that can leave the device, leave memory, and come back."""
+"""The weights of a loaded model, which can leave the device, leave memory, come back, or be replaced.
+
+Replaced weights stay in memory until they are no longer needed.
+"""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ....shared.errors import ModelLoadError
-from ..packed_linear import PackedLinear
+from ..placing.device import return_free_memory
+from ..placing.packed_linear import PackedLinear
 
 
 class ModelWeights:
@@ -83,14 +86,6 @@ def _check_alike(fresh: nn.Module, module: nn.Module) -> None:
         raise ModelLoadError("the files hold weights of other names, shapes or types than are loaded: another number")
 
 
-def return_free_memory() -> None:
-    """Give what was freed back to the device and the operating system; the allocators would keep it for later."""
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-    with suppress(OSError, AttributeError):  # another C library than glibc
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
 def _weights(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
     """Every weight of ``model`` with the dictionary and the name that hold it, in the order of its modules."""
     for module in model.modules():
@@ -116,3 +111,48 @@ def _without_content(tensor: Tensor) -> Tensor:
 
 def _shapes(model: nn.Module) -> list[tuple[str, torch.Size, torch.dtype]]:
     return [(name, tensor.shape, tensor.dtype) for _, name, tensor in _weights(model)]
+
+
+class Exchange(Protocol):
+    """The weights of an engine, on whatever ranks they are."""
+
+    def exchange(self, folder: Path) -> None:
+        """Compute with those of ``folder``, and hold on to the former ones.
+
+        Raises:
+            ModelLoadError: they cannot be loaded, or have other shapes; nothing was changed.
+        """
+        ...
+
+    def put_back(self) -> None:
+        """Compute with the former ones again; does nothing where they are in place."""
+        ...
+
+    def keep(self) -> None:
+        """Let go of the former ones."""
+        ...
+
+
+class WeightsExchange:
+    """The ``Exchange`` of what this process holds.
+
+    Args:
+        weights: in their place.
+        load: makes the network of the files of a folder, packed as the one that computes.
+    """
+
+    def __init__(self, weights: ModelWeights, load: Callable[[Path], nn.Module]) -> None:
+        self._weights = weights
+        self._load = load
+        self._former: list[Tensor] | None = None
+
+    def exchange(self, folder: Path) -> None:
+        self._former = self._weights.replace(self._load(folder))
+
+    def put_back(self) -> None:
+        former, self._former = self._former, None
+        if former is not None:
+            self._weights.put(former)
+
+    def keep(self) -> None:
+        self._former = None

@@ -1,36 +1,114 @@
-"""The weights of a model that several ranks hold: what each has of them, and all of them by the checkpoint's names.
+"""The weights of a model that several ranks hold: the pieces of each rank, and all of them by the checkpoint's names.
 
-Ranks write down what they have and one of them puts it together, by files and not by collectives: what fails for want
-of room on a disk is an answer then, and no rank waits for another that has raised.
+Each rank writes its pieces to files and one of them joins them. Files are used instead of collectives, so that a full
+disk is an answer and no rank waits for another that has raised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ....shared.errors import ModelLoadError
-from ..lean.decoder import LeanDecoder
-from ..lean.give_back import give_back
-from ..loader import LoadedModel
-from ..packed_linear import PackedLinear
+from ..lean.layers.decoder import LeanDecoder
+from ..loaded import LoadedModel
+from ..loading.rank_checks import is_cut_by_us
 from ..parallel.cut import cut_decoder
 from ..parallel.groups import RankGroups
-from ..parallel.pieces import Piece, read_pieces, write_pieces
-from ..rank_checks import is_cut_by_us
+from ..parallel.layout import ParallelLayout
+from ..placing.packed_linear import PackedLinear
+from .give_back import give_back, put_modules
 from .live_state import checkpoint_state, put_tower, text_of
-from .plain import put_modules
 
 _LAYERS = "model.layers."
 # What stages above the first have in the place of what the first has.
 _OF_FIRST_STAGE = ("model.embed_tokens.", "lm_head.")
 # Fused along the dimension that is cut.
 _TWO_PARTS = "experts.gate_up_proj"
+
+
+class Piece(NamedTuple):
+    """What one rank has of a weight.
+
+    ``num_parts`` says how many things lie behind each other in the weight, of each of which it is a piece: gate and up
+    projection of fused experts are two.
+    """
+
+    tensor: Tensor
+    num_parts: int = 1
+
+
+def write_pieces(path: Path, pieces: Mapping[str, Piece]) -> None:
+    """Write ``pieces``, by the names of weights, as a safetensors file.
+
+    Raises:
+        OSError, safetensors.SafetensorError: it cannot be written.
+    """
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, piece in pieces.items():
+        tensor = piece.tensor.detach().cpu().contiguous()
+        # The format has each byte once, and a head may be a part of the embeddings.
+        storage = tensor.untyped_storage().data_ptr()
+        tensors[name] = tensor.clone() if storage in seen else tensor
+        seen.add(storage)
+    save_file(tensors, path, {name: str(piece.num_parts) for name, piece in pieces.items() if piece.num_parts > 1})
+
+
+def read_pieces(paths: Sequence[Path], layout: ParallelLayout, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Put together what the ranks of ``layout`` have written to ``paths``, in their order.
+
+    Args:
+        shapes: of the whole weights. Those of which no rank has anything are left out.
+
+    Returns:
+        What is whole in a file looks at it: the files may be unlinked, but not changed.
+
+    Raises:
+        ModelLoadError: the pieces of a weight do not make one of its shape.
+    """
+    with ExitStack() as stack:
+        files: list[Any] = [stack.enter_context(safe_open(path, "pt")) for path in paths]
+        names = [set(file.keys()) for file in files]
+        whole: dict[str, Tensor] = {}
+        for name, shape in shapes.items():
+            # Several stages may have the same norm; those of one stage have pieces of one weight.
+            stages = ([rank for rank in ranks if name in names[rank]] for ranks in layout.tensor_groups)
+            if owners := next(filter(None, stages), None):
+                num_parts = int((files[owners[0]].metadata() or {}).get(name, "1"))
+                whole[name] = join([files[rank].get_tensor(name) for rank in owners], shape, name, num_parts)
+        return whole
+
+
+def join(pieces: Sequence[Tensor], shape: torch.Size, name: str, num_parts: int = 1) -> Tensor:
+    """Return the weight of ``shape`` that ``pieces`` are of, in the order of their ranks.
+
+    Along one dimension they follow each other; ranks next to each other may have the same piece, and all the whole.
+
+    Raises:
+        ModelLoadError: they make none; names it.
+    """
+    first = pieces[0]
+    if first.shape == shape:
+        return first
+    differing = [dim for dim in range(len(shape)) if dim >= first.ndim or first.shape[dim] != shape[dim]]
+    if first.ndim == len(shape) and len(differing) == 1:
+        dim = differing[0]
+        num_copies = max(1, sum(piece.shape[dim] for piece in pieces) // shape[dim])
+        parts = [piece.chunk(num_parts, dim) for piece in pieces[::num_copies]]
+        joined = torch.cat([part[number] for number in range(num_parts) for part in parts], dim)
+        if joined.shape == shape:
+            return joined
+    told = ", ".join(str(tuple(piece.shape)) for piece in pieces)
+    raise ModelLoadError(f"{name} is {tuple(shape)} in the model, and the ranks have {told} of it")
 
 
 def part_path(folder: str | Path, rank: int) -> Path:

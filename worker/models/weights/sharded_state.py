@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ....shared.control.weights import SaveShardedState, ShardedStateSaved
 from ....shared.errors import EngineStateError, ModelLoadError
-from ..folder import CONFIG_FILE
+from ..checkpoint.folder import CONFIG_FILE
 from ..formats.declared import COMPANION_FILES, QUANTIZATION_FIELDS
-from ..loader import LoadedModel
+from ..loaded import LoadedModel
 
 INDEX_FILE = "model.safetensors.index.json"
 # Weights of any kind, which are not copied. The rest is: configuration, tokenizer, chat template, code.

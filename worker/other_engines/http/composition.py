@@ -17,8 +17,8 @@ from ....shared.messages.from_core import Ready
 from ....shared.messages.requests import GREEDY
 from ...config.engine_config import EngineConfig
 from ...core.answers import CallAnswers
-from ...models.folder import CONFIG_FILE, TOKENIZER_FILE, resolve_model_folder
-from ...models.tokenizer_folder import tokenizer_folder
+from ...models.checkpoint.folder import CONFIG_FILE, TOKENIZER_FILE, resolve_model_folder
+from ...models.checkpoint.tokenizer_folder import tokenizer_folder
 from ...progress import ProgressWriter
 from .control import http_control
 from .core import HttpCore

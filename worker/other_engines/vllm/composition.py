@@ -17,8 +17,8 @@ from ....shared.errors import ConfigurationError
 from ....shared.messages.from_core import Ready
 from ...config.engine_config import EngineConfig
 from ...host import usable_cores
-from ...models.folder import resolve_model_folder
-from ...models.tokenizer_folder import tokenizer_folder
+from ...models.checkpoint.folder import resolve_model_folder
+from ...models.checkpoint.tokenizer_folder import tokenizer_folder
 from ...progress import ProgressWriter
 from .control import VllmControl
 from .core import VllmCore

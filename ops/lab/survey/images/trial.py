@@ -17,7 +17,7 @@ from .....shared.params.sampling import SamplingParams
 from .....worker.config.engine_config import EngineConfig
 from .....worker.engine.composition import Engine, build_engine
 from .....worker.models.images.processor import ImageProcessor
-from .....worker.models.loader import load_model
+from .....worker.models.loading.loader import load_model
 from ..outcome import ONE_A_REQUEST, SAME, Outcome
 from .models import small_budget, write_seeing_model
 from .processors import PLACEHOLDER, PartsAlone, StandIn

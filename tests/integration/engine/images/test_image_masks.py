@@ -19,7 +19,7 @@ from penstock.shared.params.images import ImageInput
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
-from penstock.worker.models.images import seeing
+from penstock.worker.models.images import vision_model
 from penstock.worker.models.lean import forward as lean_forward
 
 NUM_TOKENS = 8
@@ -145,6 +145,6 @@ def test_a_model_that_looks_otherwise_is_told_from_one_that_is_known(
     make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if its tokens saw what is before them alone."""
-    monkeypatch.setattr(seeing, "SEES_ITSELF", frozenset())
+    monkeypatch.setattr(vision_model, "SEES_ITSELF", frozenset())
     refusal = make().ready.image_refusal
     assert "features in place of placeholders give other results" in refusal or "cannot be tried out" in refusal

@@ -29,9 +29,9 @@ from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.images.admission import ImageAdmission
 from penstock.worker.engine.ranks.one import OneRank
 from penstock.worker.models.images.processor import ImageProcessor
-from penstock.worker.models.images.seeing import is_seeing_type, refusal_of
-from penstock.worker.models.images.tower import ImageTower
-from penstock.worker.models.loader import LoadedModel
+from penstock.worker.models.images.vision_encoder import ImageTower
+from penstock.worker.models.images.vision_model import is_seeing_type, refusal_of
+from penstock.worker.models.loaded import LoadedModel
 
 from ..harness import BYTES_PER_TOKEN, ask
 

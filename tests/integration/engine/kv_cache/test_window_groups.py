@@ -24,7 +24,7 @@ from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
 from penstock.worker.models.forward import Forward
-from penstock.worker.models.ways import candidates
+from penstock.worker.models.loading import candidates
 
 from ..harness import SHAPE, VOCAB_SIZE, generate, request
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from penstock.shared.control.sleeping import Sleep, WakeUp
 from penstock.shared.errors import ModelLoadError
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.models.folder import resolve_model_folder
-from penstock.worker.models.loader import load_model
+from penstock.worker.models.checkpoint.folder import resolve_model_folder
+from penstock.worker.models.loading.loader import load_model
 
 from ..harness import SHAPE, MakeEngine, ask, refusal, tokens
 

@@ -13,9 +13,10 @@ import torch
 
 from penstock.shared.errors import ConfigurationError, ModelLoadError
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.models.folder import resolve_model_folder
-from penstock.worker.models.loader import LoadedModel, load_model
-from penstock.worker.models.ways.attention import _classify
+from penstock.worker.models.attention.paged_attention import _classify
+from penstock.worker.models.checkpoint.folder import resolve_model_folder
+from penstock.worker.models.loaded import LoadedModel
+from penstock.worker.models.loading.loader import load_model
 
 from ..harness import SHAPE
 

@@ -17,7 +17,7 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core import EngineCore
 from penstock.worker.engine.execution.model_runner import ModelRunner
-from penstock.worker.models.device import check_float8
+from penstock.worker.models.placing.device import check_float8
 
 from ....conftest import DEMO_MODEL
 from ..harness import generate, request

@@ -30,19 +30,19 @@ from penstock.ops.lab.survey import trial
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.host_setup import load_native_kernels
-from penstock.worker.models import loader
-from penstock.worker.models.checks.invariance import keeps_bits
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
-from penstock.worker.models.lean.part import plan_of_part
 from penstock.worker.models.lean.reading.decoder import read_decoder
 from penstock.worker.models.lean.staged import StagedForward, lean_forward
-from penstock.worker.models.loader import LoadedModel, load_model, load_weights
-from penstock.worker.models.parallel.cut import check_layout, cut_decoder
+from penstock.worker.models.loaded import LoadedModel
+from penstock.worker.models.loading import loader
+from penstock.worker.models.loading.candidates import choose_forward, find_truth
+from penstock.worker.models.loading.fixed_shapes import keeps_bits
+from penstock.worker.models.loading.loader import load_model, load_weights
+from penstock.worker.models.loading.reading import ReadModel, read_model
+from penstock.worker.models.modes.packed import PackedForward
+from penstock.worker.models.parallel.cut import check_layout, cut_decoder, plan_of_part
 from penstock.worker.models.parallel.groups import RankGroups
 from penstock.worker.models.parallel.layout import ParallelLayout
-from penstock.worker.models.reading import ReadModel, read_model
-from penstock.worker.models.ways.candidates import choose_forward, find_truth
-from penstock.worker.models.ways.packed import PackedForward
 from penstock.worker.models.weights.live_state import empty_module
 from penstock.worker.models.weights.movable import ModelWeights
 from penstock.worker.models.weights.part_state import joined_state, part_path, write_part

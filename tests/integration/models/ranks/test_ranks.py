@@ -26,8 +26,8 @@ from penstock.ops.lab.survey.outcome import SAME, WAYS, WAYS_WITH_IMAGES
 from penstock.ops.lab.survey.small_config import small_config
 from penstock.shared.errors import ConfigurationError, ModelLoadError
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.models import reading
-from penstock.worker.models.loader import LoadedModel
+from penstock.worker.models.loaded import LoadedModel
+from penstock.worker.models.loading import reading
 from penstock.worker.models.parallel.layout import ParallelLayout
 from penstock.worker.models.parallel.planned import planned_options
 from penstock.worker.models.weights.movable import ModelWeights

@@ -29,7 +29,8 @@ from penstock.worker.engine.ranks.one import OneRank
 from penstock.worker.engine.ranks.sharded_forward import sharded_forward
 from penstock.worker.engine.scheduling.batches.staged_batches import StagedBatches
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
-from penstock.worker.models.loader import LoadedModel, load_model
+from penstock.worker.models.loaded import LoadedModel
+from penstock.worker.models.loading.loader import load_model
 from penstock.worker.models.parallel.groups import RankGroups
 
 from ...engine.harness import BYTES_PER_TOKEN, generate, request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from penstock.kernels.paged_attention import PagedBatch
-from penstock.worker.models.ways.partition import CutRule, Part, cut, take
+from penstock.worker.models.modes.partition import CutRule, Part, cut, take
 
 # Two decodes, a prompt of one token, another decode, a prompt, and the second chunk of one.
 QUERY_LENS = [1, 1, 1, 1, 4, 3]

@@ -14,8 +14,7 @@ from penstock.shared.errors import ModelLoadError
 from penstock.worker.engine.ranks.errors import RankLostError
 from penstock.worker.engine.ranks.exchange import SharedExchange
 from penstock.worker.engine.ranks.messages import ExchangeWeights, KeepWeights, PutWeightsBack
-from penstock.worker.models.weights.exchange import WeightsExchange
-from penstock.worker.models.weights.movable import ModelWeights
+from penstock.worker.models.weights.movable import ModelWeights, WeightsExchange
 
 
 class Team:

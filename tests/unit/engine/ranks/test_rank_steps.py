@@ -18,9 +18,9 @@ from penstock.kernels.paged_attention import PagedBatch
 from penstock.worker.engine.ranks.channel import RankChannel, encode
 from penstock.worker.engine.ranks.messages import Allocate, RankCommand, RunStep, StopRank
 from penstock.worker.engine.ranks.step_codec import StepReceiver, StepSender
-from penstock.worker.models.cache.page_layout import PageLayout
+from penstock.worker.models.attention.page_layout import PageLayout
 from penstock.worker.models.forward import ModelInput, Sight
-from penstock.worker.models.to_device import host_array, to_device
+from penstock.worker.models.placing.device import host_array, to_device
 
 CPU = torch.device("cpu")
 

@@ -1,21 +1,22 @@
-"""How a layer's attention comes from its input to what the attention interface is given."""
+"""Read how a layer computes the inputs of the attention interface from its own input, and its rotary angles."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .....kernels.decoder import AttentionGate
 from .....shared.errors import ModelLoadError
-from ..plan import AnglesPlan, AttentionPlan, NormPlan, RotationPlan
-from ..rotation import rotate
+from ...plan import AnglesPlan, AttentionPlan, NormPlan, RotationPlan
+from ..layers.rotation import angles_of, as_halves, rotate
 from .matching import best, close, rows_of, same
 from .norms import read_norm
-from .trace import AttentionTrace, ModuleCall, Trace
+from .trace import AttentionTrace, ModuleCall, Trace, some
 
 _QUERY, _KEY = 0, 1
 
@@ -266,3 +267,59 @@ def _name_of_parameter(call: ModuleCall, tensor: Tensor) -> str:
         if parameter is tensor or (parameter.shape == tensor.shape and same(parameter, tensor)):
             return f"{call.name}.{name}"
     raise ModelLoadError("its attention sinks are no parameter of it")
+
+
+def sources_of(call: ModuleCall, trace: Trace) -> list[AnglesSource]:
+    """The ways to read what ``call`` makes as angles of ``trace.positions``; none if it makes anything else."""
+    found = _as_angles(call, trace.num_tokens)
+    if found is None:
+        return []
+    behind = [value for value in call.arguments[1:] if not isinstance(value, Tensor)]
+    options = {name: value for name, value in call.options.items() if not isinstance(value, Tensor)}
+    given = AnglesPlan(call.name, tuple(behind), tuple(options.items()))
+    sources = []
+    for stride, repeats in ((1, True), (2, True), (1, False)):
+        plan = AnglesPlan(given.name, given.arguments, given.options, stride, repeats)
+        cos, sin = (as_halves(angles, plan) for angles in found)
+        if _is_read_well(rows_of(found[0]), cos, plan) and _is_alone(call, plan, trace, cos):
+            sources.append(AnglesSource(plan, cos, sin))
+    return sources
+
+
+def _as_angles(call: ModuleCall, num_tokens: int) -> tuple[Tensor, Tensor] | None:
+    results: Any = call.results
+    if not isinstance(results, tuple) or len(results) != 2 or not all(isinstance(one, Tensor) for one in results):
+        return None
+    cos, sin = results
+    is_of_tokens = cos.shape == sin.shape and cos.dim() in (2, 3) and cos.shape[-2] == num_tokens
+    if not is_of_tokens or not bool(((cos.float() ** 2 + sin.float() ** 2).std(-1) < 0.05).all()):
+        return None
+    return (cos, sin) if cos.dim() == 2 or cos.shape[0] == 1 else None
+
+
+def _is_read_well(made: Tensor, cos: Tensor, plan: AnglesPlan) -> bool:
+    """Whether columns that are taken for one angle are alike."""
+    if not plan.repeats:
+        return True
+    if plan.stride == 2:
+        return torch.equal(made[:, ::2], made[:, 1::2])
+    first, second = made.chunk(2, dim=1)
+    return torch.equal(first, second)
+
+
+def _is_alone(call: ModuleCall, plan: AnglesPlan, trace: Trace, cos: Tensor) -> bool:
+    """Whether a token's angles are its own, whatever the longest request of a step is.
+
+    Raises:
+        ModelLoadError: they are not.
+    """
+    try:
+        alone, _ = angles_of(call.module, plan, some(call.given), trace.first_positions)
+    except Exception:  # it takes something else than hidden states and positions, and so is no source of angles
+        return False
+    if not close(alone, cos[: len(alone)]):
+        raise ModelLoadError(
+            "the angles of its rotary embedding follow the longest request of a step; with a max_model_len that needs "
+            "no scaling they would not"
+        )
+    return True

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .....shared.errors import ModelLoadError
-from ..plan import DecoderPlan
-from .angles import sources_of
+from ...plan import DecoderPlan
+from .attention import sources_of
 from .embeddings import read_layer_embeddings
 from .layer import read_layer
-from .matching import rows_of, same
+from .matching import factor_between, known_numbers, must, read_change, rows_of, same
 from .norms import norm_after
-from .numbers import factor_between, known_numbers, must, read_change
 from .trace import ModuleCall, Trace, some
 
 

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from .....kernels.gated_activation import ACTIVATIONS, activate
 from .....shared.errors import ModelLoadError
-from ..plan import EmbeddingPartPlan, LayerEmbeddingsPlan
-from .matching import best, rows_of, same
+from ...plan import EmbeddingPartPlan, LayerEmbeddingsPlan
+from .matching import best, factor_between, known_numbers, must, rows_of, same
 from .norms import norm_after, read_norm
-from .numbers import factor_between, known_numbers, must
 from .trace import ModuleCall, Trace
 
 

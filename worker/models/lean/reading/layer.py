@@ -10,15 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from .....shared.errors import ModelLoadError
-from ..plan import AttentionPlan, FeedForwardPlan, LayerPlan, MixerPlan, NormPlan
+from ...plan import AttentionPlan, FeedForwardPlan, LayerPlan, MixerPlan, NormPlan
 from .attention import AnglesSource, read_attention
 from .embeddings import find_embedding_part
-from .experts_beside import find_experts_beside
 from .feed_forward import read_both, read_feed_forward
-from .matching import close, rows_of, same
+from .matching import close, must, rows_of, same, scale_of_addition
 from .mixers import read_mixer
 from .norms import norm_after, norm_before, read_norm
-from .numbers import must, scale_of_addition
+from .parallel_experts import find_experts_beside
 from .trace import ModuleCall, Trace, some
 
 

@@ -17,8 +17,8 @@ from transformers import PretrainedConfig
 
 from .....kernels.mixers import MixerKind, MixerState, MixingBatch, has_kernel, mix
 from .....shared.errors import ModelLoadError
-from ..mixing import make_weights, tensors_of
-from ..plan import MixerPlan
+from ...plan import MixerPlan
+from ..layers.mixing import make_weights, tensors_of
 from .matching import error_of, rows_of, same, tolerance_for
 from .norms import eps_of
 from .trace import ModuleCall, Trace

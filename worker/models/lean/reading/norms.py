@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..norms import make_norm
-from ..plan import NormPlan
+from ...plan import NormPlan
+from ..layers.norms import make_norm
 from .matching import best, rows_of, same
 from .trace import ModuleCall
 

@@ -14,9 +14,9 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from .....shared.errors import ModelLoadError
-from ...ways.causal_lm import CausalLM
-from ...ways.packed import install_attention
-from ..plan import NormPlan
+from ...modes.causal_lm import CausalLM
+from ...modes.packed import install_attention
+from ...plan import NormPlan
 from .matching import rows_of
 
 _NUMBERS = itertools.count()

@@ -1,0 +1,1 @@
+"""Attention over the paged KV cache: the call of the kernels, pages, and the caches."""

@@ -1,0 +1,153 @@
+"""Finds the folder of a model: a local one, or a snapshot from the model hub."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import structlog
+
+from ....shared.errors import ModelLoadError
+from ....shared.shown import shown
+from ..formats.declared import COMPANION_FILES, declared_quantization
+
+CONFIG_FILE = "config.json"
+TOKENIZER_FILE = "tokenizer.json"
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+SLOW_TOKENIZER_FILES = (
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tiktoken.model",
+    "tekken.json",
+    "vocab.json",
+    "vocab.txt",
+    "tokenizer_config.json",
+)
+SUFFIX = ".gguf"
+_DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
+
+log = structlog.get_logger(__name__)
+
+
+def resolve_model_folder(model: str, *, needs_weights: bool = True) -> Path:
+    """Return the local folder of ``model``: itself, one made of a GGUF file, or a download if it is a hub name.
+
+    Args:
+        needs_weights: False where they are not read (``load_format`` "dummy").
+
+    Raises:
+        ModelLoadError: the folder does not exist or lacks a file, its weights are quantised in a way that is not read,
+            or the hub has no such model for us.
+    """
+    path = check_local_model(model, needs_weights=needs_weights)
+    if path is not None and path.is_dir():
+        return path
+    if path is not None:
+        from ..gguf.folder import gguf_folder
+
+        folder = gguf_folder(path, cache_folder())
+    else:
+        folder = _download(model)
+    _check_folder(folder, needs_weights=needs_weights)
+    return folder
+
+
+def check_local_model(model: str, *, needs_weights: bool = True) -> Path | None:
+    """Return the folder or GGUF file that ``model`` names on this host, or None if it is a name on the hub.
+
+    It downloads nothing and imports no torch, so that `worker start` refuses a wrong path before it starts a process.
+
+    Args:
+        needs_weights: as for ``resolve_model_folder``.
+
+    Raises:
+        ModelLoadError: ``model`` is a path that does not exist, or lacks a file, or holds weights that are quantised in
+            a way that is not read.
+    """
+    path = Path(os.path.expanduser(model))  # unlike pathlib's, it leaves the home of an unknown user as it is
+    # Unlike those of pathlib, these functions do not raise where a name is too long or a folder is closed to us.
+    if os.path.isdir(path):
+        folder = path.resolve()
+        _check_folder(folder, needs_weights=needs_weights)
+        return folder
+    if os.path.exists(path):
+        if path.suffix != SUFFIX:
+            raise ModelLoadError(
+                f"model {shown(model)} is a file; give the folder that holds {CONFIG_FILE}, or a {SUFFIX} file"
+            )
+        from ..gguf.container import check_beginning
+
+        check_beginning(path)
+        return path
+    if _looks_like_path(model):
+        kind = "file" if model.endswith(SUFFIX) else "folder"
+        raise ModelLoadError(
+            f"model {kind} {shown(model)} does not exist; give a folder that holds {CONFIG_FILE}, a {SUFFIX} file, or "
+            "a name on the model hub such as Qwen/Qwen3-0.6B"
+        )
+    return None
+
+
+def cache_folder() -> Path:
+    """Where what is made of models is kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "penstock"
+
+
+def _check_folder(folder: Path, *, needs_weights: bool) -> None:
+    """Raises ``ModelLoadError`` as ``check_local_model`` does for a folder."""
+    try:
+        has_config = CONFIG_FILE in os.listdir(folder)
+    except OSError as error:
+        raise ModelLoadError(
+            f"model folder {folder} cannot be read: {error.strerror or error}; let the worker's user read it"
+        ) from error
+    if not has_config:
+        gguf_files = sorted(folder.glob(f"*{SUFFIX}"))
+        remedy = f"give one of its {SUFFIX} files: {gguf_files[0]}" if gguf_files else "give the folder that holds it"
+        raise ModelLoadError(f"model folder {folder} lacks {CONFIG_FILE}; {remedy}")
+    _check_config_file(folder / CONFIG_FILE)
+    # Its readers look for their files by themselves.
+    is_quantized = needs_weights and declared_quantization(folder) is not None
+    if needs_weights and not is_quantized and not any((folder / name).is_file() for name in WEIGHT_FILES):
+        raise ModelLoadError(
+            f"model folder {folder} lacks weights: none of {', '.join(WEIGHT_FILES)}; fetch the model again"
+        )
+    if not any((folder / name).is_file() for name in (TOKENIZER_FILE, *SLOW_TOKENIZER_FILES)):
+        raise ModelLoadError(f"model folder {folder} lacks a tokenizer: {TOKENIZER_FILE}; fetch the model again")
+
+
+def _check_config_file(path: Path) -> None:
+    try:
+        is_object = isinstance(json.loads(path.read_bytes()), dict)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}; correct it, or fetch the model again") from error
+    if not is_object:
+        raise ModelLoadError(f"{path} is no JSON object; correct it, or fetch the model again")
+
+
+def _looks_like_path(model: str) -> bool:
+    return model.startswith(("/", ".", "~")) or model.endswith(("/", SUFFIX)) or model.count("/") > 1 or not model
+
+
+def _download(model: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    log.info("model_download", model=model)
+    try:
+        # First what may say that the rest is of no use here.
+        declared_quantization(Path(snapshot_download(model, allow_patterns=[CONFIG_FILE, *COMPANION_FILES])))
+        return Path(snapshot_download(model, allow_patterns=_DOWNLOADED))
+    except ModelLoadError:
+        raise
+    except Exception as error:  # the hub raises its own, requests' and OSError
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelLoadError(
+            f"model {model!r} is no local folder and cannot be had from the model hub: {reason[0]}"
+        ) from error

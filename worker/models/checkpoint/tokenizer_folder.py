@@ -1,0 +1,154 @@
+"""The tokenizer of a model as transformers reads it, in a form that needs no transformers.
+
+``tokenizer.json`` alone does not say it all: a tokenizer class has defaults and steps of its own, and other files name
+tokens and templates. So the core has AutoTokenizer read the folder, and writes the result into the cache, once for each
+content of those files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import structlog
+from tokenizers import Tokenizer
+
+from ....shared.errors import ModelLoadError
+from .folder import CONFIG_FILE, TOKENIZER_FILE, cache_folder
+
+_TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+_GENERATION_CONFIG_FILE = "generation_config.json"
+# Of processors, from before there was chat_template.jinja.
+_CHAT_TEMPLATE_FILE = "chat_template.json"
+# What tokenizers are made of. Weights are never read here.
+_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja", ".py", ".tiktoken"})
+# Of what is written below; a newer release does not take what an older one has left.
+_VERSION = 1
+
+log = structlog.get_logger(__name__)
+
+
+def tokenizer_folder(folder: Path, trust_remote_code: bool) -> Path:
+    """Return a folder whose ``tokenizer.json`` makes the tokens that AutoTokenizer makes for ``folder``.
+
+    ``folder`` itself has it if it was made of a GGUF file, or if it has a ``tokenizer.json`` without a
+    ``tokenizer_config.json``, since nothing names a class then. It is also returned, with a warning, if AutoTokenizer
+    fails on it.
+
+    Raises:
+        ModelLoadError: there is no ``tokenizer.json``, and none can be made.
+    """
+    has_file = (folder / TOKENIZER_FILE).is_file()
+    if has_file and (not (folder / _TOKENIZER_CONFIG_FILE).is_file() or _is_of_gguf(folder)):
+        return folder
+    target = cache_folder() / "tokenizers" / _identity(folder, trust_remote_code)
+    if (target / TOKENIZER_FILE).is_file():
+        return target
+    try:
+        contents = _convert(folder, trust_remote_code)
+    except Exception as error:  # the conversion raises anything, from ImportError to bare Exception
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if has_file:
+            log.warning("tokenizer_not_converted", folder=str(folder), reason=reason)
+            return folder
+        raise ModelLoadError(
+            f"model folder {folder} lacks {TOKENIZER_FILE}, and none can be made of its other files: {reason}; "
+            "install what transformers reads them with (sentencepiece and protobuf for tokenizer.model, or tiktoken), "
+            "or make one elsewhere by AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        ) from error
+    target = _write(target, contents)
+    log.info("tokenizer_converted", source=str(folder), target=str(target))
+    return target
+
+
+def _convert(folder: Path, trust_remote_code: bool) -> dict[str, str]:
+    """Return the files that say what AutoTokenizer makes of ``folder``. Raises anything."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+    backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ValueError(f"{type(tokenizer).__name__} is written in Python, and has no form for the tokenizers library")
+    if (folder / TOKENIZER_FILE).is_file() and not _is_same_kind(backend, folder):
+        # As transformers does for Llama: its class is for SentencePiece, and does not fit the vocabulary of the file.
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    whole = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    whole.no_truncation()
+    whole.no_padding()
+    config = {**tokenizer.special_tokens_map, "chat_template": _chat_template(folder, tokenizer)}
+    contents = {TOKENIZER_FILE: whole.to_str(), _TOKENIZER_CONFIG_FILE: json.dumps(config, indent=2)}
+    if (folder / _GENERATION_CONFIG_FILE).is_file():
+        contents[_GENERATION_CONFIG_FILE] = (folder / _GENERATION_CONFIG_FILE).read_text()
+    return contents
+
+
+def _chat_template(folder: Path, tokenizer: Any) -> Any:
+    """Return the template of the folder's processor, else of its tokenizer, as ``tokenizer_config.json`` has it."""
+    path = folder / _CHAT_TEMPLATE_FILE
+    template = json.loads(path.read_text())["chat_template"] if path.is_file() else tokenizer.chat_template
+    if isinstance(template, dict):
+        return [{"name": name, "template": source} for name, source in template.items()]
+    return template
+
+
+def _is_same_kind(backend: Tokenizer, folder: Path) -> bool:
+    """Whether a class of transformers has left the model and the alphabet of ``tokenizer.json`` as they were."""
+    in_file = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+    return type(in_file.model) is type(backend.model) and _is_byte_level(in_file) == _is_byte_level(backend)
+
+
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
+    return tokenizer.decoder is not None and b'"ByteLevel"' in tokenizer.decoder.__getstate__()
+
+
+def _is_of_gguf(folder: Path) -> bool:
+    """Whether the folder was made of a GGUF file, whose tokenizer needs no class."""
+    config = json.loads((folder / CONFIG_FILE).read_text()) if (folder / CONFIG_FILE).is_file() else {}
+    return (config.get("quantization_config") or {}).get("quant_method") == "gguf"
+
+
+def _identity(folder: Path, trust_remote_code: bool) -> str:
+    """Return a digest of all that a tokenizer is made of: files, and the versions that read them."""
+    versions = [metadata.version(name) for name in ("transformers", "tokenizers")]
+    digest = hashlib.sha256(repr((_VERSION, versions, trust_remote_code)).encode())
+    for path in sorted((*folder.glob("*"), *folder.glob("additional_chat_templates/*"))):
+        if path.suffix in _SUFFIXES and not path.name.endswith(".index.json") and path.is_file():
+            digest.update(repr((path.relative_to(folder).as_posix(), path.stat().st_size)).encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _write(target: Path, contents: dict[str, str]) -> Path:
+    """Write the files into ``target``, or into a temporary folder if the cache is read-only; returns where they are.
+
+    Raises:
+        ModelLoadError: neither can be written to.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        written = Path(tempfile.mkdtemp(dir=target.parent))
+    except OSError:
+        written = target = _temporary_folder()
+    for name, content in contents.items():
+        (written / name).write_text(content)
+    if written != target:
+        try:
+            written.rename(target)
+        except OSError:  # another engine of this host was faster, and has written the same
+            shutil.rmtree(written, ignore_errors=True)
+    return target
+
+
+def _temporary_folder() -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="penstock-tokenizer-"))
+    except OSError as error:
+        raise ModelLoadError(
+            f"the model's tokenizer cannot be written to {cache_folder()}: {error.strerror or error}; set "
+            "XDG_CACHE_HOME to a folder that can be written to"
+        ) from error

@@ -1,0 +1,210 @@
+"""Which models are served with images, tried out on the loaded model.
+
+Those of ``FAMILIES`` put an image's features in place of placeholders, and compute with them as with any embeddings;
+those of ``ON_A_GRID`` besides with positions in three axes, and with features for deeper layers; in those of
+``SEES_ITSELF`` the tokens of an image see each other. It is verified: the model alone, with two pictures, has to give
+the logits that its text model gives with their features. Others look at images in more ways and are served as before:
+their text models, without images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import structlog
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from ....shared.errors import ModelLoadError
+from ....shared.params.images import MAX_IMAGES
+from ...config.engine_config import EngineConfig
+from ..forward import Forward
+from .image_checks import longest_whole, picture, processes_each_alone, verify_images, verify_text
+from .model_processors import GridProcessor, OneVisionProcessor
+from .processor import ImageProcessor, axes_by_grid
+from .vision_encoder import ImageTower, take_tower, text_module
+
+ON_A_GRID = frozenset({"glm46v", "glm4v", "glm4v_moe", "glm_ocr", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
+SEES_ITSELF = frozenset({"gemma3"})
+FAMILIES = (
+    ON_A_GRID
+    | SEES_ITSELF
+    | frozenset(
+        {
+            "idefics3",
+            "internvl",
+            "lfm2_vl",
+            "llava",
+            "llava_next",
+            "llava_onevision",
+            "mistral3",
+            "smolvlm",
+            "vipllava",
+        }
+    )
+)
+# What is missing for others that many know.
+_REASONS = {
+    "gemma3n": "its tower needs timm, and each of its layers looks at the token ids again",
+    "gemma4": "the tokens of an image see each other there, and each of its layers looks at the token ids again",
+}
+# Of these not even text is served: transformers has no causal class for it, and computes a prompt as no other does.
+_NOT_LOADED = {
+    "paligemma": "all tokens of a prompt see each other there, text as well (a prefix), and here text sees what is "
+    "before it; take Gemma 3",
+}
+# Ours in the place of those that need torchvision, though only for videos.
+_OWN_PROCESSORS: dict[str, Any] = {
+    **dict.fromkeys(ON_A_GRID, GridProcessor),
+    "llava_onevision": OneVisionProcessor,
+}
+# Larger ones are made smaller by most processors.
+_LARGE_SIDE = 2048
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class SeeingModel:
+    """What a model needs to see: its tower and its processor.
+
+    Args:
+        most_images: of a request. A processor may make something else of several than of each alone; then it is one.
+        needs_sight: images are more than embeddings to it (``forward.Sight``).
+        longest_whole: most tokens of an image that see each other, which one step has to compute; 0 if none do.
+    """
+
+    tower: ImageTower
+    processor: ImageProcessor
+    most_images: int = MAX_IMAGES
+    needs_sight: bool = False
+    longest_whole: int = 0
+
+    def profile(self) -> None:
+        """Compute a large image, to see what memory the tower takes."""
+        self.tower.encode(self.processor.process(picture(_LARGE_SIDE, _LARGE_SIDE)))
+
+
+class SplitModel(NamedTuple):
+    """A loaded model in its parts.
+
+    Args:
+        text: what speaks.
+        seeing: what sees; None if it is not to, or cannot.
+        refusal: why no images are taken.
+        tower: that of ``seeing``, or of a model of which nothing was tried.
+    """
+
+    text: PreTrainedModel
+    seeing: SeeingModel | None
+    refusal: str
+    tower: ImageTower | None
+
+
+def is_seeing_type(model_config: PretrainedConfig) -> bool:
+    """Whether a model of this configuration is loaded with its tower."""
+    return model_config.model_type in FAMILIES
+
+
+def needs_sight(model_config: PretrainedConfig) -> bool:
+    """Whether images are more than embeddings to a model of this configuration (``forward.Sight``)."""
+    return model_config.model_type in ON_A_GRID
+
+
+def check_served(model_config: PretrainedConfig, architecture: str) -> None:
+    """Refuse a model that reads images and of which nothing can be served.
+
+    Raises:
+        ModelLoadError: it is one.
+    """
+    if why := _NOT_LOADED.get(model_config.model_type):
+        raise ModelLoadError(f"{architecture} is not served: {why}")
+
+
+def refusal_of(model_config: PretrainedConfig) -> str:
+    """Why a model that is not of ``FAMILIES`` takes no images."""
+    model_type = model_config.model_type
+    reason = _REASONS.get(model_type)
+    if reason is not None:
+        return f"images of {model_type} are not served by this version: {reason}"
+    if getattr(model_config, "vision_config", None) is not None:
+        return f"images of {model_type} are not served by this version, only its text"
+    return "this model reads no images"
+
+
+@torch.inference_mode()
+def split_model(
+    module: PreTrainedModel, folder: Path, vocab_size: int, *, wants_images: bool, trust_remote_code: bool
+) -> SplitModel:
+    """Part a model of ``FAMILIES`` into what speaks and what sees, and verify that together they are the model.
+
+    Raises:
+        ModelLoadError: what speaks cannot be had, or is not what it is in the whole.
+    """
+    text = text_module(module)
+    verify_text(module, text, vocab_size)
+    if not wants_images:
+        take_tower(module)
+        return SplitModel(text, None, "this engine was started without images (max_images 0)", None)
+    try:
+        processor = _load_processor(module.config, folder, trust_remote_code=trust_remote_code)
+        verify_images(module, text, processor, vocab_size)
+    except ModelLoadError as error:
+        log.warning("images_refused", architecture=type(module).__name__, reason=str(error))
+        take_tower(module)
+        return SplitModel(text, None, f"this engine reads no images: {error}", None)
+    most_images = MAX_IMAGES if processes_each_alone(processor) else 1
+    tower = take_tower(module)
+    seeing = SeeingModel(tower, processor, most_images, needs_sight(module.config), longest_whole(processor))
+    return SplitModel(text, seeing, "", tower)
+
+
+@torch.inference_mode()
+def speaking_part(module: PreTrainedModel, vocab_size: int) -> PreTrainedModel:
+    """Return what speaks in a model of ``FAMILIES``, for who does not see: of several ranks one does.
+
+    Raises:
+        ModelLoadError: as ``split_model``.
+    """
+    text = text_module(module)
+    verify_text(module, text, vocab_size)
+    take_tower(module)
+    return text
+
+
+def refusal_of_forward(seeing: SeeingModel, forward: Forward, config: EngineConfig) -> str:
+    """Why a model cannot see with the way in which it is computed; "" if it can."""
+    if seeing.needs_sight:
+        need, modes = "positions in three axes", ("packed",)
+    elif seeing.longest_whole:
+        need, modes = "tokens that see each other", ("lean", "packed")
+    else:
+        return ""
+    if forward.mode not in modes:
+        return f"its images need {need}, which {forward.mode} forwards do not compute with"
+    if config.deterministic:
+        return f"its images need {need}, which --deterministic does not compute with"
+    # Each of the others that run has a token in the step, too.
+    num_tokens = seeing.longest_whole + config.max_num_seqs - 1
+    if seeing.longest_whole and num_tokens > config.token_budget:
+        return (
+            f"the {seeing.longest_whole} tokens of an image have to be computed in one step, for which "
+            f"max_num_batched_tokens ({config.token_budget}) is too small; set it to {num_tokens} at least, so that "
+            f"max_num_seqs ({config.max_num_seqs}) requests can run beside each other"
+        )
+    return ""
+
+
+def _load_processor(model_config: PretrainedConfig, folder: Path, *, trust_remote_code: bool) -> ImageProcessor:
+    model_type, image_token_id = model_config.model_type, getattr(model_config, "image_token_id", 0)
+    more: dict[str, Any] = {}
+    if own := _OWN_PROCESSORS.get(model_type):
+        more["make"] = partial(own.load, folder, image_token_id, trust_remote_code=trust_remote_code)
+    if model_type in ON_A_GRID:
+        more["axes_of"] = axes_by_grid(model_config)
+    if model_type in SEES_ITSELF:
+        more |= {"feature_token_id": image_token_id, "sees_itself": True}
+    return ImageProcessor.load(folder, trust_remote_code=trust_remote_code, **more)

@@ -1,1 +1,0 @@
-"""Steps as CUDA graphs: one launch in the place of hundreds."""

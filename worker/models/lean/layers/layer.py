@@ -1,0 +1,262 @@
+"""One layer of a decoder, in few operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .....kernels.decoder import AttentionGate
+from .....kernels.gated_activation import activate
+from .....kernels.rms_norm import rms_norm
+from ...plan import AttentionPlan, EmbeddingPartPlan, LayerPlan, NormPlan
+from .feed_forward import RoutedMlp, make_feed_forward, tensor_of
+from .fuse import fuse_linear
+from .norms import AnyNorm, CentredNorm, Norm, make_norm
+from .rotation import rotate
+
+Angles = tuple[Tensor, Tensor]
+
+# Of a layer that attends: attend(query_key [T, H + KVH, D], value [T, KVH, D], angles, is_interleaved) -> [T, H, D]; it
+# rotates, unless there are no angles, then attends. Of one that mixes tokens in another way, see ``mixing.py``.
+Attend = Callable[..., Tensor]
+
+
+class HeadNorm(nn.Module):
+    """Normalises each head on its own, by a weight for all of a kind or one for each.
+
+    Args:
+        kinds: a norm of each kind of heads, all of one form, and how many heads there are.
+    """
+
+    def __init__(self, *kinds: tuple[AnyNorm, int]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.cat([_per_head(norm, num) for norm, num in kinds]), requires_grad=False)
+        first = kinds[0][0]
+        assert isinstance(first, Norm | CentredNorm)
+        self.eps = first.eps
+        self.is_centred = isinstance(first, CentredNorm)
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """``[T, heads, D]`` to the same."""
+        if self.is_centred:
+            wide = heads.float()
+            wide = wide - wide.mean(-1, keepdim=True)
+            return (wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt() * self.weight).to(heads.dtype)
+        return rms_norm(heads, self.weight, self.eps)
+
+
+class RowNorm(nn.Module):
+    """Normalises all queries of a token at once, and all its keys (OLMo 2)."""
+
+    def __init__(self, query: AnyNorm, key: AnyNorm, num_heads: int) -> None:
+        super().__init__()
+        self.query, self.key = query, key
+        self._num_heads = num_heads
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """``[T, H + KVH, D]`` to the same."""
+        split = heads.flatten(1).tensor_split([self._num_heads * heads.shape[2]], dim=1)
+        made = [norm(rows) for norm, rows in zip((self.query, self.key), split, strict=True)]
+        return torch.cat(made, dim=1).view(heads.shape)
+
+
+class AnyLayer(nn.Module):
+    """What layers have in common: norms, the feed-forward part, and how both parts are added.
+
+    Whoever derives from it has ``attend``, and ``o_proj``, the projection of what that finds.
+
+    Args:
+        own: the model of transformers, whose weights the layer takes over.
+    """
+
+    o_proj: Any
+
+    def __init__(self, own: nn.Module, plan: LayerPlan, device: torch.device) -> None:
+        super().__init__()
+        self.plan = plan
+        self.input_norm, self.attention_norm, self.mlp_norm, self.mlp_out_norm = (
+            _norm_of(own, norm, device)
+            for norm in (plan.input_norm, plan.attention_norm, plan.mlp_norm, plan.mlp_out_norm)
+        )
+        self.mlp = None if plan.mlp is None else make_feed_forward(own, plan.mlp)
+        part = plan.embedding_part
+        self.embedding_part = None if part is None else EmbeddingPart(own, part, device)
+        self.out_scale = _in_float(tensor_of(own, plan.out_scale)) if plan.out_scale else None
+
+    @property
+    def in_proj(self) -> Any:
+        """The projection of the layer's input."""
+        raise NotImplementedError
+
+    def attend(
+        self, hidden: Tensor, residual: Tensor, angles: Sequence[Angles], attend: Attend
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Add ``hidden``, what the layer before has made, and attend, or mix tokens in another way.
+
+        Args:
+            angles: by each of the model's ways.
+
+        Returns:
+            What is found, ``[T, inputs of o_proj]``, and what else ``transform`` needs of each token.
+        """
+        raise NotImplementedError
+
+    def transform(self, found: Tensor, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """From what ``attend`` found to what its last part adds to the stream in the end, and the stream."""
+        added = self.attention_norm(self.o_proj(found))
+        if self.mlp is None:
+            return self._scaled(added), kept[0]
+        if self.plan.is_parallel:
+            residual, normed = kept
+            given = normed if self.plan.mlp_norm is None else self.mlp_norm(residual)
+            return self._scaled(added + self.mlp_out_norm(self._feed(given, residual))), residual
+        normed, residual = self.mlp_norm.add(self._scaled(added), kept[0])
+        return self._scaled(self.mlp_out_norm(self._feed(normed, residual))), residual
+
+    def _feed(self, normed: Tensor, stream: Tensor) -> Tensor:
+        assert self.mlp is not None
+        return self.mlp(normed, stream) if isinstance(self.mlp, RoutedMlp) else self.mlp(normed)
+
+    def finish(self, added: Tensor, residual: Tensor, embedding: Tensor | None) -> tuple[Tensor, Tensor]:
+        """From what ``transform`` made to the same of the layer whole.
+
+        Args:
+            embedding: of this layer, ``[T, size]``; None unless it has a part for it.
+        """
+        if self.embedding_part is not None and embedding is not None:
+            residual = residual + added
+            added = self.embedding_part(residual, embedding)
+        if self.out_scale is None:
+            return added, residual
+        return torch.zeros_like(added), (residual + added) * self.out_scale.to(added.dtype)
+
+    def _kept(self, residual: Tensor, normed: Tensor) -> tuple[Tensor, ...]:
+        return (residual, normed) if self.plan.is_parallel else (residual,)
+
+    def _scaled(self, added: Tensor) -> Tensor:
+        scale = self.plan.residual_scale
+        return added if scale == 1.0 else added * scale
+
+
+class EmbeddingPart(nn.Module):
+    """See ``EmbeddingPartPlan``."""
+
+    def __init__(self, own: nn.Module, plan: EmbeddingPartPlan, device: torch.device) -> None:
+        super().__init__()
+        self.plan = plan
+        self.gate: Any = own.get_submodule(plan.gate)
+        self.output: Any = own.get_submodule(plan.output)
+        self.norm = _norm_of(own, plan.norm, device)
+
+    def forward(self, stream: Tensor, embedding: Tensor) -> Tensor:
+        """What is added to ``stream``, ``[T, hidden size]``."""
+        return self.norm(self.output(activate(self.gate(stream), self.plan.activation) * embedding))
+
+
+class FeedingLayer(AnyLayer):
+    """A layer that has a feed-forward part alone. Tokens do not meet in it, so its ``attend`` is not used."""
+
+    def __init__(self, own: nn.Module, plan: LayerPlan) -> None:
+        assert plan.mlp is not None
+        super().__init__(own, plan, next(own.get_submodule(plan.mlp.name).parameters()).device)
+
+    def attend(
+        self, hidden: Tensor, residual: Tensor, angles: Sequence[Angles], attend: Attend
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        normed, residual = self.mlp_norm.add(hidden, residual)
+        return normed, (residual,)
+
+    def transform(self, found: Tensor, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        return self._scaled(self.mlp_out_norm(self._feed(found, kept[0]))), kept[0]
+
+
+class LeanLayer(AnyLayer):
+    """A layer that attends."""
+
+    def __init__(self, own: nn.Module, plan: LayerPlan) -> None:
+        attention = plan.attention
+        assert isinstance(attention, AttentionPlan)
+        qkv: Any = [own.get_submodule(name) for name in attention.qkv]
+        device = qkv[0].weight.device
+        super().__init__(own, plan, device)
+        self.attention = attention
+        self.head_dim, self.scale = attention.head_dim, attention.scale
+        self.num_heads, self.num_kv_heads = attention.num_heads, attention.num_kv_heads
+        self.inner_sizes = [part.out_features for part in qkv]
+        self.qkv_proj = fuse_linear(qkv)
+        self.o_proj = own.get_submodule(attention.output)
+        self.head_norm = _head_norm_of(own, attention, device)
+        # Heads of keys and values that the projection makes, and whose values are stored.
+        self.num_own = 0 if attention.source is not None else self.num_kv_heads
+        of_values = _norm_of(own, attention.value_norm, device)
+        self.value_norm = nn.Identity() if attention.value_norm is None else HeadNorm((of_values, self.num_own))
+        self.sinks = None if attention.sinks is None else _in_float(own.get_parameter(attention.sinks))
+
+    @property
+    def in_proj(self) -> Any:
+        return self.qkv_proj
+
+    def attend(
+        self, hidden: Tensor, residual: Tensor, angles: Sequence[Angles], attend: Attend
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        normed, residual = self.input_norm.add(hidden, residual)
+        query_key, value, gate = self._heads(self.qkv_proj(normed))
+        value = self.value_norm(value)
+        rotation = self.attention.rotation
+        own_angles = None if rotation is None else angles[rotation.source]
+        is_interleaved = rotation is not None and rotation.is_interleaved
+        if self.attention.norms_follow and rotation is not None and own_angles is not None:
+            query_key, own_angles = self.head_norm(rotate(query_key, *own_angles, rotation)), None
+        else:
+            query_key = self.head_norm(query_key)
+        found = attend(query_key, value, own_angles, is_interleaved).flatten(1)
+        return (found if gate is None else found * gate.sigmoid()), self._kept(residual, normed)
+
+    def _heads(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries and keys ``[T, H + KVH, D]``, values ``[T, KVH, D]``, and a gate ``[T, H * D]`` if there is one.
+
+        Of a layer that attends to another's keys and values queries alone.
+        """
+        gate, kind, dim = None, self.attention.gate, self.head_dim
+        if kind == AttentionGate.WITH_QUERY:
+            both, rest = rows.unflatten(-1, (-1, dim)).tensor_split([2 * self.num_heads], dim=1)
+            key, value = rest.chunk(2, dim=1)
+            query, gate = both[:, ::2], both[:, 1::2]
+            return torch.cat([query, key], dim=1), value, gate.flatten(1)
+        if kind != AttentionGate.NONE:
+            rows, gate = rows.tensor_split([(self.num_heads + 2 * self.num_kv_heads) * dim], dim=1)
+            gate = gate.repeat_interleave(dim, dim=1) if kind == AttentionGate.PER_HEAD else gate
+        heads = rows.unflatten(-1, (-1, dim))
+        if self.attention.values_are_keys:
+            return heads, heads[:, self.num_heads :].clone(), gate
+        query_key, value = heads.split([self.num_heads + self.num_own, self.num_own], dim=1)
+        return query_key, value, gate
+
+
+def _in_float(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor.detach().float(), requires_grad=False)
+
+
+def _norm_of(own: nn.Module, plan: NormPlan | None, device: torch.device) -> AnyNorm:
+    return make_norm(None if plan is None else own.get_submodule(plan.name), plan, device)
+
+
+def _head_norm_of(own: nn.Module, plan: AttentionPlan, device: torch.device) -> nn.Module:
+    if plan.query_norm is None:
+        return nn.Identity()
+    query, key = (_norm_of(own, norm, device) for norm in (plan.query_norm, plan.key_norm))
+    if plan.norms_rows:
+        return RowNorm(query, key, plan.num_heads)
+    if plan.key_norm is None:
+        return HeadNorm((query, plan.num_heads))
+    return HeadNorm((query, plan.num_heads), (key, plan.num_kv_heads))
+
+
+def _per_head(norm: AnyNorm, num_heads: int) -> Tensor:
+    """Its weight for each of ``num_heads`` heads, ``[num_heads, D]``."""
+    assert isinstance(norm, Norm | CentredNorm)
+    weight = norm.weight.detach()
+    return weight.expand(num_heads, weight.shape[-1])

@@ -1,0 +1,84 @@
+"""Normalisations of rows, made of a model's own by its plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .....kernels.rms_norm import add_rms_norm, rms_norm
+from ...plan import NormPlan
+
+
+class Norm(nn.Module):
+    """By the root mean square. The weight is in float32 where the result is to be rounded once."""
+
+    bias = None
+
+    def __init__(self, own: Any, plan: NormPlan, device: torch.device) -> None:
+        super().__init__()
+        self.weight = _weight_of(own, plan, device)
+        self.eps = plan.eps
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rms_norm(rows, self.weight, self.eps)
+
+    def add(self, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The normalised sum of both, and the sum."""
+        return add_rms_norm(hidden, residual, self.weight, self.eps)
+
+
+class CentredNorm(nn.Module):
+    """By mean and deviation (LayerNorm), in float32."""
+
+    def __init__(self, own: Any, plan: NormPlan, device: torch.device) -> None:
+        super().__init__()
+        self.weight = _weight_of(own, plan, device)
+        bias = getattr(own, "bias", None)
+        self.bias = None if bias is None else nn.Parameter(bias.detach().float(), requires_grad=False)
+        self.eps = plan.eps
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if self.weight.ndim == 1:
+            return F.layer_norm(rows.float(), self.weight.shape, self.weight, self.bias, self.eps).to(rows.dtype)
+        made = F.layer_norm(rows.float(), rows.shape[-1:], None, None, self.eps) * self.weight
+        return (made if self.bias is None else made + self.bias).to(rows.dtype)
+
+    def add(self, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``Norm.add``."""
+        residual = residual + hidden
+        return self(residual), residual
+
+
+class NoNorm(nn.Module):
+    """In the place of a normalisation that a model does without."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def add(self, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``Norm.add``."""
+        residual = residual + hidden
+        return residual, residual
+
+
+AnyNorm = Norm | CentredNorm | NoNorm
+
+
+def make_norm(own: nn.Module | None, plan: NormPlan | None, device: torch.device) -> AnyNorm:
+    """What ``plan`` says, with the weight of ``own``."""
+    if own is None or plan is None:
+        return NoNorm()
+    return CentredNorm(own, plan, device) if plan.is_centred else Norm(own, plan, device)
+
+
+def _weight_of(own: Any, plan: NormPlan, device: torch.device) -> nn.Parameter:
+    """``own.weight`` itself where it is used as it is."""
+    weight = getattr(own, "weight", None)
+    if weight is None:
+        return nn.Parameter(torch.ones(plan.size, device=device), requires_grad=False)
+    if not plan.is_wide:
+        return weight
+    return nn.Parameter(weight.detach().float() + plan.offset, requires_grad=False)

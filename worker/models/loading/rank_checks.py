@@ -1,0 +1,111 @@
+"""Which models several ranks share, and how; what they do not is refused with a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from transformers import PretrainedConfig
+
+from ....shared.errors import ConfigurationError, ModelLoadError
+from ...config.engine_config import EngineConfig
+from ..images.vision_model import is_seeing_type, needs_sight
+from ..parallel.groups import RankGroups
+from ..parallel.layout import ParallelLayout
+from ..pooling.folder import pools
+
+# Decoders that differ in nothing but biases, norms of heads, windows, and what the feed-forward part is.
+_CUT_BY_US = frozenset(
+    {
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+        "MixtralForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "Qwen3MoeForCausalLM",
+    }
+)
+# What speaks in models that read images: the same; Qwen's, which turn by three positions; and Gemma's, whose images see
+# themselves.
+_SPEAKERS_CUT_BY_US = frozenset(
+    {
+        "gemma3_text",
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen2_5_vl_text",
+        "qwen2_vl_text",
+        "qwen3",
+        "qwen3_vl_moe_text",
+        "qwen3_vl_text",
+    }
+)
+
+
+def is_cut_by_us(model_config: PretrainedConfig, architecture: str, layout: ParallelLayout) -> bool:
+    """Whether a rank reads all of the model and leaves its part of it; else transformers' plan says which it reads."""
+    if layout.is_expert_parallel:
+        return False
+    if is_seeing_type(model_config):
+        return model_config.get_text_config().model_type in _SPEAKERS_CUT_BY_US
+    return architecture in _CUT_BY_US
+
+
+def check_kind(
+    folder: Path, model_config: PretrainedConfig, architecture: str, config: EngineConfig, layout: ParallelLayout
+) -> None:
+    """Raises ``ConfigurationError`` for what no several ranks compute."""
+    told = ""
+    if pools(folder, model_config, config.runner):
+        told = "a model that pools is computed by one rank"
+    elif is_seeing_type(model_config):
+        _check_seeing(model_config, architecture, layout)
+    if not told and config.enable_lora:
+        told = "adapters are computed by one rank; leave enable_lora out"
+    if told:
+        raise ConfigurationError(
+            f"{told_layout(layout)}, but {told} ({architecture}): use tensor_parallel_size 1 and "
+            f"pipeline_parallel_size 1, and more engines"
+        )
+
+
+def _check_seeing(model_config: PretrainedConfig, architecture: str, layout: ParallelLayout) -> None:
+    """Raises ``ConfigurationError`` for a model that reads images and that the ranks of ``layout`` do not share."""
+    kind = model_config.get_text_config().model_type
+    if kind not in _SPEAKERS_CUT_BY_US:
+        raise ConfigurationError(
+            f"{told_layout(layout)}, but {architecture} reads images, and ranks do not share what speaks in it "
+            f"({kind}): use tensor_parallel_size 1 and pipeline_parallel_size 1, and more engines"
+        )
+    if layout.is_expert_parallel:
+        raise ConfigurationError(
+            f"enable_expert_parallel is set, but {architecture} reads images, and ranks share a part of each expert of "
+            f"such models; leave it out"
+        )
+    if layout.pipeline > 1 and needs_sight(model_config):
+        raise ConfigurationError(
+            f"pipeline_parallel_size is {layout.pipeline}, but {architecture} has positions in three axes, which are "
+            f"computed in one stage; use tensor_parallel_size {layout.world_size} instead"
+        )
+
+
+@contextmanager
+def naming_ranks(groups: RankGroups | None) -> Iterator[None]:
+    """Say of what cannot be computed that it is by several ranks, where it is."""
+    try:
+        yield
+    except ModelLoadError as error:
+        if groups is None:
+            raise
+        raise ModelLoadError(
+            f"{told_layout(groups.layout)}, and ranks compute models in the modes lean and packed alone: {error}; use "
+            f"tensor_parallel_size 1 and pipeline_parallel_size 1, which has other modes"
+        ) from error
+
+
+def told_layout(layout: ParallelLayout) -> str:
+    if layout.tensor == 1:
+        return f"pipeline_parallel_size is {layout.pipeline}"
+    return f"tensor_parallel_size is {layout.tensor}"

@@ -1,0 +1,292 @@
+"""Read a model as a module of transformers: the whole model, or one rank's part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+
+from ....shared.errors import ConfigurationError, ModelLoadError
+from ...config.engine_config import EngineConfig
+from ..checkpoint.errors import first_line
+from ..checkpoint.load import load_checkpoint
+from ..checks.conformance import Truth
+from ..formats.declared import declared_quantization
+from ..images.vision_encoder import ImageTower, take_tower, text_module
+from ..images.vision_model import (
+    SeeingModel,
+    SplitModel,
+    check_served,
+    is_seeing_type,
+    needs_sight,
+    refusal_of,
+    speaking_part,
+    split_model,
+)
+from ..lean.reading.decoder import read_decoder
+from ..parallel.cut import check_layout, cut_decoder, plan_of_part
+from ..parallel.groups import RankGroups
+from ..parallel.planned import chosen_device, planned_options
+from ..placing.device import return_free_memory
+from ..plan import DecoderPlan
+from ..pooling.folder import pools
+from ..pooling.loading import load_pooling_module
+from .candidates import MODES, find_truth
+from .rank_checks import check_kind, is_cut_by_us, told_layout
+
+
+def read_module(
+    folder: Path,
+    model_config: PretrainedConfig,
+    architecture: str,
+    config: EngineConfig,
+    device: torch.device,
+    **options: Any,
+) -> PreTrainedModel:
+    """Load transformers' own module of ``model_config`` onto ``device``, from ``folder`` or with random weights.
+
+    Args:
+        options: of ``from_pretrained``.
+
+    Raises:
+        ModelLoadError: a file or the architecture is not what we can run; says which.
+    """
+    check_served(model_config, architecture)
+    if not config.needs_weights:
+        return _draw_module(model_config, architecture, config, device)
+    dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
+    load = load_pooling_module if pools(folder, model_config, config.runner) else _load_generating
+    module = load(
+        folder, model_config, architecture, dtype=dtype, trust_remote_code=config.trust_remote_code, **options
+    )
+    # What quantised weights were unpacked in would stay with the allocator.
+    return_free_memory()
+    torch.nn.Module.to(module, device)
+    return module.eval()
+
+
+def _load_generating(
+    folder: Path, model_config: PretrainedConfig, architecture: str, **options: Any
+) -> PreTrainedModel:
+    return load_checkpoint(folder, model_config, architecture, auto_class=_auto_class(model_config), **options)
+
+
+def _auto_class(model_config: PretrainedConfig) -> Any:
+    return AutoModelForImageTextToText if is_seeing_type(model_config) else AutoModelForCausalLM
+
+
+def _draw_module(
+    model_config: PretrainedConfig, architecture: str, config: EngineConfig, device: torch.device
+) -> PreTrainedModel:
+    """A model of random weights, made where it computes: 8B parameters take seconds on a GPU, minutes on a host."""
+    dtype = getattr(torch, config.dtype) if config.dtype != "auto" else model_config.dtype or torch.float32
+    try:
+        with device:
+            module = _auto_class(model_config).from_config(
+                model_config, dtype=dtype, trust_remote_code=config.trust_remote_code, attn_implementation="eager"
+            )
+    except Exception as error:  # whatever the architecture's own code raises
+        raise ModelLoadError(f"{architecture} cannot be made from its config: {first_line(error)}") from error
+    return module.eval()
+
+
+@dataclass
+class ReadModel:
+    """What is to be computed here.
+
+    Args:
+        module: what speaks, on its device; with what one rank holds, and logits that are whole at rank 0, where there
+            are ranks.
+        truth: what the model does on its own; None where ``module`` can still be asked.
+        modes: in which it may be computed.
+        is_whole: ``module`` computes what the whole model does, of several ranks all together.
+        num_parameters: of the whole model.
+        weight_conversions: how transformers named and fused what the files have, for the way back.
+        plan: how the lean path computes the rank's part; None where ``module`` shows it.
+        seeing: what sees, and was tried; of several ranks the first has it. None of a model that takes no images.
+        image_refusal: why it takes none.
+        tower: what sees, tried or not.
+    """
+
+    module: PreTrainedModel
+    truth: Truth | None
+    modes: Collection[str]
+    num_parameters: int
+    weight_conversions: Any = None
+    plan: DecoderPlan | None = None
+    seeing: SeeingModel | None = None
+    image_refusal: str = ""
+    tower: ImageTower | None = None
+    is_whole: bool = True
+
+
+def read_model(
+    folder: Path,
+    model_config: PretrainedConfig,
+    architecture: str,
+    config: EngineConfig,
+    device: torch.device,
+    groups: RankGroups | None,
+    max_model_len: int | None = None,
+) -> ReadModel:
+    """Read the model in ``folder``; of several ranks each does so at the same time, and has its part.
+
+    Args:
+        max_model_len: of the longest request; None to have the weights alone, without what they are checked against.
+
+    Raises:
+        ModelLoadError: as ``read_module``.
+        ConfigurationError: ranks cannot share the model; names the option and what to do.
+    """
+    if groups is None:
+        module = read_module(folder, model_config, architecture, config, device)
+        return _whole(module, folder, model_config, config, groups, is_tried=max_model_len is not None)
+    check_kind(folder, model_config, architecture, config, groups.layout)
+    read = _cut_part if is_cut_by_us(model_config, architecture, groups.layout) else _planned_part
+    part = read(folder, model_config, architecture, config, device, groups, max_model_len)
+    # All that was read and is another's.
+    return_free_memory()
+    return part
+
+
+def _whole(
+    module: PreTrainedModel,
+    folder: Path,
+    model_config: PretrainedConfig,
+    config: EngineConfig,
+    groups: RankGroups | None,
+    *,
+    is_tried: bool,
+) -> ReadModel:
+    """``module``, which is whole, to be computed so: what speaks, apart from what sees. Raises as ``split_model``."""
+    num_parameters = _num_parameters(module)
+    split = _split(module, folder, model_config, config, groups, is_tried=is_tried)
+    return ReadModel(
+        split.text,
+        None,
+        MODES,
+        num_parameters,
+        getattr(module, "_weight_conversions", None),
+        seeing=split.seeing,
+        image_refusal=split.refusal,
+        tower=split.tower,
+    )
+
+
+def _split(
+    module: PreTrainedModel,
+    folder: Path,
+    model_config: PretrainedConfig,
+    config: EngineConfig,
+    groups: RankGroups | None,
+    *,
+    is_tried: bool,
+) -> SplitModel:
+    if not is_seeing_type(model_config) or pools(folder, model_config, config.runner):
+        return SplitModel(module, None, refusal_of(model_config), None)
+    if not is_tried:
+        return SplitModel(text_module(module), None, "", take_tower(module))
+    vocab_size = model_config.get_text_config().vocab_size
+    if groups is not None and groups.rank > 0:
+        return SplitModel(speaking_part(module, vocab_size), None, "", None)
+    return split_model(
+        module,
+        folder,
+        vocab_size,
+        wants_images=config.max_images > 0,
+        trust_remote_code=config.trust_remote_code,
+    )
+
+
+def _cut_part(
+    folder: Path,
+    model_config: PretrainedConfig,
+    architecture: str,
+    config: EngineConfig,
+    device: torch.device,
+    groups: RankGroups,
+    max_model_len: int | None,
+) -> ReadModel:
+    text_config = model_config.get_text_config()
+    check_layout(text_config, groups.layout, architecture)
+    # A device need not have room for the whole of it. Random weights are drawn where they are quick to draw, by all
+    # ranks alike.
+    torch.manual_seed(config.seed)
+    where = torch.device("cpu") if config.needs_weights else device
+    module = read_module(folder, model_config, architecture, config, where)
+    read = _whole(module, folder, model_config, config, groups, is_tried=max_model_len is not None)
+    text = read.module
+    if groups.layout.pipeline > 1:
+        read.modes = ("lean",)
+    else:
+        read.modes = ("packed",) if needs_sight(model_config) else ("lean", "packed")
+    if max_model_len is not None:
+        ask: Callable[[], Truth] = (
+            (lambda: find_truth(text, architecture, text_config.vocab_size))
+            if groups.rank == 0
+            else (lambda: Truth.elsewhere(text, text_config.vocab_size))
+        )
+        read.truth = ask().to(device, groups.of_rank_zero)
+        if "lean" in read.modes:
+            read.plan = plan_of_part(read_decoder(text, max_model_len, device), groups.layout, groups.rank)
+    read.is_whole = False
+    cut_decoder(text, groups)
+    for part in (text, *((read.tower.module,) if read.tower else ())):
+        torch.nn.Module.to(part, device)
+    return read
+
+
+def _planned_part(
+    folder: Path,
+    model_config: PretrainedConfig,
+    architecture: str,
+    config: EngineConfig,
+    device: torch.device,
+    groups: RankGroups,
+    max_model_len: int | None,
+) -> ReadModel:
+    layout = groups.layout
+    options = planned_options(model_config.get_text_config(), layout, architecture, device)
+    told = (
+        f"enable_expert_parallel is set, and {architecture} is then"
+        if layout.is_expert_parallel
+        else f"{told_layout(layout)}, but {architecture} is"
+    )
+    told += " shared by transformers' own plan, which"
+    if declared_quantization(folder) is not None:
+        raise ConfigurationError(f"{told} reads no quantised files; use files in 16 bits, or one rank")
+    if config.quantization is not None:
+        raise ConfigurationError(
+            f"{told} keeps linear layers as they are, and quantization is {config.quantization!r}; leave it out"
+        )
+    if not config.needs_weights:
+        raise ConfigurationError(f"{told} reads files, and load_format is 'dummy'; use load_format 'auto'")
+    if config.enable_prompt_embeds:
+        # Rank 0 alone embeds tokens beside what is given, and would wait for the others.
+        raise ConfigurationError(f"{told} shares the embeddings, too; leave enable_prompt_embeds out, or use one rank")
+    with chosen_device(device):
+        module = read_module(folder, model_config, architecture, config, device, **options)
+    truth = None
+    if max_model_len is not None:
+        # By all ranks together, each with its part: none has the model whole.
+        try:
+            truth = find_truth(module, architecture, model_config.get_text_config().vocab_size)
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{told_layout(layout)}, and by transformers' plan {error}; use one rank") from error
+        truth = truth.to(device, groups.of_rank_zero)
+    return ReadModel(
+        module,
+        truth,
+        ("packed",),
+        _num_parameters(module),
+        getattr(module, "_weight_conversions", None),
+        image_refusal=refusal_of(model_config),
+    )
+
+
+def _num_parameters(module: PreTrainedModel) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

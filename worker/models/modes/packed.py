@@ -1,0 +1,165 @@
+"""All tokens of a step in one row ``[1, T]``: for models whose tokens meet in our attention alone.
+
+Most decoders are such. Prefill chunks and decodes of any requests share one forward, and nothing is padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+from ....shared.errors import ModelLoadError
+from ..attention.call import AttentionCall, caches_of
+from ..attention.page_layout import PageLayout
+from ..attention.paged_attention import PagedAttention
+from ..attention.pages import allocate_pages
+from ..forward import ForwardSettings, ModelInput
+from ..placing.token_adapters import TokenAdapters
+from .causal_lm import CausalLM
+
+_PROBE_TOKENS = 2
+
+
+class PackedForward:
+    """See ``forward.Forward``.
+
+    Raises:
+        ModelLoadError: the model does not attend by transformers' interface, or in a way that we cannot.
+    """
+
+    mode = "packed"
+    keeps_state = False
+    bytes_per_request = 0
+
+    def __init__(self, module: PreTrainedModel, settings: ForwardSettings) -> None:
+        self.network = module
+        self.token_adapters = TokenAdapters()
+        self._model = CausalLM(module)
+        self._settings = settings
+        self._attention = PagedAttention(
+            is_batch_invariant=settings.is_batch_invariant, backend=settings.attention_backend
+        )
+        install_attention(module, self._attention.name)
+        self.profile(_PROBE_TOKENS, num_logit_rows=1)
+        if not self._attention.calls:
+            raise ModelLoadError("it ignores transformers' attention interface")
+
+    def network_of(self, module: PreTrainedModel) -> nn.Module:
+        return module
+
+    @property
+    def takes_embeds(self) -> bool:
+        return self._model.takes_embeds
+
+    @property
+    def attention_calls(self) -> list[AttentionCall]:
+        """See ``forward.Forward``: what the model's own code asked of the attention, in order."""
+        return self._attention.calls
+
+    def forget_attentions(self) -> None:
+        """Let go of the model's modules, for whoever computes in another way; it cannot be run afterwards."""
+        self._attention.calls = []
+
+    @property
+    def caches(self) -> list[Tensor]:
+        return caches_of(self._attention.calls)
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self._attention.bytes_per_token
+
+    def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
+        self._attention.allocate(num_blocks, block_size, device)
+
+    def allocate_pages(
+        self, layout: PageLayout, num_pages: int, block_size: int, num_slots: int, device: torch.device
+    ) -> None:
+        """See ``pages.PagedByGroups``."""
+        allocate_pages(self._attention.calls, layout, num_pages, block_size, device)
+
+    def run(self, step: ModelInput) -> Tensor:
+        self._attention.begin(step.batch)
+        self.token_adapters.begin(step.token_lora)
+        seen = {} if step.sight is None else step.sight.arguments(len(step.token_ids))
+        return self._forward(step.token_ids, step.positions, step.logit_rows, step.inputs_embeds, seen)
+
+    def commit(self) -> None:
+        """Keys and values of a step that is computed again are written again."""
+
+    def profile(self, num_tokens: int, num_logit_rows: int) -> None:
+        self.token_adapters.begin(None)
+        max_model_len = self._settings.max_model_len
+        positions = torch.arange(min(num_tokens, max_model_len), device=self._model.module.device)
+        token_ids = torch.zeros_like(positions)
+        self._attention.record(lambda: self._forward(token_ids, positions, positions[-num_logit_rows:]), max_model_len)
+
+    def _forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        logit_rows: Tensor,
+        inputs_embeds: Tensor | None = None,
+        seen: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Tensor:
+        # Without a mask transformers guesses from the positions which tokens belong together.
+        mask = torch.ones_like(token_ids)[None]
+        inputs: dict[str, Any] = {"position_ids": positions[None], "attention_mask": mask}
+        if inputs_embeds is None:
+            inputs["input_ids"] = token_ids[None]
+        else:
+            inputs["inputs_embeds"] = inputs_embeds[None]
+        inputs |= self._past(positions)
+        return self._model.logits(logit_rows, **(inputs | dict(seen)), use_cache=False)[0]
+
+    def _past(self, positions: Tensor) -> dict[str, Any]:
+        """Return arguments that describe earlier tokens, if the model needs any besides ``position_ids``."""
+        return {}
+
+
+class PackedWithPast(PackedForward):
+    """A packed forward of a model that counts positions itself, from the length of its ``Cache`` (Llama 4).
+
+    The model adds that length to the numbers 0 to T - 1. Here each token has a length of its own, so that the sum is
+    the token's position.
+
+    Raises:
+        ModelLoadError: the model takes no ``Cache``.
+    """
+
+    def _past(self, positions: Tensor) -> dict[str, Any]:
+        if self._model.cache_argument is None:
+            raise ModelLoadError("it takes no transformers Cache")
+        return {self._model.cache_argument: _LengthOfEach(positions)}
+
+
+class _LengthOfEach(DynamicCache):
+    """A ``Cache`` that holds nothing, and whose length is a tensor ``[T]``."""
+
+    def __init__(self, positions: Tensor) -> None:
+        super().__init__()
+        self._lengths = positions - torch.arange(len(positions), device=positions.device)
+
+    def get_seq_length(self, layer_idx: int = 0) -> Any:
+        return self._lengths
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return query_length, 0
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+
+def install_attention(module: PreTrainedModel, name: str) -> None:
+    """Put the attention that is registered under ``name`` in the place of the model's own.
+
+    Raises:
+        ModelLoadError: the model says that it does not let it be replaced.
+    """
+    if not module._can_set_attn_implementation():
+        raise ModelLoadError("it does not let its attention be replaced")
+    module.set_attn_implementation(name)

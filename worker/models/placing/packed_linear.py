@@ -1,0 +1,176 @@
+"""Linear layers whose weights are laid out once for the processor.
+
+In float32 and bfloat16, where the compiled kernels are, by our own kernel; else by oneDNN. GFLOP/s of one core with
+the weight in its cache, own / oneDNN, in bfloat16: 72 / 33 to 62 for one token, 220 / 148 to 204 for eight, 230 / 185
+to 223 for 64, which is what the instruction can do. oneDNN, all linear layers of a 135M model: 17 ms packed and 27
+plain for one token, 18 and 33 for eight, 70 and 86 for 64; float32 gains as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from ....kernels.huge_pages import Arena
+from ....kernels.linear import (
+    PANEL,
+    PackedWeight,
+    can_pack,
+    can_quantize,
+    can_quantize_to_nibbles,
+    join_weights,
+    linear,
+    pack_bias,
+    pack_weight,
+    quantize_weight,
+    quantize_weight_to_nibbles,
+    split_weight,
+    unpack_weight,
+)
+
+Packing = Callable[[Tensor, Tensor | None, Arena], PackedWeight]
+
+# Smaller layers are gates and routers: they take no time, and a rounded one sends tokens to other experts.
+MIN_QUANTIZED_OUTPUTS = 64
+# oneDNN loses on small layers: 0.5 and 0.2 ms for all of a 1.3M model's.
+_MIN_ONEDNN_ELEMENTS = 200_000
+# What oneDNN's layout is made for; a layout for 1 token is slow for many, this one is good for both.
+_EXPECTED_TOKENS = 64
+
+
+class PackedLinear(nn.Module):
+    """Does what another layer does, on a packed copy of its weight, which is a plain tensor of this module."""
+
+    _packed: Tensor
+    _bias: Tensor | None
+    in_features: int
+    out_features: int
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self._bias
+
+    @property
+    def weight(self) -> Tensor:
+        """A copy in the plain layout, to the bit unless quantized: the code of some models computes with it."""
+        raise NotImplementedError
+
+
+class OwnPackedLinear(PackedLinear):
+    """By our kernel. Its tensors lie in the module itself, where those look for them who put weights to sleep."""
+
+    def __init__(self, plain: nn.Linear, made: PackedWeight) -> None:
+        super().__init__()
+        self._packed, self._packed_bias = made.packed, made.bias
+        self._scales, self._offsets = made.scales, made.offsets
+        self._bias = None if plain.bias is None else plain.bias.detach()
+        self._dtype = plain.weight.dtype
+        self.in_features, self.out_features = plain.in_features, plain.out_features
+
+    @property
+    def weight(self) -> Tensor:
+        return unpack_weight(self.packed_weight).to(self._dtype)
+
+    @property
+    def packed_weight(self) -> PackedWeight:
+        """As kernels take it."""
+        return PackedWeight(
+            *(self._packed, self._packed_bias, self.in_features, self.out_features, self._scales, self._offsets)
+        )
+
+    def move(self, packed: Tensor) -> None:
+        """Have ``packed``, which holds the same, in the place of what is packed so far."""
+        self._packed = packed
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return linear(inputs, self.packed_weight)
+
+
+class OneDnnLinear(PackedLinear):
+    """By oneDNN."""
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__()
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(plain.weight.detach(), _EXPECTED_TOKENS)
+        self.in_features, self.out_features = plain.in_features, plain.out_features
+        self._bias = None if plain.bias is None else plain.bias.detach()
+
+    @property
+    def weight(self) -> Tensor:
+        return self._packed.to_dense()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self._bias, "none", [], "")
+
+
+def pack_linear_layers(model: nn.Module, quantization: str | None = None) -> int:
+    """Replace the linear layers of ``model``, on the CPU, by packed ones where that is faster; returns how many.
+
+    Args:
+        quantization: "int8" to have them in bytes, where they can be; "int4" to have the large ones in four bits.
+    """
+    return replace_linear_layers(model, partial(_pack, quantization=quantization, arena=Arena()))
+
+
+def replace_linear_layers(model: nn.Module, make: Callable[[nn.Linear], nn.Module | None]) -> int:
+    """Put what ``make`` makes of each linear layer into its place, unless that is None; returns how many.
+
+    Those whose ``forward`` another has replaced, as transformers does where ranks share them, stay.
+    """
+    num_replaced = 0
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            made = make(child) if type(child) is nn.Linear and "forward" not in vars(child) else None
+            if made is not None:
+                setattr(module, name, made)
+                num_replaced += 1
+    return num_replaced
+
+
+def pack_in_a_row(plain: Sequence[nn.Linear], quantization: str | None, arena: Arena) -> list[OwnPackedLinear] | None:
+    """Pack layers of one input so that ``side_by_side`` is one weight without a copy; None if that cannot be."""
+    pack, *others = {_packing_of(one, quantization) for one in plain}
+    if pack is None or others or any(one.out_features % PANEL for one in plain[:-1]):
+        return None
+    whole = pack(torch.cat([one.weight.detach() for one in plain]), None, arena)
+    pieces = split_weight(whole, [one.out_features for one in plain])
+    with_bias = [replace(piece, bias=pack_bias(one.bias)) for one, piece in zip(plain, pieces, strict=True)]
+    return [OwnPackedLinear(*both) for both in zip(plain, with_bias, strict=True)]
+
+
+def side_by_side(linears: Sequence[OwnPackedLinear]) -> PackedWeight:
+    """What computes the outputs of all, of one input; their weights are parts of it from now on."""
+    joined = join_weights([one.packed_weight for one in linears])
+    for one, piece in zip(linears, split_weight(joined, [one.out_features for one in linears]), strict=True):
+        one.move(piece.packed)
+    return joined
+
+
+def _pack(plain: nn.Linear, quantization: str | None, arena: Arena) -> PackedLinear | None:
+    pack = _packing_of(plain, quantization)
+    if pack is not None:
+        return OwnPackedLinear(plain, pack(plain.weight, plain.bias, arena))
+    return OneDnnLinear(plain) if _suits_onednn(plain.weight) else None
+
+
+def _packing_of(plain: nn.Linear, quantization: str | None) -> Packing | None:
+    """What lays out its weight for our kernel; None if that cannot take it."""
+    if quantization == "int4" and plain.out_features >= MIN_QUANTIZED_OUTPUTS and can_quantize_to_nibbles(plain.weight):
+        return quantize_weight_to_nibbles
+    if quantization is not None and can_quantize(plain.weight):
+        return quantize_weight
+    return pack_weight if can_pack(plain.weight) else None
+
+
+def _suits_onednn(weight: Tensor) -> bool:
+    if weight.numel() < _MIN_ONEDNN_ELEMENTS or not torch.backends.mkldnn.is_available():
+        return False
+    if weight.dtype == torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if weight.dtype == torch.float16:
+        return torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    return weight.dtype == torch.float32

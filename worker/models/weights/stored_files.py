@@ -1,0 +1,196 @@
+"""A folder's weights as its safetensors headers describe them: tensors, a version, and what another folder must share.
+
+The version is a short name, the same on every host that has the same files. A checkpoint of gigabytes is not read for
+it: some bytes in the middle of each tensor count, in addition to all names, types and shapes. So it distinguishes
+checkpoints, which differ everywhere, and proves nothing. Whoever changes single rows should name the version.
+
+Weights of another folder can replace those of a running engine if everything else is the same: the network, the KV
+cache, the tokenizer of the worker process, and what clients know of the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ....shared.errors import ModelLoadError
+from ....shared.shown import shown
+from ..checkpoint.folder import CONFIG_FILE, TOKENIZER_FILE
+from ..formats.declared import QUANTIZATION_FIELDS, declared_quantization
+
+_SAMPLE_BYTES = 4096
+_DIGITS = 12
+# What else weights come in.
+_OTHER_SUFFIXES = (".bin", ".gguf", ".pt", ".pth")
+_GENERATION_FILE = "generation_config.json"
+# Who wrote the folder, and how the numbers are stored in it.
+_OF_THE_FILES = frozenset(
+    {"_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", *QUANTIZATION_FIELDS}
+)
+
+INDEX_FILE = "model.safetensors.index.json"
+WHOLE_FILE = "model.safetensors"
+_MAX_HEADER_BYTES = 100 << 20
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a file, whose bytes are from ``start`` to ``end``."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    start: int
+    end: int
+
+
+class _Header(msgspec.Struct):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that transformers would read, in order; none where there are none."""
+    try:
+        index = msgspec.json.decode((folder / INDEX_FILE).read_bytes(), type=_Index)
+    except FileNotFoundError:
+        return [folder / WHOLE_FILE] if (folder / WHOLE_FILE).is_file() else []
+    except (OSError, msgspec.DecodeError) as error:
+        raise ModelLoadError(f"{folder / INDEX_FILE} cannot be read: {error}") from error
+    # As transformers has it: a whole file goes before an index.
+    if (folder / WHOLE_FILE).is_file():
+        return [folder / WHOLE_FILE]
+    return [folder / name for name in sorted(set(index.weight_map.values()))]
+
+
+def tensors_of(folder: Path) -> Iterator[StoredTensor]:
+    """All tensors of the folder's safetensors files.
+
+    Raises:
+        ModelLoadError: a file cannot be read, or is none.
+    """
+    for file in weight_files(folder):
+        yield from _tensors_in(file)
+
+
+def _tensors_in(file: Path) -> Iterator[StoredTensor]:
+    try:
+        with file.open("rb") as opened:
+            size = int.from_bytes(opened.read(8), "little")
+            if size > _MAX_HEADER_BYTES:
+                raise ModelLoadError(f"{file} is no safetensors file: its header would have {size:,} bytes")
+            header = msgspec.json.decode(opened.read(size), type=dict[str, msgspec.Raw])
+        for name, raw in header.items():
+            if name != "__metadata__":
+                said = msgspec.json.decode(raw, type=_Header)
+                start, end = said.data_offsets
+                yield StoredTensor(name, said.dtype, said.shape, file, 8 + size + start, 8 + size + end)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ModelLoadError(f"{file} cannot be read: {error}") from error
+
+
+def weights_version(folder: Path) -> str:
+    """Raises ``ModelLoadError`` if a file cannot be read."""
+    whole = hashlib.sha256()
+    try:
+        for tensor in sorted(tensors_of(folder), key=lambda tensor: tensor.name):
+            whole.update(f"{tensor.name} {tensor.dtype} {tensor.shape}\n".encode())
+            whole.update(_sample(tensor.file, tensor.start, tensor.end))
+        for file in sorted(folder.iterdir()):
+            if file.suffix in _OTHER_SUFFIXES:
+                size = file.stat().st_size
+                whole.update(f"{file.name} {size}\n".encode())
+                for part in range(8):
+                    whole.update(_sample(file, size * part // 8, size * (part + 1) // 8))
+    except OSError as error:
+        raise ModelLoadError(f"the weights in {folder} cannot be read: {error}") from error
+    return whole.hexdigest()[:_DIGITS]
+
+
+def _sample(file: Path, start: int, end: int) -> bytes:
+    size = min(_SAMPLE_BYTES, end - start)
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(descriptor, size, start + (end - start - size) // 2)
+    finally:
+        os.close(descriptor)
+
+
+class ModelDescription(msgspec.Struct, frozen=True):
+    """A model folder as it was when it was read.
+
+    Args:
+        config: fields of ``config.json`` that say what is computed.
+        tokenizer: a digest of what ``tokenizer.json`` says, however it is written; empty without that file.
+        end_tokens: what ``generation_config.json`` says ends a generation.
+        shapes: of tensors by name, as far as the files' headers tell them.
+    """
+
+    config: dict[str, Any]
+    tokenizer: str
+    end_tokens: Any
+    shapes: dict[str, tuple[int, ...]]
+
+    @classmethod
+    def read(cls, folder: Path) -> ModelDescription:
+        """Raises ``ModelLoadError`` if a file cannot be read."""
+        whole = declared_quantization(folder) is None
+        return cls(
+            _without_files(_json(folder / CONFIG_FILE) or {}),
+            _digest(_json(folder / TOKENIZER_FILE)),
+            (_json(folder / _GENERATION_FILE) or {}).get("eos_token_id"),
+            {tensor.name: tensor.shape for tensor in tensors_of(folder)} if whole else {},
+        )
+
+    def check_fits(self, other: ModelDescription, folder: Path) -> None:
+        """Raises ``ModelLoadError`` unless ``other``, of ``folder``, is a model of the same form; says what differs."""
+        for field in sorted(self.config.keys() | other.config.keys()):
+            ours, theirs = self.config.get(field), other.config.get(field)
+            if ours != theirs:
+                raise _misfit(folder, f"{field} is {shown(theirs)} in its {CONFIG_FILE}, and {shown(ours)} here")
+        if self.tokenizer and other.tokenizer and self.tokenizer != other.tokenizer:
+            raise _misfit(folder, f"its {TOKENIZER_FILE} is another one")
+        if self.end_tokens != other.end_tokens:
+            told = f"eos_token_id is {shown(other.end_tokens)} in its {_GENERATION_FILE}, and {shown(self.end_tokens)}"
+            raise _misfit(folder, f"{told} here")
+        for name, shape in other.shapes.items():
+            if self.shapes.get(name, shape) != shape:
+                raise _misfit(folder, f"{name} is {list(shape)} there, and {list(self.shapes[name])} here")
+
+
+def _misfit(folder: Path, why: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"the weights in {folder} are not of the model that is served: {why}; start an engine with that folder instead"
+    )
+
+
+def _without_files(config: dict[str, Any]) -> dict[str, Any]:
+    """``config`` without what says nothing of the computation, at any depth."""
+    return {
+        key: _without_files(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key not in _OF_THE_FILES
+    }
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest() if content is not None else ""
+
+
+def _json(file: Path) -> Any:
+    try:
+        return msgspec.json.decode(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise ModelLoadError(f"{file} cannot be read: {error}") from error
