@@ -1,5 +1,5 @@
-"""The OpenAI-compatible HTTP gateway: a thin, stateless face of the client. ``app.build_app`` puts it together.
+"""The OpenAI-compatible HTTP gateway: a thin, stateless layer over the client. ``app.build_app`` assembles it.
 
-Nothing of an answer lives here: requests, their tokens and their ends are in Redis, so any gateway process can go on
-with a stream that another one began. Needs the extra ``penstock[gateway]``.
+A gateway process stores no answers. Requests, their tokens and their ends are in Redis, so any gateway process can
+resume a stream that another one started. Needs the extra ``penstock[gateway]``.
 """

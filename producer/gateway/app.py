@@ -1,10 +1,11 @@
-"""The composition root of the gateway: its parts, its routes, and what is around them."""
+"""Build the gateway's ASGI application: its collaborators, routes and middleware."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.applications import Starlette
@@ -25,21 +26,19 @@ from ..batches import BatchStore
 from ..io_processors import IOProcessors
 from ..openai.parsers import ModelParsers
 from ..openai.responses.service import Responses
-from .access.api_keys import ApiKeys
-from .access.auth import Authenticator
-from .access.cors import cors
-from .bodies.images import ImageFetcher
-from .figures import Family
-from .gateway import Gateway
-from .http import any_exception, http_exception
-from .metrics import Metrics
+from .auth import ApiKeys, Authenticator
+from .cors import cors
+from .http import Gateway, any_exception, http_exception
+from .images import ImageFetcher
+from .metrics import Family, Metrics
 from .middleware import GatewayMiddleware
-from .openapi import build_openapi
-from .operations import Operation
+from .operations import Operation, build_openapi
 from .routes import adapters, batches, files, generate, models, pooling, state, tokens
 from .routes import responses as responses_routes
 from .settings import GatewaySettings
-from .tracing import http_spans
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
 OPERATIONS: tuple[Operation, ...] = (
     *generate.OPERATIONS,
@@ -58,23 +57,23 @@ def build_app(
     settings: GatewaySettings,
     metrics: Metrics | None = None,
     *,
-    sum_figures: Callable[[], Awaitable[list[Family]]] | None = None,
+    sum_metrics: Callable[[], Awaitable[list[Family]]] | None = None,
     process: int | None = None,
 ) -> Starlette:
-    """Return the gateway as an ASGI application; it connects to Redis when its lifespan begins.
+    """Return the gateway as an ASGI application, which connects to Redis at the start of its lifespan.
 
     Args:
-        metrics: what it counts into.
-        sum_figures: reads what all processes of the gateway have counted, where there are others.
-        process: the number of this one among them.
+        metrics: counters of this process; new ones if None.
+        sum_metrics: reads the metrics of all processes of the gateway, if it has several.
+        process: the number of this process among them.
 
     Raises:
-        ConfigurationError: an I/O processor cannot be had.
+        ConfigurationError: an I/O processor cannot be loaded.
 
-    Raises, at that beginning:
-        ConfigurationError: the URL cannot be read, Redis is not there or too old, or the folder cannot be used.
+    The lifespan raises:
+        ConfigurationError: the URL is malformed, Redis is unreachable or too old, or the folder cannot be used.
     """
-    parts = _Parts(settings, metrics or Metrics(), sum_figures, process)
+    parts = _Parts(settings, metrics or Metrics(), sum_metrics, process)
     public_paths = frozenset(operation.path for operation in OPERATIONS if operation.is_public)
     edge = _edge(settings, parts.authenticator, parts.metrics, public_paths)
     app = Starlette(
@@ -88,13 +87,13 @@ def build_app(
 
 
 class _Parts:
-    """What the application is made of; see ``build_app``."""
+    """The collaborators of the application; see ``build_app``."""
 
     def __init__(
         self,
         settings: GatewaySettings,
         metrics: Metrics,
-        sum_figures: Callable[[], Awaitable[list[Family]]] | None,
+        sum_metrics: Callable[[], Awaitable[list[Family]]] | None,
         process: int | None,
     ) -> None:
         keys = Keys(settings.namespace)
@@ -107,14 +106,14 @@ class _Parts:
         )
         self._io_processors = IOProcessors(settings.io_processors)
         self._presence = _presence(settings, self._connection, process)
-        self._read_figures = sum_figures or self._own_figures
+        self._read_metrics = sum_metrics or self._own_metrics
 
-    async def _own_figures(self) -> list[Family]:
+    async def _own_metrics(self) -> list[Family]:
         return self.metrics.families()
 
     @asynccontextmanager
     async def serve(self, app: Starlette) -> AsyncGenerator[None]:
-        """The lifespan: from the connection to Redis until all is closed."""
+        """Run the lifespan: connect to Redis, serve, and close everything."""
         settings = self._settings
         store = BatchStore(settings.redis_url, settings.files_dir, namespace=settings.namespace)
         async with _client(settings, self.tracing, self._io_processors) as client, store:
@@ -126,7 +125,7 @@ class _Parts:
                 client,
                 self.authenticator,
                 self.metrics,
-                self._read_figures,
+                self._read_metrics,
                 parsers,
                 _responses(settings, client, self._connection, parsers),
                 store,
@@ -170,11 +169,22 @@ def _edge(
     )
 
 
+def http_spans(provider: TracerProvider | None, untraced_paths: Iterable[str]) -> list[Middleware]:
+    """Return the middleware that records spans of requests; empty without a provider."""
+    if provider is None:
+        return []
+    # Imported here, so that OpenTelemetry is loaded only if tracing is on.
+    from ...shared.tracing.spans import tracer_of
+    from .http_spans import HttpSpans
+
+    return [Middleware(HttpSpans, tracer_of(provider), untraced_paths)]
+
+
 def _presence(settings: GatewaySettings, connection: CommandConnection, process: int | None) -> Presence:
-    said = {"api_keys": "on" if settings.api_keys else "off"}
+    facts = {"api_keys": "on" if settings.api_keys else "off"}
     if process is not None:
-        said["process"] = str(process)
-    return Presence(connection, Keys(settings.namespace), ProcessKind.GATEWAY, said)
+        facts["process"] = str(process)
+    return Presence(connection, Keys(settings.namespace), ProcessKind.GATEWAY, facts)
 
 
 def _responses(
@@ -193,7 +203,7 @@ def _responses(
 
 
 def _routes(operations: Sequence[Operation]) -> list[Route]:
-    """One route for each path, so that a refused method is told all that the path has."""
+    """Return one route per path, so that the reply to a wrong method can list all methods of the path."""
     by_path: dict[str, dict[str, Operation]] = {}
     for operation in operations:
         by_path.setdefault(operation.path, {})[operation.method] = operation
@@ -201,7 +211,7 @@ def _routes(operations: Sequence[Operation]) -> list[Route]:
 
 
 def _endpoint(path: str, by_method: Mapping[str, Operation]) -> Callable[[Request], Awaitable[ASGIApp]]:
-    """The handlers of a path, whose exceptions become responses here, before Starlette would log and raise them."""
+    """Return the handler of a path. It turns exceptions into responses before Starlette would log and raise them."""
 
     async def endpoint(request: Request) -> ASGIApp:
         request.state.route = path

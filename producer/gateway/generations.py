@@ -1,4 +1,4 @@
-"""A prepared body as requests of the client: one for each prompt, run together, with one answer or one stream."""
+"""Run a prepared body as requests of the client: one per prompt, run together, with one answer or one stream."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from ..inputs.prompt_names import naming, numbered
 from ..openai.prepared import Prepared, PreparedBody
 from ..requests.merging import merged
 from ..results.outputs import RequestOutput
-from .access.auth import Identity
+from .auth import Identity
 from .settings import GatewaySettings
 
 PromptDelta = tuple[int, Delta]
 
 
 def request_id_of(response_id: str, prompt: int) -> str:
-    """Return the id under which the client knows the request for one prompt of a response."""
+    """Return the client's id of the request for one prompt of a response."""
     return response_id if prompt == 0 else f"{response_id}-{prompt}"
 
 
 def options_of(prepared: PreparedBody, identity: Identity, settings: GatewaySettings) -> RequestOptions:
-    """Return what the requests say beside prompt and sampling: what the body says, on the account of who asks."""
+    """Return the options of the requests other than prompt and sampling: those of the body, charged to the caller's
+    tenant."""
     options: RequestOptions = {**prepared.options, "tenant": identity.tenant, "fail_fast": settings.fail_fast}
-    # The id is the gateway's own: it is for whoever lost the connection.
+    # Readers may resume, because the gateway chose the id and a client may lose its connection.
     options.setdefault("read_ttl_s", READ_TTL_S)
     if identity.band is not None and "band" not in options:
         options["band"] = identity.band
@@ -37,44 +38,45 @@ def options_of(prepared: PreparedBody, identity: Identity, settings: GatewaySett
 
 
 async def answer(client: Client, prepared: Prepared, options: RequestOptions, response_id: str) -> msgspec.Struct:
-    """Run all prompts and return the body of the response. Cancelling it, or the failure of one, cancels the others."""
+    """Run all prompts and return the body of the response. Cancels the rest when one fails or the call is cancelled."""
 
-    async def one(name: str, position: int, prompt: Prompt) -> RequestOutput:
-        own: RequestOptions = {**options, "request_id": request_id_of(response_id, position)}
+    async def generate(name: str, position: int, prompt: Prompt) -> RequestOutput:
+        request_options: RequestOptions = {**options, "request_id": request_id_of(response_id, position)}
         with naming(name):
-            return await client.generate(prompt, prepared.params, **own)
+            return await client.generate(prompt, prepared.params, **request_options)
 
     names = numbered("prompt", prepared.prompts)
-    works = [
-        asyncio.ensure_future(one(name, position, prompt))
+    tasks = [
+        asyncio.ensure_future(generate(name, position, prompt))
         for position, (name, prompt) in enumerate(zip(names, prepared.prompts, strict=True))
     ]
     try:
         with prepared.naming_fields():
-            outputs = await asyncio.gather(*works)
+            outputs = await asyncio.gather(*tasks)
     finally:
-        for work in works:
-            work.cancel()
-        await asyncio.gather(*works, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
     return prepared.answer(*outputs, response_id=response_id)
 
 
 def stream(
     client: Client, prepared: Prepared, options: RequestOptions, response_id: str, *, linger_s: float
 ) -> AsyncGenerator[PromptDelta]:
-    """Run all prompts and iterate over their deltas; what is left early lingers for ``linger_s``."""
+    """Run all prompts and iterate over their deltas. A request whose reader leaves early runs on for ``linger_s``."""
 
-    async def one(name: str, position: int, prompt: Prompt) -> AsyncGenerator[Delta]:
-        own: RequestOptions = {**options, "linger_s": linger_s, "request_id": request_id_of(response_id, position)}
+    async def read_deltas(name: str, position: int, prompt: Prompt) -> AsyncGenerator[Delta]:
+        request_id = request_id_of(response_id, position)
+        request_options: RequestOptions = {**options, "linger_s": linger_s, "request_id": request_id}
         with naming(name):
-            async with aclosing(client.stream(prompt, prepared.params, **own)) as deltas:
+            async with aclosing(client.stream(prompt, prepared.params, **request_options)) as deltas:
                 async for delta in deltas:
                     yield delta
 
     names = numbered("prompt", prepared.prompts)
     return merged(
         [
-            one(name, position, prompt)
+            read_deltas(name, position, prompt)
             for position, (name, prompt) in enumerate(zip(names, prepared.prompts, strict=True))
         ]
     )
@@ -83,7 +85,7 @@ def stream(
 async def replay(
     client: Client, prepared: Prepared, model: str, response_id: str, borders: Sequence[int], *, linger_s: float
 ) -> AsyncGenerator[PromptDelta]:
-    """Iterate over the deltas of a stream that was begun before, from its first, with a border where it was cut."""
+    """Iterate over the deltas of an existing stream from its first one, split at ``borders``."""
     n = prepared.params.n
     handles = [
         await client.handle(request_id_of(response_id, position), model=model, n=n)

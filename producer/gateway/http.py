@@ -1,9 +1,9 @@
-"""Bodies, responses and errors over HTTP, in the form that OpenAI's API has."""
+"""The state of a running gateway; reading of bodies, and responses and errors in the form of OpenAI's API."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,50 +13,79 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from ...shared.connection import CommandConnection
 from ...shared.log import get_logger
+from .. import Client
+from ..batches import BatchStore
 from ..inputs.options import RequestOptions
+from ..io_processors import IOProcessors
 from ..openai.errors import OpenAIError, cancelled, error_of
-from .gateway import Gateway
+from ..openai.parsers import ModelParsers
+from ..openai.responses.service import Responses
+from .auth import Authenticator
+from .images import ImageFetcher
+from .metrics import Family, Metrics
+from .settings import GatewaySettings
 
 JSON = "application/json"
 _TRACE_HEADERS = ("traceparent", "tracestate")
-
 _encoder = msgspec.json.Encoder()
-log = get_logger(__name__)
 T = TypeVar("T")
+log = get_logger(__name__)
+
+
+class Gateway(msgspec.Struct, frozen=True):
+    """A running gateway. ``app.build_app`` creates it at startup; routes get it with ``gateway_of(request)``.
+
+    Args:
+        metrics: counters of this process.
+        read_metrics: returns the metrics of the whole gateway, of all its processes.
+    """
+
+    settings: GatewaySettings
+    client: Client
+    authenticator: Authenticator
+    metrics: Metrics
+    read_metrics: Callable[[], Awaitable[list[Family]]]
+    parsers: ModelParsers
+    responses: Responses
+    batches: BatchStore
+    connection: CommandConnection
+    images: ImageFetcher
+    io_processors: IOProcessors
 
 
 def gateway_of(request: Request) -> Gateway:
-    """The gateway that serves ``request``."""
+    """Return the gateway that serves ``request``."""
     return request.app.state.gateway
 
 
 def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A response of a struct or plain data."""
+    """Return a response with ``body``, a struct or plain data, as JSON."""
     return Response(_encoder.encode(body), status, headers, JSON)
 
 
 def error_response(error: BaseException) -> Response:
-    """The response that tells an error; one that nobody foresaw goes to the log with its traceback."""
-    told = error_of(error)
-    if told.status == 500 and told.error_code == "internal_error":
+    """Return the response that reports an error. Logs an unexpected one with its traceback."""
+    api_error = error_of(error)
+    if api_error.status == 500 and api_error.error_code == "internal_error":
         log.error("http_request_failed", exc_info=error)
-    return json_response(told.body, told.status, told.headers)
+    return json_response(api_error.body, api_error.status, api_error.headers)
 
 
 async def http_exception(_: Request, error: Exception) -> Response:
-    """What Starlette itself refuses: no such path, another method."""
+    """Return the response for an error that Starlette itself raised: an unknown path or a wrong method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return error_response(OpenAIError(404, "there is no such path; see /openapi.json", code="unknown_url"))
-    told = OpenAIError(error.status_code, str(error.detail).lower(), code="http_error")
-    response = error_response(told)
+        return error_response(OpenAIError(404, "unknown path; see /openapi.json", code="unknown_url"))
+    api_error = OpenAIError(error.status_code, str(error.detail).lower(), code="http_error")
+    response = error_response(api_error)
     response.headers.update(error.headers or {})
     return response
 
 
 async def any_exception(_: Request, error: BaseException) -> Response:
-    """What a route raised."""
+    """Return the response for an exception of a route."""
     if isinstance(error, ClientDisconnect):
         return error_response(cancelled())
     return error_response(error)
@@ -67,7 +96,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
     Raises:
         OpenAIError: 413, it is larger than ``max_bytes``; no more than that was read.
-        ClientDisconnect: the client left before its end.
+        ClientDisconnect: the client disconnected before the body was complete.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
@@ -82,44 +111,44 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 
 def trace_headers(headers: Headers) -> dict[str, str]:
-    """The headers that say which trace a request belongs to (W3C Trace Context); empty without one."""
+    """Return the headers that name the trace of a request (W3C Trace Context); empty without one."""
     return {name: headers[name] for name in _TRACE_HEADERS if name in headers} if "traceparent" in headers else {}
 
 
 def add_ids(options: RequestOptions, request: Request, request_id: str) -> None:
-    """Say in ``options`` what a request is called by who asked and in which trace, and in our log what we call it."""
+    """Add the caller's request id and trace to ``options``, and log the HTTP request under ``request_id``."""
     options["external_req_id"] = request.state.x_request_id
-    if found := trace_headers(request.headers):
-        options["trace_headers"] = found
-    note_request_id(request_id)
+    if context := trace_headers(request.headers):
+        options["trace_headers"] = context
+    bind_request_id(request_id)
 
 
-def note_request_id(request_id: str) -> None:
-    """Name the client's request in every line of the log that is about the HTTP request that is being served."""
+def bind_request_id(request_id: str) -> None:
+    """Add ``request_id`` to every log line about the current HTTP request."""
     structlog.contextvars.bind_contextvars(request_id=request_id)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return what ``work`` returns, or cancel it when the client leaves; the body must have been read.
+    """Return the result of ``work``, or cancel it when the client disconnects. The body must have been read.
 
     Raises:
-        OpenAIError: 499, the client left.
+        OpenAIError: 499, the client disconnected.
     """
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(disconnected(request))
+    work_task = asyncio.ensure_future(work)
+    disconnect = asyncio.ensure_future(wait_for_disconnect(request))
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
+        await asyncio.wait((work_task, disconnect), return_when=asyncio.FIRST_COMPLETED)
+        if work_task.done():
+            return work_task.result()
         raise cancelled()
     finally:
-        leaving.cancel()
-        working.cancel()
-        await asyncio.gather(leaving, working, return_exceptions=True)
+        disconnect.cancel()
+        work_task.cancel()
+        await asyncio.gather(disconnect, work_task, return_exceptions=True)
 
 
-async def disconnected(request: Request) -> None:
-    """Return when the client has left; the body must have been read."""
+async def wait_for_disconnect(request: Request) -> None:
+    """Return when the client has disconnected. The body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         continue
 

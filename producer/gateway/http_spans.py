@@ -1,4 +1,4 @@
-"""A span for each HTTP request, from its head to the last byte of its response."""
+"""Record a span for each HTTP request, from its head to the last byte of its response."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _REPLACED = (TRACE_PARENT.encode(), TRACE_STATE.encode())
 
 
 class HttpSpans:
-    """Wraps the whole gateway. To what is inside, a request's ``traceparent`` is that of its span here.
+    """ASGI middleware around the whole gateway. It replaces a request's ``traceparent`` with that of the span.
 
-    ``untraced_paths`` are those of probes and scrapes: these have none.
+    ``untraced_paths`` are the paths of probes and scrapes, which get no spans.
     """
 
     def __init__(self, app: ASGIApp, tracer: Tracer, untraced_paths: Iterable[str]) -> None:
@@ -33,28 +33,28 @@ class HttpSpans:
             return
         parent = context_of(trace_headers(Headers(scope=scope)))
         span = self._tracer.start_span(scope["method"], parent, SpanKind.SERVER)
-        told = [(name.encode(), value.encode()) for name, value in headers_of(span).items()]
-        scope = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] not in _REPLACED] + told}
+        headers = [(name.encode(), value.encode()) for name, value in headers_of(span).items()]
+        scope = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] not in _REPLACED] + headers}
         if not span.is_recording():
             await self._app(scope, receive, send)
             return
         status = 500
 
-        async def noting(message: Message) -> None:
+        async def send_and_record_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, noting)
+            await self._app(scope, receive, send_and_record_status)
         finally:
-            _tell(span, scope, status)
+            _set_attributes(span, scope, status)
             span.end()
 
 
-def _tell(span: Span, scope: Scope, status: int) -> None:
-    """Say what was asked, of whom, and what came of it."""
+def _set_attributes(span: Span, scope: Scope, status: int) -> None:
+    """Set the attributes of ``span``: the request, its tenant and its outcome."""
     state = scope.get("state", {})
     if state.get("has_left"):
         status = CLIENT_CLOSED_REQUEST

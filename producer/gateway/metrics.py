@@ -1,19 +1,27 @@
-"""Figures for Prometheus: what a process of the gateway counts itself, and the text in which they are told."""
+"""Prometheus metrics of the gateway: the counters of one process, sums over processes, and the text of a scrape.
+
+The sum over the processes of a gateway equals the count of a single process. Counters of a process that has ended stay
+in the sum as last reported, so no counter ever falls; its gauges are removed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
 
 from ...shared.stats.buckets import FIRST_TOKEN_TIME_S, REQUEST_TIME_S
-from .figures import Family, Reading
 
-# Times at which counters began; Prometheus does not need them, and would take each for a metric of its own.
+# Creation times of counters. Prometheus does not need them, and would store each as a metric of its own.
 _CREATED = "_created"
+
+_GAUGE = "gauge"
 
 
 class Metrics:
-    """The counts of one process. ``route`` is the path of the route, not of the request, so that there are few."""
+    """The counters of one process. ``route`` is the path of the route, not of the request, so it has few values."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
@@ -34,13 +42,13 @@ class Metrics:
             buckets=FIRST_TOKEN_TIME_S,
             registry=self.registry,
         )
-        self.in_flight = Gauge("penstock_http_requests_in_flight", "HTTP requests under way", registry=self.registry)
+        self.in_flight = Gauge("penstock_http_requests_in_flight", "HTTP requests in progress", registry=self.registry)
         self.resumed = Counter(
-            "penstock_http_streams_resumed", "Streams picked up with Last-Event-ID", registry=self.registry
+            "penstock_http_streams_resumed", "Streams resumed with Last-Event-ID", registry=self.registry
         )
 
     def families(self) -> list[Family]:
-        """Return them as they are now."""
+        """Return the current values."""
         return [
             Family(
                 metric.name,
@@ -57,13 +65,13 @@ class Metrics:
 
 
 def render(families: list[Family]) -> bytes:
-    """Return figures as text."""
+    """Return ``families`` in Prometheus's text format."""
     registry = CollectorRegistry()
-    registry.register(_Collected([_metric(family) for family in families]))
+    registry.register(_StaticCollector([_metric(family) for family in families]))
     return generate_latest(registry)
 
 
-class _Collected:
+class _StaticCollector:
     def __init__(self, metrics: list[Metric]) -> None:
         self._metrics = metrics
 
@@ -76,3 +84,52 @@ def _metric(family: Family) -> Metric:
     for reading in family.readings:
         metric.add_sample(reading.name, dict(reading.labels), reading.value)
     return metric
+
+
+class Reading(msgspec.Struct, frozen=True, array_like=True):
+    """One sample. ``name`` includes the suffix of a bucket, a sum or a count."""
+
+    name: str
+    labels: tuple[tuple[str, str], ...]
+    value: float
+
+
+class Family(msgspec.Struct, frozen=True, array_like=True):
+    """The samples of one metric. ``kind`` is Prometheus's type, and ``name`` has no suffix."""
+
+    name: str
+    kind: str
+    help: str
+    readings: list[Reading]
+
+
+def sum_families(processes: Iterable[list[Family]]) -> list[Family]:
+    """Return the metrics of all processes, each value summed over them, in order of first appearance."""
+    first: dict[str, Family] = {}
+    sums: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+    for families in processes:
+        for family in families:
+            first.setdefault(family.name, family)
+            values = sums.setdefault(family.name, {})
+            for reading in family.readings:
+                key = (reading.name, reading.labels)
+                values[key] = values.get(key, 0.0) + reading.value
+    return [
+        Family(name, family.kind, family.help, [Reading(*key, value) for key, value in sums[name].items()])
+        for name, family in first.items()
+    ]
+
+
+def without_gauges(families: list[Family]) -> list[Family]:
+    """Return the metrics that stay valid after their process has ended."""
+    return [family for family in families if family.kind != _GAUGE]
+
+
+def gauge(name: str, text: str, value: float) -> Family:
+    """Return a gauge without labels."""
+    return Family(name, _GAUGE, text, [Reading(name, (), value)])
+
+
+def counter(name: str, text: str, value: float) -> Family:
+    """Return a counter without labels; ``name`` has no "_total"."""
+    return Family(name, "counter", text, [Reading(f"{name}_total", (), value)])

@@ -1,7 +1,8 @@
-"""What happens to every request before and after its route: its id, who asks, how many run, the log, the counts.
+"""Handle every request before and after its route: its id, its identity, the limit of concurrent requests, log and
+metrics.
 
-A plain ASGI application around another one: Starlette's own middleware base would put a task and a queue between each
-event of a stream and its socket.
+This is a plain ASGI application around another one, because Starlette's middleware base class would put a task and a
+queue between each event of a stream and its socket.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from ...shared.names import MAX_NAME_CHARS
 from ...shared.shown import MAX_SHOWN_CHARS, cut, shown
 from ..openai.errors import CLIENT_CLOSED_REQUEST, OpenAIError
 from ..web.request_body import RequestBody
-from .access.auth import Authenticator
+from .auth import Authenticator
 from .http import error_response, trace_headers
 from .metrics import Metrics
 
 _REQUEST_ID = re.compile(rf"[\x21-\x7e]{{1,{MAX_NAME_CHARS}}}")
-# The head's name of a route that does not exist: made-up paths must not become so many time series.
+# Metric label of requests without a route: made-up paths must not create time series.
 NO_ROUTE = "none"
 
 log = get_logger(__name__)
 
 
 class GatewayMiddleware:
-    """Wraps the routes.
+    """Middleware around the routes.
 
     Args:
         public_paths: paths that need no API key.
-        max_running: more at a time are refused.
-        request_timeout_s: how long a body may take: see ``RequestBody``.
+        max_running: limit of concurrent requests; further ones are refused.
+        request_timeout_s: time limit of a body; see ``RequestBody``.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class GatewayMiddleware:
             finally:
                 self._num_running -= 1
                 self._metrics.in_flight.dec()
-                self._note(scope, exchange)
+                self._record(scope, exchange)
                 structlog.contextvars.unbind_contextvars("request_id")
 
     async def _serve(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
@@ -83,7 +84,11 @@ class GatewayMiddleware:
             if scope["path"] not in self._public_paths:
                 if self._num_running > self._max_running:
                     raise OpenAIError(
-                        429, "the gateway is at its limit", type="requests", code="gateway_busy", retry_after_s=1
+                        429,
+                        "the gateway has reached its limit of running requests; try again later",
+                        type="requests",
+                        code="gateway_busy",
+                        retry_after_s=1,
                     )
                 authorization = exchange.headers.get("authorization")
                 scope["state"]["identity"] = await self._authenticator.identify(authorization)
@@ -92,8 +97,8 @@ class GatewayMiddleware:
             return
         await self._app(scope, receive, exchange.send)
 
-    def _note(self, scope: Scope, exchange: Exchange) -> None:
-        """Count and log what became of it."""
+    def _record(self, scope: Scope, exchange: Exchange) -> None:
+        """Count and log the outcome of a request."""
         seconds = time.perf_counter() - exchange.started_at
         status = CLIENT_CLOSED_REQUEST if scope["state"].get("has_left") else exchange.status
         route = scope["state"].get("route", NO_ROUTE)
@@ -109,31 +114,30 @@ class GatewayMiddleware:
 
 
 class Exchange:
-    """One request and its response: adds the request's id to the head of the response, and notes its status.
+    """One request and its response. It adds the request id to the head of the response, and records its status.
 
-    The rest of a body that came too late is not waited for: its connection ends with the response.
+    If the body arrived too late, the connection is closed after the response, since the rest of the body is not
+    awaited.
     """
 
     def __init__(self, scope: Scope, send: Send, body: RequestBody) -> None:
         self.started_at = time.perf_counter()
         self.headers = Headers(scope=scope)
-        self._given_id = self.headers.get("x-request-id", "")
-        is_usable = _REQUEST_ID.fullmatch(self._given_id) is not None
-        self.request_id = self._given_id if is_usable else uuid.uuid4().hex
+        self._sent_id = self.headers.get("x-request-id", "")
+        is_usable = _REQUEST_ID.fullmatch(self._sent_id) is not None
+        self.request_id = self._sent_id if is_usable else uuid.uuid4().hex
         self.status = 500
         self._send = send
         self._body = body
 
     def check_request_id(self) -> None:
-        """Refuse an id that cannot stand in head and log: its caller would look for it there in vain.
+        """Refuse an id that cannot be used in headers and logs, since its caller would search for it in vain.
 
         Raises:
-            OpenAIError: 400, it is too long, or holds other than visible ASCII characters.
+            OpenAIError: 400, it is too long, or has other characters than visible ASCII.
         """
-        if self._given_id and self.request_id != self._given_id:
-            message = (
-                f"x-request-id must be 1 to {MAX_NAME_CHARS} visible ASCII characters, got {shown(self._given_id)}"
-            )
+        if self._sent_id and self.request_id != self._sent_id:
+            message = f"x-request-id must be 1 to {MAX_NAME_CHARS} visible ASCII characters, got {shown(self._sent_id)}"
             raise OpenAIError(400, message, param="x-request-id", code="invalid_request_id")
 
     async def send(self, message: Message) -> None:
@@ -147,10 +151,10 @@ class Exchange:
 
 
 def _late_body(sentence: str) -> OpenAIError:
-    message = f"{sentence}, or give the gateway a longer --request-timeout"
+    message = f"{sentence}, or start the gateway with a longer --request-timeout"
     return OpenAIError(408, message, type="timeout", code="request_timeout")
 
 
 def _method(scope: Scope) -> str:
-    known = ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH")
-    return scope["method"] if scope["method"] in known else "other"
+    methods = ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH")
+    return scope["method"] if scope["method"] in methods else "other"

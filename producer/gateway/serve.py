@@ -1,4 +1,4 @@
-"""The gateway as a process: uvicorn around the application, one line when it is ready, an end in order."""
+"""Run the gateway as a process: uvicorn around the application, one line when it is ready, and a graceful shutdown."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from starlette.applications import Starlette
 from ...shared.log import get_logger
 from ...shared.shards import check_servers
 from ..web.server import announce, listening, serve_app, web_config
-from .access.cors import ANY
 from .app import build_app
+from .cors import ANY
 from .settings import GatewaySettings
 
-# Behind the address in the line that says where it serves: what OpenAI's clients take as base_url.
+# Appended to the address in the line that announces the gateway, since OpenAI's clients take it as base_url.
 PATH = "/v1"
 
 log = get_logger(__name__)
 
 
 def serve(settings: GatewaySettings, *, host: str, port: int) -> int:
-    """Serve until SIGTERM or SIGINT: then accept no more, let running answers end up to the time limit, and return 0.
+    """Serve until SIGTERM or SIGINT. Then accept nothing more, let running answers end up to the time limit, and return
+    0.
 
     Raises:
-        ConfigurationError: the address cannot be listened on, Redis is not there, or the folder cannot be used.
+        ConfigurationError: the address cannot be listened on, Redis is unreachable, or the folder cannot be used.
     """
     app = build_app(settings)
     config = _config(app, settings)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(check_servers(settings.redis_url, settings.shards, namespace=settings.namespace, is_service=True))
         with listening(host, port) as listener:
-            warn_of_strangers(settings, *listener.getsockname()[:2])
+            warn_if_exposed(settings, *listener.getsockname()[:2])
             runner.run(serve_app(app, config, listener, partial(announce, listener, PATH)))
     return 0
 
@@ -44,7 +45,7 @@ def serve(settings: GatewaySettings, *, host: str, port: int) -> int:
 async def serve_on(
     settings: GatewaySettings, listener: socket.socket, on_ready: Callable[[], None], **parts: Any
 ) -> None:
-    """Serve on a socket that somebody else listens with, as one of several; ``parts`` are those of ``build_app``."""
+    """Serve on the caller's listening socket, as one of several processes. Passes ``parts`` to ``build_app``."""
     app = build_app(settings, **parts)
     await serve_app(app, _config(app, settings), listener, on_ready)
 
@@ -58,22 +59,22 @@ def _config(app: Starlette, settings: GatewaySettings) -> uvicorn.Config:
     )
 
 
-def warn_of_strangers(settings: GatewaySettings, address: str, port: int) -> None:
-    """Log who can use a gateway without API keys at ``address``, if those are others than who started it."""
+def warn_if_exposed(settings: GatewaySettings, address: str, port: int) -> None:
+    """Log a warning if a gateway without API keys can be used by others at ``address``."""
     if settings.api_keys:
         return
     if not ipaddress.ip_address(address).is_loopback:
         log.warning(
-            "open_to_whoever_reaches_it",
+            "open_without_api_keys",
             address=address,
             port=port,
             tenant=settings.tenant,
             reason="API keys are off",
-            remedy="pass --api-keys on, or --host 127.0.0.1, or let nobody through but what asks who it is",
+            remedy="pass --api-keys on or --host 127.0.0.1, or put a proxy that authenticates callers in front",
         )
     if ANY in settings.cors_origins:
         log.warning(
-            "open_to_every_web_page",
+            "open_to_all_web_pages",
             reason="API keys are off, and --cors-origin is '*'",
             remedy="pass --api-keys on, or the origins of your pages",
         )

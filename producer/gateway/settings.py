@@ -1,4 +1,4 @@
-"""What can be set of a gateway."""
+"""Settings of the gateway."""
 
 from __future__ import annotations
 
@@ -14,48 +14,50 @@ from ..openai.parsers import ParserChoice
 from ..web.connection import KEEP_ALIVE_TIMEOUT_S
 from ..web.request_body import REQUEST_TIMEOUT_S
 from ..webhooks.addresses import Networks
-from .access.cors import ANY, origin_pattern
+from .cors import ANY, origin_pattern
 
 DEFAULT_PORT = 8000
 MAX_BODY_BYTES = 4 * 1024 * 1024
 
 
 class GatewaySettings(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True):
-    """Checked when it is made.
+    """Settings of the gateway, validated on creation.
 
     Args:
-        redis_url, namespace, shards: the deployment, as of ``Client``.
-        model: of requests that name none; needed only where several are served.
-        tenant: of requests while ``api_keys`` is False.
-        api_keys: whether requests need a key of ``penstock keys``.
-        max_body_bytes: of one request.
-        max_running_requests: more at a time are answered with 429; the queue behind has limits of its own.
-        result_ttl_s: how long an answer can be read again, which a response of the Responses API is all the time.
-        reconnect_grace_s: how long a cut stream's request goes on for somebody to pick it up; 0 cancels it at once.
-        lease_ttl_s: the same where this process died.
+        redis_url, namespace, shards: the deployment, as for ``Client``.
+        model: model of requests that name none; needed only if several are served.
+        tenant: tenant of all requests while ``api_keys`` is False.
+        api_keys: whether requests need a key created by ``penstock keys``.
+        max_body_bytes: limit of one request's body.
+        max_running_requests: limit of concurrent requests; further ones get 429. The queue has separate limits.
+        result_ttl_s: how long an answer can be read again; a response of the Responses API is stored as long.
+        reconnect_grace_s: how long the request of a cut stream keeps running so that its client can resume it; 0
+            cancels it immediately.
+        lease_ttl_s: the same for a stream whose gateway process died.
         shutdown_timeout_s: how long running answers may take to end after SIGTERM.
         keep_alive_timeout_s: how long a connection may be idle between two requests before it is closed.
-        request_timeout_s: how long the head of a request may take, and then its body; a body gets a second more for
-            each 8 KiB that has come.
-        keep_alive_s: a stream that is silent for so long sends a comment, so that no proxy closes it.
-        status_wait_s: how long the status of a stream waits for its first event or a refusal; what goes wrong later is
-            told by an event.
-        cors_origins: which pages may call from a browser, by origins and patterns (see ``cors``); none turns CORS off.
-        parsers: what reads tool calls and reasoning in answers to chats.
-        lora_updating: whether adapters are named and removed over HTTP: those of the key's tenant, or without keys
-            everybody's.
-        fail_fast: answer 503 at once while no engine serves the model, instead of waiting for one.
-        deployment_metrics: whether /metrics tells of queues and engines, too. Only one process of a deployment should:
-            sums over several would count all of it several times.
-        files_dir: where uploaded files and the answers of batches are; PENSTOCK_FILES_DIR, or "files" in the user's
-            data folder, when None. All hosts that serve or run them share it.
-        fetch_images: whether images that a body names by https are fetched; else only data URLs are taken.
-        io_processors: what turns ``data`` of bodies of /pooling into prompts, as ``Client`` names them.
-        image_networks: private networks (CIDR) that may be asked for images, too; "all" for every address.
-        otlp_traces_endpoint: where spans of requests are sent, by OTLP over HTTP. Extra ``penstock[otel]``.
+        request_timeout_s: time limit of a request's head, and then of its body; a body gets one more second for each 8
+            KiB received.
+        keep_alive_s: a stream without events for this long sends a comment, so that no proxy closes it.
+        status_wait_s: how long the status of a stream waits for its first event or a refusal; later failures are
+            reported by an event.
+        cors_origins: web pages that may call from a browser, as origins and patterns (see ``cors``); empty turns CORS
+            off.
+        parsers: parsers of tool calls and reasoning in chat answers.
+        lora_updating: whether adapters can be added and removed over HTTP: for the key's tenant, or for everybody
+            without API keys.
+        fail_fast: answer 503 immediately while no engine serves the model, instead of waiting for one.
+        deployment_metrics: whether /metrics includes queues and engines. Enable it in one gateway of a deployment only,
+            since sums over several would count them several times.
+        files_dir: folder of uploaded files and batch output; if None, PENSTOCK_FILES_DIR, or "files" in the user's data
+            folder. All hosts that serve or run batches share it.
+        fetch_images: whether https URLs of images in a body are fetched; otherwise only data URLs are accepted.
+        io_processors: names of I/O processors that turn ``data`` of /pooling bodies into prompts, as for ``Client``.
+        image_networks: private networks (CIDR) from which images may be fetched too; "all" for every address.
+        otlp_traces_endpoint: where spans of requests are sent, by OTLP over HTTP. Needs the extra ``penstock[otel]``.
 
     Raises:
-        ConfigurationError: a value is wrong; the message names it.
+        ConfigurationError: a value is invalid; the message names it.
     """
 
     redis_url: str

@@ -1,8 +1,19 @@
-"""An answer as server-sent events: one write for each delta, an id on each event."""
+"""Write an answer as server-sent events: one write per delta, and an id on each event.
+
+Clients send the id of the last event back as ``Last-Event-ID`` to resume a stream:
+
+    chatcmpl-6921…:12          12 tokens of the only answer were sent
+    chatcmpl-6921…:12e.7       two answers: the first ended after 12 tokens
+    chatcmpl-6921…:12e.9e.u    the usage was sent too
+
+An event carries at most one delta, so an id is always at the border of a delta. The deltas are in Redis, so any process
+that has an id can tell which of them were sent, no matter which process sent them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
@@ -10,31 +21,82 @@ import msgspec
 
 from ...shared.json_lines import encode_line
 from ...shared.log import get_logger
-from ..openai.errors import error_of
+from ..openai.answers.response_ids import fingerprint_of
+from ..openai.errors import OpenAIError, error_of
 from ..openai.prepared import ChunkMaker, Prepared
+from ..results.answer_positions import AnswerPositions
 from ..sse import EventStream
-from .event_ids import Position
 from .generations import PromptDelta
 
-DONE = b"data: [DONE]\n\n"
+_FORM = re.compile(r"([A-Za-z0-9_-]{1,100}):(\d{1,10}e?(?:\.\d{1,10}e?)*)(\.u)?")
 
+DONE = b"data: [DONE]\n\n"
 log = get_logger(__name__)
+
+
+class Position(AnswerPositions):
+    """Position of one stream. Answers are numbered over all prompts: the ``n`` of the first, then the ``n`` of the
+    second."""
+
+    def __init__(
+        self, response_id: str, next_indexes: list[int], ended: list[bool], *, has_usage: bool = False
+    ) -> None:
+        super().__init__(next_indexes, ended)
+        self.response_id = response_id
+        self.has_usage = has_usage
+
+    @classmethod
+    def start(cls, response_id: str, num_answers: int) -> Position:
+        """Return the position of a stream that has sent nothing."""
+        return cls(response_id, [0] * num_answers, [False] * num_answers)
+
+    @classmethod
+    def parse(cls, event_id: str, num_answers: int, id_prefix: str, fingerprint: str) -> Position:
+        """Read the ``Last-Event-ID`` of a request whose body has ``num_answers`` answers and this ``fingerprint``.
+
+        Raises:
+            OpenAIError: 400, it is not the id of an event of such a stream, or another body started the stream.
+        """
+        match = _FORM.fullmatch(event_id)
+        marks = match[2].split(".") if match else []
+        if match is None or len(marks) != num_answers or not match[1].startswith(f"{id_prefix}-"):
+            raise _invalid_id("Last-Event-ID must be the id of an event of a stream that this same body started")
+        if fingerprint_of(match[1]) not in ("", fingerprint):
+            raise _invalid_id(
+                "Last-Event-ID belongs to a stream that another body started; send that body again unchanged, or "
+                "omit the header"
+            )
+        ended = [mark.endswith("e") for mark in marks]
+        return cls(match[1], [int(mark.rstrip("e")) for mark in marks], ended, has_usage=match[3] is not None)
+
+    def __str__(self) -> str:
+        if len(self.ended) == 1:
+            marks = f"{self.next_indexes[0]}{'e' if self.ended[0] else ''}"
+        else:
+            marks = ".".join(
+                f"{index}e" if ended else str(index) for index, ended in zip(self.next_indexes, self.ended, strict=True)
+            )
+        return f"{self.response_id}:{marks}{'.u' if self.has_usage else ''}"
+
+
+def _invalid_id(message: str) -> OpenAIError:
+    return OpenAIError(400, message, param="Last-Event-ID", code="invalid_last_event_id")
 
 
 async def events(
     deltas: AsyncGenerator[PromptDelta], prepared: Prepared, chunks: ChunkMaker, position: Position
 ) -> AsyncGenerator[bytes]:
-    """Iterate over the encoded events of a stream that stands at ``position``; ends with [DONE].
+    """Iterate over the encoded events of a stream that has reached ``position``; ends with [DONE].
 
-    What ``position`` has is fed to ``chunks`` all the same, for its state, and not told again.
+    Deltas before ``position`` still pass through ``chunks``, because it keeps state, but are not sent again.
     """
     async with aclosing(deltas):
         with prepared.naming_fields():
             async for prompt, delta in deltas:
                 answer = prompt * prepared.params.n + delta.child
-                is_told = position.has(answer, delta)
+                is_sent = position.has(answer, delta)
                 chunk = chunks.feed(delta, prompt)
-                if is_told:
+                if is_sent:
                     continue
                 position.advance(answer, delta)
                 if chunk is not None:
@@ -54,18 +116,18 @@ async def event_stream(
     on_first: Callable[[], None],
     on_left: Callable[[], None],
 ) -> EventStream:
-    """Return the response of ``events``, once its status is known.
+    """Return the response of ``events`` once its status is known.
 
     Args:
-        status_wait_s: a request that is refused is so within moments, with a status of its own; one that waits longer
-            has its head sent.
-        on_first: called before the first event goes out.
-        on_left: called if the reader leaves before the end.
+        status_wait_s: wait for a refusal, which usually arrives quickly and gets its own status; after this time the
+            head of the response is sent.
+        on_first: called before the first event is sent.
+        on_left: called if the reader disconnects before the end.
 
-    Raises: what the events raise before the first of them.
+    Raises: the exceptions of ``events`` before its first event.
     """
     return await EventStream(
-        _noted(encoded, on_first, on_left),
+        _with_callbacks(encoded, on_first, on_left),
         error_event=_error_event,
         keep_alive_s=keep_alive_s,
         status_wait_s=status_wait_s,
@@ -76,7 +138,7 @@ def _event(position: Position, chunk: msgspec.Struct) -> bytes:
     return b"id: %b\ndata: %b\n\n" % (str(position).encode(), encode_line(chunk))
 
 
-async def _noted(
+async def _with_callbacks(
     encoded: AsyncGenerator[bytes], on_first: Callable[[], None], on_left: Callable[[], None]
 ) -> AsyncGenerator[bytes]:
     async with aclosing(encoded):
@@ -92,7 +154,7 @@ async def _noted(
 
 
 def _error_event(error: Exception) -> bytes:
-    """The event that tells a failure where OpenAI's clients look for it, and the end of the stream."""
-    told = error_of(error)
-    log.warning("stream_failed", error=str(error), status=told.status)
-    return b"data: %b\n\n%b" % (encode_line(told.body), DONE)
+    """Return the event that reports a failure where OpenAI's clients look for it, followed by the end of the stream."""
+    api_error = error_of(error)
+    log.warning("stream_failed", error=str(error), status=api_error.status)
+    return b"data: %b\n\n%b" % (encode_line(api_error.body), DONE)

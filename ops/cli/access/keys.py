@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ....producer.gateway.access.api_keys import ApiKeys
+from ....producer.gateway.auth import ApiKeys
 from ....shared.command_line import Command, add_redis_arguments
 from ...words import format_time
 from .key_command import KeyKind

@@ -1,8 +1,9 @@
-"""A process of a gateway: ``python -m penstock.producer.gateway.processes.child LISTENER LINK``, started by the parent.
+"""A child process of a gateway: ``python -m penstock.producer.gateway.processes.child LISTENER LINK``, run by the
+parent.
 
-Both arguments are file descriptors that it has inherited: the listening socket, and its end of the socket pair to its
-parent. It serves until SIGTERM. The end of the parent is one, too, whatever ended it: a gateway that is started in its
-place finds the port free, and running answers have the time that they have at any end.
+Both arguments are inherited file descriptors: the listening socket, and the child's end of the socket pair to the
+parent. The child serves until SIGTERM. It also stops when its parent ends for any reason: then a gateway started as a
+replacement finds the port free, and running answers still have their time to end.
 """
 
 from __future__ import annotations
@@ -21,103 +22,114 @@ from ....shared.command_line import EXIT_FAILED
 from ....shared.errors import PenstockError
 from ....shared.log import configure_logging, get_logger
 from ....shared.standard_streams import open_closed_streams
-from ..figures import Family
-from ..metrics import Metrics
+from ..metrics import Family, Metrics
 from ..serve import serve_on
-from .messages import MAX_LINE_BYTES, AskAll, Begin, Figures, NotStarted, Ready, Tell, Told, read_to_child, write
+from .messages import (
+    MAX_LINE_BYTES,
+    Begin,
+    ChildMetrics,
+    CollectMetrics,
+    MergedMetrics,
+    NotStarted,
+    QueryAllMetrics,
+    Ready,
+    read_from_parent,
+    write,
+)
 
-TELL_EVERY_S = 1.0
-# Longer than the parent gives the other children.
+REPORT_INTERVAL_S = 1.0
+# Longer than the parent waits for the other children.
 SUM_TIMEOUT_S = 3.0
 
 log = get_logger(__name__)
 
 
 class ParentLink:
-    """What a child has of its parent.
+    """A child's connection to its parent.
 
     Args:
-        metrics: of this process.
+        metrics: counters of this process.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, metrics: Metrics) -> None:
         self._reader = reader
         self._writer = writer
         self._metrics = metrics
-        self._numbers = itertools.count(1)
+        self._query_ids = itertools.count(1)
         self._sums: dict[int, asyncio.Future[list[Family]]] = {}
 
-    def say_ready(self) -> None:
+    def report_ready(self) -> None:
         write(self._writer, Ready())
 
-    async def sum_figures(self) -> list[Family]:
-        """Return the figures of all processes; those of this one alone where the parent does not answer."""
-        number, own = next(self._numbers), self._metrics.families()
-        answer = self._sums[number] = asyncio.get_running_loop().create_future()
-        write(self._writer, AskAll(number, own))
+    async def sum_metrics(self) -> list[Family]:
+        """Return the metrics of all processes, or of this one alone if the parent does not answer."""
+        query_id, own = next(self._query_ids), self._metrics.families()
+        answer = self._sums[query_id] = asyncio.get_running_loop().create_future()
+        write(self._writer, QueryAllMetrics(query_id, own))
         try:
             async with asyncio.timeout(SUM_TIMEOUT_S):
                 return await answer
         except TimeoutError:
-            log.warning("gateway_parent_silent", waited_s=SUM_TIMEOUT_S)
+            log.warning("gateway_parent_unresponsive", waited_s=SUM_TIMEOUT_S)
             return own
         finally:
-            del self._sums[number]
+            del self._sums[query_id]
 
     async def run(self) -> None:
-        """Answer the parent until it ends, which ends this process in order."""
-        telling = asyncio.create_task(self._tell_now_and_then())
+        """Answer the parent until it ends; then stop this process gracefully."""
+        reports = asyncio.create_task(self._report_periodically())
         try:
-            while (message := await read_to_child(self._reader)) is not None:
-                if isinstance(message, Tell):
-                    write(self._writer, Figures(self._metrics.families(), message.asked))
-                elif isinstance(message, Told) and message.asked in self._sums:
-                    self._sums[message.asked].set_result(message.families)
+            while (message := await read_from_parent(self._reader)) is not None:
+                if isinstance(message, CollectMetrics):
+                    write(self._writer, ChildMetrics(self._metrics.families(), message.query_id))
+                elif isinstance(message, MergedMetrics) and message.query_id in self._sums:
+                    self._sums[message.query_id].set_result(message.families)
         finally:
-            telling.cancel()
-        log.warning("gateway_parent_gone", pid=os.getpid())
+            reports.cancel()
+        log.warning("gateway_parent_exited", pid=os.getpid())
         os.kill(os.getpid(), signal.SIGTERM)
 
-    async def _tell_now_and_then(self) -> None:
-        """Tell the parent what would otherwise be lost with this process, and that its loop turns."""
+    async def _report_periodically(self) -> None:
+        """Report the metrics, so that the parent still has them if this process dies, and to show that its loop is
+        running."""
         while True:
-            write(self._writer, Figures(self._metrics.families()))
-            await asyncio.sleep(TELL_EVERY_S)
+            write(self._writer, ChildMetrics(self._metrics.families()))
+            await asyncio.sleep(REPORT_INTERVAL_S)
 
 
 async def _run(listener: socket.socket, link: socket.socket) -> int:
     reader, writer = await asyncio.open_connection(sock=link, limit=MAX_LINE_BYTES)
-    begin = await read_to_child(reader)
+    begin = await read_from_parent(reader)
     if not isinstance(begin, Begin):
         return EXIT_FAILED
     configure_logging(begin.log_level, begin.log_format)
     metrics = Metrics()
     parent = ParentLink(reader, writer, metrics)
-    hearing = asyncio.create_task(parent.run())
+    parent_task = asyncio.create_task(parent.run())
     try:
         await serve_on(
             begin.settings,
             listener,
-            parent.say_ready,
+            parent.report_ready,
             metrics=metrics,
-            sum_figures=parent.sum_figures,
+            sum_metrics=parent.sum_metrics,
             process=begin.process,
         )
     except (PenstockError, RedisError) as error:
         write(writer, NotStarted(str(error)))
         return EXIT_FAILED
     finally:
-        hearing.cancel()
-        await asyncio.gather(hearing, return_exceptions=True)
+        parent_task.cancel()
+        await asyncio.gather(parent_task, return_exceptions=True)
         writer.close()
     return 0
 
 
 def main() -> int:
-    """Serve by the descriptors that the arguments name; returns the exit status."""
+    """Serve on the file descriptors named by the arguments, and return the exit status."""
     open_closed_streams()
     listener, link = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
-    # Its factory of loops depends on nothing but what is installed.
+    # The choice of event loop depends only on the packages installed.
     with asyncio.Runner(loop_factory=uvicorn.Config("").get_loop_factory()) as runner:
         return runner.run(_run(listener, link))
 

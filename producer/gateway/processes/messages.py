@@ -1,4 +1,4 @@
-"""What parent and child say to each other: lines of JSON over a socket pair, whose end is the end of the other."""
+"""Messages between parent and child: lines of JSON over a socket pair, which ends when either process does."""
 
 from __future__ import annotations
 
@@ -7,88 +7,90 @@ from typing import TypeVar
 
 import msgspec
 
-from ..figures import Family
+from ..metrics import Family
 from ..settings import GatewaySettings
 
-# The figures of all routes are some tens of KiB.
+# The metrics of all routes have some tens of KiB.
 MAX_LINE_BYTES = 1 << 24
 
 T = TypeVar("T")
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """To a child, first: how it serves. Secrets are in it; so it is no argument and no environment of a process."""
+    """First message to a child: how to serve. It contains secrets, so it is not passed as arguments or environment."""
 
     settings: GatewaySettings
     log_level: str
     log_format: str
     process: int
-    """Its number, from 0; the one that takes its place has it, too."""
+    """Number of the child, from 0; its replacement has the same number."""
 
 
-class Tell(msgspec.Struct, frozen=True, tag=True):
-    """To a child: what are your figures now?"""
+class CollectMetrics(msgspec.Struct, frozen=True, tag=True):
+    """Message to a child: report your metrics."""
 
-    asked: int
+    query_id: int
 
 
-class Told(msgspec.Struct, frozen=True, tag=True):
-    """To a child: the figures of all, as it asked for."""
+class MergedMetrics(msgspec.Struct, frozen=True, tag=True):
+    """Message to a child: the metrics of all processes, as it requested."""
 
-    asked: int
+    query_id: int
     families: list[Family]
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """To the parent: this child serves."""
+    """Message to the parent: this child serves."""
 
 
 class NotStarted(msgspec.Struct, frozen=True, tag=True):
-    """To the parent: why this child does not serve; it ends."""
+    """Message to the parent: why this child cannot serve; it exits."""
 
     message: str
 
 
-class Figures(msgspec.Struct, frozen=True, tag=True):
-    """To the parent, every second and when asked: what this child has counted. ``asked`` 0 is of itself."""
+class ChildMetrics(msgspec.Struct, frozen=True, tag=True):
+    """Message to the parent, every second and on request: the metrics of this child. ``query_id`` is 0 without a
+    request."""
 
     families: list[Family]
-    asked: int = 0
+    query_id: int = 0
 
 
-class AskAll(msgspec.Struct, frozen=True, tag=True):
-    """To the parent: what are the figures of all? Those of the child that asks come along."""
+class QueryAllMetrics(msgspec.Struct, frozen=True, tag=True):
+    """Message to the parent: a request for the metrics of all processes. It includes those of the child that requests
+    them."""
 
-    asked: int
+    query_id: int
     families: list[Family]
 
 
-ToChild = Begin | Tell | Told
-ToParent = Ready | NotStarted | Figures | AskAll
+FromParent = Begin | CollectMetrics | MergedMetrics
+FromChild = Ready | NotStarted | ChildMetrics | QueryAllMetrics
 
-_to_child = msgspec.json.Decoder(ToChild)
-_to_parent = msgspec.json.Decoder(ToParent)
-
-
-async def read_to_child(reader: asyncio.StreamReader) -> ToChild | None:
-    """Return the next message; None at the end of the parent."""
-    return await _read(reader, _to_child)
+_parent_decoder = msgspec.json.Decoder(FromParent)
+_child_decoder = msgspec.json.Decoder(FromChild)
 
 
-async def read_to_parent(reader: asyncio.StreamReader) -> ToParent | None:
-    """Return the next message; None at the end of the child."""
-    return await _read(reader, _to_parent)
+async def read_from_parent(reader: asyncio.StreamReader) -> FromParent | None:
+    """Return the next message; None if the parent has exited."""
+    return await _read_message(reader, _parent_decoder)
 
 
-def write(writer: asyncio.StreamWriter, message: ToChild | ToParent) -> None:
-    """Send a message; to one that has ended it is lost."""
+async def read_from_child(reader: asyncio.StreamReader) -> FromChild | None:
+    """Return the next message; None if the child has exited."""
+    return await _read_message(reader, _child_decoder)
+
+
+def write(writer: asyncio.StreamWriter, message: FromParent | FromChild) -> None:
+    """Send a message. It is lost if the receiver has exited."""
     writer.write(msgspec.json.encode(message) + b"\n")
 
 
-async def _read(reader: asyncio.StreamReader, decoder: msgspec.json.Decoder[T]) -> T | None:
+async def _read_message(reader: asyncio.StreamReader, decoder: msgspec.json.Decoder[T]) -> T | None:
     try:
         line = await reader.readline()
     except ConnectionError:
         return None
-    # The last line of one that was killed may be torn.
+    # The last line of a killed process may be incomplete.
     return decoder.decode(line) if line.endswith(b"\n") else None

@@ -1,1 +1,1 @@
-"""The routes of the gateway: a module for each family of endpoints, which ends in its ``OPERATIONS``."""
+"""The routes of the gateway: one module per family of endpoints, each with its ``OPERATIONS`` at the end."""

@@ -1,6 +1,6 @@
-"""/v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them: names of adapters changed over HTTP.
+"""/v1/load_lora_adapter and /v1/unload_lora_adapter, as in vLLM: change the names of adapters over HTTP.
 
-Whoever may call them has engines read folders, so they are off by default.
+They are off by default, because a caller can make engines read folders.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ....shared.errors import EngineCallError, UnknownModelError, ValidationErro
 from ....shared.lora.registry import EVERYBODY
 from ....shared.shown import shown
 from ...openai.errors import OpenAIError, bad_field
-from ..gateway import Gateway
-from ..http import gateway_of, read_body, while_connected
+from ..http import Gateway, gateway_of, read_body, while_connected
 from ..operations import Operation
 
 B = TypeVar("B", "LoadBody", "UnloadBody")
 
 
 class LoadBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The request: ``lora_path`` is a folder that gateway and engines see, ``load_inplace`` points a known name to it.
+    """The request. ``lora_path`` is a folder visible to the gateway and the engines. ``load_inplace`` points an
+    existing name to it.
 
-    ``base_model_name`` is the model that it is for; needed only where several are served.
+    ``base_model_name`` is the model of the adapter; needed only if several models are served.
     """
 
     lora_name: str
@@ -37,7 +37,7 @@ class LoadBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class UnloadBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The request; ``lora_int_id``, which vLLM has, is not needed."""
+    """The request. ``lora_int_id``, which vLLM has, is ignored."""
 
     lora_name: str
     lora_int_id: int | None = None
@@ -46,10 +46,11 @@ class UnloadBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 async def load(request: Request) -> Response:
     """Answer POST /v1/load_lora_adapter."""
     gateway, tenant = _permitted(request)
-    body = await _read(request, LoadBody)
-    known = [one for one in await gateway.client.adapters() if (one.name, one.tenant) == (body.lora_name, tenant)]
-    if known and not body.load_inplace:
-        message = f"lora_name {shown(body.lora_name)} is that of an adapter already; load_inplace points it to this one"
+    body = await _read_body(request, LoadBody)
+    adapters = await gateway.client.adapters()
+    exists = any((adapter.name, adapter.tenant) == (body.lora_name, tenant) for adapter in adapters)
+    if exists and not body.load_inplace:
+        message = f"lora_name {shown(body.lora_name)} is already in use; pass load_inplace=true to replace its adapter"
         raise bad_field("lora_name", message, code="adapter_exists")
     client, model = gateway.client, body.base_model_name
     try:
@@ -65,8 +66,8 @@ async def load(request: Request) -> Response:
             raise
         raise bad_field("base_model_name", f"base_model_name{str(error).removeprefix('model')}") from error
     except EngineCallError as error:
-        if not known:
-            # What cannot load it may not unload it either; and if nobody could, the name is gone already.
+        if not exists:
+            # An engine that cannot load it may fail to unload it too. If no engine could, the name is removed already.
             with suppress(EngineCallError, UnknownAdapterError):
                 await client.remove_lora(body.lora_name, tenant=tenant or None)
         raise OpenAIError(400, str(error), param="lora_path", code="adapter_not_loaded") from error
@@ -74,9 +75,9 @@ async def load(request: Request) -> Response:
 
 
 async def unload(request: Request) -> Response:
-    """Answer POST /v1/unload_lora_adapter. Requests that were enqueued before end with the adapter."""
+    """Answer POST /v1/unload_lora_adapter. Requests enqueued before still finish with the adapter."""
     gateway, tenant = _permitted(request)
-    body = await _read(request, UnloadBody)
+    body = await _read_body(request, UnloadBody)
     try:
         await while_connected(request, gateway.client.remove_lora(body.lora_name, tenant=tenant or None))
     except UnknownAdapterError as error:
@@ -85,21 +86,21 @@ async def unload(request: Request) -> Response:
 
 
 def _permitted(request: Request) -> tuple[Gateway, str]:
-    """Return the gateway, and whose names are changed: those of the key's tenant, or everybody's where there are none.
+    """Return the gateway and the tenant whose names are changed: that of the key, or everybody's without API keys.
 
     Raises:
-        OpenAIError: 403, it was not started for that.
+        OpenAIError: 403, the gateway was started without --lora-updating.
     """
     gateway = gateway_of(request)
     if not gateway.settings.lora_updating:
         raise OpenAIError(
-            403, "adapters cannot be changed here; start the gateway with --lora-updating", code="lora_updating_off"
+            403, "this gateway does not change adapters; start it with --lora-updating on", code="lora_updating_off"
         )
     return gateway, request.state.identity.tenant if gateway.settings.api_keys else EVERYBODY
 
 
-async def _read(request: Request, kind: type[B]) -> B:
-    return msgspec.json.decode(await read_body(request, gateway_of(request).settings.max_body_bytes), type=kind)
+async def _read_body(request: Request, body_type: type[B]) -> B:
+    return msgspec.json.decode(await read_body(request, gateway_of(request).settings.max_body_bytes), type=body_type)
 
 
 _STATUSES = (400, 403, 413, 499)
@@ -118,7 +119,7 @@ OPERATIONS = (
         method="POST",
         path="/v1/unload_lora_adapter",
         handler=unload,
-        summary="Take the name of an adapter away, and unload it",
+        summary="Remove the name of an adapter, and unload it",
         body=UnloadBody,
         media_type="text/plain",
         statuses=_STATUSES,

@@ -1,4 +1,4 @@
-"""/v1/batches: files of requests, run row by row by whoever runs the jobs."""
+"""/v1/batches: files of requests, which ``penstock jobs`` runs row by row."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .files import AFTER, limit_of, query_parameter
 
 
 class OutputExpiresAfter(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """When the files of a batch expire: so many seconds after they were made."""
+    """When the files of a batch expire: this many seconds after their creation."""
 
     seconds: int
     anchor: Literal["created_at"] = "created_at"
 
 
 class BatchBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a batch is made of. ``webhook_url`` is ours: it is told of the end."""
+    """The request. ``webhook_url`` is an extension: it is notified of the end of the batch."""
 
     input_file_id: str
     endpoint: str
@@ -76,14 +76,14 @@ async def cancel_batch(request: Request) -> Response:
     return json_response(await batches.cancel(request.path_params["batch_id"], tenant=tenant))
 
 
-_LIMIT = query_parameter("limit", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}, "Most that are listed.")
+_LIMIT = query_parameter("limit", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}, "Maximum number of items.")
 
 OPERATIONS = (
     Operation(
         method="POST",
         path="/v1/batches",
         handler=create_batch,
-        summary="Make a batch of an uploaded file",
+        summary="Create a batch from an uploaded file",
         body=BatchBody,
         response=Batch,
         statuses=(400, 413),
@@ -108,7 +108,7 @@ OPERATIONS = (
         method="POST",
         path="/v1/batches/{batch_id}/cancel",
         handler=cancel_batch,
-        summary="End a batch; what is done is kept",
+        summary="Cancel a batch; finished rows are kept",
         response=Batch,
         statuses=(409,),
     ),

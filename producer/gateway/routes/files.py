@@ -1,4 +1,4 @@
-"""/v1/files: what batches are made of, and what comes of them."""
+"""/v1/files: the input and output files of batches."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from ....shared.shown import shown
 from ...batches.batch_records import MAX_FILE_BYTES, PURPOSES, Deleted, FileObject, Page
 from ...batches.files import MAX_LIMIT, Upload, check_upload
 from ...openai.errors import OpenAIError, bad_field
-from ..bodies.multipart import FormPart, FormReader
 from ..http import gateway_of, json_response
+from ..multipart import FormPart, FormReader
 from ..operations import Operation
 
-# What a form has beside its file.
+# Limit of a form's size without its file.
 MAX_FORM_BYTES = 1024 * 1024
 _SECONDS, _ANCHOR = "expires_after[seconds]", "expires_after[anchor]"
 
 
 class FileUpload(msgspec.Struct, kw_only=True):
-    """The form of an upload; ``expires_after`` is written as ``expires_after[seconds]``."""
+    """The form of an upload. ``expires_after`` is sent as the field ``expires_after[seconds]``."""
 
     file: bytes
     purpose: str
 
 
 class _Form(msgspec.Struct):
-    """What has come of a form so far."""
+    """The parts of a form received so far."""
 
     fields: dict[str, str] = {}
     upload: Upload | None = None
@@ -58,7 +58,7 @@ class _Form(msgspec.Struct):
 
 
 async def create_file(request: Request) -> Response:
-    """Answer POST /v1/files. The fields may stand before or behind the file."""
+    """Answer POST /v1/files. The fields may precede or follow the file."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > MAX_FILE_BYTES + MAX_FORM_BYTES:
         raise OpenAIError(413, f"file must have at most {MAX_FILE_BYTES} bytes", param="file", code="payload_too_large")
@@ -66,7 +66,7 @@ async def create_file(request: Request) -> Response:
     try:
         async with aclosing(FormReader(request).parts()) as parts:
             async for part in parts:
-                await _take(request, form, part)
+                await _receive_part(request, form, part)
         if form.upload is None:
             raise bad_field("file", "file must be given, with a filename", code="missing_required_parameter")
         tenant, purpose, expires_after_s = request.state.identity.tenant, form.purpose, form.expires_after_s
@@ -80,11 +80,11 @@ async def create_file(request: Request) -> Response:
     return json_response(file)
 
 
-async def _take(request: Request, form: _Form, part: FormPart) -> None:
+async def _receive_part(request: Request, form: _Form, part: FormPart) -> None:
     if part.name == "file" and part.filename is not None:
         if form.upload is not None:
             raise bad_field("file", "file must be one file")
-        if "purpose" in form.fields:  # what is known to be refused need not be received first
+        if "purpose" in form.fields:  # refuse early, before the file is received
             check_upload(form.purpose, part.filename, form.expires_after_s)
         form.filename = part.filename
         form.upload = await gateway_of(request).batches.files.receive(part.chunks)
@@ -130,25 +130,27 @@ def limit_of(request: Request, default: int) -> int:
     """Return the query's ``limit``.
 
     Raises:
-        OpenAIError: 400, it is no number.
+        OpenAIError: 400, it is not a number.
     """
-    given = request.query_params.get("limit")
-    if given is None:
+    text = request.query_params.get("limit")
+    if text is None:
         return default
-    if not (given.isascii() and given.isdecimal() and len(given) < 10):
-        raise bad_field("limit", f"limit must be a number, got {shown(given)}")
-    return int(given)
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise bad_field("limit", f"limit must be a number, got {shown(text)}")
+    return int(text)
 
 
 def query_parameter(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
-    """Return OpenAPI's description of a part of the query."""
+    """Return OpenAPI's description of a query parameter."""
     return {"name": name, "in": "query", "required": False, "schema": schema, "description": description}
 
 
-AFTER = query_parameter("after", {"type": "string"}, "The last id of the page before.")
-_LIMIT = query_parameter("limit", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}, "Most that are listed.")
-_ORDER = query_parameter("order", {"type": "string", "enum": ["asc", "desc"]}, "By time; the newest first by default.")
-_PURPOSE = query_parameter("purpose", {"type": "string", "enum": list(PURPOSES)}, "Only those.")
+AFTER = query_parameter("after", {"type": "string"}, "The last id of the previous page.")
+_LIMIT = query_parameter("limit", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}, "Maximum number of items.")
+_ORDER = query_parameter(
+    "order", {"type": "string", "enum": ["asc", "desc"]}, "By creation time; newest first by default."
+)
+_PURPOSE = query_parameter("purpose", {"type": "string", "enum": list(PURPOSES)}, "Only files with this purpose.")
 
 OPERATIONS = (
     Operation(

@@ -1,7 +1,7 @@
-"""/v1/chat/completions and /v1/completions: whole answers, streams, and streams that are picked up.
+"""/v1/chat/completions and /v1/completions: whole answers, streams, and resumed streams.
 
-A cut stream is picked up by sending its body again with the header ``Last-Event-ID``. The request is in Redis, and the
-body says how to tell it, so no gateway needs to remember anything; a GET would need the body kept somewhere.
+A client resumes a cut stream by sending its body again with the header ``Last-Event-ID``. The request is in Redis, and
+the body determines the form of its answer, so no gateway stores anything. A GET would require the body to be stored.
 """
 
 from __future__ import annotations
@@ -25,22 +25,20 @@ from ...openai.errors import OpenAIError
 from ...openai.prepared import Prepared, PreparedBody
 from ...sse import EventStream
 from .. import generations
-from ..access.auth import Identity
-from ..event_ids import Position
-from ..gateway import Gateway
-from ..http import add_ids, gateway_of, json_response, note_request_id, read_body, while_connected
+from ..auth import Identity
+from ..http import Gateway, add_ids, bind_request_id, gateway_of, json_response, read_body, while_connected
 from ..operations import Operation
-from ..stream import event_stream, events
+from ..stream import Position, event_stream, events
 
-# Larger bodies are read in a thread: milliseconds, in which other streams go on.
+# Larger bodies are decoded in a thread, because that takes milliseconds, during which other streams must continue.
 LARGE_BODY_BYTES = 64 * 1024
 
 
 async def prepare(gateway: Gateway, path: str, body: bytes) -> tuple[PreparedBody, str]:
-    """Return what a body of ``path`` asks, and how the answers of its model are read; and the body's fingerprint.
+    """Decode a body of ``path`` for the parsers of its model. Returns the prepared body and its fingerprint.
 
     Raises:
-        OpenAIError: the body is wrong.
+        OpenAIError: the body is invalid.
     """
     if len(body) <= LARGE_BODY_BYTES:
         decoded = decode(path, body)
@@ -51,15 +49,15 @@ async def prepare(gateway: Gateway, path: str, body: bytes) -> tuple[PreparedBod
 
 
 async def generate(path: str, request: Request) -> ASGIApp:
-    """Answer a body of ``path``."""
+    """Answer a request of ``path``."""
     gateway = gateway_of(request)
     body = await read_body(request, gateway.settings.max_body_bytes)
     prepared, fingerprint = await prepare(gateway, path, body)
-    assert isinstance(prepared, Prepared)  # the paths below generate
+    assert isinstance(prepared, Prepared)  # the paths in OPERATIONS generate
     identity: Identity = request.state.identity
     last_event_id = request.headers.get("last-event-id")
     if last_event_id is not None:
-        return await _resumed(gateway, request, prepared, fingerprint, last_event_id)
+        return await _resume(gateway, request, prepared, fingerprint, last_event_id)
     prepared = msgspec.structs.replace(
         prepared, prompts=await gateway.images.fetched(prepared.prompts, identity.tenant)
     )
@@ -75,14 +73,14 @@ async def generate(path: str, request: Request) -> ASGIApp:
     return await _event_stream(gateway, request, prepared, deltas, position)
 
 
-async def _resumed(
+async def _resume(
     gateway: Gateway, request: Request, prepared: Prepared, fingerprint: str, last_event_id: str
 ) -> EventStream:
     if not prepared.stream:
         raise OpenAIError(400, "Last-Event-ID needs stream=true", param="stream")
     num_answers = len(prepared.prompts) * prepared.params.n
     position = Position.parse(last_event_id, num_answers, prepared.id_prefix, fingerprint)
-    note_request_id(position.response_id)
+    bind_request_id(position.response_id)
     model = await _model_name(gateway, prepared)
     status = await gateway.client.status(position.response_id, model)
     if status.tenant != request.state.identity.tenant:
@@ -121,7 +119,7 @@ async def _event_stream(
 
 
 async def _model_name(gateway: Gateway, prepared: Prepared) -> str:
-    """The name of the model that serves it, where the body leaves it to us.
+    """Return the name of the model that serves the body, which may not name one.
 
     Raises:
         UnknownModelError: no worker has ever served it.
@@ -134,7 +132,7 @@ _LAST_EVENT_ID = {
     "in": "header",
     "required": False,
     "schema": {"type": "string"},
-    "description": "The id of the last event of a stream that this same body began: it goes on after that.",
+    "description": "The id of the last event of a stream that this same body started; the stream resumes after it.",
 }
 _STATUSES = (400, 408, 413, 429, 499)
 

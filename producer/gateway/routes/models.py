@@ -1,4 +1,4 @@
-"""/v1/models: what is served here, and the adapters that whoever asks may name."""
+"""/v1/models: the models served, and the adapters that the caller may name."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from ..operations import Operation
 
 
 class Model(msgspec.Struct, kw_only=True):
-    """One model, or an adapter of one. ``created`` is when a worker last began to serve it, or when the adapter was
-    named, in Unix time. ``max_model_len``, ``root`` and ``parent`` are vLLM's: of an adapter its folder and its model.
+    """One model or adapter. ``created`` is when a worker last started to serve the model, or when the adapter was
+    named, in Unix time.
+
+    ``max_model_len``, ``root`` and ``parent`` are vLLM's fields; for an adapter, ``root`` is its folder and ``parent``
+    its model.
     """
 
     id: str
@@ -52,7 +55,7 @@ async def retrieve_model(request: Request) -> Response:
 
 
 async def _models(request: Request) -> dict[str, Model]:
-    """By name: the models, then the adapters, of models that are known, that have no model's name."""
+    """Return models and adapters by name. An adapter is omitted if its model is unknown, or if a model has its name."""
     client = gateway_of(request).client
     cards = await client.models()
     models = {name: _model(cards[name]) for name in sorted(cards)}

@@ -1,4 +1,4 @@
-"""/v1/embeddings, /classify, /pooling, /score and /rerank: what models that pool are asked."""
+"""/v1/embeddings, /classify, /pooling, /score and /rerank: the endpoints of pooling models."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ async def embeddings(request: Request) -> Response:
     prepared, _ = await prepare(gateway, EMBEDDINGS, await read_body(request, gateway.settings.max_body_bytes))
     assert isinstance(prepared, PreparedEmbeddings)
     response_id = new_id(prepared.id_prefix)
-    outputs = await _pooled(request, prepared, response_id)
+    outputs = await _pool_prompts(request, prepared, response_id)
     return json_response(prepared.answer(*outputs, response_id=response_id))
 
 
 async def classify(request: Request) -> Response:
     """Answer POST /classify."""
-    body = await _body(request, ClassifyBody)
+    body = await _decode_body(request, ClassifyBody)
     prepared = body.prepared("classify", body.input, body.pooling_params("classify"))
     response_id = new_id(prepared.id_prefix)
-    outputs = await _pooled(request, prepared, response_id)
+    outputs = await _pool_prompts(request, prepared, response_id)
     card = await gateway_of(request).client.get_model_config(prepared.model)
     labels = dict(enumerate(() if card.pooling is None else card.pooling.labels))
     data = []
@@ -74,27 +74,27 @@ async def classify(request: Request) -> Response:
 
 async def pool(request: Request) -> Response:
     """Answer POST /pooling."""
-    body = await _body(request, PoolBody)
+    body = await _decode_body(request, PoolBody)
     params = body.pooling_params(body.model_task, dimensions=body.dimensions)
-    if (given := body.data_prompt()) is not None:
-        return await _answer_to_data(request, body, given, params)
+    if (data_prompt := body.data_prompt()) is not None:
+        return await _pool_data(request, body, data_prompt, params)
     assert body.input is not None
     prepared = body.prepared("pool", body.input, params)
     response_id = new_id(prepared.id_prefix)
-    outputs = await _pooled(request, prepared, response_id)
+    outputs = await _pool_prompts(request, prepared, response_id)
     is_base64 = body.encoding_format == "base64"
-    data = [PoolingData(i, _told(one.outputs, is_base64=is_base64)) for i, one in enumerate(outputs)]
+    data = [PoolingData(i, _encoded(output.outputs, is_base64=is_base64)) for i, output in enumerate(outputs)]
     return json_response(PoolingResponse(data=data, **_head(response_id, body.model, outputs)))
 
 
-async def _answer_to_data(request: Request, body: PoolBody, given: DataPrompt, params: PoolingParams) -> Response:
-    """What an I/O processor answers to the data of a body."""
+async def _pool_data(request: Request, body: PoolBody, data_prompt: DataPrompt, params: PoolingParams) -> Response:
+    """Return the answer of an I/O processor to the data of a body."""
     gateway = gateway_of(request)
-    processor = gateway.io_processors.find(given.io_processor)
+    processor = gateway.io_processors.find(data_prompt.io_processor)
     prepared = msgspec.structs.replace(body.prepared("pool", "-", params), fields={"prompt": "data"})
     response_id = new_id(prepared.id_prefix)
-    work = gateway.client.encode(given, params, **_options(request, prepared, response_id))
-    with prepared.naming_fields(), _telling_ends():
+    work = gateway.client.encode(data_prompt, params, **_options(request, prepared, response_id))
+    with prepared.naming_fields(), _http_errors():
         output = await while_connected(request, work)
     answer = ProcessedResponse(
         request_id=response_id,
@@ -106,25 +106,25 @@ async def _answer_to_data(request: Request, body: PoolBody, given: DataPrompt, p
     return json_response(answer)
 
 
-def _told(output: PoolingOutput, *, is_base64: bool) -> list[float | list[float]] | str:
+def _encoded(output: PoolingOutput, *, is_base64: bool) -> list[float | list[float]] | str:
     return in_base64(output.pooled) if is_base64 else [*output.data]
 
 
 async def score(request: Request) -> Response:
     """Answer POST /score."""
-    body = await _body(request, ScoreBody)
+    body = await _decode_body(request, ScoreBody)
     response_id = new_id("score")
-    outputs = await _scored(request, body, *body.pairs(), response_id, body.names())
+    outputs = await _score_pairs(request, body, *body.pairs(), response_id, body.names())
     data = [Score(index, output.outputs.score) for index, output in enumerate(outputs)]
     return json_response(Scores(data=data, **_head(response_id, body.model, outputs)))
 
 
 async def rerank(request: Request) -> Response:
     """Answer POST /rerank."""
-    body = await _body(request, RerankBody)
+    body = await _decode_body(request, RerankBody)
     texts, response_id = body.texts(), new_id("rerank")
     names = {"texts": "query", "others": "documents"}
-    outputs = await _scored(request, body, body.query, texts, response_id, names)
+    outputs = await _score_pairs(request, body, body.query, texts, response_id, names)
     order = sorted(range(len(texts)), key=lambda index: -outputs[index].outputs.score)
     results = [
         Ranked(index, outputs[index].outputs.score, None if body.return_documents is False else Document(texts[index]))
@@ -134,19 +134,19 @@ async def rerank(request: Request) -> Response:
     return json_response(Reranked(response_id, body.model or outputs[0].model, usage, results))
 
 
-async def _body(request: Request, kind: type[B]) -> B:
-    return msgspec.json.decode(await read_body(request, gateway_of(request).settings.max_body_bytes), type=kind)
+async def _decode_body(request: Request, body_type: type[B]) -> B:
+    return msgspec.json.decode(await read_body(request, gateway_of(request).settings.max_body_bytes), type=body_type)
 
 
-async def _pooled(request: Request, prepared: PreparedPooling, response_id: str) -> list[PoolingRequestOutput]:
-    """The outputs of the prompts of a body; a caller that leaves cancels them."""
+async def _pool_prompts(request: Request, prepared: PreparedPooling, response_id: str) -> list[PoolingRequestOutput]:
+    """Return the outputs of the prompts of a body. They are cancelled if the caller disconnects."""
     options = _options(request, prepared, response_id)
     work = gateway_of(request).client.encode_all(prepared.prompts, prepared.params, **options)
-    with prepared.naming_fields(), _telling_ends():
+    with prepared.naming_fields(), _http_errors():
         return await while_connected(request, work)
 
 
-async def _scored(
+async def _score_pairs(
     request: Request,
     body: PoolingBody,
     texts: str | list[str],
@@ -157,13 +157,13 @@ async def _scored(
     prepared = msgspec.structs.replace(body.prepared("score", "-", body.pooling_params(None)), fields=names)
     options = _options(request, prepared, response_id)
     work = gateway_of(request).client.score(texts, others, prepared.params, **options)
-    with prepared.naming_fields(), _telling_ends():
+    with prepared.naming_fields(), _http_errors():
         return await while_connected(request, work)
 
 
 @contextmanager
-def _telling_ends() -> Generator[None]:
-    """Of what ends without a result an answer over HTTP has words of its own."""
+def _http_errors() -> Generator[None]:
+    """Raise the HTTP error of a request that expired or was cancelled instead of the client's exception."""
     try:
         yield
     except RequestFailedError as error:
@@ -184,7 +184,7 @@ def _options(request: Request, prepared: PreparedPooling, response_id: str) -> R
 def _head(
     response_id: str, model: str | None, outputs: list[PoolingRequestOutput] | list[ScoringRequestOutput]
 ) -> dict[str, Any]:
-    """What most responses say beside their data."""
+    """Return the fields that most responses have in addition to their data."""
     usage = PoolingUsage.of(outputs)
     return {"id": response_id, "created": created_at(response_id), "model": model or outputs[0].model, "usage": usage}
 

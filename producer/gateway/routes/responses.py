@@ -1,4 +1,4 @@
-"""/v1/responses: OpenAI's Responses API. What it means is in ``producer/openai/responses``; here is its HTTP."""
+"""/v1/responses: the HTTP side of OpenAI's Responses API; its logic is in ``producer/openai/responses``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ...openai.responses.body import ResponseBody
 from ...openai.responses.events import Event
 from ...openai.responses.objects import DeletedResponse, ItemList, Response
 from ...sse import COMMENT, EventStream
-from ..access.auth import Identity
-from ..http import add_ids, gateway_of, json_response, note_request_id, read_body, while_connected
+from ..auth import Identity
+from ..http import add_ids, bind_request_id, gateway_of, json_response, read_body, while_connected
 from ..operations import Operation
 from ..stream import event_stream
 from .generate import LARGE_BODY_BYTES
@@ -50,7 +50,7 @@ async def create(request: Request) -> HTTPResponse | EventStream:
 
 
 async def retrieve(request: Request) -> HTTPResponse | EventStream:
-    """Answer GET /v1/responses/{response_id}; with stream=true by its events."""
+    """Answer GET /v1/responses/{response_id}; with stream=true as events."""
     responses, tenant = gateway_of(request).responses, _identity(request).tenant
     after = _number(request, "starting_after", request.headers.get("last-event-id"))
     if _is_true(request, "stream"):
@@ -77,8 +77,8 @@ async def delete(request: Request) -> HTTPResponse:
 
 async def input_items(request: Request) -> HTTPResponse:
     """Answer GET /v1/responses/{response_id}/input_items."""
-    given = request.query_params
-    page: dict[str, Any] = {name: given[name] for name in ("after", "order") if name in given}
+    query = request.query_params
+    page: dict[str, Any] = {name: query[name] for name in ("after", "order") if name in query}
     if (limit := _number(request, "limit")) is not None:
         page["limit"] = limit
     tenant = _identity(request).tenant
@@ -99,15 +99,15 @@ async def _stream(request: Request, batches: AsyncGenerator[list[Event]]) -> Eve
 
 
 async def _frames(batches: AsyncGenerator[list[Event]]) -> AsyncGenerator[bytes]:
-    """Iterate over the encoded events, those that come together in one piece; an event's id is its number."""
-    is_told = False
+    """Iterate over the encoded events; those that arrive together form one piece. The id of an event is its number."""
+    has_sent = False
     async with aclosing(batches):
         async for events in batches:
             if events:
-                is_told = True
+                has_sent = True
                 yield b"".join(map(_frame, events))
-    if not is_told:
-        yield COMMENT  # the reader had all there is
+    if not has_sent:
+        yield COMMENT  # the reader already had all events
 
 
 def _frame(event: Event) -> bytes:
@@ -121,24 +121,24 @@ def _identity(request: Request) -> Identity:
 
 def _response_id(request: Request) -> str:
     response_id = request.path_params["response_id"]
-    note_request_id(response_id)
+    bind_request_id(response_id)
     return response_id
 
 
 def _number(request: Request, name: str, default: str | None = None) -> int | None:
-    given = request.query_params.get(name, default)
-    if given is None:
+    text = request.query_params.get(name, default)
+    if text is None:
         return None
-    if not (given.isascii() and given.isdecimal() and len(given) <= 18):
-        raise bad_field(name, f"{name} must be a number, at least 0, got {shown(given)}")
-    return int(given)
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise bad_field(name, f"{name} must be a number, at least 0, got {shown(text)}")
+    return int(text)
 
 
 def _is_true(request: Request, name: str) -> bool:
-    given = request.query_params.get(name, "false").lower()
-    if given not in ("true", "false"):
-        raise bad_field(name, f"{name} must be true or false, got {shown(given)}")
-    return given == "true"
+    text = request.query_params.get(name, "false").lower()
+    if text not in ("true", "false"):
+        raise bad_field(name, f"{name} must be true or false, got {shown(text)}")
+    return text == "true"
 
 
 def _query(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _query(name: str, schema: dict[str, Any], description: str) -> dict[str, Any
 
 
 _COUNT = {"type": "integer", "minimum": 0}
-_ONE = f"{RESPONSES}/{{response_id}}"
+_RESPONSE_PATH = f"{RESPONSES}/{{response_id}}"
 
 OPERATIONS = (
     Operation(
@@ -161,43 +161,43 @@ OPERATIONS = (
     ),
     Operation(
         method="GET",
-        path=_ONE,
+        path=_RESPONSE_PATH,
         handler=retrieve,
         summary="Retrieve a response, or follow its events",
         response=Response,
         streams=True,
         statuses=(400,),
         parameters=(
-            _query("stream", {"type": "boolean"}, "Answer with its events."),
-            _query("starting_after", _COUNT, "The sequence_number of the last event that is known."),
+            _query("stream", {"type": "boolean"}, "Return the events of the response."),
+            _query("starting_after", _COUNT, "The sequence_number of the last event received."),
         ),
     ),
     Operation(
         method="DELETE",
-        path=_ONE,
+        path=_RESPONSE_PATH,
         handler=delete,
         summary="Delete a response",
         response=DeletedResponse,
     ),
     Operation(
         method="POST",
-        path=f"{_ONE}/cancel",
+        path=f"{_RESPONSE_PATH}/cancel",
         handler=cancel,
-        summary="Cancel a response that runs in the background",
+        summary="Cancel a background response",
         response=Response,
         statuses=(400,),
     ),
     Operation(
         method="GET",
-        path=f"{_ONE}/input_items",
+        path=f"{_RESPONSE_PATH}/input_items",
         handler=input_items,
-        summary="List what a response had as input",
+        summary="List the input items of a response",
         response=ItemList,
         statuses=(400,),
         parameters=(
-            _query("limit", {"type": "integer", "minimum": 1, "maximum": 100}, "How many at most; 20 by default."),
-            _query("order", {"enum": ["asc", "desc"]}, "By default the last comes first."),
-            _query("after", {"type": "string"}, "The id of an item: those behind it are listed."),
+            _query("limit", {"type": "integer", "minimum": 1, "maximum": 100}, "Maximum number of items, default 20."),
+            _query("order", {"enum": ["asc", "desc"]}, "Last item first by default."),
+            _query("after", {"type": "string"}, "The id of an item; the items after it are listed."),
         ),
     ),
 )

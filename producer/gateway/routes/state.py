@@ -1,4 +1,4 @@
-"""/health, /ready, /metrics, /version and /openapi.json: for those who run the gateway."""
+"""/health, /ready, /metrics, /version and /openapi.json: endpoints for operators of the gateway."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ from ..http import gateway_of, json_response
 from ..metrics import render
 from ..operations import Operation
 
-# A probe that takes longer has its answer: Redis does not answer.
+# After this time a probe reports that Redis does not answer.
 PROBE_TIMEOUT_S = 5.0
 
 
 class Health(msgspec.Struct):
-    """``status`` is "ok"."""
+    """State of the gateway; ``status`` is "ok"."""
 
     status: str
 
 
 class Readiness(Health, omit_defaults=True):
-    """``warnings`` are what this gateway serves without, and somebody should look at."""
+    """State of the gateway. ``warnings`` lists problems that do not stop this gateway, but need an operator."""
 
     warnings: list[str] = []
 
 
 class Version(msgspec.Struct):
-    """Of the installed distribution."""
+    """Version of the installed distribution."""
 
     version: str
 
 
 async def health(request: Request) -> Response:
-    """Answer GET /health: 200 while this process can reach Redis, whatever engines do."""
+    """Answer GET /health: 200 while this process can reach Redis, independent of engines."""
     await _models(request)
     return json_response(Health("ok"))
 
 
 async def ready(request: Request) -> Response:
-    """Answer GET /ready: 200 if a live engine serves at least one model; else 503, which says why.
+    """Answer GET /ready: 200 if a live engine serves at least one model; else 503 with the reason.
 
-    What nobody does beside requests is a warning: a gateway that is taken out for it would not help.
+    Missing background processes are only a warning, because removing the gateway from a load balancer would not help.
     """
     client = gateway_of(request).client
     causes = ["no worker has served a model yet"]
@@ -68,13 +68,14 @@ async def ready(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """Answer GET /metrics: this gateway's own figures, and those of all queues and engines if it is to tell them."""
+    """Answer GET /metrics: the metrics of this gateway, and those of all queues and engines if ``deployment_metrics``
+    is set."""
     gateway = gateway_of(request)
-    figures = render(await gateway.read_figures())
+    text = render(await gateway.read_metrics())
     if gateway.settings.deployment_metrics:
         models = await read_models(gateway.connection, Keys(gateway.settings.namespace))
-        figures += expose(sample for model in models or [] for sample in model.samples())
-    return Response(figures, media_type=CONTENT_TYPE_LATEST)
+        text += expose(sample for model in models or [] for sample in model.samples())
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 async def version(_: Request) -> Response:
@@ -93,10 +94,10 @@ async def _warnings(request: Request) -> list[str]:
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             processes = await read_processes(gateway.connection.execute, keys)
-            found = jobs_findings(processes, await count_due(gateway.connection, keys))
+            findings = jobs_findings(processes, await count_due(gateway.connection, keys))
     except (TimeoutError, PenstockError, RedisError) as error:
-        return [f"what is due is not known: {error or 'Redis does not answer'}"]
-    return [f"{finding.message}; {finding.remedy}" for finding in found]
+        return [f"due jobs cannot be counted: {error or 'Redis does not answer'}"]
+    return [f"{finding.message}; {finding.remedy}" for finding in findings]
 
 
 async def _models(request: Request) -> list[str]:
@@ -114,7 +115,7 @@ OPERATIONS = (
         method="GET",
         path="/health",
         handler=health,
-        summary="Whether the gateway works",
+        summary="Whether the gateway is healthy",
         response=Health,
         is_public=True,
     ),
@@ -130,7 +131,7 @@ OPERATIONS = (
         method="GET",
         path="/metrics",
         handler=metrics,
-        summary="Figures for Prometheus",
+        summary="Metrics for Prometheus",
         media_type="text/plain",
         is_public=True,
     ),

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, as vLLM has them; a worker process answers, since the gateway has no tokenizer."""
+"""/tokenize and /detokenize, as in vLLM. A worker process answers, since the gateway has no tokenizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..operations import Operation
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The request: ``prompt``, or ``messages`` under the chat template."""
+    """The request: ``prompt``, or ``messages`` for the chat template."""
 
     model: str | None = None
     prompt: str | None = None
@@ -27,7 +27,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Tokenized(msgspec.Struct):
-    """The response; ``token_strs`` is null unless they were asked for."""
+    """The response. ``token_strs`` is null unless requested."""
 
     count: int
     max_model_len: int
@@ -65,24 +65,24 @@ async def tokenize(request: Request) -> Response:
         raise bad_field("add_special_tokens", "add_special_tokens is for a prompt; the chat template adds its own")
     if body.messages is None and kwargs:
         raise bad_field("messages", "add_generation_prompt and chat_template_kwargs need messages")
-    asking = gateway.client.tokenize(
+    work = gateway.client.tokenize(
         body.prompt if body.prompt is not None else template_messages(body.messages or []),
         model=body.model,
         add_special_tokens=body.add_special_tokens is not False,
         chat_template_kwargs=kwargs,
         has_pieces=bool(body.return_token_strs),
     )
-    found = await while_connected(request, asking)
-    pieces = [piece.decode(errors="replace") for piece in found.pieces] if body.return_token_strs else None
-    return json_response(Tokenized(len(found.token_ids), found.max_model_len, found.token_ids, pieces))
+    result = await while_connected(request, work)
+    pieces = [piece.decode(errors="replace") for piece in result.pieces] if body.return_token_strs else None
+    return json_response(Tokenized(len(result.token_ids), result.max_model_len, result.token_ids, pieces))
 
 
 async def detokenize(request: Request) -> Response:
     """Answer POST /detokenize."""
     gateway = gateway_of(request)
     body = _detokenize_decoder.decode(await read_body(request, gateway.settings.max_body_bytes))
-    asking = gateway.client.detokenize(body.tokens, model=body.model)
-    return json_response(Detokenized(await while_connected(request, asking)))
+    work = gateway.client.detokenize(body.tokens, model=body.model)
+    return json_response(Detokenized(await while_connected(request, work)))
 
 
 _STATUSES = (400, 413, 499)
@@ -92,7 +92,7 @@ OPERATIONS = (
         method="POST",
         path="/tokenize",
         handler=tokenize,
-        summary="Make token ids of a text or of chat messages",
+        summary="Tokenize a text or chat messages",
         body=TokenizeBody,
         response=Tokenized,
         statuses=_STATUSES,
@@ -101,7 +101,7 @@ OPERATIONS = (
         method="POST",
         path="/detokenize",
         handler=detokenize,
-        summary="Make text of token ids",
+        summary="Turn token ids into text",
         body=DetokenizeBody,
         response=Detokenized,
         statuses=_STATUSES,

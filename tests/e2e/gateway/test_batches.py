@@ -80,7 +80,7 @@ def test_files(sdk: openai.OpenAI, gateway: LocalGateway) -> None:
             purpose + b"--b--\r\n": "file must be given",
             file + file + b"--b--\r\n": "file must be one file",
             form_part("size", b"1") + b"--b--\r\n": "size is not supported",
-            file[:-5]: "the form ends too early",
+            file[:-5]: "the form is incomplete",
             b"{}": "the form cannot be read",
         }
         for body, said in forms.items():

@@ -32,11 +32,11 @@ def start(redis_url: str, tmp_path: Path, *options: str) -> str:
 @pytest.mark.parametrize(
     ("options", "warned"),
     [
-        (["--host", "0.0.0.0"], "open_to_whoever_reaches_it"),
+        (["--host", "0.0.0.0"], "open_without_api_keys"),
         (["--host", "127.0.0.1"], None),
         (["--host", "localhost"], None),
         (["--host", "0.0.0.0", "--api-keys", "on"], None),
-        (["--cors-origin", "*"], "open_to_every_web_page"),
+        (["--cors-origin", "*"], "open_to_all_web_pages"),
         (["--cors-origin", "https://*.example.org"], None),
     ],
 )

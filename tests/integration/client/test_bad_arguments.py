@@ -13,7 +13,7 @@ from penstock.ops.cli import main
 from penstock.producer import LLM, Client, SamplingParams
 from penstock.producer.agenda import Agenda
 from penstock.producer.batches.batch_store import BatchStore
-from penstock.producer.gateway.access.api_keys import ApiKeys
+from penstock.producer.gateway.auth import ApiKeys
 from penstock.producer.webhooks.event_store import EventStore
 from penstock.producer.webhooks.secrets import SecretStore
 from penstock.shared.broker import Broker, Queue

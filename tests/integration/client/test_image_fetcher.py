@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.producer.gateway.bodies.images import ImageFetcher
+from penstock.producer.gateway.images import ImageFetcher
 from penstock.producer.inputs.images import split_prompt
 from penstock.producer.openai.errors import OpenAIError
 from penstock.shared.params.images import MAX_IMAGE_BYTES

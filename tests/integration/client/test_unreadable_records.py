@@ -9,7 +9,7 @@ import pytest
 
 from penstock.producer import Client, SamplingParams
 from penstock.producer.control.deployment import read_deployment
-from penstock.producer.gateway.access.api_keys import ApiKeys
+from penstock.producer.gateway.auth import ApiKeys
 from penstock.producer.webhooks.secrets import SecretStore
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection

@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from penstock.producer.gateway.access.cors import cors
+from penstock.producer.gateway.cors import cors
 from penstock.producer.gateway.settings import GatewaySettings
 from penstock.shared.errors import ConfigurationError
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.producer import Delta, FinishReason
-from penstock.producer.gateway.event_ids import Position
+from penstock.producer.gateway.stream import Position
 from penstock.producer.openai.answers.response_ids import created_at, new_id
 from penstock.producer.openai.endpoints import CHAT_COMPLETIONS, decode
 from penstock.producer.openai.errors import OpenAIError
@@ -36,7 +36,7 @@ def test_what_is_no_id_of_such_a_stream_is_refused(event_id: str) -> None:
 def test_a_stream_that_another_body_began_is_refused() -> None:
     response_id = new_id("chatcmpl", BODY)
     assert abs(created_at(response_id) - time.time()) < 3600
-    with pytest.raises(OpenAIError, match="another body began") as refused:
+    with pytest.raises(OpenAIError, match="another body started") as refused:
         Position.parse(f"{response_id}:3", 1, "chatcmpl", "76543210")
     assert (refused.value.status, refused.value.param) == (400, "Last-Event-ID")
     of_an_earlier_version = new_id("chatcmpl")

@@ -9,9 +9,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from penstock.producer.gateway.access.auth import Identity
+from penstock.producer.gateway.app import http_spans
+from penstock.producer.gateway.auth import Identity
 from penstock.producer.gateway.http_spans import HttpSpans
-from penstock.producer.gateway.tracing import http_spans
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

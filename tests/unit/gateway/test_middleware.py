@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from penstock.producer.gateway.access.auth import Authenticator
+from penstock.producer.gateway.auth import Authenticator
 from penstock.producer.gateway.metrics import Metrics, render
 from penstock.producer.gateway.middleware import GatewayMiddleware
 

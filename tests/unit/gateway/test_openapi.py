@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.producer.gateway.access.api_keys import ApiKey
 from penstock.producer.gateway.app import OPERATIONS
-from penstock.producer.gateway.openapi import build_openapi
+from penstock.producer.gateway.auth import ApiKey
+from penstock.producer.gateway.operations import build_openapi
 from penstock.producer.gateway.settings import GatewaySettings
 from penstock.producer.secret_keys import matches
 from penstock.shared.errors import PenstockError

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from penstock.producer import Client
-from penstock.producer.gateway.access.api_keys import ApiKeys
 from penstock.producer.gateway.app import build_app
+from penstock.producer.gateway.auth import ApiKeys
 from penstock.producer.gateway.settings import GatewaySettings
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection

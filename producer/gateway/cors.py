@@ -1,13 +1,13 @@
-"""Which web pages may call the gateway from a browser.
+"""Decide which web pages may call the gateway from a browser.
 
     https://app.example.com      that origin
-    https://*.example.com        every host below example.com, however deep, and not example.com itself
-    https://app-*.example.com    an asterisk inside of a label is a part of that label
+    https://*.example.com        every host below example.com at any depth, but not example.com itself
+    https://app-*.example.com    an asterisk inside a label stands for a part of that label
     http://localhost:*           every port
     *                            every page
 
-Cookies and other credentials of the browser are never let in, so an origin is allowed to say what anybody could who
-has an API key, and "*" is no more than that. A page sends its key by itself, in ``Authorization``.
+Cookies and other browser credentials are never accepted. A page sends its API key itself, in ``Authorization``. So an
+allowed origin can do no more than anybody with an API key, even with "*".
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ....shared.errors import ConfigurationError
-from ....shared.shown import shown
+from ...shared.errors import ConfigurationError
+from ...shared.shown import shown
 
 ANY = "*"
 _LABEL = r"[a-z0-9_*-]+"
@@ -30,10 +30,10 @@ _ANY_LABELS, _ANY_OF_LABEL, _ANY_PORT = r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*", "[a-z0
 
 
 def origin_pattern(origin: str) -> str:
-    """Return the regular expression of the origins that ``origin`` stands for; not of ``ANY``.
+    """Return the regular expression that matches the origins of the pattern ``origin``, which must not be ``ANY``.
 
     Raises:
-        ConfigurationError: it is no origin, or one with an asterisk as its whole host.
+        ConfigurationError: it is not an origin, or its whole host is an asterisk.
     """
     match = _FORM.fullmatch(origin)
     if match is None or match[2] == ANY:
@@ -43,16 +43,16 @@ def origin_pattern(origin: str) -> str:
         )
     scheme, host, port = match.groups()
     first, dot, rest = host.partition(".")
-    labels = _ANY_LABELS if first == ANY else _with_gaps(first)
+    labels = _ANY_LABELS if first == ANY else _label_pattern(first)
     end = "" if port is None else _ANY_PORT if port == ANY else f":{port}"
-    return f"{scheme}://{labels}{re.escape(dot)}{_with_gaps(rest)}{end}"
+    return f"{scheme}://{labels}{re.escape(dot)}{_label_pattern(rest)}{end}"
 
 
 def cors(origins: Sequence[str]) -> list[Middleware]:
-    """Return what lets pages of ``origins`` in; nothing for none.
+    """Return the middleware that admits pages of ``origins``; empty if there are none.
 
     Raises:
-        ConfigurationError: as ``origin_pattern``.
+        ConfigurationError: an origin is invalid; see ``origin_pattern``.
     """
     if not origins:
         return []
@@ -63,7 +63,7 @@ def cors(origins: Sequence[str]) -> list[Middleware]:
             allow_origins=[ANY] if ANY in origins else [],
             allow_origin_regex="|".join(origin_pattern(origin) for origin in origins if origin != ANY) or None,
             allow_methods=["GET", "POST", "DELETE"],
-            # SDKs send headers of their own, x-stainless-… among them, and a name says nothing that could harm.
+            # Any header: SDKs send their own, such as x-stainless-…, and a header's name does no harm.
             allow_headers=[ANY],
             expose_headers=["x-request-id", "retry-after"],
         ),
@@ -71,13 +71,13 @@ def cors(origins: Sequence[str]) -> list[Middleware]:
 
 
 class _VaryingByOrigin:
-    """Tells caches that an answer depends on who asks, also one that lets nobody in, as older starlettes do not."""
+    """Middleware that adds ``Vary: Origin`` to every response, which older versions of Starlette omit on refusals."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
+        """Handle one ASGI connection."""
 
         async def send_varying(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -90,5 +90,5 @@ class _VaryingByOrigin:
         await self._app(scope, receive, send_varying if scope["type"] == "http" else send)
 
 
-def _with_gaps(text: str) -> str:
+def _label_pattern(text: str) -> str:
     return _ANY_OF_LABEL.join(map(re.escape, text.split(ANY)))

@@ -1,6 +1,6 @@
-"""multipart/form-data as it comes: a file is handed on part by part, and is never whole in memory.
+"""Read multipart/form-data as a stream: a file is passed on chunk by chunk and is never whole in memory.
 
-Starlette's own form would write the file to a temporary one first, on a disk that may be memory.
+Starlette's form parser would first write the file to a temporary one, on a disk that may be memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from ...openai.errors import OpenAIError, bad_field
+from ..openai.errors import OpenAIError, bad_field
 
 MAX_FIELD_BYTES = 16 * 1024
 MAX_PARTS = 32
@@ -21,17 +21,17 @@ MAX_HEADER_BYTES = 8 * 1024
 
 
 class FormPart(msgspec.Struct, frozen=True):
-    """A part: a file if it has a ``filename``. ``chunks`` are to be read before the next part is asked for."""
+    """One part: a file if it has a ``filename``. Read all ``chunks`` before requesting the next part."""
 
     name: str
     filename: str | None
     chunks: AsyncIterator[bytes]
 
     async def text(self) -> str:
-        """The whole of a field that is no file.
+        """Return the whole text of a field that is not a file.
 
         Raises:
-            OpenAIError: 400, it is long, or no text.
+            OpenAIError: 400, it is too long, or not text.
         """
         value = b""
         async for chunk in self.chunks:
@@ -45,7 +45,7 @@ class FormPart(msgspec.Struct, frozen=True):
 
 
 class _Head(msgspec.Struct):
-    """The beginning of a part, as far as it has come."""
+    """The headers of a part, as far as they have been received."""
 
     headers: dict[bytes, bytes]
     name: bytes = b""
@@ -53,7 +53,7 @@ class _Head(msgspec.Struct):
 
 
 class FormReader:
-    """Reads the form of a request.
+    """Reader of a request's form.
 
     Raises:
         OpenAIError: 400, the request has no form.
@@ -65,12 +65,12 @@ class FormReader:
             raise OpenAIError(400, "the body must be multipart/form-data with a boundary", code="invalid_form")
         self._stream = request.stream()
         self._parts: deque[tuple[str, str | None]] = deque()
-        # Of the part that is read: what has come of it. None stands for its end.
+        # Received data of the current part. None marks its end.
         self._data: deque[bytes | None] = deque()
         self._head = _Head({})
         self._ended = False
         callbacks = {
-            "on_part_begin": self._begin,
+            "on_part_begin": self._start_part,
             "on_header_field": self._header_name,
             "on_header_value": self._header_value,
             "on_header_end": self._header_end,
@@ -82,20 +82,20 @@ class FormReader:
         try:
             self._parser = MultipartParser(options[b"boundary"], callbacks)  # type: ignore[arg-type]  # a TypedDict of these
         except MultipartParseError as error:
-            raise _broken(error) from error
+            raise _malformed(error) from error
 
     async def parts(self) -> AsyncGenerator[FormPart]:
         """Iterate over the parts.
 
         Raises:
-            OpenAIError: 400, the form is broken or has many parts.
-            ClientDisconnect: the client left before its end.
+            OpenAIError: 400, the form is malformed or has too many parts.
+            ClientDisconnect: the client disconnected before the end.
         """
         for _ in range(MAX_PARTS):
             while not self._parts:
                 if self._ended:
                     return
-                await self._read()
+                await self._parse_more()
             name, filename = self._parts.popleft()
             yield FormPart(name, filename, self._chunks())
         raise OpenAIError(400, f"the form must have fewer than {MAX_PARTS} parts", code="invalid_form")
@@ -103,30 +103,30 @@ class FormReader:
     async def _chunks(self) -> AsyncGenerator[bytes]:
         while True:
             while not self._data:
-                await self._read()
+                await self._parse_more()
             chunk = self._data.popleft()
             if chunk is None:
                 return
             yield chunk
 
-    async def _read(self) -> None:
-        """Parse what comes next."""
+    async def _parse_more(self) -> None:
+        """Receive and parse the next piece of the body."""
         chunk = await anext(self._stream, b"")
         if not chunk:
-            raise OpenAIError(400, "the form ends too early", code="invalid_form")
+            raise OpenAIError(400, "the form is incomplete", code="invalid_form")
         try:
             self._parser.write(chunk)
         except MultipartParseError as error:
-            raise _broken(error) from error
+            raise _malformed(error) from error
 
-    def _begin(self) -> None:
+    def _start_part(self) -> None:
         self._head = _Head({})
 
     def _header_name(self, data: bytes, start: int, end: int) -> None:
-        self._head.name = _joined(self._head.name, data[start:end])
+        self._head.name = _extend_header(self._head.name, data[start:end])
 
     def _header_value(self, data: bytes, start: int, end: int) -> None:
-        self._head.value = _joined(self._head.value, data[start:end])
+        self._head.value = _extend_header(self._head.value, data[start:end])
 
     def _header_end(self) -> None:
         self._head.headers[self._head.name.lower()] = self._head.value
@@ -143,7 +143,7 @@ class FormReader:
         self._ended = True
 
 
-def _joined(header: bytes, rest: bytes) -> bytes:
+def _extend_header(header: bytes, rest: bytes) -> bytes:
     if len(header) + len(rest) > MAX_HEADER_BYTES:
         raise OpenAIError(400, f"a header in the form must have at most {MAX_HEADER_BYTES} bytes", code="invalid_form")
     return header + rest
@@ -153,5 +153,5 @@ def _text(value: bytes) -> str:
     return value.decode(errors="replace")
 
 
-def _broken(error: MultipartParseError) -> OpenAIError:
+def _malformed(error: MultipartParseError) -> OpenAIError:
     return OpenAIError(400, f"the form cannot be read: {error}", code="invalid_form")

@@ -1,7 +1,8 @@
-"""Fetches the images that a body names by https, where the operator allows it.
+"""Fetch the images that a body names by https, if the operator allows it.
 
-The bytes go into Redis with the request, so a request that is resumed sees what it saw, whatever the address answers by
-then. Who may be asked is what webhooks may call: public addresses, and networks that the operator names.
+The bytes are stored in Redis with the request, so a resumed request sees the same image even if the address serves
+another one by then. The addresses allowed are the same as for webhooks: public ones, and networks that the operator
+names.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from ....shared.errors import ValidationError
-from ....shared.params.images import MAX_IMAGE_BYTES, MAX_IMAGES, check_image_bytes
-from ....shared.shown import shown
-from ...inputs.images import MAX_TOTAL_BYTES, image_url_of, is_data_url, is_image_part
-from ...inputs.prompt import Prompt
-from ...openai.errors import OpenAIError, bad_field
-from ...webhooks.addresses import MAX_URL_CHARS, Networks
-from ...webhooks.guarded_http import ForbiddenAddressError, GuardedHTTP
+from ...shared.errors import ValidationError
+from ...shared.params.images import MAX_IMAGE_BYTES, MAX_IMAGES, check_image_bytes
+from ...shared.shown import shown
+from ..inputs.images import MAX_TOTAL_BYTES, image_url_of, is_data_url, is_image_part
+from ..inputs.prompt import Prompt
+from ..openai.errors import OpenAIError, bad_field
+from ..webhooks.addresses import MAX_URL_CHARS, Networks
+from ..webhooks.guarded_http import ForbiddenAddressError, GuardedHTTP
 
 TIMEOUT_S = 10.0
 _HEADERS = {"Accept": "image/png, image/jpeg, image/webp, image/gif", "User-Agent": "penstock"}
@@ -29,18 +30,18 @@ INVALID_URL = "invalid_image_url"
 
 
 @dataclass
-class _Room:
-    """How many bytes the images of one body may still have."""
+class _ByteBudget:
+    """How many more bytes the images of one body may have."""
 
     num_bytes: int
 
 
 class ImageFetcher:
-    """Puts the images themselves in the place of their addresses.
+    """Replaces the URLs of images by the images themselves.
 
     Args:
-        is_allowed: whether addresses are fetched at all.
-        networks: private ones that may be asked, too; see ``Networks``.
+        is_allowed: whether URLs are fetched at all.
+        networks: private networks that may be contacted too; see ``Networks``.
     """
 
     def __init__(self, *, is_allowed: bool, networks: Sequence[str] = (), timeout_s: float = TIMEOUT_S) -> None:
@@ -57,57 +58,57 @@ class ImageFetcher:
         """Return the prompts of a body of ``tenant`` with the bytes of their images.
 
         Raises:
-            OpenAIError: 400, an address may not be fetched, or what it answers is no image; names the field.
+            OpenAIError: 400, a URL may not be fetched, or returns no image; names the field.
         """
-        wanted = {url: field for prompt in prompts for field, url in _addresses(prompt)}
-        if not wanted:
+        fields = {url: field for prompt in prompts for field, url in _image_urls(prompt)}
+        if not fields:
             return prompts
         if self._is_allowed and self._http is None:
-            # In a thread, since it reads certificates from the disk.
+            # In a thread, because it reads certificates from the disk.
             remedy = "start 'penstock gateway' with --image-network and its network"
             self._http = await asyncio.to_thread(
                 GuardedHTTP, self._networks, connect_timeout_s=self._timeout_s / 3, remedy=remedy
             )
-        if len(wanted) > MAX_IMAGES:
-            raise _refusal("messages", f"name {len(wanted)} images, and a request has at most {MAX_IMAGES}")
-        room = _Room(MAX_TOTAL_BYTES)
-        found = await asyncio.gather(*(self._fetch(field, url, room, tenant) for url, field in wanted.items()))
-        images = dict(zip(wanted, found, strict=True))
+        if len(fields) > MAX_IMAGES:
+            raise _refusal("messages", f"name {len(fields)} images; a request has at most {MAX_IMAGES}")
+        budget = _ByteBudget(MAX_TOTAL_BYTES)
+        contents = await asyncio.gather(*(self._fetch(field, url, budget, tenant) for url, field in fields.items()))
+        images = dict(zip(fields, contents, strict=True))
         return [_with_images(prompt, images) for prompt in prompts]
 
-    async def _fetch(self, field: str, url: str, room: _Room, tenant: str) -> bytes:
+    async def _fetch(self, field: str, url: str, budget: _ByteBudget, tenant: str) -> bytes:
         if urlsplit(url).scheme != "https" or len(url) > MAX_URL_CHARS:
             raise _refusal(field, f"must be a data URL or begin with https://, got {shown(url)}")
         if self._http is None:
             raise _refusal(
                 field,
-                "is the address of an image, and this gateway fetches none; send the image as a data URL, or start "
+                "is an image URL, and this gateway does not fetch images; send the image as a data URL, or start "
                 "'penstock gateway' with --fetch-images on",
             )
         try:
             async with asyncio.timeout(self._timeout_s):
-                return check_image_bytes(field, await self._read(self._http, field, url, room, tenant))
+                return check_image_bytes(field, await self._read(self._http, field, url, budget, tenant))
         except ForbiddenAddressError as error:
             raise _refusal(field, f"must not be fetched: {error}") from error
         except TimeoutError as error:
-            raise _refusal(field, f"was not there after {self._timeout_s:g} s, got {shown(url)}") from error
+            raise _refusal(field, f"was not received within {self._timeout_s:g} s, got {shown(url)}") from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             if isinstance(error, ValidationError):
                 raise _refusal(field, str(error).removeprefix(field).strip()) from error
             raise _refusal(field, f"cannot be fetched ({type(error).__name__}), got {shown(url)}") from error
 
-    async def _read(self, http: GuardedHTTP, field: str, url: str, room: _Room, tenant: str) -> bytes:
+    async def _read(self, http: GuardedHTTP, field: str, url: str, budget: _ByteBudget, tenant: str) -> bytes:
         response = await http.open("GET", url, _HEADERS, tenant=tenant)
         try:
             if response.status_code != httpx.codes.OK:
                 raise _refusal(field, f"answered with status {response.status_code}, got {shown(url)}")
             data = bytearray()
-            # Raw: what is packed is not unpacked, however large it would become. Images are packed by themselves.
+            # Raw, because decompressed data could become arbitrarily large. Image formats have their own compression.
             async for chunk in response.aiter_raw():
                 data += chunk
-                room.num_bytes -= len(chunk)
-                if room.num_bytes < 0:
-                    raise _refusal(field, f"and those before it have more than {MAX_TOTAL_BYTES} bytes together")
+                budget.num_bytes -= len(chunk)
+                if budget.num_bytes < 0:
+                    raise _refusal(field, f"and the images before it have more than {MAX_TOTAL_BYTES} bytes together")
                 if len(data) > MAX_IMAGE_BYTES:
                     break
             return bytes(data)
@@ -115,19 +116,19 @@ class ImageFetcher:
             await response.aclose()
 
 
-def _addresses(prompt: Any) -> list[tuple[str, str]]:
-    """Field and URL of each image of a conversation that is named by an address."""
+def _image_urls(prompt: Any) -> list[tuple[str, str]]:
+    """Return the field and URL of each image of a conversation that is not a data URL."""
     if isinstance(prompt, str) or not isinstance(prompt, Sequence):
         return []
-    found: list[tuple[str, str]] = []
+    urls: list[tuple[str, str]] = []
     for at, message in enumerate(prompt):
         content = message.get("content") if isinstance(message, dict) else None
         for number, part in enumerate(content if isinstance(content, list) else ()):
             if is_image_part(part) and "image_url" in part:
                 field, url = image_url_of(f"messages[{at}].content[{number}]", part)
                 if not is_data_url(url):
-                    found.append((field, url))
-    return found
+                    urls.append((field, url))
+    return urls
 
 
 def _with_images(prompt: Any, images: dict[str, bytes]) -> Any:
@@ -151,5 +152,5 @@ def _part_with_image(part: Any, images: dict[str, bytes]) -> Any:
     return part if data is None else {"type": "image", "image": data}
 
 
-def _refusal(field: str, told: str) -> OpenAIError:
-    return bad_field(field, f"{field} {told}", code=INVALID_URL)
+def _refusal(field: str, reason: str) -> OpenAIError:
+    return bad_field(field, f"{field} {reason}", code=INVALID_URL)

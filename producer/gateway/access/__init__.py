@@ -1,1 +1,0 @@
-"""Who may call the gateway: keys, tenants, web pages."""

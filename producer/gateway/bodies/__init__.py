@@ -1,1 +1,0 @@
-"""Bodies of HTTP requests as they come, and what they name elsewhere."""
