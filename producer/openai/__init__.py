@@ -1,4 +1,4 @@
-"""OpenAI's HTTP bodies as structs, and what they mean in Penstock's terms; knows no web framework.
+"""OpenAI's HTTP bodies as structs, and their translation to requests of the client; uses no web framework.
 
-``endpoints.prepare(path, body)`` is the way in: gateway, batches and responses all use it.
+``endpoints.prepare(path, body)`` is the entry point of gateway, batches and responses.
 """

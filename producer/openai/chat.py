@@ -38,14 +38,14 @@ from .tools.registry import ToolCallStyle, find_tool_call_style
 
 
 class PredictedText(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of a prediction."""
+    """One part of a prediction."""
 
     type: Literal["text"]
     text: str
 
 
 class Prediction(msgspec.Struct, forbid_unknown_fields=True):
-    """What the answer is likely to be, or to hold in long pieces."""
+    """Expected content of the answer, or long parts of it."""
 
     type: Literal["content"]
     content: str | list[PredictedText]
@@ -56,12 +56,15 @@ class Prediction(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatCompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
-    """The request. ``max_completion_tokens`` goes before ``max_tokens``; without both the model's length is the limit.
+    """The request. ``max_completion_tokens`` overrides ``max_tokens``; without both, the model's length is the limit.
 
-    vLLM's: ``prompt_logprobs`` (vLLM tells them beside the choices, which this API does not; refused),
-    ``add_generation_prompt`` and ``chat_template_kwargs``, for the chat template;
-    ``include_reasoning``, whether reasoning is told where it is split from the answer. ``reasoning_effort`` goes to the
-    chat template; "none" also as the switches that templates have for thinking.
+    vLLM's fields:
+        prompt_logprobs: refused, since vLLM returns them outside of the choices, where this API has no field.
+        add_generation_prompt, chat_template_kwargs: passed to the chat template.
+        include_reasoning: whether reasoning is returned if it is split from the answer.
+
+    ``reasoning_effort`` is passed to the chat template; "none" also sets the switches by which templates turn thinking
+    off.
     """
 
     messages: list[ChatMessage]
@@ -80,7 +83,12 @@ class ChatCompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=Tru
 
 
 class PreparedChat(Prepared, kw_only=True, frozen=True):
-    """``form`` tells the text of each answer apart; ``num_top_logprobs`` is None if none are asked for."""
+    """A checked chat completion.
+
+    Args:
+        form: splits the text of each answer into content, reasoning and tool calls.
+        num_top_logprobs: None if log probabilities were not requested.
+    """
 
     id_prefix: str = "chatcmpl"
     num_top_logprobs: int | None
@@ -89,22 +97,22 @@ class PreparedChat(Prepared, kw_only=True, frozen=True):
     style: ToolCallStyle
 
     def make_parser(self, *, whole: bool = False) -> AnswerParser:
-        """Return what reads one answer; ``whole`` if it comes in one piece."""
+        """Return a parser of one answer; ``whole`` if its text arrives in one piece."""
         return self.form.make_parser(whole=whole)
 
     def answer(self, *outputs: RequestOutput, response_id: str | None = None) -> ChatCompletion:
-        """As ``Prepared.answer``, of one output."""
+        """Return the response to one output; see ``Prepared.answer``."""
         (output,) = outputs
         response_id = response_id or output.request_id
         return ChatCompletion(
             **response_head(response_id, self.model or output.model),
             object="chat.completion",
-            choices=[self._choice(one, response_id) for one in output.outputs],
-            usage=Usage.of([] if output.usage is None else [output.usage]),
+            choices=[self._choice(completion, response_id) for completion in output.outputs],
+            usage=Usage.sum_of([] if output.usage is None else [output.usage]),
         )
 
     def events(self, response_id: str, model: str) -> ChatChunks:
-        """As ``Prepared.events``."""
+        """Return the chunk maker of one stream; see ``Prepared.events``."""
         return ChatChunks(self, response_id, model)
 
     def _choice(self, output: CompletionOutput, response_id: str) -> ChatChoice:
@@ -125,7 +133,7 @@ class PreparedChat(Prepared, kw_only=True, frozen=True):
     def _message(self, parts: list[MessageParts], response_id: str, choice: int) -> AssistantMessage:
         content = "".join(part.content for part in parts)
         reasoning = "".join(part.reasoning for part in parts)
-        calls = [call for part in parts for call in part.tool_calls]  # each is whole
+        calls = [call for part in parts for call in part.tool_calls]  # each is complete
         tool_calls = [
             ToolCall(
                 id=self.style.call_id(response_id, choice, call["index"]),
@@ -144,12 +152,12 @@ class PreparedChat(Prepared, kw_only=True, frozen=True):
         )
 
     def logprobs_of(self, tokens: Any) -> ChatLogprobs | None:
-        """The log probabilities of some tokens, if the caller asked for them."""
+        """Return the log probabilities of ``tokens``; None if the caller did not request them."""
         return None if self.num_top_logprobs is None else chat_logprobs(tokens or (), self.num_top_logprobs)
 
 
 class ChatChunks:
-    """The chunks of one stream: see ``ChunkMaker``."""
+    """The chunks of one stream; see ``ChunkMaker``."""
 
     def __init__(self, prepared: PreparedChat, response_id: str, model: str) -> None:
         self._prepared = prepared
@@ -166,7 +174,7 @@ class ChatChunks:
         parts = parser.feed(delta.text)
         reason: OpenAIFinishReason | None = None
         if delta.finish_reason is not None:
-            reason, parts = self._end_of(delta, delta.finish_reason, parser, parts)
+            reason, parts = self._finish(delta, delta.finish_reason, parser, parts)
             self._usage.add(prompt, delta.usage)
         logprobs = self._prepared.logprobs_of(delta.logprobs)
         if parts.is_empty and reason is None and not is_first and not (logprobs and logprobs.content):
@@ -195,7 +203,7 @@ class ChatChunks:
         chunk.usage = self._usage.usage
         return chunk
 
-    def _end_of(
+    def _finish(
         self, delta: Delta, reason: FinishReason, parser: AnswerParser, parts: MessageParts
     ) -> tuple[OpenAIFinishReason, MessageParts]:
         finish_reason = finish_reason_of(reason, has_output=delta.next_index > 0)
@@ -218,11 +226,11 @@ class ChatChunks:
 
 
 def prepare_chat(body: ChatCompletionBody, parsers: Parsers | None = None) -> PreparedChat:
-    """Return what a chat completion asks of a model whose answers ``parsers`` read.
+    """Translate a chat completion to a request, for a model with these parsers.
 
     Raises:
-        OpenAIError: a field is wrong; it is named.
-        ValidationError: the same, of a sampling parameter.
+        OpenAIError: a field is invalid; it is named.
+        ValidationError: a sampling parameter is invalid.
     """
     parsers = parsers or Parsers()
     body.check_stream()

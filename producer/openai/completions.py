@@ -26,9 +26,9 @@ MAX_PROMPTS = 2048
 
 
 class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
-    """The request. ``prompt`` is text, token ids, or a list of either: each gets ``n`` answers.
+    """The request. ``prompt`` is text, token ids, or a list of either; each prompt gets ``n`` answers.
 
-    ``max_tokens=0`` with ``echo`` returns the prompt alone, with its log probabilities if ``logprobs`` asks for them.
+    ``max_tokens=0`` with ``echo`` returns the prompt alone, with its log probabilities if ``logprobs`` requests them.
     """
 
     prompt: str | list[str | int | list[int]]
@@ -39,7 +39,8 @@ class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
-    """One answer; ``index`` counts answers of the first prompt, then those of the second. ``stop_reason`` is vLLM's."""
+    """One answer. ``index`` counts the answers of the first prompt, then those of the second. ``stop_reason`` is
+    vLLM's."""
 
     index: int
     text: str
@@ -49,7 +50,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
 
 
 class Completion(msgspec.Struct, kw_only=True):
-    """The response, and with ``finish_reason`` null where a choice goes on, the chunk of a stream."""
+    """The response, or a chunk of a stream: ``finish_reason`` is null for a choice that continues."""
 
     id: str
     object: Literal["text_completion"]
@@ -61,74 +62,76 @@ class Completion(msgspec.Struct, kw_only=True):
 
 
 class PreparedCompletion(Prepared, kw_only=True, frozen=True):
-    """``is_prompt_alone`` says that the one token the engine must make is not told."""
+    """A checked completion. ``returns_prompt_only``: the engine must generate one token, which the response omits."""
 
     id_prefix: str = "cmpl"
     has_echo: bool
     has_logprobs: bool
-    is_prompt_alone: bool
+    returns_prompt_only: bool
     includes_usage: bool
 
     def answer(self, *outputs: RequestOutput, response_id: str | None = None) -> Completion:
-        """As ``Prepared.answer``, of one output for each prompt."""
+        """Return the response to one output per prompt; see ``Prepared.answer``."""
         response_id = response_id or outputs[0].request_id
         choices = [
-            self._choice(position, one, output) for position, output in enumerate(outputs) for one in output.outputs
+            self._choice(position, completion, output)
+            for position, output in enumerate(outputs)
+            for completion in output.outputs
         ]
-        counts = [self.counts_told(output.usage) for output in outputs if output.usage is not None]
+        usages = [self.usage_without_hidden_token(output.usage) for output in outputs if output.usage is not None]
         return Completion(
             **response_head(response_id, self.model or outputs[0].model),
             object="text_completion",
             choices=choices,
-            usage=Usage.of(counts),
+            usage=Usage.sum_of(usages),
         )
 
     def events(self, response_id: str, model: str) -> CompletionChunks:
-        """As ``Prepared.events``."""
+        """Return the chunk maker of one stream; see ``Prepared.events``."""
         return CompletionChunks(self, response_id, model)
 
-    def counts_told(self, counts: TokenCounts) -> TokenCounts:
-        """The usage without a token that is not told."""
-        return msgspec.structs.replace(counts, num_output_tokens=0) if self.is_prompt_alone else counts
+    def usage_without_hidden_token(self, counts: TokenCounts) -> TokenCounts:
+        """Return the usage without the token that the response omits."""
+        return msgspec.structs.replace(counts, num_output_tokens=0) if self.returns_prompt_only else counts
 
-    def _choice(self, position: int, one: CompletionOutput, output: RequestOutput) -> CompletionChoice:
-        # The last delta of one answer says all that the output does.
+    def _choice(self, position: int, completion: CompletionOutput, output: RequestOutput) -> CompletionChoice:
+        # The last delta of an answer carries everything that the output does.
         whole = Delta(
-            token_ids=one.token_ids,
-            text=one.text,
-            finish_reason=one.finish_reason,
-            stop_reason=one.stop_reason,
-            logprobs=one.logprobs or [],
+            token_ids=completion.token_ids,
+            text=completion.text,
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
+            logprobs=completion.logprobs or [],
             prompt_logprobs=[token for token in output.prompt_logprobs or () if token is not None],
             first_prompt_token=output.first_prompt_token,
         )
-        return ChoiceTeller(self, position, one.index).tell(whole)
+        return ChoiceWriter(self, position, completion.index).feed(whole)
 
 
-class ChoiceTeller:
-    """One choice, delta by delta: where its prompt is told, and how far its text has come."""
+class ChoiceWriter:
+    """Writer of one choice, delta by delta. It tracks whether the prompt was echoed, and the offset in the text."""
 
     def __init__(self, prepared: PreparedCompletion, prompt: int, child: int) -> None:
         self._prepared = prepared
         self._prompt = prepared.prompts[prompt]
         self._index = prompt * prepared.params.n + child
-        self._has_begun = False
+        self._has_started = False
         self._offset = 0
 
-    def tell(self, delta: Delta) -> CompletionChoice:
-        """Return what ``delta`` adds to the choice.
+    def feed(self, delta: Delta) -> CompletionChoice:
+        """Return the part of the choice that ``delta`` adds.
 
         Raises:
             OpenAIError: the request ended without an answer.
         """
         reason = finish_reason_of(delta.finish_reason, has_output=delta.next_index > 0)
-        is_alone = self._prepared.is_prompt_alone
-        text = "" if is_alone else delta.text
-        tokens, first = [] if is_alone else delta.logprobs, None
-        if self._prepared.has_echo and not self._has_begun:
+        omits_output = self._prepared.returns_prompt_only
+        text = "" if omits_output else delta.text
+        tokens, first = [] if omits_output else delta.logprobs, None
+        if self._prepared.has_echo and not self._has_started:
             text = self._prompt_text(delta) + text
             tokens, first = [*delta.prompt_logprobs, *tokens], delta.first_prompt_token
-        self._has_begun = True
+        self._has_started = True
         logprobs = None
         if self._prepared.has_logprobs:
             logprobs = completion_logprobs(tokens, first=first, offset=self._offset)
@@ -138,8 +141,8 @@ class ChoiceTeller:
             index=self._index,
             text=text,
             logprobs=logprobs,
-            finish_reason="length" if reason is not None and is_alone else reason,
-            stop_reason=None if is_alone else stop_reason,
+            finish_reason="length" if reason is not None and omits_output else reason,
+            stop_reason=None if omits_output else stop_reason,
         )
 
     def _prompt_text(self, delta: Delta) -> str:
@@ -152,22 +155,22 @@ class ChoiceTeller:
 
 
 class CompletionChunks:
-    """The chunks of one stream: see ``ChunkMaker``."""
+    """The chunks of one stream; see ``ChunkMaker``."""
 
     def __init__(self, prepared: PreparedCompletion, response_id: str, model: str) -> None:
         self._prepared = prepared
         self._head = response_head(response_id, model)
-        self._tellers: dict[tuple[int, int], ChoiceTeller] = {}
+        self._writers: dict[tuple[int, int], ChoiceWriter] = {}
         self._usage = UsageCounter()
 
     def feed(self, delta: Delta, prompt: int = 0) -> Completion | None:
         key = (prompt, delta.child)
-        teller = self._tellers.get(key)
-        if teller is None:
-            teller = self._tellers[key] = ChoiceTeller(self._prepared, *key)
+        writer = self._writers.get(key)
+        if writer is None:
+            writer = self._writers[key] = ChoiceWriter(self._prepared, *key)
         if delta.usage is not None:
-            self._usage.add(prompt, self._prepared.counts_told(delta.usage))
-        choice = teller.tell(delta)
+            self._usage.add(prompt, self._prepared.usage_without_hidden_token(delta.usage))
+        choice = writer.feed(delta)
         if not choice.text and choice.finish_reason is None and not (choice.logprobs and choice.logprobs.tokens):
             return None
         return self._chunk(choice)
@@ -185,27 +188,27 @@ class CompletionChunks:
 
 
 def prepare_completion(body: CompletionBody) -> PreparedCompletion:
-    """Return what a completion asks for.
+    """Translate a completion to requests.
 
     Raises:
-        OpenAIError: a field is wrong; it is named.
-        ValidationError: the same, of a sampling parameter.
+        OpenAIError: a field is invalid; it is named.
+        ValidationError: a sampling parameter is invalid.
     """
     body.check_stream()
     _check_combinations(body)
     prompts = _prompts(body.prompt)
     has_echo = bool(body.echo)
-    is_prompt_alone = has_echo and body.max_tokens == 0
+    returns_prompt_only = has_echo and body.max_tokens == 0
     prompt_logprobs = None
     if has_echo and (body.logprobs is not None or not all(isinstance(prompt, str) for prompt in prompts)):
-        prompt_logprobs = body.logprobs or 0  # with them comes the text of each token
-    # The client calls a single prompt by no number; the body may hold it in a list.
+        prompt_logprobs = body.logprobs or 0  # they include the text of each token
+    # The client names a single prompt without a number, but the body may have it in a list.
     is_only_item = len(prompts) == 1 and prompts[0] != body.prompt
     return PreparedCompletion(
         prompts=prompts,
         fields={"prompt": "prompt[0]"} if is_only_item else {},
         params=body.sampling_params(
-            max_tokens=1 if is_prompt_alone else DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+            max_tokens=1 if returns_prompt_only else DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
             logprobs=body.logprobs,
             prompt_logprobs=prompt_logprobs,
         ),
@@ -213,7 +216,7 @@ def prepare_completion(body: CompletionBody) -> PreparedCompletion:
         stream=bool(body.stream),
         has_echo=has_echo,
         has_logprobs=body.logprobs is not None,
-        is_prompt_alone=is_prompt_alone,
+        returns_prompt_only=returns_prompt_only,
         includes_usage=body.includes_usage,
     )
 
@@ -221,17 +224,17 @@ def prepare_completion(body: CompletionBody) -> PreparedCompletion:
 def _check_combinations(body: CompletionBody) -> None:
     n = 1 if body.n is None else body.n
     if body.suffix:
-        raise bad_field("suffix", "suffix is not supported: no model here fills in the middle; leave it out")
+        raise bad_field("suffix", "suffix is not supported: fill-in-the-middle is not implemented; leave it out")
     if body.best_of is not None and body.best_of != n:
         raise bad_field("best_of", f"best_of must be n ({n}), got {body.best_of}: all answers are returned")
     if body.echo and n > 1 and not isinstance(body.prompt, str):
         raise bad_field("echo", f"echo with n={n} needs a single prompt of text")
     if body.echo and body.logprobs is not None and n > 1:
-        raise bad_field("echo", f"echo with logprobs is told for one answer only, got n={n}")
+        raise bad_field("echo", f"echo with logprobs is supported for one answer only, got n={n}")
 
 
 def _prompts(prompt: str | Sequence[str | int | list[int]]) -> list[Prompt]:
-    """The prompts one by one; each is checked as the client checks it."""
+    """Return the prompts as a list. The client checks each."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: the body, what it asks of the client, and the answer."""
+"""POST /v1/embeddings: the body, its requests, and the response."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..results.outputs import RequestOutput
 from ..results.pooling import PoolingOutput, PoolingRequestOutput
 from .answers.ends import finish_reason_of
 from .answers.response_ids import created_at
-from .pooling import Input, Listed, PoolingBody, PoolingUsage, PreparedPooling, written
+from .pooling import Input, Listed, PoolingBody, PoolingUsage, PreparedPooling, encode_vector
 
 ID_PREFIX = "embd"
 
@@ -37,28 +37,28 @@ class Embeddings(Listed[Embedding], kw_only=True):
 
 
 class PreparedEmbeddings(PreparedPooling, kw_only=True, frozen=True):
-    """A checked body; ``is_base64`` says how its vectors are written."""
+    """A checked body. ``is_base64``: vectors are returned in base64."""
 
     is_base64: bool
 
     def answer(self, *outputs: RequestOutput | PoolingRequestOutput, response_id: str | None = None) -> Embeddings:
         """Return the body of the response; see ``PreparedBody.answer``."""
         response_id = outputs[0].request_id if response_id is None else response_id
-        vectors = [written(_pooled_of(output).pooled, is_base64=self.is_base64) for output in outputs]
+        vectors = [encode_vector(_pooled_of(output).pooled, is_base64=self.is_base64) for output in outputs]
         return Embeddings(
             id=response_id,
             created=created_at(response_id),
             model=self.model or outputs[0].model,
             data=[Embedding(index, vector) for index, vector in enumerate(vectors)],
-            usage=PoolingUsage.of(outputs),
+            usage=PoolingUsage.sum_of(outputs),
         )
 
 
 def prepare_embeddings(body: EmbeddingsBody) -> PreparedEmbeddings:
-    """Return what the body asks.
+    """Translate the body to requests.
 
     Raises:
-        OpenAIError: 400, a field is wrong, which is named.
+        OpenAIError: 400, a field is invalid; it is named.
         ValidationError: a value is out of range; the message names the field.
     """
     prepared = body.prepared(ID_PREFIX, body.input, body.pooling_params("embed", dimensions=body.dimensions))
@@ -70,7 +70,7 @@ def _pooled_of(output: RequestOutput | PoolingRequestOutput) -> PoolingOutput:
     """Return the result of one prompt.
 
     Raises:
-        OpenAIError: it ended without one: it was cancelled, or its time was up.
+        OpenAIError: it has no result, because it was cancelled or expired.
     """
     if output.pooled is None and isinstance(output, RequestOutput):
         finish_reason_of(output.outputs[0].finish_reason, has_output=False)

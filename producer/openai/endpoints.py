@@ -1,4 +1,4 @@
-"""From the path and body of a request to what to ask of the client: the seam of gateway, batches and responses."""
+"""Translate the path and body of a request to requests of the client; gateway, batches and responses share this."""
 
 from __future__ import annotations
 
@@ -13,33 +13,36 @@ from .chat import ChatCompletionBody, prepare_chat
 from .completions import CompletionBody, prepare_completion
 from .embeddings import EmbeddingsBody, prepare_embeddings
 from .errors import OpenAIError, error_of
-from .neutral import OF_CHAT, OF_COMPLETIONS, OF_RESPONSES, Neutral, without_neutral
+from .neutral import NEUTRAL_IN_CHAT, NEUTRAL_IN_COMPLETIONS, NEUTRAL_IN_RESPONSES, Neutral, without_neutral
 from .parsers import Parsers
 from .prepared import PreparedBody
 from .responses.body import ResponseBody
 from .responses.rows import prepare_row
 
 CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
-# Of a response that stands alone; what is kept is the Responses API's: see ``responses.service``.
+# For batches: a response that is not stored. Stored responses are handled by ``responses.service``.
 RESPONSES = "/v1/responses"
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """How the bodies of one path are read, and what is made of them; ``neutral`` are values of fields it has not."""
+    """How the bodies of one path are decoded and prepared.
+
+    ``neutral`` lists values of unsupported fields that have no effect.
+    """
 
     body: type[msgspec.Struct]
     prepare: Callable[[Any, Parsers], PreparedBody]
-    decode: Callable[[bytes], Any]
+    decode_json: Callable[[bytes], Any]
     neutral: Neutral
 
-    def read(self, body: bytes | Mapping[str, Any]) -> Any:
-        """Return the body's struct.
+    def decode_body(self, body: bytes | Mapping[str, Any]) -> Any:
+        """Return the body as a struct.
 
         Raises:
-            msgspec.MsgspecError: it is no JSON, or not of the form that is asked for.
+            msgspec.MsgspecError: it is not JSON, or does not have the required form.
         """
         try:
-            return self.decode(body) if isinstance(body, bytes) else self._convert(body)
+            return self.decode_json(body) if isinstance(body, bytes) else self._convert(body)
         except msgspec.ValidationError:
             plain = msgspec.json.decode(body) if isinstance(body, bytes) else body
             if not isinstance(plain, Mapping):
@@ -50,7 +53,7 @@ class Endpoint(msgspec.Struct, frozen=True):
             return self._convert(reduced)
 
     def _convert(self, body: Mapping[str, Any]) -> Any:
-        return msgspec.convert(body, self.body, str_keys=True)  # JSON has no other keys, whatever they stand for
+        return msgspec.convert(body, self.body, str_keys=True)  # keys in JSON are strings
 
 
 def _endpoint(
@@ -60,35 +63,36 @@ def _endpoint(
 
 
 ENDPOINTS: Mapping[str, Endpoint] = {
-    CHAT_COMPLETIONS: _endpoint(ChatCompletionBody, prepare_chat, OF_CHAT),
-    COMPLETIONS: _endpoint(CompletionBody, lambda body, _: prepare_completion(body), OF_COMPLETIONS),
+    CHAT_COMPLETIONS: _endpoint(ChatCompletionBody, prepare_chat, NEUTRAL_IN_CHAT),
+    COMPLETIONS: _endpoint(CompletionBody, lambda body, _: prepare_completion(body), NEUTRAL_IN_COMPLETIONS),
     EMBEDDINGS: _endpoint(EmbeddingsBody, lambda body, _: prepare_embeddings(body), {}),
-    RESPONSES: _endpoint(ResponseBody, prepare_row, OF_RESPONSES),
+    RESPONSES: _endpoint(ResponseBody, prepare_row, NEUTRAL_IN_RESPONSES),
 }
 
 
 class Decoded(msgspec.Struct, frozen=True):
-    """A body that has the form of its path's bodies; what it says was not looked at yet."""
+    """A decoded body. Its values are not checked yet."""
 
     endpoint: Endpoint
     body: Any
 
     @property
     def model(self) -> str | None:
-        """The model that it names."""
+        """The model that the body names."""
         return self.body.model or None
 
     @property
     def fingerprint(self) -> str:
-        """Eight hexadecimal digits that two bodies share only if they say the same, in whatever order and spacing."""
-        said = msgspec.json.encode(msgspec.to_builtins(self.body, str_keys=True), order="deterministic")
-        return hashlib.blake2b(said, digest_size=4).hexdigest()
+        """Eight hexadecimal digits, which are equal only for bodies with equal content, independent of order and
+        spacing."""
+        content = msgspec.json.encode(msgspec.to_builtins(self.body, str_keys=True), order="deterministic")
+        return hashlib.blake2b(content, digest_size=4).hexdigest()
 
     def prepare(self, parsers: Parsers) -> PreparedBody:
-        """Return what it asks of a model whose answers ``parsers`` read.
+        """Translate the body to requests, for a model with these parsers.
 
         Raises:
-            OpenAIError: 400, a field is wrong, which is named.
+            OpenAIError: 400, a field is invalid; it is named.
         """
         try:
             return self.endpoint.prepare(self.body, parsers)
@@ -97,24 +101,24 @@ class Decoded(msgspec.Struct, frozen=True):
 
 
 def decode(path: str, body: bytes | Mapping[str, Any]) -> Decoded:
-    """Return the body for ``path``: JSON, or what JSON was decoded to.
+    """Decode the body for ``path``: JSON, or the objects that JSON was decoded to.
 
     Raises:
-        OpenAIError: 404, there is no such endpoint; 400, the body is no JSON, or a field is unknown or of another type.
+        OpenAIError: 404, the endpoint is unknown; 400, the body is not JSON, or a field is unknown or has a wrong type.
     """
     endpoint = ENDPOINTS.get(path)
     if endpoint is None:
-        raise OpenAIError(404, f"there is no endpoint {path}; there are {', '.join(ENDPOINTS)}", code="unknown_url")
+        raise OpenAIError(404, f"unknown endpoint {path}; available: {', '.join(ENDPOINTS)}", code="unknown_url")
     try:
-        return Decoded(endpoint, endpoint.read(body))
+        return Decoded(endpoint, endpoint.decode_body(body))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise error_of(error) from error
     except RecursionError as error:
-        raise OpenAIError(400, "the body is nested too deep", code="invalid_json") from error
+        raise OpenAIError(400, "the body is nested too deeply", code="invalid_json") from error
 
 
 def prepare(path: str, body: bytes | Mapping[str, Any], parsers: Parsers | None = None) -> PreparedBody:
-    """Return what ``body`` asks of ``path``, and of a model whose answers ``parsers`` read.
+    """Translate ``body`` to requests of ``path``, for a model with these parsers.
 
     Raises:
         OpenAIError: as ``decode`` and ``Decoded.prepare``.

@@ -1,10 +1,10 @@
-"""Errors as OpenAI's API tells them, and which of ours becomes which.
+"""Errors in the form of OpenAI's API, and their mapping from Penstock's exceptions.
 
-    400 a field is wrong        401 no or a wrong API key       404 unknown model, request or route
-    408 expired                 409 the state forbids it        413 body too large
-    429 queue full, over quota  499 the request was cancelled   500 the engine failed it     503 nobody serves
+    400 a field is invalid      401 API key missing or invalid  404 unknown model, request or route
+    408 expired                 409 not allowed in this state   413 body too large
+    429 queue full, over quota  499 the request was cancelled   500 the engine failed     503 no engine serves
 
-429 and 503 carry ``Retry-After``; the ``openai`` package makes an exception class of its own of most of them.
+429 and 503 carry ``Retry-After``. The ``openai`` package has a separate exception class for most of them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ...shared import errors
 from ...shared.adapter_errors import UnknownAdapterError
 from ...shared.shown import MAX_SHOWN_CHARS, cut
 
-# What the openai package asks again by itself, unless told otherwise: 408, 409, 429 and 5xx.
+# The openai package retries 408, 409, 429 and 5xx by default, so a cancelled request has another status.
 CLIENT_CLOSED_REQUEST = 499
 
-# The first words of our messages name the field; a path of msgspec stands at the end of its messages.
+# Our messages begin with the field's name. Messages of msgspec end with its path.
 _LEADING_FIELD = re.compile(r"^([a-z_][a-z0-9_]*(?:\[[^\]]*\])*(?:\.[a-z_][a-z0-9_]*(?:\[[^\]]*\])*)*)(?=[ :=])")
 _NO_FIELDS = frozenset({"a", "an", "the", "there", "this"})
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]+)`(?: - at `\$\.?([^`]*)`)?")
@@ -30,7 +30,7 @@ _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 
 
 class ErrorDetail(msgspec.Struct):
-    """What went wrong: ``param`` is the field to blame, ``code`` is for programs."""
+    """One error: ``param`` is the invalid field, ``code`` is for programs."""
 
     message: str
     type: str
@@ -39,18 +39,18 @@ class ErrorDetail(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct):
-    """The body of every response that is no success."""
+    """The body of every error response."""
 
     error: ErrorDetail
 
 
 class OpenAIError(errors.PenstockError):
-    """An answer other than success.
+    """An error response.
 
     Args:
-        status: of HTTP.
-        type, param, code: as OpenAI's body has them.
-        retry_after_s: when the same request may succeed; goes into the header, rounded up.
+        status: HTTP status.
+        type, param, code: fields of OpenAI's error body.
+        retry_after_s: when the same request may succeed; rounded up for the header.
     """
 
     code = "openai_error"
@@ -79,32 +79,32 @@ class OpenAIError(errors.PenstockError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that say more than the body does."""
+        """The headers that accompany the body."""
         if self.retry_after_s is not None:
             return {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
         return {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
 
 
 def bad_field(param: str, message: str, *, code: str | None = None) -> OpenAIError:
-    """Return the 400 for one field; ``message`` names it."""
+    """Return a 400 about one field; ``message`` names it."""
     return OpenAIError(400, message, param=param, code=code)
 
 
-# What the field of bodies is called where it comes to.
-_OWN_NAME = re.compile(r"^extra_args\b")
+# The client's name for the field ``vllm_xargs`` of bodies.
+_CLIENT_NAME = re.compile(r"^extra_args\b")
 
 
 def error_of(error: BaseException) -> OpenAIError:
-    """Return what a caller over HTTP is told of ``error``; of what nobody foresaw, only that it happened."""
+    """Return ``error`` as an HTTP caller sees it. For an unexpected error that is only its occurrence."""
     if isinstance(error, OpenAIError):
         return error
     if isinstance(error, msgspec.MsgspecError | UnicodeDecodeError):
         return _unreadable(error)
     if isinstance(error, RecursionError):
-        return OpenAIError(400, "the body must be nested less deep: lists or objects in it hold too many others")
+        return OpenAIError(400, "the body is nested too deeply; nest its lists and objects less")
     for kind, status, type_, code in _STATUS_OF:
         if isinstance(error, kind):
-            message = _OWN_NAME.sub("vllm_xargs", str(error))
+            message = _CLIENT_NAME.sub("vllm_xargs", str(error))
             return OpenAIError(
                 status,
                 message,
@@ -113,30 +113,30 @@ def error_of(error: BaseException) -> OpenAIError:
                 code=code,
                 retry_after_s=getattr(error, "retry_after_s", None) or (1.0 if status == 503 else None),
             )
-    return OpenAIError(500, "the server failed; its log says how", type="server_error", code="internal_error")
+    return OpenAIError(500, "the server failed; see its log", type="server_error", code="internal_error")
 
 
 def cancelled() -> OpenAIError:
-    """The end of a request that somebody cancelled: its caller has gone, or asked for it elsewhere."""
+    """Return the error of a cancelled request: its caller disconnected, or cancelled it elsewhere."""
     return OpenAIError(CLIENT_CLOSED_REQUEST, "the request was cancelled", type="cancelled", code="request_cancelled")
 
 
 def expired() -> OpenAIError:
-    """The end of a request whose ``timeout_s`` passed before it had any output."""
+    """Return the error of a request whose ``timeout_s`` passed before it had any output."""
     return OpenAIError(408, "the request expired before it was started", type="timeout", code="request_expired")
 
 
 def _unreadable(error: msgspec.MsgspecError | UnicodeDecodeError) -> OpenAIError:
-    """A body that is no JSON, or not of the form that is asked for."""
+    """Return the error of a body that is not JSON, or does not have the required form."""
     message = str(error)
     if not isinstance(error, msgspec.ValidationError):
         return OpenAIError(400, f"the body must be JSON: {message}", code="invalid_json")
     unknown, missing = _UNKNOWN_FIELD.search(message), _MISSING_FIELD.search(message)
     if unknown is not None:
-        param = _joined(unknown)
+        param = _field_path(unknown)
         return bad_field(param, f"{param} is not supported; leave it out", code="unknown_parameter")
     if missing is not None:
-        param = _joined(missing)
+        param = _field_path(missing)
         return bad_field(param, f"{param} must be given", code="missing_required_parameter")
     path = _PATH.search(message)
     if path is None:
@@ -146,7 +146,7 @@ def _unreadable(error: msgspec.MsgspecError | UnicodeDecodeError) -> OpenAIError
     return bad_field(param, f"{param}: {reason[:1].lower()}{reason[1:]}" if param else reason)
 
 
-def _joined(match: re.Match[str]) -> str:
+def _field_path(match: re.Match[str]) -> str:
     return f"{match[2]}.{match[1]}" if match[2] else match[1]
 
 
@@ -155,7 +155,7 @@ def _field_of(message: str) -> str | None:
     return match[1] if match and match[1] not in _NO_FIELDS else None
 
 
-# The first that fits counts.
+# The first matching entry applies.
 _STATUS_OF: tuple[tuple[type[BaseException], int, str, str | None], ...] = (
     (errors.PromptTooLongError, 400, "invalid_request_error", "context_length_exceeded"),
     (errors.PayloadTooLargeError, 413, "invalid_request_error", "payload_too_large"),

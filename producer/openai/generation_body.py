@@ -1,4 +1,4 @@
-"""What the bodies of chat completions and of completions have in common: sampling fields and options."""
+"""Common parts of the bodies of chat completions and completions: sampling fields and options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .errors import bad_field
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a stream tells beside the text: with ``include_usage`` its last chunk has the usage, and no choices."""
+    """Options of a stream. With ``include_usage`` its last chunk has the usage, and no choices."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -32,12 +32,13 @@ class RepetitionDetection(RepetitionFields, frozen=True, kw_only=True, forbid_un
 
 
 class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields that mean the same in a chat completion and in a completion; null is the default of each.
+    """Fields with the same meaning in chat completions and completions. The default of each is null.
 
-    From OpenAI: those up to ``user``, of which those after ``stream_options`` say nothing to a server of one's own and
-    are passed over, but ``prompt_cache_key``, which is a ``session_id``. From vLLM: the next, with the meaning that
-    ``SamplingParams`` gives, or the option ``tokenization_kwargs``; ``vllm_xargs`` are its ``extra_args``. ``band``,
-    ``timeout_s``, ``session_id`` and ``resume`` are Penstock's.
+    OpenAI's: those up to ``user``, and after it fields that have no effect on a self-hosted server and are ignored,
+    except ``prompt_cache_key``, which is a ``session_id``.
+    vLLM's: the next group, as in ``SamplingParams`` or the option ``tokenization_kwargs``; ``vllm_xargs`` are its
+    ``extra_args``.
+    Penstock's: ``band``, ``timeout_s``, ``session_id`` and ``resume``.
     """
 
     model: str | None = None
@@ -97,33 +98,33 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def check_stream(self) -> None:
-        """Refuse what no stream of ours tells.
+        """Refuse stream options that are not supported.
 
         Raises:
             OpenAIError: 400, the field is named.
         """
         if self.stream_options is None:
             return
-        asks_for_something = any(msgspec.structs.astuple(self.stream_options))
-        if asks_for_something and not self.stream:
+        has_options = any(msgspec.structs.astuple(self.stream_options))
+        if has_options and not self.stream:
             raise bad_field("stream_options", "stream_options needs stream=true; leave it out")
         if self.stream_options.continuous_usage_stats:
             raise bad_field(
                 "stream_options.continuous_usage_stats",
-                "stream_options.continuous_usage_stats is not supported; include_usage tells the usage at the end",
+                "stream_options.continuous_usage_stats is not supported; include_usage returns the usage at the end",
                 code="unsupported_parameter",
             )
 
-    def sampling_params(self, **of_endpoint: Any) -> SamplingParams:
-        """Return what the body asks for; ``of_endpoint`` goes before it, and None there is the default, too.
+    def sampling_params(self, **overrides: Any) -> SamplingParams:
+        """Return the sampling parameters of the body, with ``overrides``; an override of None is ignored.
 
         Raises:
             ValidationError: a value is out of range; the message names the field.
         """
         values = {name: value for name in _PLAIN_FIELDS if (value := getattr(self, name)) not in (None, {})}
-        values |= {name: value for name, value in of_endpoint.items() if value is not None}
+        values |= {name: value for name, value in overrides.items() if value is not None}
         if self.seed is not None:
-            values["seed"] = self.seed & MAX_SEED  # OpenAI's may be negative
+            values["seed"] = self.seed & MAX_SEED  # OpenAI's seeds may be negative
         if self.repetition_detection is not None:
             values["repetition_detection"] = RepetitionDetectionParams(
                 **msgspec.structs.asdict(self.repetition_detection)
@@ -136,7 +137,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return SamplingParams(**{"max_tokens": None, **values})
 
     def request_options(self) -> RequestOptions:
-        """Return what the body says beside prompt and sampling."""
+        """Return the options of the requests other than prompt and sampling parameters."""
         options = plain_options(self)
         if self.session_id is not None:
             options["session_id"] = self.session_id
@@ -152,7 +153,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return options
 
     def grammar(self) -> StructuredOutputsParams | None:
-        """``structured_outputs``, or the ``guided_*`` that vLLM had before it."""
+        """Return ``structured_outputs``, or the grammar of the older ``guided_*`` fields of vLLM."""
         guided = {name: value for name in _GUIDED if (value := getattr(self, f"guided_{name}")) is not None}
         if self.structured_outputs is None:
             return StructuredOutputsParams(**guided) if guided else None
@@ -161,7 +162,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return StructuredOutputsParams(**msgspec.structs.asdict(self.structured_outputs))
 
 
-class _Placed(Protocol):
+class _HasOptions(Protocol):
     @property
     def model(self) -> str | None: ...
     @property
@@ -178,7 +179,7 @@ class _Placed(Protocol):
     def truncation_side(self) -> str | None: ...
 
 
-def plain_options(body: _Placed) -> RequestOptions:
+def plain_options(body: _HasOptions) -> RequestOptions:
     """Return the options that bodies of all endpoints have under the same names."""
     options = RequestOptions(model=body.model or None)
     if body.band is not None:
@@ -195,7 +196,7 @@ def plain_options(body: _Placed) -> RequestOptions:
     return options
 
 
-# Same name and meaning in SamplingParams.
+# Fields with the same name and meaning in SamplingParams.
 _PLAIN_FIELDS = (
     "n",
     "temperature",

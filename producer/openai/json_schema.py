@@ -1,6 +1,6 @@
-"""JSON schemas that callers bring: whether they are any, and one placed inside of another.
+"""JSON schemas sent by callers: check their form, and embed one in another.
 
-What a schema says, and whether the engine's library can hold an output to it, is found out by the engine.
+Only the engine can tell whether its grammar library supports a schema.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def check_schema(schema: object, field: str) -> dict[str, Any]:
     """Return ``schema`` if it is a JSON schema.
 
     Raises:
-        ValidationError: it is none; names the place below ``field``.
+        ValidationError: it is not; names the place below ``field``.
     """
     if not isinstance(schema, dict):
         raise ValidationError(f"{field} must be a JSON schema, an object, got {shown(schema)}")
@@ -31,12 +31,12 @@ def check_schema(schema: object, field: str) -> dict[str, Any]:
     return schema
 
 
-def under_definition(schema: dict[str, Any], name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return ``schema`` so that it can stand inside of another, and the definitions that the other must have for it.
+def embeddable(schema: dict[str, Any], name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return ``schema`` in a form that can be embedded in another, and the definitions that the other needs for it.
 
-    References point from the root of a document, so a schema that has any moves to ``#/$defs/name`` as a whole.
+    References point from the root of a document, so a schema with references moves to ``#/$defs/name`` as a whole.
     """
-    moved = _with_references_below(schema, f"#/$defs/{name}")
+    moved = _rebase_references(schema, f"#/$defs/{name}")
     return (schema, {}) if moved == schema else ({"$ref": f"#/$defs/{name}"}, {name: moved})
 
 
@@ -75,7 +75,7 @@ def _check_keywords(schema: dict[str, Any], place: str, root: dict[str, Any]) ->
     if "enum" in schema and not _of_type(schema["enum"], list, "a list of values", f"{place}.enum"):
         raise ValidationError(f"{place}.enum must have at least one value")
     reference = schema.get("$ref")
-    if reference is not None and not _is_found(reference, root):
+    if reference is not None and not _is_resolvable(reference, root):
         raise ValidationError(f"{place}.$ref must point to a schema in the same document, got {shown(reference)}")
 
 
@@ -85,7 +85,7 @@ def _of_type(value: Any, kind: type, description: str, place: str) -> Any:
     return value
 
 
-def _is_found(reference: object, root: dict[str, Any]) -> bool:
+def _is_resolvable(reference: object, root: dict[str, Any]) -> bool:
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return False
     node: Any = root
@@ -100,18 +100,18 @@ def _is_found(reference: object, root: dict[str, Any]) -> bool:
     return isinstance(node, dict | bool)
 
 
-def _with_references_below(node: Any, root: str) -> Any:
-    """A copy of a schema, or of a list of some, whose references begin at ``root`` instead of ``#``."""
+def _rebase_references(node: Any, root: str) -> Any:
+    """Return a copy of a schema, or of a list of schemas, whose references start at ``root`` instead of ``#``."""
     if isinstance(node, list):
-        return [_with_references_below(item, root) for item in node]
+        return [_rebase_references(item, root) for item in node]
     if not isinstance(node, dict):
         return node
     moved: dict[str, Any] = {}
     for key, value in node.items():
         if key in _MAPS_OF_SCHEMAS and isinstance(value, dict):
-            moved[key] = {name: _with_references_below(child, root) for name, child in value.items()}
+            moved[key] = {name: _rebase_references(child, root) for name, child in value.items()}
         elif key == "$ref" and isinstance(value, str):
             moved[key] = root + value[1:]
         else:
-            moved[key] = value if key in _VALUES else _with_references_below(value, root)
+            moved[key] = value if key in _VALUES else _rebase_references(value, root)
     return moved

@@ -1,4 +1,4 @@
-"""Chat messages as a body has them, and as a chat template takes them."""
+"""Chat messages as in a body, and as a chat template expects them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .tools.messages import check_tool_calls, check_tool_result
 
 
 class ImageURL(msgspec.Struct):
-    """Where an image is; ``detail`` is taken and not read, since each model has sizes of its own."""
+    """URL of an image. ``detail`` is accepted but ignored, since each model has its own image sizes."""
 
     url: str
     detail: str | None = None
 
 
 class ContentPart(msgspec.Struct):
-    """A part of a message's content: a text, or an image as a data URL or an address. Others are refused by name."""
+    """One part of a message's content: a text, or an image as a URL. Other parts are refused by name."""
 
     type: str
     text: str | None = None
@@ -31,7 +31,7 @@ class ContentPart(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """One message. What a template may want beside these fields is passed on by ``chat_template_kwargs``."""
+    """One message. Other fields that a template needs are passed by ``chat_template_kwargs``."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -47,12 +47,13 @@ _PASSED_ON = ("name", "tool_calls", "tool_call_id", "reasoning", "reasoning_cont
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return the messages with text or parts as content; "developer" is OpenAI's newer word for "system".
+    """Return the messages with text or parts as content. OpenAI's role "developer" becomes "system".
 
-    Several parts go on as they are: the worker knows whether the chat template goes through them or wants one text.
+    Several parts are passed unchanged, because only the worker knows whether the chat template iterates over parts or
+    needs one text.
 
     Raises:
-        OpenAIError: 400, there is none, one has no content, or a part is neither text nor image.
+        OpenAIError: 400, there is no message, one has no content, or a part is neither text nor image.
     """
     if not messages:
         raise bad_field("messages", "messages must hold at least one message")
@@ -67,7 +68,10 @@ def _template_message(path: str, message: ChatMessage) -> dict[str, Any]:
         content = message.refusal
     if content is None and not (message.role == "assistant" and message.tool_calls):
         raise bad_field(f"{path}.content", f"{path}.content must be text, got null")
-    taken: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
+    template_message: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": content,
+    }
     if message.tool_calls:
         check_tool_calls(message.tool_calls, f"{path}.tool_calls")
     if message.role == "tool":
@@ -75,12 +79,12 @@ def _template_message(path: str, message: ChatMessage) -> dict[str, Any]:
     for name in _PASSED_ON:
         value = getattr(message, name)
         if value is not UNSET and value is not None:
-            taken[name] = value
-    return taken
+            template_message[name] = value
+    return template_message
 
 
 def _contents(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """A single text as it is."""
+    """Return the text of a single text part, else the parts."""
     if not parts:
         return ""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts

@@ -1,7 +1,7 @@
-"""Values of fields that are not supported here, with which a field says the same as without it.
+"""Values of unsupported fields that are equivalent to omitting the field.
 
-SDKs, proxies and interfaces fill in what the reference calls a default. Such a field asks for nothing, so it is passed
-over; with any other value it is refused by name. Null is the default of every field.
+SDKs, proxies and user interfaces send the defaults of the reference. Such a field is ignored; with any other value it
+is refused by name. Null is the default of every field.
 Sources: OpenAI's API reference; vLLM's ``ChatCompletionRequest``, ``CompletionRequest`` and ``ResponsesRequest``.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 Neutral = Mapping[str, tuple[Any, ...]]
 
-_OF_VLLM: Neutral = {
+_NEUTRAL_IN_VLLM: Neutral = {
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "early_stopping": (False,),
@@ -24,7 +24,7 @@ _OF_VLLM: Neutral = {
     "mm_processor_kwargs": ({},),
     "vllm_xargs": ({},),
 }
-OF_CHAT: Neutral = {
+NEUTRAL_IN_CHAT: Neutral = {
     "modalities": (["text"],),
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -33,27 +33,28 @@ OF_CHAT: Neutral = {
     "best_of": (1,),
     "continue_final_message": (False,),
     "documents": ([],),
-    **_OF_VLLM,
+    **_NEUTRAL_IN_VLLM,
 }
-OF_COMPLETIONS: Neutral = {
+NEUTRAL_IN_COMPLETIONS: Neutral = {
     "response_format": ({"type": "text"},),
-    **_OF_VLLM,
+    **_NEUTRAL_IN_VLLM,
 }
-OF_RESPONSES: Neutral = {
+NEUTRAL_IN_RESPONSES: Neutral = {
     "enable_response_messages": (False,),
-    **_OF_VLLM,
+    **_NEUTRAL_IN_VLLM,
 }
 
 
 def without_neutral(body: Mapping[str, Any], supported: frozenset[str], neutral: Neutral) -> dict[str, Any]:
-    """Return ``body`` without the fields that are not ``supported`` and ask for nothing."""
+    """Return ``body`` without the fields that are not ``supported`` and have a neutral value."""
     return {
         name: value
         for name, value in body.items()
-        if name in supported or not (value is None or any(_is_same(value, one) for one in neutral.get(name, ())))
+        if name in supported
+        or not (value is None or any(_is_same(value, default) for default in neutral.get(name, ())))
     }
 
 
 def _is_same(value: Any, neutral: Any) -> bool:
-    """Whether they are equal as JSON, where true is no 1."""
+    """Return whether two JSON values are equal; true is not 1."""
     return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral

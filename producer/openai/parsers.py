@@ -1,4 +1,4 @@
-"""Which parsers read what a model writes."""
+"""Choose the parsers of a model's tool calls and reasoning."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..client import Client
 from .reasoning import find_reasoning_format
 from .tools.registry import DEFAULT_TOOL_CALL_PARSER, find_tool_call_style
 
-_KNOWN_FOR_S = 30.0
-_UNKNOWN_FOR_S = 1.0
+_CACHE_TTL_S = 30.0
+_MISSING_TTL_S = 1.0
 
 
 class Parsers(msgspec.Struct, frozen=True):
-    """Parsers by name. A ``reasoning`` of "none" leaves an answer as it is.
+    """Parsers by name. With ``reasoning`` "none" the answer is left unchanged.
 
-    ``thinks_before_grammar`` says that an answer with a grammar has reasoning before it, too.
+    ``thinks_before_grammar``: an answer with a grammar also starts with reasoning.
     """
 
     tool_call: str = DEFAULT_TOOL_CALL_PARSER
@@ -32,10 +32,10 @@ class Parsers(msgspec.Struct, frozen=True):
 
 
 class ParserChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Which parsers a deployment wants; "auto" are those that fit the model's chat template, by its card.
+    """The parsers of a deployment; "auto" selects those that fit the model's chat template, according to its card.
 
     Raises:
-        ConfigurationError: there is no parser of that name.
+        ConfigurationError: no parser has that name.
     """
 
     tool_call: str = AUTO
@@ -48,10 +48,10 @@ class ParserChoice(msgspec.Struct, frozen=True, kw_only=True):
             if self.reasoning not in (AUTO, NONE):
                 find_reasoning_format(self.reasoning)
         except ValidationError as error:
-            raise ConfigurationError(f"{error}; or {AUTO!r}, what the model's chat template shows") from error
+            raise ConfigurationError(f"{error}; or {AUTO!r}, to derive it from the model's chat template") from error
 
-    def of(self, card: ModelCard | None) -> Parsers:
-        """Return the parsers for the model of ``card``; None is a model that nobody has served."""
+    def for_model(self, card: ModelCard | None) -> Parsers:
+        """Return the parsers for the model of ``card``; None is a model that no worker has served."""
         tool_call = card.tool_call_parser if card is not None and self.tool_call == AUTO else self.tool_call
         reasoning = card.reasoning_parser if card is not None and self.reasoning == AUTO else self.reasoning
         return Parsers(
@@ -62,38 +62,38 @@ class ParserChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelParsers:
-    """Which parsers read the answers of each model that is served, by the cards of its workers.
+    """Selects the parsers of each served model by the cards of its workers.
 
     Args:
-        default_model: of bodies that name none.
+        default_model: model of bodies that name none.
     """
 
     def __init__(self, client: Client, choice: ParserChoice, *, default_model: str | None = None) -> None:
         self._client = client
         self._choice = choice
         self._default_model = default_model
-        self._found: dict[str, Parsers] = {}
+        self._parsers: dict[str, Parsers] = {}
         self._read_at = -math.inf
-        self._reading = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
-    async def find(self, model: str | None) -> Parsers:
-        """Return the parsers for the model that a body names, or for the only one if it names none.
+    async def for_model(self, model: str | None) -> Parsers:
+        """Return the parsers of the model that a body names, or of the only model if it names none.
 
-        Cards are read again after a while, since a model may have got another template, and soon for one that is not
-        known; for that there are the defaults.
+        Cards are read again after 30 s, since a model may have a new template, and after 1 s if the model is not among
+        them. An unknown model gets the default parsers.
         """
         name = model or self._default_model
-        async with self._reading:
+        async with self._lock:
             age_s = time.monotonic() - self._read_at
-            is_known = name in self._found or (name is None and len(self._found) == 1)
-            if age_s > (_KNOWN_FOR_S if is_known else _UNKNOWN_FOR_S):
+            is_known = name in self._parsers or (name is None and len(self._parsers) == 1)
+            if age_s > (_CACHE_TTL_S if is_known else _MISSING_TTL_S):
                 cards = await self._client.models()
-                self._found = {card.model: self._choice.of(card) for card in cards.values()}
+                self._parsers = {card.model: self._choice.for_model(card) for card in cards.values()}
                 self._read_at = time.monotonic()
-            if name is not None and name not in self._found:
-                with suppress(PenstockError):  # requests of it will say what is wrong
+            if name is not None and name not in self._parsers:
+                with suppress(PenstockError):  # its requests report the error
                     base = (await self._client.handle("-", model=name)).model
-                    return self._found.get(base) or self._choice.of(None)
-        if name is None and len(self._found) == 1:
-            return next(iter(self._found.values()))
-        return self._found.get(name or "") or self._choice.of(None)
+                    return self._parsers.get(base) or self._choice.for_model(None)
+        if name is None and len(self._parsers) == 1:
+            return next(iter(self._parsers.values()))
+        return self._parsers.get(name or "") or self._choice.for_model(None)

@@ -1,4 +1,4 @@
-"""POST /pooling: the body and its two answers, of pooled prompts and of data that an I/O processor reads."""
+"""POST /pooling: the body, and its two responses: for pooled prompts, and for data that an I/O processor reads."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .pooling import Input, Listed, PoolingBody, PoolingUsage
 
 
 class PoolBody(PoolingBody, kw_only=True, forbid_unknown_fields=True):
-    """The request of /pooling: any task, the model's own where it is left out.
+    """The request of /pooling: any task; the model's default task if omitted.
 
-    With ``data`` in place of ``input``, an I/O processor makes the prompts and the answer; ``task`` may be "plugin"
-    then, as vLLM has it, which says no more than to leave it out.
+    With ``data`` instead of ``input``, an I/O processor creates the prompts and the response. ``task`` may then be
+    "plugin", as in vLLM, which is the same as omitting it.
     """
 
     input: Input | None = None
@@ -26,10 +26,10 @@ class PoolBody(PoolingBody, kw_only=True, forbid_unknown_fields=True):
     io_processor: str | None = None
 
     def data_prompt(self) -> DataPrompt | None:
-        """Return the data, None of a body with an ``input``.
+        """Return the data; None for a body with ``input``.
 
         Raises:
-            OpenAIError: 400, it has neither or both, or a field that goes with the other one.
+            OpenAIError: 400, it has neither or both, or a field that belongs to the other one.
         """
         has_data = self.data is not msgspec.UNSET
         if has_data == (self.input is not None):
@@ -42,12 +42,12 @@ class PoolBody(PoolingBody, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def model_task(self) -> str | None:
-        """The task that the model is asked for."""
+        """The task requested from the model."""
         return None if self.task == "plugin" and self.input is None else self.task
 
 
 class PoolingData(msgspec.Struct):
-    """One result: a vector, one for each token, or the bytes of either in base64."""
+    """One result: a vector, one vector per token, or the bytes of either in base64."""
 
     index: int
     data: list[float | list[float]] | str
@@ -59,7 +59,7 @@ class PoolingResponse(Listed[PoolingData], kw_only=True):
 
 
 class ProcessedResponse(msgspec.Struct, kw_only=True):
-    """The response of /pooling to ``data``, as vLLM has it; ``data`` is the I/O processor's answer."""
+    """The response of /pooling to ``data``, as in vLLM; ``data`` is the I/O processor's answer."""
 
     request_id: str
     created_at: int

@@ -1,4 +1,4 @@
-"""What the bodies of models that pool have in common, and those of /classify, /pooling, /score and /rerank.
+"""Common parts of the bodies of pooling models, and the bodies of /classify, /pooling, /score and /rerank.
 
 Names and forms are vLLM's, which follow Jina's and Cohere's.
 """
@@ -25,10 +25,10 @@ Input = str | list[str | int | list[int]]
 
 
 class PoolingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields that mean the same in all of them; null is the default of each.
+    """Fields with the same meaning in all pooling bodies. The default of each is null.
 
     ``use_activation``, ``priority``, ``cache_salt`` and the truncation are vLLM's; ``prompt_name``, ``band`` and
-    ``timeout_s`` are Penstock's. ``user`` says nothing to a server of one's own.
+    ``timeout_s`` are Penstock's. ``user`` has no effect on a self-hosted server.
     """
 
     model: str | None = None
@@ -42,19 +42,21 @@ class PoolingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     band: str | None = None
     timeout_s: float | None = None
 
-    def pooling_params(self, task: str | None, **of_endpoint: Any) -> PoolingParams:
-        """Return what the body asks for.
+    def pooling_params(self, task: str | None, **endpoint_params: Any) -> PoolingParams:
+        """Return the pooling parameters of the body.
 
         Raises:
             ValidationError: a value is out of range; the message names the field.
         """
-        return PoolingParams(task=task, use_activation=self.use_activation, prompt_name=self.prompt_name, **of_endpoint)
+        return PoolingParams(
+            task=task, use_activation=self.use_activation, prompt_name=self.prompt_name, **endpoint_params
+        )
 
-    def prepared(self, id_prefix: str, given: Input, params: PoolingParams) -> PreparedPooling:
-        """Return what is asked of the client for ``given``, the body's ``input``. Raises: as ``inputs_of``."""
-        prompts = inputs_of(given)
-        # The client calls a single prompt by no number; the body may hold it in a list.
-        is_only_item = prompts is given and len(prompts) == 1
+    def prepared(self, id_prefix: str, inputs: Input, params: PoolingParams) -> PreparedPooling:
+        """Return the requests for ``inputs``, the body's ``input``. Raises: as ``inputs_of``."""
+        prompts = inputs_of(inputs)
+        # The client names a single prompt without a number, but the body may have it in a list.
+        is_only_item = prompts is inputs and len(prompts) == 1
         return PreparedPooling(
             id_prefix=id_prefix,
             prompts=prompts,
@@ -64,12 +66,12 @@ class PoolingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         )
 
     def request_options(self) -> RequestOptions:
-        """Return what the body says beside prompt and parameters."""
+        """Return the options of the requests other than prompt and parameters."""
         return plain_options(self)
 
 
 class PreparedPooling(PreparedBody, kw_only=True, frozen=True):
-    """A checked body of an endpoint that pools."""
+    """A checked body of a pooling endpoint."""
 
     params: PoolingParams
 
@@ -80,15 +82,15 @@ class _Counted(Protocol):
 
 
 class PoolingUsage(msgspec.Struct):
-    """Tokens of all texts of one response."""
+    """Number of tokens of all texts of one response."""
 
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int = 0
 
     @classmethod
-    def of(cls, outputs: Sequence[_Counted]) -> PoolingUsage:
-        """Return the sum."""
+    def sum_of(cls, outputs: Sequence[_Counted]) -> PoolingUsage:
+        """Return the sum over ``outputs``."""
         num_tokens = sum(output.usage.num_prompt_tokens for output in outputs if output.usage is not None)
         return cls(num_tokens, num_tokens)
 
@@ -100,7 +102,7 @@ class ClassifyBody(PoolingBody, kw_only=True, forbid_unknown_fields=True):
 
 
 class Listed(msgspec.Struct, Generic[T], kw_only=True):
-    """A response with a result for each text or pair, in order."""
+    """A response with one result per text or pair, in order."""
 
     id: str
     object: str = "list"
@@ -111,7 +113,7 @@ class Listed(msgspec.Struct, Generic[T], kw_only=True):
 
 
 class Classification(msgspec.Struct):
-    """The most probable class of one text, and the numbers of all."""
+    """The most probable class of one text, and the probabilities of all classes."""
 
     index: int
     label: str
@@ -124,8 +126,8 @@ class Classifications(Listed[Classification], kw_only=True):
 
 
 class ScoreBody(PoolingBody, kw_only=True, forbid_unknown_fields=True):
-    """The request of /score: one text against others, or as many as others. ``queries`` and ``documents`` are other
-    names of ``text_1`` and ``text_2``."""
+    """The request of /score: one text against others, or pairs of two equally long lists. ``queries`` and ``documents``
+    are aliases of ``text_1`` and ``text_2``."""
 
     text_1: str | list[str] | None = None
     text_2: str | list[str] | None = None
@@ -136,12 +138,12 @@ class ScoreBody(PoolingBody, kw_only=True, forbid_unknown_fields=True):
         """Return both sides.
 
         Raises:
-            OpenAIError: 400, one is missing, given twice, empty or too long.
+            OpenAIError: 400, a side is missing, passed twice, empty or too long.
         """
         return _side(self, "text_1", "queries"), _side(self, "text_2", "documents")
 
     def names(self) -> dict[str, str]:
-        """Return the names by which the body has given the two sides, by those of ``Client.score``."""
+        """Return the names that the body uses for the two sides, keyed by the parameters of ``Client.score``."""
         return {
             "texts": "text_1" if self.queries is None else "queries",
             "others": "text_2" if self.documents is None else "documents",
@@ -149,7 +151,7 @@ class ScoreBody(PoolingBody, kw_only=True, forbid_unknown_fields=True):
 
 
 class Score(msgspec.Struct):
-    """How well the texts of one pair go together."""
+    """The similarity of the texts of one pair."""
 
     index: int
     score: float
@@ -161,13 +163,13 @@ class Scores(Listed[Score], kw_only=True):
 
 
 class Document(msgspec.Struct):
-    """A text, in the form in which some send it."""
+    """A text in the form of an object."""
 
     text: str
 
 
 class RerankBody(PoolingBody, kw_only=True, forbid_unknown_fields=True):
-    """The request of /rerank, as Jina and Cohere have it; ``top_n`` of the best are told, all if it is left out."""
+    """The request of /rerank, as in Jina and Cohere. Returns the best ``top_n`` documents; all if omitted."""
 
     query: str
     documents: list[str | Document]
@@ -179,17 +181,17 @@ class RerankBody(PoolingBody, kw_only=True, forbid_unknown_fields=True):
         """Return the documents.
 
         Raises:
-            OpenAIError: 400, a field is wrong.
+            OpenAIError: 400, a field is invalid.
         """
         if not self.query:
             raise bad_field("query", "query must not be empty")
         if not 1 <= len(self.documents) <= MAX_INPUTS:
             raise bad_field("documents", f"documents must hold 1 to {MAX_INPUTS} texts, got {len(self.documents)}")
         if self.top_n is not None and self.top_n < 0:
-            raise bad_field("top_n", f"top_n must be at least 0, where 0 tells of all, got {self.top_n}")
+            raise bad_field("top_n", f"top_n must be at least 0, where 0 returns all, got {self.top_n}")
         if self.max_tokens_per_doc:
             raise bad_field("max_tokens_per_doc", "max_tokens_per_doc is not supported; send shorter documents")
-        texts = [one if isinstance(one, str) else one.text for one in self.documents]
+        texts = [document if isinstance(document, str) else document.text for document in self.documents]
         for index, text in enumerate(texts):
             if not text:
                 raise bad_field(f"documents[{index}]", f"documents[{index}] must not be empty")
@@ -197,7 +199,7 @@ class RerankBody(PoolingBody, kw_only=True, forbid_unknown_fields=True):
 
 
 class Ranked(msgspec.Struct, omit_defaults=True):
-    """One document; ``index`` is its place in the request."""
+    """One document; ``index`` is its position in the request."""
 
     index: int
     relevance_score: float
@@ -205,7 +207,7 @@ class Ranked(msgspec.Struct, omit_defaults=True):
 
 
 class RerankUsage(msgspec.Struct):
-    """Tokens of all texts of one response."""
+    """Number of tokens of all texts of one response."""
 
     total_tokens: int
 
@@ -219,47 +221,49 @@ class Reranked(msgspec.Struct):
     results: list[Ranked]
 
 
-def inputs_of(given: Input) -> Sequence[Prompt]:
+def inputs_of(inputs: Input) -> Sequence[Prompt]:
     """Return the prompts of an ``input``.
 
     Raises:
-        OpenAIError: 400, it is empty, too long, or its items are of several kinds.
+        OpenAIError: 400, it is empty or too long, or its items have different types.
     """
-    if not given:
+    if not inputs:
         raise bad_field("input", "input must not be empty")
-    if isinstance(given, str):
-        return [given]
-    if all(isinstance(item, int) for item in given):
-        return [given]  # type: ignore[list-item]  # narrowed by all()
-    if len(given) > MAX_INPUTS:
-        raise bad_field("input", f"input must hold at most {MAX_INPUTS} items, got {len(given)}")
-    for index, item in enumerate(given):
+    if isinstance(inputs, str):
+        return [inputs]
+    if all(isinstance(item, int) for item in inputs):
+        return [inputs]  # type: ignore[list-item]  # narrowed by all()
+    if len(inputs) > MAX_INPUTS:
+        raise bad_field("input", f"input must hold at most {MAX_INPUTS} items, got {len(inputs)}")
+    for index, item in enumerate(inputs):
         if isinstance(item, int):
-            raise bad_field(f"input[{index}]", f"input[{index}] is a token id among texts; give one or the other")
+            raise bad_field(
+                f"input[{index}]", f"input[{index}] is a token id among texts; pass only token ids or only texts"
+            )
         if not item:
             raise bad_field(f"input[{index}]", f"input[{index}] must not be empty")
-    return given  # type: ignore[return-value]  # as was checked
+    return inputs  # type: ignore[return-value]  # checked above
 
 
-def written(pooled: Pooled, *, is_base64: bool) -> list[float] | str:
-    """The numbers of a vector, or their little-endian bytes in base64."""
-    return in_base64(pooled) if is_base64 else pooled.floats().tolist()
+def encode_vector(pooled: Pooled, *, is_base64: bool) -> list[float] | str:
+    """Return the values of a vector, or their little-endian bytes in base64."""
+    return to_base64(pooled) if is_base64 else pooled.floats().tolist()
 
 
-def in_base64(pooled: Pooled) -> str:
-    """The little-endian bytes of its numbers."""
+def to_base64(pooled: Pooled) -> str:
+    """Return the little-endian bytes of the values in base64."""
     return base64.b64encode(pooled.data).decode()
 
 
 def _side(body: ScoreBody, *names: str) -> str | list[str]:
-    given = [(name, value) for name in names if (value := getattr(body, name)) is not None]
-    if len(given) != 1:
+    values = [(name, value) for name in names if (value := getattr(body, name)) is not None]
+    if len(values) != 1:
         raise bad_field(names[0], f"exactly one of {' and '.join(names)} must be given")
-    name, texts = given[0]
+    name, texts = values[0]
     if isinstance(texts, list) and not 1 <= len(texts) <= MAX_INPUTS:
         raise bad_field(name, f"{name} must hold 1 to {MAX_INPUTS} texts, got {len(texts)}")
     for index, text in enumerate(texts if isinstance(texts, list) else [texts]):
         if not text:
-            named = f"{name}[{index}]" if isinstance(texts, list) else name
-            raise bad_field(named, f"{named} must not be empty")
+            field = f"{name}[{index}]" if isinstance(texts, list) else name
+            raise bad_field(field, f"{field} must not be empty")
     return texts

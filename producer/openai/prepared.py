@@ -1,4 +1,4 @@
-"""What a body has become: what to ask of the client, and how to tell the answer."""
+"""A checked body as requests of the client, and how their outputs become the response."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ..inputs.prompt import Prompt
 from ..results.outputs import RequestOutput
 from .errors import bad_field
 
-# No body has such a field: over HTTP an adapter is named as a model.
-_OF_ALL = {"lora_request": "model"}
+# Bodies have no such field: over HTTP an adapter is named as a model.
+_COMMON_FIELDS = {"lora_request": "model"}
 
 
 class ChunkMaker(Protocol):
-    """Turns the deltas of one stream into chunks, at most one each; what it holds back comes with a later delta."""
+    """Turns the deltas of one stream into chunks, at most one per delta. Text held back is part of a later chunk."""
 
     def feed(self, delta: Delta, prompt: int = 0) -> msgspec.Struct | None:
-        """Return the chunk for a delta of prompt number ``prompt``, or None if it tells nothing yet.
+        """Return the chunk for a delta of prompt number ``prompt``, or None if it adds nothing yet.
 
         Raises:
             OpenAIError: the request ended without an answer.
@@ -34,18 +34,18 @@ class ChunkMaker(Protocol):
         ...
 
     def end(self) -> msgspec.Struct | None:
-        """Return the chunk with the usage, if the caller asked for it."""
+        """Return the chunk with the usage, if the caller requested it."""
         ...
 
 
 class PreparedBody(msgspec.Struct, kw_only=True, frozen=True):
-    """A checked body: what every endpoint of a model has.
+    """A checked body: the common parts of all endpoints of a model.
 
     Args:
-        id_prefix: begins the response's id (``common.new_id``).
-        prompts: each is a request of its own.
-        params, options: of each request; everything but the tenant and the request id.
-        fields: the body's names for fields of ``params`` that it does not have itself.
+        id_prefix: prefix of the response id; see ``new_id``.
+        prompts: each becomes a separate request.
+        params, options: of each request; everything but tenant and request id.
+        fields: names in the body of those fields of ``params`` that have another name there.
     """
 
     id_prefix: str
@@ -56,17 +56,17 @@ class PreparedBody(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def model(self) -> str | None:
-        """The model that the body names, or the adapter; answers call it by that name."""
+        """The model or adapter that the body names; the response repeats the name."""
         return self.options.get("model")
 
     @property
     def num_answers(self) -> int:
-        """To each prompt."""
+        """Number of answers per prompt."""
         return 1
 
     @contextmanager
     def naming_fields(self) -> Generator[None]:
-        """What an engine refuses within this block is raised with the body's name for the field.
+        """Raise an engine's refusal within this block with the body's name for the field.
 
         Raises:
             ValidationError: as raised within; its message begins with the name.
@@ -75,14 +75,14 @@ class PreparedBody(msgspec.Struct, kw_only=True, frozen=True):
             yield
         except ValidationError as error:
             message = str(error)
-            for name, field in {**_OF_ALL, **self.fields}.items():
-                # Whole words: `prompt_name` is no prompt.
+            for name, field in {**_COMMON_FIELDS, **self.fields}.items():
+                # Whole words only: `prompt_name` is not `prompt`.
                 if re.match(rf"{re.escape(name)}\b", message):
                     raise type(error)(field + message[len(name) :]) from error
             raise
 
     def answer(self, *outputs: RequestOutput, response_id: str | None = None) -> msgspec.Struct:
-        """Return the body of the response, given one output for each prompt; its id is the first output's unless given.
+        """Return the response to one output per prompt. Its id is that of the first output unless passed.
 
         Raises:
             OpenAIError: a request ended without an answer.
@@ -91,7 +91,7 @@ class PreparedBody(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Prepared(PreparedBody, kw_only=True, frozen=True):
-    """A checked body of an endpoint that generates. There are several prompts only for a completion with a list."""
+    """A checked body of an endpoint that generates text. It has several prompts only for a completion with a list."""
 
     params: SamplingParams
     stream: bool
@@ -112,5 +112,5 @@ class Prepared(PreparedBody, kw_only=True, frozen=True):
         return self.prompts[0]
 
     def events(self, response_id: str, model: str) -> ChunkMaker:
-        """Return what makes the chunks of one stream."""
+        """Return the chunk maker of one stream."""
         raise NotImplementedError

@@ -1,7 +1,7 @@
-"""Splits a model's text into its reasoning, which stands between two marks, and its answer.
+"""Split a model's text into its reasoning, which is enclosed by two marks, and its answer.
 
-The invariant is that of the tool calls' parser: what comes out depends on the characters alone, not on how they were
-cut. The marks go, and the whitespace around them; nothing else is lost.
+Invariant, as for tool calls: the output depends only on the characters, not on how they are split into deltas. The
+marks and the whitespace around them are dropped; nothing else is lost.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from ...shared.errors import ValidationError
 from ...shared.params.reasoning import REASONING_MARKS
 from ...shared.shown import shown
-from .markers import len_of_certain
+from .markers import safe_prefix_len
 
-# What templates of models that can leave thinking out call the switch: Qwen, DeepSeek and Granite.
+# Names of the switch that turns thinking off in chat templates of Qwen, DeepSeek and Granite.
 _SWITCHES = ("enable_thinking", "thinking")
 
 
@@ -25,8 +25,8 @@ class ReasoningFormat:
     """How a family of models marks its reasoning.
 
     Args:
-        starts_in_prompt: the chat template has written ``start`` at the end of the prompt, so that the text begins
-            inside; some models repeat it all the same.
+        starts_in_prompt: the chat template puts ``start`` at the end of the prompt, so the text begins inside the
+            reasoning. Some models repeat the mark anyway.
     """
 
     start: str
@@ -44,36 +44,36 @@ def find_reasoning_format(name: str) -> ReasoningFormat:
     """Return the format of that name.
 
     Raises:
-        ValidationError: there is none.
+        ValidationError: the name is unknown.
     """
     if name not in REASONING_PARSERS:
-        known = ", ".join(sorted(REASONING_PARSERS))
-        raise ValidationError(f"reasoning_parser must be one of {known}, got {shown(name)}")
+        names = ", ".join(sorted(REASONING_PARSERS))
+        raise ValidationError(f"reasoning_parser must be one of {names}, got {shown(name)}")
     return REASONING_PARSERS[name]
 
 
 def is_thinking_off(chat_template_kwargs: Mapping[str, Any] | None) -> bool:
-    """Whether a request asks its template to leave thinking out."""
+    """Return whether a request turns thinking off in its chat template."""
     return any((chat_template_kwargs or {}).get(switch) is False for switch in _SWITCHES)
 
 
 def effort_kwargs(reasoning_effort: str) -> dict[str, Any]:
-    """Return what a chat template is told of a ``reasoning_effort``."""
+    """Return the chat template's arguments for a ``reasoning_effort``."""
     switches = dict.fromkeys(_SWITCHES, False) if reasoning_effort == "none" else {}
     return {"reasoning_effort": reasoning_effort, **switches}
 
 
 class Split(NamedTuple):
-    """A part of each."""
+    """Reasoning and content of a piece of text."""
 
     reasoning: str
     content: str
 
 
 class _State(enum.Enum):
-    BEFORE = enum.auto()  # nothing but whitespace has come
+    BEFORE = enum.auto()  # only whitespace so far
     INSIDE = enum.auto()
-    BEHIND = enum.auto()  # the end mark has come, and no content yet
+    AFTER = enum.auto()  # after the end mark, before any content
     CONTENT = enum.auto()
 
 
@@ -81,7 +81,7 @@ class ReasoningSplitter:
     """Splits one text.
 
     Args:
-        is_inside: whether the text begins inside of the reasoning. It may be set until the first text comes.
+        is_inside: whether the text begins inside the reasoning. It may be set until the first text is fed.
     """
 
     def __init__(self, reasoning_format: ReasoningFormat, *, is_inside: bool | None = None) -> None:
@@ -92,14 +92,14 @@ class ReasoningSplitter:
         self._held = ""
 
     def feed(self, text: str) -> Split:
-        """Take the next text; return what is certain by now."""
+        """Add a piece of text, and return the part that is certain by now."""
         if self._state is _State.CONTENT:
             return Split("", text)
         self._held += text
         if self._state is _State.BEFORE:
-            self._begin()
-        reasoning = self._inside() if self._state is _State.INSIDE else ""
-        if self._state is _State.BEHIND:
+            self._find_start()
+        reasoning = self._read_reasoning() if self._state is _State.INSIDE else ""
+        if self._state is _State.AFTER:
             self._held = self._held.lstrip()
             if self._held:
                 self._state = _State.CONTENT
@@ -109,13 +109,13 @@ class ReasoningSplitter:
         return Split(reasoning, content)
 
     def finish(self) -> Split:
-        """The text has ended; return the rest. Reasoning that was cut may end in a part of the end mark."""
+        """End the text, and return the rest. Truncated reasoning may end in a part of the end mark."""
         rest, self._held = self._held, ""
         if self._state is _State.INSIDE or (self._state is _State.BEFORE and self.is_inside):
             return Split(rest.rstrip() if self._has_reasoning else rest.strip(), "")
         return Split("", rest)
 
-    def _begin(self) -> None:
+    def _find_start(self) -> None:
         stripped = self._held.lstrip()
         if stripped.startswith(self._start):
             self._held = stripped[len(self._start) :]
@@ -123,16 +123,16 @@ class ReasoningSplitter:
         elif not self._start.startswith(stripped):
             self._state = _State.INSIDE if self.is_inside else _State.CONTENT
 
-    def _inside(self) -> str:
-        """Give out reasoning, without whitespace at either end."""
+    def _read_reasoning(self) -> str:
+        """Return more reasoning, without whitespace at either end."""
         if not self._has_reasoning:
             self._held = self._held.lstrip()
         end = self._held.find(self._end)
         if end >= 0:
             reasoning, self._held = self._held[:end].rstrip(), self._held[end + len(self._end) :]
-            self._state = _State.BEHIND
+            self._state = _State.AFTER
         else:
-            certain = len_of_certain(self._held, self._end)
+            certain = safe_prefix_len(self._held, self._end)
             reasoning, self._held = self._held[:certain], self._held[certain:]
         self._has_reasoning = self._has_reasoning or bool(reasoning)
         return reasoning

@@ -1,4 +1,4 @@
-"""``response_format``: the form of an answer, as OpenAI's chat completions take it."""
+"""``response_format``: the required form of an answer, as in OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ...shared.params.structured import StructuredOutputsParams
 from ...shared.shown import shown
 from .json_schema import check_schema
 
-# What the engine says of the grammar, and the caller's name for it.
+# The caller's name for the schema, which replaces the engine's in error messages.
 SCHEMA_FIELD = "response_format.json_schema.schema"
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def structured_outputs_of(response_format: object) -> StructuredOutputsParams | None:
-    """Return what holds the output to ``response_format``; None for text.
+    """Return the grammar that enforces ``response_format``; None for text.
 
-    JSON has one kind of whitespace, that of ``json.dumps``: a model that is held to a grammar may else go on with it
-    for ever. With ``strict`` no object has properties but those its schema lists.
+    JSON gets the fixed whitespace of ``json.dumps``, since a model restricted to a grammar may otherwise write
+    whitespace forever. With ``strict``, objects have only the properties that their schema lists.
 
     Raises:
-        ValidationError: it is no response format; names the field.
+        ValidationError: it is not a response format; names the field.
     """
     if response_format is None:
         return None
@@ -33,20 +33,20 @@ def structured_outputs_of(response_format: object) -> StructuredOutputsParams | 
     if kind == "json_object":
         return StructuredOutputsParams(json_object=True, disable_any_whitespace=True)
     if kind == "json_schema":
-        return _of_schema(_mapping(response_format, "response_format").get("json_schema"))
+        return _grammar_of_schema(_mapping(response_format, "response_format").get("json_schema"))
     raise ValidationError(f"response_format.type must be 'text', 'json_object' or 'json_schema', got {shown(kind)}")
 
 
-def _of_schema(description: object) -> StructuredOutputsParams:
+def _grammar_of_schema(description: object) -> StructuredOutputsParams:
     field = "response_format.json_schema"
-    described = _mapping(description, field)
-    name = described.get("name")
+    fields = _mapping(description, field)
+    name = fields.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValidationError(f"{field}.name must be 1 to 64 of a-z, A-Z, 0-9, _ and -, got {shown(name)}")
-    strict = described.get("strict")
+    strict = fields.get("strict")
     if not isinstance(strict, bool | None):
         raise ValidationError(f"{field}.strict must be true or false, got {shown(strict)}")
-    schema = check_schema(described.get("schema"), SCHEMA_FIELD)
+    schema = check_schema(fields.get("schema"), SCHEMA_FIELD)
     try:
         return StructuredOutputsParams(
             json=schema, disable_any_whitespace=True, disable_additional_properties=bool(strict)

@@ -42,9 +42,9 @@ async def prepare(gateway: Gateway, path: str, body: bytes) -> tuple[PreparedBod
     """
     if len(body) <= LARGE_BODY_BYTES:
         decoded = decode(path, body)
-        return decoded.prepare(await gateway.parsers.find(decoded.model)), decoded.fingerprint
+        return decoded.prepare(await gateway.parsers.for_model(decoded.model)), decoded.fingerprint
     decoded = await asyncio.to_thread(decode, path, body)
-    prepared = await asyncio.to_thread(decoded.prepare, await gateway.parsers.find(decoded.model))
+    prepared = await asyncio.to_thread(decoded.prepare, await gateway.parsers.for_model(decoded.model))
     return prepared, await asyncio.to_thread(lambda: decoded.fingerprint)
 
 

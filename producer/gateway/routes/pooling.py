@@ -35,7 +35,7 @@ from ...openai.pooling import (
     Score,
     ScoreBody,
     Scores,
-    in_base64,
+    to_base64,
 )
 from ...results.pooling import DataPrompt, PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from .. import generations
@@ -101,13 +101,13 @@ async def _pool_data(request: Request, body: PoolBody, data_prompt: DataPrompt, 
         created_at=created_at(response_id),
         data=processor.response(output.outputs),
         model=body.model or output.model,
-        usage=PoolingUsage.of([output]),
+        usage=PoolingUsage.sum_of([output]),
     )
     return json_response(answer)
 
 
 def _encoded(output: PoolingOutput, *, is_base64: bool) -> list[float | list[float]] | str:
-    return in_base64(output.pooled) if is_base64 else [*output.data]
+    return to_base64(output.pooled) if is_base64 else [*output.data]
 
 
 async def score(request: Request) -> Response:
@@ -130,7 +130,7 @@ async def rerank(request: Request) -> Response:
         Ranked(index, outputs[index].outputs.score, None if body.return_documents is False else Document(texts[index]))
         for index in order[: body.top_n or len(order)]
     ]
-    usage = RerankUsage(PoolingUsage.of(outputs).total_tokens)
+    usage = RerankUsage(PoolingUsage.sum_of(outputs).total_tokens)
     return json_response(Reranked(response_id, body.model or outputs[0].model, usage, results))
 
 
@@ -185,7 +185,7 @@ def _head(
     response_id: str, model: str | None, outputs: list[PoolingRequestOutput] | list[ScoringRequestOutput]
 ) -> dict[str, Any]:
     """Return the fields that most responses have in addition to their data."""
-    usage = PoolingUsage.of(outputs)
+    usage = PoolingUsage.sum_of(outputs)
     return {"id": response_id, "created": created_at(response_id), "model": model or outputs[0].model, "usage": usage}
 
 

@@ -1,1 +1,1 @@
-"""What answers are made of: ids, ends, usage, messages, log probabilities; whole or piece by piece."""
+"""Common parts of answers: ids, ends, usage, messages and log probabilities, as a whole or as a stream."""

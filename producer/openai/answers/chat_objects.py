@@ -1,4 +1,4 @@
-"""What chat completions answer with: the response, and the chunks of a stream."""
+"""Objects of chat completions: the response, and the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .usage import Usage
 
 
 class FunctionCall(msgspec.Struct):
-    """``arguments`` are JSON as the model wrote it; cut short if the answer is."""
+    """The called function. ``arguments`` is JSON as the model wrote it; truncated if the answer is."""
 
     name: str
     arguments: str
 
 
 class ToolCall(msgspec.Struct, kw_only=True):
-    """A call; ``id`` is what the message with its result names."""
+    """A tool call. The message with its result refers to ``id``."""
 
     id: str
     type: Literal["function"]
@@ -28,14 +28,14 @@ class ToolCall(msgspec.Struct, kw_only=True):
 
 
 class FunctionCallDelta(msgspec.Struct, kw_only=True):
-    """What a chunk adds to a call: the name comes whole, with the first."""
+    """The part of a call that a chunk adds. The first one has the whole name."""
 
     name: str | UnsetType = UNSET
     arguments: str
 
 
 class ToolCallDelta(msgspec.Struct, kw_only=True):
-    """What a chunk adds to the ``index``-th call; ``id`` and ``type`` come with the first."""
+    """The part of the ``index``-th call that a chunk adds. The first one has ``id`` and ``type``."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -44,9 +44,10 @@ class ToolCallDelta(msgspec.Struct, kw_only=True):
 
 
 class AssistantMessage(msgspec.Struct, kw_only=True):
-    """The answer; ``content`` is null if it is tool calls alone. Nothing here refuses, so ``refusal`` is null.
+    """The answer. ``content`` is null if it has only tool calls. ``refusal`` is always null, since no model here fills
+    it.
 
-    ``reasoning`` is vLLM's word for what ``reasoning_content`` is DeepSeek's; both are given.
+    ``reasoning`` is vLLM's name and ``reasoning_content`` DeepSeek's for the same text; both are set.
     """
 
     role: Literal["assistant"]
@@ -58,7 +59,8 @@ class AssistantMessage(msgspec.Struct, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
-    """One of the ``n`` answers. ``stop_reason`` is vLLM's: what stopped it, if it was no end of sequence."""
+    """One of the ``n`` answers. ``stop_reason`` is vLLM's: the string or token id that stopped it, unless it was the
+    end of sequence."""
 
     index: int
     message: AssistantMessage
@@ -80,7 +82,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 
 
 class MessageDelta(msgspec.Struct, kw_only=True):
-    """What a chunk adds to the message; ``role`` comes with the first of each choice."""
+    """The part of the message that a chunk adds. The first chunk of each choice has ``role``."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -90,7 +92,7 @@ class MessageDelta(msgspec.Struct, kw_only=True):
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
-    """What a chunk adds to one choice."""
+    """The part of one choice that a chunk adds."""
 
     index: int
     delta: MessageDelta
@@ -100,7 +102,7 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatCompletionChunk(msgspec.Struct, kw_only=True):
-    """One event of a stream; that with ``usage`` has no choices."""
+    """One event of a stream. The one with ``usage`` has no choices."""
 
     id: str
     object: Literal["chat.completion.chunk"]

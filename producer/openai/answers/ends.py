@@ -1,4 +1,4 @@
-"""Why an answer ended, in OpenAI's words and in vLLM's."""
+"""Map the ends of requests to the finish reasons of OpenAI and vLLM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OpenAIFinishReason = Literal["stop", "length", "tool_calls", "content_filter", "
 
 
 def finish_reason_of(reason: FinishReason | None, *, has_output: bool) -> OpenAIFinishReason | None:
-    """Return OpenAI's word for an end; ours stands in ``stop_reason`` where theirs says less.
+    """Return OpenAI's finish reason. Where it is less precise than Penstock's, that is the ``stop_reason``.
 
     Raises:
         OpenAIError: there is no answer: 499, the request was cancelled; 408, it expired before it had any output.
@@ -26,7 +26,7 @@ def finish_reason_of(reason: FinishReason | None, *, has_output: bool) -> OpenAI
 
 
 def stop_reason_of(reason: FinishReason | None, stop_reason: int | str | None) -> int | str | None:
-    """Return vLLM's ``stop_reason``: the string or token id that ended it, or our own word for the end."""
+    """Return vLLM's ``stop_reason``: the string or token id that ended the answer, or Penstock's finish reason."""
     if reason in (FinishReason.REPETITION, FinishReason.EXPIRED, FinishReason.ENGINE_LOST):
         return str(reason)
     return stop_reason

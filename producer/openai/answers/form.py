@@ -1,4 +1,5 @@
-"""What tools, response format and reasoning of a chat body ask of the engine, and how its answer is to be read."""
+"""Combine tools, response format and reasoning of a chat body: the grammar for the engine, and the parser of its
+answer."""
 
 from __future__ import annotations
 
@@ -28,18 +29,18 @@ ANSWER_PARSER_FAILED = "answer_parser_failed"
 
 
 class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
-    """How an answer is held to a form, and read.
+    """The required form of an answer, and how to parse it.
 
     Args:
-        functions: for the chat template; none with ``tool_choice`` "none".
-        grammar: what holds the output; None leaves it free.
-        grammar_fields: from what the engine calls it to what the body does.
+        functions: for the chat template; empty with ``tool_choice`` "none".
+        grammar: grammar of the output; None for free text.
+        grammar_fields: the body's names of the engine's grammar fields.
         call_format: None if the answer has no calls.
-        is_single: only the first call counts.
-        reasoning: None if nothing is split off.
-        may_begin_inside: whether text without a start mark may be reasoning, which the prompt has begun.
-        is_inside: whether the prompt has begun the reasoning, if the worker does not say it.
-        includes_reasoning: whether the caller is told it.
+        is_single: whether only the first call is returned.
+        reasoning: None if no reasoning is split off.
+        may_begin_inside: whether text without a start mark may be reasoning that the prompt started.
+        is_inside: whether the prompt started the reasoning, if the worker does not report it.
+        includes_reasoning: whether reasoning is returned to the caller.
     """
 
     functions: list[Function]
@@ -54,24 +55,24 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
-        """What the chat template is told of it."""
+        """Arguments for the chat template."""
         return {"tools": [function.for_template for function in self.functions]} if self.functions else {}
 
     @property
     def needs_special_tokens(self) -> bool:
-        """Whether the text must have special tokens, since markers may be some."""
+        """Whether the text must include special tokens, since a marker may be one."""
         is_marked = self.call_format is not None and self.call_format.marker is not None
         return is_marked or self.reasoning is not None
 
     def make_parser(self, *, whole: bool = False) -> AnswerParser:
-        """Return what reads one answer; ``whole`` if it comes in one piece."""
+        """Return a parser of one answer; ``whole`` if its text arrives in one piece."""
         if self.call_format is None and self.reasoning is None:
             return PlainText()
-        return FormedText(self, whole=whole)
+        return FormParser(self, whole=whole)
 
 
-class FormedText:
-    """Tells reasoning, content and tool calls apart: see ``AnswerParser``."""
+class FormParser:
+    """Splits text into reasoning, content and tool calls; see ``AnswerParser``."""
 
     def __init__(self, form: AnswerForm, *, whole: bool) -> None:
         self._form = form
@@ -133,7 +134,7 @@ def _parsing() -> Boundary:
 
 
 class FormFields(Protocol):
-    """The fields of a chat body that say it: see ``chat.ChatCompletionBody``."""
+    """The fields of a chat body that determine the form of its answer; see ``chat.ChatCompletionBody``."""
 
     tools: list[dict[str, Any]] | None
     tool_choice: str | dict[str, Any] | None
@@ -152,45 +153,48 @@ def answer_form(
     """Return the form of an answer.
 
     Args:
-        grammar: the caller's own ``structured_outputs``.
-        template_kwargs: the caller's own, which may switch thinking off.
+        grammar: the body's ``structured_outputs``.
+        template_kwargs: the body's arguments for the chat template, which may turn thinking off.
 
     Raises:
-        ValidationError: a field is wrong, or two exclude each other; names them.
+        ValidationError: a field is invalid, or two exclude each other; names them.
     """
     functions, tool_choice = allowed_functions(fields.tool_choice, read_tools(fields.tools))
     choice = read_tool_choice(tool_choice, functions)
-    wanted = structured_outputs_of(fields.response_format)
-    if grammar is not None and wanted is not None:
-        raise ValidationError("response_format and structured_outputs both say what the output is; pass one of them")
+    format_grammar = structured_outputs_of(fields.response_format)
+    if grammar is not None and format_grammar is not None:
+        raise ValidationError("response_format and structured_outputs exclude each other; pass one of them")
     if grammar is not None and choice.is_forced:
-        raise ValidationError("structured_outputs leaves no room for a forced call; pass tool_choice='auto'")
+        raise ValidationError("structured_outputs cannot be combined with a forced tool call; pass tool_choice='auto'")
     is_parallel = fields.parallel_tool_calls is not False
-    call_format, held = _calls(functions, choice, parsers, is_parallel=is_parallel)
-    if wanted is not None and choice.mode == "auto":
+    call_format, call_grammar = _call_form(functions, choice, parsers, is_parallel=is_parallel)
+    if format_grammar is not None and choice.mode == "auto":
         if parsers.tool_call != HERMES_PARSER:
             raise ValidationError(
-                f"response_format leaves no room for calls as {shown(parsers.tool_call)} reads them; pass tool_choice "
-                "'none', 'required' or a function"
+                f"response_format cannot be combined with optional calls in the format {shown(parsers.tool_call)}; "
+                "pass tool_choice 'none', 'required' or a function"
             )
-        held, wanted = None, answer_or_hermes_calls(wanted, functions, is_parallel=is_parallel)
-    held_to = grammar or held or wanted
-    if held_to is not None and parsers.thinks_before_grammar and parsers.reasoning == NONE:
-        # Nobody would take the thinking out of the answer.
-        held_to = msgspec.structs.replace(held_to, enable_in_reasoning=True)
-    is_json = choice.is_forced or wanted is not None
-    thinks_first = parsers.thinks_before_grammar and held_to is not None and not held_to.enable_in_reasoning
+        call_grammar = None
+        format_grammar = answer_or_hermes_calls(format_grammar, functions, is_parallel=is_parallel)
+    output_grammar = grammar or call_grammar or format_grammar
+    if output_grammar is not None and parsers.thinks_before_grammar and parsers.reasoning == NONE:
+        # No parser would remove the thinking from the answer.
+        output_grammar = msgspec.structs.replace(output_grammar, enable_in_reasoning=True)
+    is_json = choice.is_forced or format_grammar is not None
+    thinks_first = (
+        parsers.thinks_before_grammar and output_grammar is not None and not output_grammar.enable_in_reasoning
+    )
     reasoning = None if parsers.reasoning == NONE else find_reasoning_format(parsers.reasoning)
     if is_json and not thinks_first:
         reasoning = None
-    # If a grammar holds from the first token on, what has no start mark is the answer.
+    # If a grammar applies from the first token on, text without a start mark is the answer.
     may_begin_inside = grammar is None or thinks_first
     is_inside = may_begin_inside and template_kwargs.get("add_generation_prompt") is not False
     is_inside = is_inside and not is_thinking_off(template_kwargs)
     return AnswerForm(
         functions=[] if choice.mode == "none" else functions,
-        grammar=held_to,
-        grammar_fields=_grammar_fields(grammar, held, wanted),
+        grammar=output_grammar,
+        grammar_fields=_grammar_fields(grammar, call_grammar, format_grammar),
         call_format=call_format,
         is_single=not is_parallel,
         reasoning=reasoning,
@@ -201,23 +205,25 @@ def answer_form(
 
 
 def _grammar_fields(
-    own: StructuredOutputsParams | None, held: StructuredOutputsParams | None, wanted: StructuredOutputsParams | None
+    grammar: StructuredOutputsParams | None,
+    call_grammar: StructuredOutputsParams | None,
+    format_grammar: StructuredOutputsParams | None,
 ) -> dict[str, str]:
-    if own is not None or (held is None and wanted is None):
+    if grammar is not None or (call_grammar is None and format_grammar is None):
         return {}
-    if held is not None:
+    if call_grammar is not None:
         return {f"structured_outputs.{kind}": "tools" for kind in ("json", "structural_tag")}
     return {"structured_outputs.json": SCHEMA_FIELD, "structured_outputs.structural_tag": "response_format and tools"}
 
 
-def _calls(
+def _call_form(
     functions: list[Function], choice: ToolChoice, parsers: Parsers, *, is_parallel: bool
 ) -> tuple[CallFormat | None, StructuredOutputsParams | None]:
-    """How calls are written, and what holds the output to them."""
+    """Return the format of calls, and the grammar that enforces them."""
     if choice.mode == "none":
         return None, None
     if choice.is_forced:
-        held = forced_calls(functions, choice, is_parallel=is_parallel)
-        return (LIST_OF_CALLS if choice.name is None else named_call(choice.name)), held
+        grammar = forced_calls(functions, choice, is_parallel=is_parallel)
+        return (LIST_OF_CALLS if choice.name is None else named_call(choice.name)), grammar
     style = find_tool_call_style(parsers.tool_call)
     return style.call_format, strict_hermes_calls(functions) if parsers.tool_call == HERMES_PARSER else None

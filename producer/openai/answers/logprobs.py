@@ -8,7 +8,7 @@ import msgspec
 
 from ....shared.messages.outcome import TokenLogprobs
 
-# What vLLM and OpenAI tell instead of a probability of zero, which JSON has no logarithm of.
+# Returned by vLLM and OpenAI for a probability of zero, since JSON has no infinity.
 LOWEST_LOGPROB = -9999.0
 
 
@@ -21,7 +21,7 @@ class TopLogprob(msgspec.Struct):
 
 
 class TokenLogprob(msgspec.Struct):
-    """An output token of a chat completion. ``bytes`` are its own: a character may take several tokens."""
+    """An output token of a chat completion. ``bytes`` are its own, since a character may consist of several tokens."""
 
     token: str
     logprob: float
@@ -36,7 +36,7 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """The tokens of one choice of a completion; ``text_offset`` counts characters from the choice's first."""
+    """The tokens of one choice of a completion. ``text_offset`` counts characters from the start of the choice."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -45,39 +45,39 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprobs], num_top: int) -> ChatLogprobs:
-    """Return them with the ``num_top`` most probable tokens of each position."""
+    """Return the log probabilities with the ``num_top`` most probable tokens of each position."""
     return ChatLogprobs([_chat_token(token, num_top) for token in tokens])
 
 
 def completion_logprobs(
     tokens: Sequence[TokenLogprobs], *, first: tuple[int, bytes] | None = None, offset: int = 0
 ) -> CompletionLogprobs:
-    """Return them for tokens whose text begins ``offset`` characters into the choice.
+    """Return the log probabilities of tokens whose text starts ``offset`` characters into the choice.
 
     Args:
-        first: id and bytes of the first prompt token, where the prompt is told: nothing came before it, so it has no
-            probability.
+        first: id and bytes of the first prompt token, if the prompt is echoed. It has no probability, since nothing
+            precedes it.
     """
     logprobs = CompletionLogprobs([], [], [], [])
     if first is not None:
-        _add(logprobs, _text(*first), None, None, offset)
+        _append(logprobs, _text(*first), None, None, offset)
         offset += len(logprobs.tokens[0])
     for token in tokens:
         text = _text(token.token_id, _own_bytes(token))
-        # As OpenAI's: the token itself stands among the most probable ones even where it is none of them.
+        # As in OpenAI's API, the token itself is listed even if it is not among the most probable ones.
         top = dict.fromkeys([text], _finite(token.logprob))
         top = {t.token: t.logprob for t in _top(token, len(token.top))} | top
-        _add(logprobs, text, _finite(token.logprob), top, offset)
+        _append(logprobs, text, _finite(token.logprob), top, offset)
         offset += len(text)
     return logprobs
 
 
 def num_chars(logprobs: CompletionLogprobs) -> int:
-    """How many characters its tokens have."""
+    """Return the number of characters of the tokens."""
     return sum(map(len, logprobs.tokens))
 
 
-def _add(
+def _append(
     logprobs: CompletionLogprobs, text: str, logprob: float | None, top: dict[str, float] | None, offset: int
 ) -> None:
     logprobs.tokens.append(text)
@@ -109,7 +109,7 @@ def _own_bytes(token: TokenLogprobs) -> bytes | None:
 
 
 def _text(token_id: int, data: bytes | None) -> str:
-    """The token's text; where no worker has told it (``detokenize=False``), vLLM's form for a bare id."""
+    """Return the token's text, or vLLM's form of a bare id if the worker did not send it (``detokenize=False``)."""
     return f"token_id:{token_id}" if data is None else data.decode(errors="replace")
 
 

@@ -1,7 +1,7 @@
-"""The text of a chat answer, told apart into what a message has fields for.
+"""Split the text of a chat answer into the fields of a message.
 
-The seam for reasoning and tool calls: a parser is fed the text as it comes, and gives out of it what is certain. The
-same text in other pieces must give the same parts in all, since a stream that is picked up again comes in others.
+A parser of reasoning and tool calls is fed the text as it arrives, and returns the parts that are certain. The same
+text in other pieces must give the same parts in total, because a resumed stream arrives in other pieces.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from .ends import OpenAIFinishReason
 
 
 class FunctionDelta(TypedDict):
-    """More of a call: its name comes once, ``arguments`` are to be joined."""
+    """An addition to a call. The name is sent once; ``arguments`` are concatenated."""
 
     name: NotRequired[str]
     arguments: str
 
 
 class CallDelta(TypedDict):
-    """More of the ``index``-th call of an answer."""
+    """An addition to the ``index``-th call of an answer."""
 
     index: int
     function: FunctionDelta
 
 
 class MessageParts(msgspec.Struct):
-    """What some text has said; a call stands once in ``tool_calls``."""
+    """The parts of a piece of text. Each call has one entry in ``tool_calls``."""
 
     content: str = ""
     reasoning: str = ""
@@ -39,7 +39,7 @@ class MessageParts(msgspec.Struct):
         return not (self.content or self.reasoning or self.tool_calls)
 
     def followed_by(self, more: MessageParts) -> MessageParts:
-        """Return what both have said; a call that goes on stays one."""
+        """Return the parts of both pieces of text. A call that continues stays one entry."""
         calls = {call["index"]: call for call in self.tool_calls}
         for call in more.tool_calls:
             before = calls.setdefault(call["index"], call)
@@ -49,27 +49,27 @@ class MessageParts(msgspec.Struct):
 
 
 class AnswerParser(Protocol):
-    """Reads one answer, from its first character on."""
+    """Parser of one answer, from its first character on."""
 
     def begin(self, *, in_reasoning: bool | None) -> None:
-        """Say whether the text begins within the reasoning, before it is fed; None if that is not known."""
+        """Set whether the text starts inside the reasoning, before it is fed; None if unknown."""
         ...
 
     def feed(self, text: str) -> MessageParts:
-        """Return what ``text`` makes certain."""
+        """Return the parts that ``text`` makes certain."""
         ...
 
     def finish(self, *, is_cut: bool = False) -> MessageParts:
-        """Return what is still held back, as the text has ended; ``is_cut`` if by a limit."""
+        """End the text and return the parts still held back; ``is_cut`` if a limit ended it."""
         ...
 
     def finish_reason(self, reason: OpenAIFinishReason) -> OpenAIFinishReason:
-        """Return why the answer ended, after ``finish``: "tool_calls" instead of "stop" if it calls tools."""
+        """Return the finish reason, after ``finish``: "tool_calls" instead of "stop" if the answer calls tools."""
         ...
 
 
 class PlainText:
-    """All text is content."""
+    """Parser that returns all text as content."""
 
     def begin(self, *, in_reasoning: bool | None) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The tokens of a response, as OpenAI counts them."""
+"""Token counts of a response, as OpenAI counts them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from ....shared.messages.outcome import Usage as TokenCounts
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """``cached_tokens`` of the prompt were in the engine's cache."""
+    """``cached_tokens``: prompt tokens found in the engine's cache."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """Of a prediction, the tokens that are in the completions, and those that are not."""
+    """Tokens of a prediction that are in the completions, and those that are not."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
 
 class Usage(msgspec.Struct):
-    """Tokens of one response: the prompt counts once, whatever ``n``. Details come with a prediction."""
+    """Token counts of one response. A prompt counts once for any ``n``. Details are set if there was a prediction."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -30,7 +30,7 @@ class Usage(msgspec.Struct):
     completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
-    def of(cls, counts: list[TokenCounts]) -> Usage:
+    def sum_of(cls, counts: list[TokenCounts]) -> Usage:
         """Return the sum over several prompts."""
         num_prompt_tokens = sum(usage.num_prompt_tokens for usage in counts)
         num_output_tokens = sum(usage.num_output_tokens for usage in counts)
@@ -42,7 +42,7 @@ class Usage(msgspec.Struct):
 
 
 class UsageCounter:
-    """The usage of a stream, from the last deltas of all its answers."""
+    """The usage of a stream, summed from the last deltas of all its answers."""
 
     def __init__(self) -> None:
         self._counts: dict[int, TokenCounts] = {}
@@ -64,4 +64,4 @@ class UsageCounter:
 
     @property
     def usage(self) -> Usage:
-        return Usage.of(list(self._counts.values()))
+        return Usage.sum_of(list(self._counts.values()))

@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: bodies, the response object, its events, and what is kept of it."""
+"""OpenAI's Responses API: bodies, the response object, its events, and its stored record."""

@@ -1,6 +1,6 @@
-"""The body of POST /v1/responses, and the chat completion that it stands for.
+"""The body of POST /v1/responses, and its translation to a chat completion.
 
-What a field means to the model is said once, by the chat completion; here it gets the shape and the names of that one.
+The chat completion defines the meaning of fields; this module converts their shape and names.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class TextConfig(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How the answer shall look."""
+    """Options of the answer's text."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How much the model shall think. No summary is made, since the thoughts themselves are told."""
+    """Options of reasoning. Summaries are not generated, because the reasoning itself is returned."""
 
     effort: str | None = None
     summary: str | None = None
@@ -49,11 +49,11 @@ class ReasoningConfig(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ResponseBody(GenerationBody, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The request: OpenAI's fields, and those of vLLM and of Penstock that a chat completion has, too.
+    """The request: OpenAI's fields, and the fields of vLLM and Penstock that a chat completion has.
 
-    ``include``, ``max_tool_calls`` and ``background_options`` ask for nothing that could differ here, except
-    "message.output_text.logprobs". ``webhook_url``, which is Penstock's, is told of the end of a response in the
-    background. Fields from ``conversation`` on are refused unless they are null or empty.
+    ``include``, ``max_tool_calls`` and ``background_options`` have no effect, except "message.output_text.logprobs".
+    ``webhook_url`` is Penstock's: it is notified of the end of a background response. Fields from ``conversation`` on
+    are refused unless they are null or empty.
     """
 
     input: str | list[Any] | None = None
@@ -82,7 +82,7 @@ class ResponseBody(GenerationBody, kw_only=True, omit_defaults=True, forbid_unkn
 
     @property
     def is_stored(self) -> bool:
-        """Whether it can be asked for later."""
+        """Whether the response can be retrieved later."""
         return self.store is not False
 
 
@@ -90,15 +90,15 @@ _REFUSED = {
     "conversation": "send previous_response_id",
     "prompt": "send instructions and input",
     "context_management": "send fewer input items",
-    "moderation": "no model here judges content",
-    "prompt_cache_options": "prefixes are cached anyway",
+    "moderation": "no moderation model is available",
+    "prompt_cache_options": "prefixes are always cached",
     "n": "send several requests",
     "max_tokens": "send max_output_tokens",
 }
-# As if a field that is refused had not been given.
+# Values that are equivalent to omitting the field.
 _NEUTRAL: tuple[Any, ...] = (None, [], {})
-# Fields that a chat completion does not get: they have another name there, or say nothing to the model.
-_KEPT = {
+# Fields not passed to the chat completion: they have another name there, or do not affect the model.
+_NOT_PASSED_ON = {
     "n",
     "max_tokens",
     "stream",
@@ -109,11 +109,14 @@ _KEPT = {
     "safety_identifier",
     "prompt_cache_retention",
 }
-_SAME = ("chat_template_kwargs", *(name for name in GenerationBody.__struct_fields__ if name not in _KEPT))
+_PASSED_ON = (
+    "chat_template_kwargs",
+    *(name for name in GenerationBody.__struct_fields__ if name not in _NOT_PASSED_ON),
+)
 
 
 def check_body(body: ResponseBody) -> None:
-    """Refuse what cannot be honoured, whatever the input.
+    """Refuse unsupported fields and combinations, independent of the input.
 
     Raises:
         OpenAIError: 400, the field is named.
@@ -132,20 +135,23 @@ def check_body(body: ResponseBody) -> None:
             "so send fewer items",
         )
     if body.background and not body.is_stored:
-        raise bad_field("store", "store must not be false with background=true: it is asked for later")
+        raise bad_field("store", "store must not be false with background=true: the response is retrieved later")
     if body.webhook_url is not None and not body.background:
-        raise bad_field("webhook_url", "webhook_url needs background=true: who waits for the response sees its end")
+        raise bad_field(
+            "webhook_url", "webhook_url needs background=true: otherwise the caller receives the response itself"
+        )
     if body.top_logprobs and LOGPROBS not in (body.include or ()):
         raise bad_field("top_logprobs", f"top_logprobs={body.top_logprobs} needs include=[{LOGPROBS!r}]")
     if body.text is not None and body.text.verbosity not in (None, "medium"):
         raise bad_field(
-            "text.verbosity", f"text.verbosity {shown(body.text.verbosity)} is not supported; say it in words"
+            "text.verbosity",
+            f"text.verbosity {shown(body.text.verbosity)} is not supported; describe it in the instructions",
         )
     _check_metadata(body.metadata or {})
 
 
 def chat_body(body: ResponseBody, items: list[Item]) -> ChatCompletionBody:
-    """Return the chat completion that is asked for, given all items of the conversation.
+    """Return the chat completion for all ``items`` of the conversation.
 
     Raises:
         OpenAIError: 400, the field is named.
@@ -153,7 +159,7 @@ def chat_body(body: ResponseBody, items: list[Item]) -> ChatCompletionBody:
     messages = chat_messages(body.instructions, items)
     if not messages:
         raise bad_field("input", "input must hold at least one item")
-    fields: dict[str, Any] = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    fields: dict[str, Any] = {name: value for name in _PASSED_ON if (value := getattr(body, name)) is not None}
     fields |= chat_tools(body.tools or [], body.tool_choice, body.parallel_tool_calls)
     if body.max_output_tokens is not None:
         fields["max_completion_tokens"] = body.max_output_tokens
@@ -166,13 +172,13 @@ def chat_body(body: ResponseBody, items: list[Item]) -> ChatCompletionBody:
     return msgspec.convert(msgspec.to_builtins(fields | {"messages": messages}), ChatCompletionBody)
 
 
-def named_as_here(error: OpenAIError) -> OpenAIError:
-    """Return an error about a field of the chat completion as one about the field of the response that it came from."""
+def with_response_names(error: OpenAIError) -> OpenAIError:
+    """Return an error about a field of the chat completion with the name of the response's field it came from."""
     if error.param is None:
         return error
-    for theirs, ours in _NAMES:
-        if error.param.startswith(theirs):
-            param = ours + error.param.removeprefix(theirs)
+    for chat_name, name in _NAMES:
+        if error.param.startswith(chat_name):
+            param = name + error.param.removeprefix(chat_name)
             message = error.message.replace(error.param, param)
             return OpenAIError(error.status, message, type=error.type, param=param, code=error.error_code)
     return error

@@ -1,4 +1,4 @@
-"""From items to the chat messages that a chat template takes."""
+"""Convert items to the messages that a chat template expects."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from ....shared.shown import shown
 from ..errors import bad_field
 from .items import FunctionCall, FunctionCallOutput, InputImage, Item, Message, Reasoning, Refusal
 
-# Templates know no "developer"; OpenAI's models take it for what others call "system".
+# Chat templates have no role "developer", which is OpenAI's name for "system".
 _ROLES = {"developer": "system"}
 
 
 def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
     """Return the conversation as chat messages.
 
-    What a model did in one turn (thought, said, called) is one message of the assistant. System messages at the start
-    are one message, since most templates take no second.
+    Reasoning, text and calls of one turn of the model form one message of the assistant. System messages at the start
+    are joined, since most templates accept only one.
 
     Raises:
-        OpenAIError: an output belongs to no call before it, or an image is not where one can be.
+        OpenAIError: an output has no preceding call, or an image is at a place where none is allowed.
     """
     messages: list[dict[str, Any]] = []
     if instructions:
@@ -32,7 +32,7 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[
                 _add_message(messages, item)
             case Reasoning():
                 turn = _turn(messages)
-                turn["reasoning_content"] = turn.get("reasoning_content", "") + _thoughts(item)
+                turn["reasoning_content"] = turn.get("reasoning_content", "") + _reasoning_text(item)
             case FunctionCall():
                 call_ids.add(item.call_id)
                 function = {"name": item.name, "arguments": item.arguments}
@@ -42,7 +42,7 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[
                 if item.call_id not in call_ids:
                     raise bad_field(
                         "input",
-                        f"input: no function_call with call_id {shown(item.call_id)} comes before its output; "
+                        f"input: no function_call with call_id {shown(item.call_id)} precedes its output; "
                         "send the call as well, or the previous_response_id of the response that made it",
                     )
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
@@ -52,19 +52,19 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[
 def _add_message(messages: list[dict[str, Any]], message: Message) -> None:
     role = _ROLES.get(message.role, message.role)
     if not isinstance(message.content, str) and any(isinstance(part, InputImage) for part in message.content):
-        messages.append({"role": _seeing(role), "content": [_part(part) for part in message.content]})
+        messages.append({"role": _check_image_role(role), "content": [_part(part) for part in message.content]})
         return
     text = _text(message.content)
     if role == "assistant":
         turn = _turn(messages, for_text=True)
         turn["content"] = text
-    elif role == "system" and messages and all(known["role"] == "system" for known in messages):
+    elif role == "system" and messages and all(earlier["role"] == "system" for earlier in messages):
         messages[-1]["content"] += "\n\n" + text
     else:
         messages.append({"role": role, "content": text})
 
 
-def _seeing(role: str) -> str:
+def _check_image_role(role: str) -> str:
     if role != "user":
         raise bad_field(
             "input", f"input: only messages of the role 'user' may have parts of type input_image, got {role}"
@@ -76,19 +76,21 @@ def _part(part: Any) -> dict[str, Any]:
     if not isinstance(part, InputImage):
         return {"type": "text", "text": _text([part])}
     if part.image_url is None:
-        raise bad_field("input", "input: a part of type input_image must have image_url; files are not read as images")
+        raise bad_field(
+            "input", "input: a part of type input_image must have image_url; files are not supported as images"
+        )
     return {"type": "image_url", "image_url": {"url": part.image_url}}
 
 
 def _turn(messages: list[dict[str, Any]], *, for_text: bool = False) -> dict[str, Any]:
-    """Return the assistant's message that is being put together: the last one, if what comes next belongs to it."""
+    """Return the assistant's message to extend: the last one if the next item belongs to it, else a new one."""
     last = messages[-1] if messages else None
     if last is None or last["role"] != "assistant" or (for_text and (last["content"] or "tool_calls" in last)):
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]
 
 
-def _thoughts(item: Reasoning) -> str:
+def _reasoning_text(item: Reasoning) -> str:
     return "".join(part.text for part in item.content or item.summary)
 
 

@@ -1,4 +1,4 @@
-"""Items of a response's input and output, with OpenAI's names. What an answer holds can be sent back as input."""
+"""Items of a response's input and output, with OpenAI's names. Output items can be sent back as input."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputText(msgspec.Struct, tag_field="type", tag="input_text"):
-    """Text that the caller wrote."""
+    """Text written by the caller."""
 
     text: str
 
 
 class InputImage(msgspec.Struct, kw_only=True, tag_field="type", tag="input_image"):
-    """An image of the caller, as a data URL or an address; ``detail`` is taken and not read."""
+    """An image from the caller, as a URL; ``detail`` is accepted but ignored."""
 
     image_url: str | None = None
     detail: str | None = None
@@ -24,7 +24,7 @@ class InputImage(msgspec.Struct, kw_only=True, tag_field="type", tag="input_imag
 
 
 class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
-    """Text that a model wrote."""
+    """Text written by a model."""
 
     text: str
     annotations: list[Any] = []
@@ -32,25 +32,25 @@ class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
 
 
 class Refusal(msgspec.Struct, tag_field="type", tag="refusal"):
-    """Text by which a model declined; never made here, but an assistant's message of other origin may have it."""
+    """Refusal of a model. It is never generated here, but messages from elsewhere may contain it."""
 
     refusal: str
 
 
 class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
-    """What a model thought."""
+    """Text of a model's reasoning."""
 
     text: str
 
 
 class SummaryText(msgspec.Struct, tag_field="type", tag="summary_text"):
-    """A summary of what a model thought; never made here."""
+    """Summary of a model's reasoning; never generated here."""
 
     text: str
 
 
 class Message(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
-    """What one side said."""
+    """A message of the caller or the model."""
 
     id: str | None = None
     role: Literal["user", "assistant", "system", "developer"]
@@ -59,7 +59,7 @@ class Message(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
 
 
 class FunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
-    """A model's wish that the caller runs a function; ``arguments`` is JSON as the model wrote it."""
+    """A model's call of a function that the caller runs; ``arguments`` is JSON as the model wrote it."""
 
     id: str | None = None
     call_id: str
@@ -69,7 +69,7 @@ class FunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function
 
 
 class FunctionCallOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call_output"):
-    """What the function gave that the call ``call_id`` asked for."""
+    """The result of the function call ``call_id``."""
 
     id: str | None = None
     call_id: str
@@ -78,7 +78,7 @@ class FunctionCallOutput(msgspec.Struct, kw_only=True, tag_field="type", tag="fu
 
 
 class Reasoning(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
-    """What a model thought before it answered. ``encrypted_content`` of other origin is taken and not read."""
+    """Reasoning of a model before its answer. ``encrypted_content`` from elsewhere is accepted but ignored."""
 
     id: str | None = None
     summary: list[SummaryText] = []
@@ -92,5 +92,5 @@ _ID_PREFIX = {Message: "msg", FunctionCall: "fc", FunctionCallOutput: "fco", Rea
 
 
 def item_id(kind: type[Item], response_id: str, index: int | str) -> str:
-    """Return the id of an item of a response: it follows from its place, so it is the same in every reading."""
+    """Return the id of an item of a response. It is derived from its position, so it is the same in every reading."""
     return f"{_ID_PREFIX[kind]}_{response_id[len('resp_') :]}_{index}"

@@ -1,8 +1,8 @@
-"""Responses that were created before, here or elsewhere: read, followed, cancelled and deleted.
+"""Stored responses: retrieve, follow, cancel and delete them, no matter which process created them.
 
-A response is one request, whose id is the response's, and a record of what was asked, written before the request is
-enqueued. Nothing else is kept: the response and its events are told from the request's log by whoever asks, so any
-process can go on where another stopped.
+A response is one request with the same id, and a record of its body, written before the request is enqueued. Nothing
+else is stored: each reader derives the response and its events from the request's log, so any process can continue
+where another stopped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .response_store import ResponseStore
 MAX_PAGE = 100
 
 
-class KeptResponses:
+class StoredResponses:
     """See ``Responses``."""
 
     def __init__(
@@ -42,17 +42,17 @@ class KeptResponses:
         self._linger_s = linger_s
 
     async def retrieve(self, tenant: str, response_id: str) -> Response:
-        """Return a response as it stands.
+        """Return a response in its current state.
 
         Raises:
-            OpenAIError: 404, the tenant has none of this id, or it has expired.
+            OpenAIError: 404, the tenant has no response with this id, or it has expired.
         """
-        return (await self.read(tenant, response_id))[1]
+        return (await self.read_with_record(tenant, response_id))[1]
 
     async def follow(self, tenant: str, response_id: str, after: int = -1) -> AsyncGenerator[list[Event]]:
-        """Iterate over the events that follow number ``after`` (-1: all), of a response that runs or has ended.
+        """Iterate over the events after number ``after`` (-1 for all) of a response that runs or has ended.
 
-        Any number of readers may follow one, from any process; leaving early cancels nothing.
+        Any number of readers may follow it, from any process. Leaving early cancels nothing.
 
         Raises: as ``retrieve``.
         """
@@ -64,18 +64,18 @@ class KeptResponses:
         async with aclosing(handle.stream(linger_s=linger_s)) as deltas:
             try:
                 async for delta in deltas:
-                    yield transcriber.take(delta)
+                    yield transcriber.feed(delta)
             except PenstockError as error:
                 yield transcriber.fail(error)
-        await self._store.ended(tenant, response_id)
+        await self._store.shorten_ttl(tenant, response_id)
 
     async def cancel(self, tenant: str, response_id: str) -> Response:
-        """End a response that runs in the background, and return it; after its end this does nothing.
+        """Cancel a background response and return it. Has no effect after its end.
 
         Raises:
             OpenAIError: 404 as ``retrieve``; 400, it does not run in the background.
         """
-        record, response = await self.read(tenant, response_id)
+        record, response = await self.read_with_record(tenant, response_id)
         if not record.body.background:
             raise bad_field(
                 "response_id",
@@ -88,7 +88,7 @@ class KeptResponses:
         return await self.retrieve(tenant, response_id)
 
     async def delete(self, tenant: str, response_id: str) -> DeletedResponse:
-        """End a response, if it runs, and forget it. Responses that went on from it have its text in their own.
+        """Cancel a response if it runs, and delete it. Responses that continue it keep its text in their records.
 
         Raises: as ``retrieve``.
         """
@@ -102,10 +102,10 @@ class KeptResponses:
     async def input_items(
         self, tenant: str, response_id: str, *, after: str | None = None, limit: int = 20, order: str = "desc"
     ) -> ItemList:
-        """Return a page of the items that the response's own request had as input, those behind item ``after``.
+        """Return a page of the input items of the response's own request, those after item ``after``.
 
         Raises:
-            OpenAIError: 404 as ``retrieve``; 400, ``after`` is none of them, or a number or word is out of range.
+            OpenAIError: 404 as ``retrieve``; 400, ``after`` is not one of them, or a value is out of range.
         """
         if not 1 <= limit <= MAX_PAGE:
             raise bad_field("limit", f"limit must be in [1, {MAX_PAGE}], got {limit}")
@@ -125,8 +125,8 @@ class KeptResponses:
             has_more=first + limit < len(items),
         )
 
-    async def read(self, tenant: str, response_id: str) -> tuple[StoredResponse, Response]:
-        """Return a record, and the response as its request's log tells it now.
+    async def read_with_record(self, tenant: str, response_id: str) -> tuple[StoredResponse, Response]:
+        """Return a record, and the response according to its request's log at present.
 
         Raises: as ``retrieve``.
         """
@@ -135,12 +135,12 @@ class KeptResponses:
         transcriber.create()
         if state is RequestState.CLAIMED:
             transcriber.start()
-        # After the state: whatever that says, the log that is read now has at least so much.
+        # Read after the state, so the log has at least the tokens that the state implies.
         for delta in await (await self._broker(record)).read_log(record.id):
-            transcriber.take(delta)
+            transcriber.feed(delta)
         response = transcriber.response
         if response.status in ENDED:
-            await self._store.ended(tenant, response_id)
+            await self._store.shorten_ttl(tenant, response_id)
         return record, response
 
     async def _find(self, tenant: str, response_id: str) -> tuple[StoredResponse, RequestState]:

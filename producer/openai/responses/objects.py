@@ -1,4 +1,4 @@
-"""OpenAI's response object and what is in it."""
+"""OpenAI's response object and its parts."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ class ResponseError(msgspec.Struct):
 
 
 class IncompleteDetails(msgspec.Struct):
-    """Why a response is shorter than it might be."""
+    """Why a response is incomplete."""
 
     reason: str
 
 
 class InputTokensDetails(msgspec.Struct):
-    """``cached_tokens`` were in the KV cache of the engine; nothing is told of what was written there."""
+    """``cached_tokens``: tokens found in the engine's KV cache. Writes to the cache are not reported."""
 
     cached_tokens: int = 0
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(msgspec.Struct):
-    """``reasoning_tokens`` are among the output tokens."""
+    """``reasoning_tokens`` are included in the output tokens."""
 
     reasoning_tokens: int = 0
 
 
 class ResponseUsage(msgspec.Struct, kw_only=True):
-    """Tokens of a response, each counted once whatever was computed again."""
+    """Token counts of a response. Tokens that were computed again count once."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -49,9 +49,9 @@ class ResponseUsage(msgspec.Struct, kw_only=True):
 
 
 class Response(msgspec.Struct, kw_only=True):
-    """A response as it stands: ``output`` holds what there is so far, ``usage`` comes with the end.
+    """A response in its current state: ``output`` has the items so far, and ``usage`` is set at the end.
 
-    What the request said is given back as it was said. Times are Unix seconds.
+    Fields of the request are returned unchanged. Times are Unix seconds.
     """
 
     id: str
@@ -97,7 +97,7 @@ class ItemList(msgspec.Struct, kw_only=True):
 
 
 class DeletedResponse(msgspec.Struct):
-    """The answer to a deletion."""
+    """The response to a deletion."""
 
     id: str
     object: str = "response"

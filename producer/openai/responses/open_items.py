@@ -1,4 +1,4 @@
-"""Items of output while they are written: each says which events open it, lengthen it and close it."""
+"""Output items in progress. Each creates the events that open, extend and close it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .events import (
     ReasoningTextDone,
 )
 from .items import FunctionCall, Item, ItemStatus, Message, OutputText, Reasoning, ReasoningText, item_id
-from .pieces import CallArguments, CallStart, Content, Piece, Thought
+from .pieces import CallArguments, CallStart, Content, Piece, ReasoningPiece
 
 Delta = OutputTextDelta | ReasoningTextDelta | ArgumentsDelta
 
@@ -27,24 +27,24 @@ class OpenItem(Protocol):
     """An item that is being written; ``place`` is its output_index."""
 
     def continues_with(self, piece: Piece) -> bool:
-        """Whether a piece belongs to it."""
+        """Return whether a piece belongs to the item."""
         ...
 
     def opening(self) -> list[Event]: ...
 
-    def lengthen(self, piece: Any) -> Delta:
-        """Add a piece that continues it."""
+    def extend(self, piece: Any) -> Delta:
+        """Add a piece that belongs to the item."""
         ...
 
     def closing(self, status: ItemStatus) -> list[Event]: ...
 
     def item(self, status: ItemStatus) -> Item:
-        """Return the item as it stands."""
+        """Return the item in its current state."""
         ...
 
 
 class OpenMessage:
-    """What the model says."""
+    """A message in progress."""
 
     def __init__(self, response_id: str, place: int) -> None:
         self._id = item_id(Message, response_id, place)
@@ -62,7 +62,7 @@ class OpenMessage:
             ContentPartAdded(item_id=self._id, output_index=self._place, part=OutputText("")),
         ]
 
-    def lengthen(self, piece: Content) -> Delta:
+    def extend(self, piece: Content) -> Delta:
         self._text += piece.text
         self._logprobs += piece.logprobs
         return OutputTextDelta(
@@ -85,7 +85,7 @@ class OpenMessage:
 
 
 class OpenReasoning:
-    """What the model thinks."""
+    """Reasoning in progress."""
 
     def __init__(self, response_id: str, place: int) -> None:
         self._id = item_id(Reasoning, response_id, place)
@@ -93,7 +93,7 @@ class OpenReasoning:
         self._text = ""
 
     def continues_with(self, piece: Piece) -> bool:
-        return isinstance(piece, Thought)
+        return isinstance(piece, ReasoningPiece)
 
     def opening(self) -> list[Event]:
         return [
@@ -101,7 +101,7 @@ class OpenReasoning:
             ContentPartAdded(item_id=self._id, output_index=self._place, part=ReasoningText("")),
         ]
 
-    def lengthen(self, piece: Thought) -> Delta:
+    def extend(self, piece: ReasoningPiece) -> Delta:
         self._text += piece.text
         return ReasoningTextDelta(item_id=self._id, output_index=self._place, delta=piece.text)
 
@@ -117,7 +117,7 @@ class OpenReasoning:
 
 
 class OpenCall:
-    """A call that the model makes."""
+    """A function call in progress."""
 
     def __init__(self, response_id: str, place: int, start: CallStart) -> None:
         self._id = item_id(FunctionCall, response_id, place)
@@ -131,7 +131,7 @@ class OpenCall:
     def opening(self) -> list[Event]:
         return [OutputItemAdded(output_index=self._place, item=self.item("in_progress"))]
 
-    def lengthen(self, piece: CallArguments) -> Delta:
+    def extend(self, piece: CallArguments) -> Delta:
         self._arguments += piece.text
         return ArgumentsDelta(item_id=self._id, output_index=self._place, delta=piece.text)
 
@@ -148,13 +148,13 @@ class OpenCall:
 
 
 def open_item(piece: Piece, response_id: str, place: int) -> OpenItem:
-    """Return the item that begins with ``piece``."""
+    """Return the item that starts with ``piece``."""
     match piece:
-        case Thought():
+        case ReasoningPiece():
             return OpenReasoning(response_id, place)
         case Content():
             return OpenMessage(response_id, place)
         case CallStart():
             return OpenCall(response_id, place, piece)
         case CallArguments():
-            raise ValueError("arguments of a call that did not begin")
+            raise ValueError("arguments of a call that was not started")

@@ -1,4 +1,4 @@
-"""What a generation consists of, once thoughts and calls are told from the answer; the order is that of generation."""
+"""Pieces of a generation in order of generation: reasoning, text and calls."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from typing import Any
 import msgspec
 
 
-class Thought(msgspec.Struct, frozen=True):
-    """More of what the model thinks."""
+class ReasoningPiece(msgspec.Struct, frozen=True):
+    """More of the model's reasoning."""
 
     text: str
 
 
 class Content(msgspec.Struct, frozen=True):
-    """More of what it says; ``logprobs`` are those of its tokens, if they were asked for."""
+    """More of the answer's text. ``logprobs`` are those of its tokens, if requested."""
 
     text: str
     logprobs: list[Any] = []
 
 
 class CallStart(msgspec.Struct, frozen=True):
-    """It calls the function ``name``; its arguments follow. ``call_id`` is such as the model's template can take."""
+    """Start of a call of the function ``name``; its arguments follow. ``call_id`` has the form that the model's
+    template accepts."""
 
     name: str
     call_id: str
 
 
 class CallArguments(msgspec.Struct, frozen=True):
-    """More of the arguments of the call that began last."""
+    """More of the arguments of the last call."""
 
     text: str
 
 
-Piece = Thought | Content | CallStart | CallArguments
+Piece = ReasoningPiece | Content | CallStart | CallArguments

@@ -1,4 +1,4 @@
-"""From what a body has as ``input`` to items."""
+"""Convert the ``input`` of a body to items."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from .items import (
 _TYPES = ("message", "function_call", "function_call_output", "reasoning")
 
 
-def read_items(given: str | list[Any] | None, response_id: str) -> list[Item]:
-    """Return the items of an input, each with an id, contents as lists of parts.
+def read_items(value: str | list[Any] | None, response_id: str) -> list[Item]:
+    """Return the items of an input. Each gets an id, and contents become lists of parts.
 
     Raises:
-        OpenAIError: 400, an item has another form or is of a type that no model here reads; its field is named.
+        OpenAIError: 400, an item has an invalid form or an unsupported type; its field is named.
     """
-    if given is None:
+    if value is None:
         return []
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
-    return [_whole(_item(i, one), f"in{i}", response_id) for i, one in enumerate(given)]
+    if isinstance(value, str):
+        value = [{"role": "user", "content": value}]
+    return [_completed(_item(i, item), f"in{i}", response_id) for i, item in enumerate(value)]
 
 
-def _item(i: int, given: Any) -> Item:
-    if not isinstance(given, dict):
-        raise bad_field(f"input[{i}]", f"input[{i}] must be an item, an object, got {type(given).__name__}")
-    kind = given.get("type") or ("message" if "role" in given else None)
+def _item(i: int, value: Any) -> Item:
+    if not isinstance(value, dict):
+        raise bad_field(f"input[{i}]", f"input[{i}] must be an item, an object, got {type(value).__name__}")
+    kind = value.get("type") or ("message" if "role" in value else None)
     if kind not in _TYPES:
         raise bad_field(
             f"input[{i}].type",
@@ -46,21 +46,21 @@ def _item(i: int, given: Any) -> Item:
             code="unsupported_item_type",
         )
     try:
-        return msgspec.convert(given | {"type": kind}, Item)
+        return msgspec.convert(value | {"type": kind}, Item)
     except msgspec.ValidationError as error:
-        raise _inside(f"input[{i}]", error_of(error)) from error
+        raise _error_in_item(f"input[{i}]", error_of(error)) from error
 
 
-def _inside(path: str, error: OpenAIError) -> OpenAIError:
+def _error_in_item(path: str, error: OpenAIError) -> OpenAIError:
     """Return an error about a field of one item as one about a field of the input."""
     param = f"{path}.{error.param}" if error.param else path
     reason = error.message.removeprefix(error.param or "")
     if param.endswith(".type"):
-        reason += "; there are parts of type input_text, input_image, output_text and refusal"
+        reason += "; supported types are input_text, input_image, output_text and refusal"
     return bad_field(param, param + (reason if error.param else f": {reason}"), code=error.error_code)
 
 
-def _whole(item: Item, index: str, response_id: str) -> Item:
+def _completed(item: Item, index: str, response_id: str) -> Item:
     item.id = item.id or item_id(type(item), response_id, index)
     match item:
         case Message():

@@ -1,4 +1,4 @@
-"""What is kept of a response beside the log of its request: everything else follows from the two."""
+"""The stored record of a response. Everything else is derived from it and the request's log."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from .items import Item
 
 
 class StoredResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A request for a response, as JSON. Old bytes still decode: fields are added with a default, never taken away.
+    """Record of a response, as JSON. Old bytes must still decode: fields are added with a default, never removed.
 
-    ``body`` is without its input: that is ``items``. ``history`` is what came before, whole, so that a conversation
-    goes on when an earlier response of it has been deleted or has expired. ``parsers`` read the answer, whatever the
-    gateway that reads it would choose today. The request's id is the response's.
+    Args:
+        id: also the id of the request.
+        body: the body without its input, which is ``items``.
+        history: all earlier items, so that a conversation continues after an earlier response was deleted or expired.
+        parsers: parsers of the answer, fixed at creation, independent of the gateway that reads it.
     """
 
     version: int = WIRE_VERSION

@@ -1,4 +1,4 @@
-"""Where records of responses are kept: in Redis, by tenant, about as long as the results of their requests."""
+"""Store records of responses in Redis, by tenant, about as long as the results of their requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ....shared.keys import Keys
 from ....shared.shown import shown
 from .record import StoredResponse
 
-# What waits or runs for longer has expired (it gets this as its deadline), so a record never dies before its request.
+# Deadline of a request, so its record never expires before it does.
 MAX_RUN_S = 24 * 3600.0
 
 _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
@@ -21,24 +21,24 @@ _decoder = msgspec.json.Decoder(StoredResponse)
 
 
 class ResponseStore:
-    """Writes and finds records. ``result_ttl_s`` is how long the result of a request is kept after its end."""
+    """Reads and writes records. ``result_ttl_s`` is how long the result of a request is stored after its end."""
 
     def __init__(self, commands: CommandConnection, keys: Keys, *, result_ttl_s: float) -> None:
         self._commands = commands
         self._keys = keys
         self._result_ttl_ms = max(1, int(result_ttl_s * 1000))
-        self._most_ttl_ms = self._result_ttl_ms + int(MAX_RUN_S * 1000)
+        self._max_ttl_ms = self._result_ttl_ms + int(MAX_RUN_S * 1000)
 
     async def put(self, tenant: str, record: StoredResponse) -> None:
-        """Keep a record for as long as its request may take, and its result may be read."""
+        """Store a record for as long as its request may take and its result may be read."""
         key = self._keys.response(tenant, record.id)
-        await self._commands.execute("SET", key, _encoder.encode(record), "PX", self._most_ttl_ms)
+        await self._commands.execute("SET", key, _encoder.encode(record), "PX", self._max_ttl_ms)
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """Return a tenant's record; None if the tenant has none of this id.
+        """Return a tenant's record; None if the tenant has none with this id.
 
         Raises:
-            BrokerError: the bytes are no record.
+            BrokerError: the bytes are not a valid record.
         """
         if not _RESPONSE_ID.fullmatch(response_id):
             return None
@@ -48,10 +48,10 @@ class ResponseStore:
         except msgspec.MsgspecError as error:
             raise BrokerError(f"the record of response {shown(response_id)} cannot be read: {error}") from error
 
-    async def ended(self, tenant: str, response_id: str) -> None:
-        """Its request has ended: the record lives as long as the result does."""
+    async def shorten_ttl(self, tenant: str, response_id: str) -> None:
+        """Let a record expire with the result of its request, which has ended."""
         await self._commands.execute("PEXPIRE", self._keys.response(tenant, response_id), self._result_ttl_ms)
 
     async def delete(self, tenant: str, response_id: str) -> None:
-        """Keep it no longer."""
+        """Delete a record."""
         await self._commands.execute("UNLINK", self._keys.response(tenant, response_id))

@@ -1,4 +1,4 @@
-"""Responses that are rows of a batch: each stands alone, and is told once, when it is whole."""
+"""Responses as rows of a batch: independent of each other, and written once, when complete."""
 
 from __future__ import annotations
 
@@ -20,48 +20,48 @@ from .record import StoredResponse
 
 
 class PreparedRow(Prepared, kw_only=True, frozen=True):
-    """A response that is not kept: nobody can ask for it by its id."""
+    """A response that is not stored, so it cannot be retrieved by its id."""
 
     id_prefix: str = "resp"
     record: StoredResponse
     chat: PreparedChat
 
     def answer(self, *outputs: RequestOutput, response_id: str | None = None) -> Response:
-        """As ``Prepared.answer``, of one output."""
+        """Return the response to one output; see ``Prepared.answer``."""
         (output,) = outputs
-        (whole,) = output.outputs
-        finish_reason_of(whole.finish_reason, has_output=bool(whole.token_ids))
+        (completion,) = output.outputs
+        finish_reason_of(completion.finish_reason, has_output=bool(completion.token_ids))
         response_id = response_id or output.request_id
         record = msgspec.structs.replace(
             self.record, id=response_id, created_at=created_at(response_id), model=output.model
         )
         transcriber = PreparedResponse(record=record, chat=self.chat).transcriber()
         transcriber.create()
-        transcriber.take(
+        transcriber.feed(
             Delta(
-                token_ids=whole.token_ids,
-                text=whole.text,
-                finish_reason=whole.finish_reason,
+                token_ids=completion.token_ids,
+                text=completion.text,
+                finish_reason=completion.finish_reason,
                 usage=output.usage,
-                logprobs=whole.logprobs or [],
-                stats=whole.stats,
+                logprobs=completion.logprobs or [],
+                stats=completion.stats,
             )
         )
         return transcriber.response
 
 
 def prepare_row(body: ResponseBody, parsers: Parsers) -> PreparedRow:
-    """Return what a body asks for that stands alone.
+    """Prepare a body that is independent of other requests.
 
     Raises:
-        OpenAIError: 400, a field is wrong, or says something of other requests or of its reader; it is named.
+        OpenAIError: 400, a field is invalid, or refers to other requests or a reader; it is named.
     """
     check_body(body)
     for name in ("previous_response_id", "background", "stream"):
         if getattr(body, name):
-            raise bad_field(name, f"{name} must be left out of a row: it stands alone, and nobody listens to it")
+            raise bad_field(name, f"{name} must be left out of a row: rows are independent, and are not streamed")
     body = msgspec.structs.replace(body, store=False)
-    # Its id and its model are known with its output; nothing of what is asked follows from them.
+    # Id and model are unknown until there is output; the request does not depend on them.
     record = StoredResponse(
         id="resp_",
         created_at=0,

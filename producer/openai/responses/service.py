@@ -1,4 +1,4 @@
-"""Creating responses: checked, put on record, and run in the foreground or in the background."""
+"""Create responses: check, store, and run them in the foreground or in the background."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..parsers import ModelParsers
 from .body import ResponseBody, check_body
 from .events import Event
 from .items import Item
-from .kept import KeptResponses
+from .kept import StoredResponses
 from .objects import Response
 from .prepared import PreparedResponse, prepare_response
 from .reading import read_items
@@ -31,18 +31,17 @@ from .response_store import MAX_RUN_S
 from .transcriber import Transcriber
 
 
-class Responses(KeptResponses):
-    """All that the Responses API does, for one tenant each time.
+class Responses(StoredResponses):
+    """The operations of the Responses API; each is on behalf of one tenant.
 
     Args:
-        client: runs them.
-        commands: reads and writes what is kept of them.
-        parsers: which ones read the answers of each model.
+        client: runs the requests.
+        commands: reads and writes the records.
+        parsers: selects the parsers of each model's answers.
         result_ttl_s: the client's.
-        linger_s: how long a stream that was cut goes on for somebody to follow it.
-        fail_fast: of all requests.
-        status_wait_s: so long a stream waits for its first token, or for what is wrong with the request, before it
-            begins.
+        linger_s: how long the request of a cut stream keeps running for a reader that follows it.
+        fail_fast: whether requests fail immediately while no engine serves their model.
+        status_wait_s: how long a stream waits for its first token or an error before it starts.
     """
 
     def __init__(
@@ -62,13 +61,13 @@ class Responses(KeptResponses):
         self._parsers = parsers
 
     async def prepare(self, tenant: str, body: ResponseBody, *, band: str | None = None) -> PreparedResponse:
-        """Return what a body asks for, with the conversation that it goes on with; nothing is enqueued yet.
+        """Check a body and read the conversation that it continues. Nothing is enqueued yet.
 
         Args:
-            band: of the request, if the body names none.
+            band: band of the request if the body names none.
 
         Raises:
-            OpenAIError: 400, a field is wrong; 404, the previous response is unknown or has expired.
+            OpenAIError: 400, a field is invalid; 404, the previous response is unknown or has expired.
             UnknownModelError: no worker has ever served the model.
         """
         check_body(body)
@@ -83,28 +82,28 @@ class Responses(KeptResponses):
             body=msgspec.structs.replace(body, input=None),
             history=history,
             items=items,
-            parsers=await self._parsers.find(model),
+            parsers=await self._parsers.for_model(model),
         )
         prepared = prepare_response(record)
-        given = prepared.chat.options
-        timeout_s = given.get("timeout_s")
-        ours = RequestOptions(
+        body_options = prepared.chat.options
+        timeout_s = body_options.get("timeout_s")
+        options = RequestOptions(
             model=model,
             lora_request=adapter,
             request_id=response_id,
             tenant=tenant,
-            band=given.get("band") or band,
+            band=body_options.get("band") or band,
             fail_fast=self._fail_fast,
             timeout_s=MAX_RUN_S if timeout_s is None else min(timeout_s, MAX_RUN_S),
         )
         if body.webhook_url is not None:
-            ours["webhook_url"], ours["webhook_events"] = body.webhook_url, EventFamily.RESPONSE
-        return msgspec.structs.replace(prepared, options={**given, **ours})
+            options["webhook_url"], options["webhook_events"] = body.webhook_url, EventFamily.RESPONSE
+        return msgspec.structs.replace(prepared, options={**body_options, **options})
 
     async def answer(self, prepared: PreparedResponse) -> Response:
-        """Run it and return the whole response. Cancelling the awaiting task cancels it.
+        """Run the request and return the whole response. Cancelling the task cancels the request.
 
-        Raises: as ``Client.generate``, with the names that fields have here.
+        Raises: as ``Client.generate``, with the field names of a response's body.
         """
         transcriber = prepared.transcriber()
         transcriber.create()
@@ -113,17 +112,17 @@ class Responses(KeptResponses):
                 async for _ in batches:
                     pass
         except PenstockError:
-            await self._store.delete(prepared.tenant, prepared.record.id)  # nobody knows of it
+            await self._store.delete(prepared.tenant, prepared.record.id)  # its id was never returned
             raise
         return transcriber.response
 
     async def stream(self, prepared: PreparedResponse) -> AsyncGenerator[list[Event]]:
-        """Run it and iterate over its events, those that come together in one list.
+        """Run the request and iterate over its events; those that arrive together form one list.
 
-        Leaving early cancels it, after ``linger_s`` in which anybody may follow it.
+        Leaving early cancels it after ``linger_s``, during which any reader may follow it.
 
-        Raises: as ``answer``, within ``status_wait_s`` and before there was output; what goes wrong later is told by
-            the last event, ``response.failed``.
+        Raises: as ``answer``, within ``status_wait_s`` and before there was output. Later errors are reported by the
+        last event, ``response.failed``.
         """
         transcriber = prepared.transcriber()
         created = transcriber.create()
@@ -134,13 +133,13 @@ class Responses(KeptResponses):
                 if not first.done():
                     yield created
                     created = []
-                begun, created = created + await first, []
-                yield begun
+                first_events, created = created + await first, []
+                yield first_events
                 async for events in batches:
                     yield events
             except PenstockError as error:
                 if created:
-                    await self._store.delete(prepared.tenant, prepared.record.id)  # nobody knows of it
+                    await self._store.delete(prepared.tenant, prepared.record.id)  # its id was never returned
                     raise
                 yield transcriber.fail(error)
             finally:
@@ -148,7 +147,7 @@ class Responses(KeptResponses):
                 await asyncio.gather(first, return_exceptions=True)
 
     async def submit(self, prepared: PreparedResponse) -> Response:
-        """Put it in line to run without anyone listening, and return it as it is then.
+        """Enqueue the request to run in the background, and return the queued response.
 
         Raises: as ``Client.submit``.
         """
@@ -166,7 +165,7 @@ class Responses(KeptResponses):
     async def _run(
         self, prepared: PreparedResponse, transcriber: Transcriber, *, linger_s: float = 0.0
     ) -> AsyncGenerator[list[Event]]:
-        """Run it in the foreground."""
+        """Run the request in the foreground."""
         record, tenant, options = prepared.record, prepared.tenant, prepared.options
         if record.body.is_stored:
             await self._store.put(tenant, record)
@@ -175,20 +174,20 @@ class Responses(KeptResponses):
         try:
             async with aclosing(deltas):
                 async for delta in deltas:
-                    yield transcriber.take(delta)
+                    yield transcriber.feed(delta)
         except PenstockError as error:
             raise prepared.name_fields(error) from error
         finally:
             if record.body.is_stored:
-                await self._store.ended(tenant, record.id)
+                await self._store.shorten_ttl(tenant, record.id)
 
     async def _history(self, tenant: str, body: ResponseBody) -> list[Item]:
-        """Return all items of the conversation that the body goes on with."""
+        """Return all items of the conversation that the body continues."""
         previous_id = body.previous_response_id
         if previous_id is None:
             return []
         try:
-            record, response = await self.read(tenant, previous_id)
+            record, response = await self.read_with_record(tenant, previous_id)
         except OpenAIError as error:
             if error.status != 404:
                 raise
@@ -202,6 +201,6 @@ class Responses(KeptResponses):
             raise bad_field(
                 "previous_response_id",
                 f"previous_response_id {shown(previous_id)} has status {shown(response.status)}; "
-                "only what is completed or incomplete can be gone on with",
+                "only a completed or incomplete response can be continued",
             )
         return [*record.history, *record.items, *response.output]

@@ -1,4 +1,4 @@
-"""Tools as a response's body has them: without the envelope that a chat completion puts around a function."""
+"""Tools in a response's body: functions without the envelope that a chat completion has."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class FunctionTool(msgspec.Struct, kw_only=True, omit_defaults=True):
 def chat_tools(
     tools: Sequence[FunctionTool], choice: str | dict[str, Any] | None, is_parallel: bool | None
 ) -> dict[str, Any]:
-    """Return the fields of a chat completion that say the same.
+    """Return the equivalent fields of a chat completion.
 
     Raises:
-        OpenAIError: 400, a tool is none of the caller's functions, or the choice is none of theirs.
+        OpenAIError: 400, a tool is not a function of the caller, or the choice names none of them.
     """
     for i, tool in enumerate(tools):
         if tool.type != "function":
             raise bad_field(
                 f"tools[{i}].type",
-                f"tools[{i}].type must be 'function', got {shown(tool.type)}: no tool runs on the server",
+                f"tools[{i}].type must be 'function', got {shown(tool.type)}: built-in tools are not supported",
             )
         if not tool.name:
             raise bad_field(f"tools[{i}].name", f"tools[{i}].name must be given")
@@ -66,7 +66,7 @@ def _choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
 
 
 def _allowed(tools: Sequence[FunctionTool], choice: dict[str, Any]) -> tuple[list[FunctionTool], str]:
-    """The tools that the choice allows, and the choice among them."""
+    """Return the tools that the choice allows, and the choice among them."""
     allowed, mode = choice.get("tools"), choice.get("mode")
     if mode not in ("auto", "required") or not isinstance(allowed, list):
         raise bad_field("tool_choice", "tool_choice 'allowed_tools' must have a mode, 'auto' or 'required', and tools")

@@ -1,4 +1,4 @@
-"""From the deltas of a request to the response and its events."""
+"""Convert the deltas of a request to the response and its events."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from .objects import (
     ResponseUsage,
     Status,
 )
-from .pieces import CallArguments, CallStart, Content, Piece, Thought
+from .pieces import CallArguments, CallStart, Content, Piece, ReasoningPiece
 from .writer import Ending, ResponseWriter
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """How the text of a request is read.
+class ParsingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the text of a request is parsed.
 
     Args:
-        parser: a fresh one, which tells thoughts, text and calls apart.
-        call_id: makes the id of a call from its number.
-        name_fields: makes what a caller is told of an error.
-        num_top_logprobs: None if no log probabilities are told.
+        parser: a new parser, which splits text into reasoning, content and calls.
+        call_id: returns the id of a call by its number.
+        name_fields: converts an error for the caller.
+        num_top_logprobs: None without log probabilities.
     """
 
     parser: AnswerParser
@@ -45,37 +45,37 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transcriber:
-    """Reads the deltas of one request from its first, and tells what they make of the response.
+    """Reads the deltas of one request from the first on, and derives the response and its events.
 
-    The parser gets the text character by character. What one call of it gives has no order among thought, text and
-    tool calls, so a long text could be told in another order than its halves.
+    The parser gets the text character by character, because the parts that one call returns have no order among
+    reasoning, text and tool calls. Otherwise a long text could be ordered differently from its halves.
     """
 
-    def __init__(self, response: Response, reading: Reading, *, after: int = -1) -> None:
+    def __init__(self, response: Response, options: ParsingOptions, *, after: int = -1) -> None:
         self._writer = ResponseWriter(response, after=after)
-        self._reading = reading
-        self._parser = reading.parser
+        self._options = options
+        self._parser = options.parser
         self._created_at = response.created_at
-        # Of tokens that have made no piece yet.
+        # Log probabilities of tokens that are not part of a piece yet.
         self._logprobs: list[Any] = []
         self._num_unread_tokens = 0
         self._num_reasoning_tokens = 0.0
 
     @property
     def response(self) -> Response:
-        """The response as far as it has been told."""
+        """The response up to the last delta."""
         return self._writer.response
 
     def create(self) -> list[Event]:
-        """The request is in line."""
+        """Record that the request is queued."""
         return self._writer.create()
 
     def start(self) -> list[Event]:
-        """An engine has it."""
+        """Record that an engine has started the request."""
         return self._writer.start()
 
-    def take(self, delta: Delta) -> list[Event]:
-        """More has come of it; an error that the delta carries is the response's end."""
+    def feed(self, delta: Delta) -> list[Event]:
+        """Add a delta. If it carries an error, that ends the response."""
         if delta.error is not None:
             return self.fail(from_wire(delta.error.code, delta.error.message, delta.error.retryable))
         if delta.begins_in_reasoning is not None:
@@ -86,8 +86,8 @@ class Transcriber:
             pieces += self._in_order(self._parser.finish(is_cut=delta.finish_reason != FinishReason.STOP))
         pieces = _joined(pieces)
         self._count(delta, pieces)
-        if self._reading.num_top_logprobs is not None:
-            self._logprobs += chat_logprobs(delta.logprobs, self._reading.num_top_logprobs).content
+        if self._options.num_top_logprobs is not None:
+            self._logprobs += chat_logprobs(delta.logprobs, self._options.num_top_logprobs).content
             pieces = self._with_logprobs(pieces)
         events += self._writer.write(pieces)
         if delta.finish_reason is not None:
@@ -95,10 +95,10 @@ class Transcriber:
         return events
 
     def fail(self, error: PenstockError) -> list[Event]:
-        """It has ended without an answer."""
-        told = self._reading.name_fields(error)
-        code = {400: "invalid_prompt", 429: "rate_limit_exceeded"}.get(told.status, "server_error")
-        return self._writer.end(Ending(status="failed", error=ResponseError(code, told.message)))
+        """End the response with an error."""
+        api_error = self._options.name_fields(error)
+        code = {400: "invalid_prompt", 429: "rate_limit_exceeded"}.get(api_error.status, "server_error")
+        return self._writer.end(Ending(status="failed", error=ResponseError(code, api_error.message)))
 
     def _pieces(self, text: str) -> list[Piece]:
         if isinstance(self._parser, PlainText):
@@ -106,25 +106,26 @@ class Transcriber:
         return [piece for char in text for piece in self._in_order(self._parser.feed(char))]
 
     def _in_order(self, parts: MessageParts) -> list[Piece]:
-        """What a parser gives at once, in the order in which models write it."""
-        pieces: list[Piece] = [Thought(parts.reasoning), Content(parts.content)]
+        """Return the parts of one call of the parser in the order in which models write them."""
+        pieces: list[Piece] = [ReasoningPiece(parts.reasoning), Content(parts.content)]
         for call in parts.tool_calls:
             if name := call["function"].get("name"):
-                pieces.append(CallStart(name, self._reading.call_id(call["index"])))
+                pieces.append(CallStart(name, self._options.call_id(call["index"])))
             pieces.append(CallArguments(call["function"]["arguments"]))
         return [piece for piece in pieces if isinstance(piece, CallStart) or piece.text]
 
     def _count(self, delta: Delta, pieces: list[Piece]) -> None:
-        """Thoughts get their share of the tokens by their share of the text; it is exact unless they end in between."""
+        """Count reasoning tokens by the share of reasoning in the text. It is exact unless reasoning ends within the
+        delta."""
         self._num_unread_tokens += len(delta.token_ids)
         num_chars = sum(map(_num_chars, pieces))
         if num_chars:
-            num_thought = sum(_num_chars(piece) for piece in pieces if isinstance(piece, Thought))
-            self._num_reasoning_tokens += self._num_unread_tokens * num_thought / num_chars
+            num_reasoning_chars = sum(_num_chars(piece) for piece in pieces if isinstance(piece, ReasoningPiece))
+            self._num_reasoning_tokens += self._num_unread_tokens * num_reasoning_chars / num_chars
             self._num_unread_tokens = 0
 
     def _with_logprobs(self, pieces: list[Piece]) -> list[Piece]:
-        """Hand the log probabilities to the text that they belong to; those of thoughts and calls are not told."""
+        """Attach the log probabilities to their text. Those of reasoning and calls are dropped."""
         if not any(map(_num_chars, pieces)):
             return pieces
         logprobs, self._logprobs = self._logprobs, []
@@ -134,15 +135,15 @@ class Transcriber:
         return pieces
 
     def _ending(self, delta: Delta, reason: FinishReason) -> Ending:
-        status, error = _END_OF[reason]
+        status, error = _ENDINGS[reason]
         completed_at = None
         if status == "completed" and delta.stats is not None:
-            # By the engine's word, so that it is the same in every reading.
+            # The engine's time, so that it is the same in every reading.
             completed_at = self._created_at + round(delta.stats.latency_s)
         return Ending(
             status=status,
             error=None if error is None else ResponseError("server_error", error),
-            incomplete_details=IncompleteDetails(_CUT_BY[reason]) if status == "incomplete" else None,
+            incomplete_details=IncompleteDetails(_INCOMPLETE_REASONS[reason]) if status == "incomplete" else None,
             usage=self._usage(delta),
             completed_at=completed_at,
         )
@@ -160,23 +161,23 @@ class Transcriber:
         )
 
 
-# OpenAI knows no deadlines, so the second word is our own.
-_CUT_BY = {FinishReason.LENGTH: "max_output_tokens", FinishReason.EXPIRED: "expired"}
-_END_OF: dict[FinishReason, tuple[Status, str | None]] = {
+# OpenAI has no deadlines, so "expired" is Penstock's.
+_INCOMPLETE_REASONS = {FinishReason.LENGTH: "max_output_tokens", FinishReason.EXPIRED: "expired"}
+_ENDINGS: dict[FinishReason, tuple[Status, str | None]] = {
     FinishReason.STOP: ("completed", None),
     FinishReason.REPETITION: ("completed", None),
     FinishReason.LENGTH: ("incomplete", None),
     FinishReason.CANCELLED: ("cancelled", None),
     FinishReason.ABORT: ("cancelled", None),
     FinishReason.EXPIRED: ("incomplete", None),
-    FinishReason.ENGINE_LOST: ("failed", "the last engine that served the model is gone"),
+    FinishReason.ENGINE_LOST: ("failed", "the last engine that served the model has exited"),
     FinishReason.POISONED: ("failed", "engines died on this request; it is parked"),
     FinishReason.ERROR: ("failed", "the engine failed the request"),
 }
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Make one piece of neighbours of a kind."""
+    """Join neighbouring pieces of the same type."""
     joined: list[Piece] = []
     for kind, neighbours in groupby(pieces, type):
         if kind is CallStart:

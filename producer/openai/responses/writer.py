@@ -1,10 +1,9 @@
-"""From the pieces of a generation to the response and its events.
+"""Convert the pieces of a generation to the response and its events.
 
-Invariant: an event's ``sequence_number`` follows from what was generated before its end, and from nothing else. Every
-event but a delta takes the next number; a delta takes one for each character, and carries the last of them. So it does
-not matter how a generation was cut on its way (records of the log, merged for a slow reader, cut anew after a failure):
-at the same character stands the same number, and a reader who has everything up to number N is given what comes after
-it, to the character. Numbers rise; they are not consecutive.
+Invariant: an event's ``sequence_number`` depends only on the text generated up to its end. Every event but a delta
+takes the next number. A delta takes one number per character, and carries the last. So the numbers do not depend on how
+the generation was split (by records of the log, merging for a slow reader, or a retry after a failure). A reader that
+has everything up to number N gets exactly the characters after it. Numbers increase, but are not consecutive.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from .pieces import CallStart, Piece
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """How a response ends."""
+    """The end of a response."""
 
     status: Status
     error: ResponseError | None = None
@@ -40,7 +39,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     completed_at: int | None = None
 
 
-# OpenAI has no event for a cancelled response: its status says so.
+# OpenAI has no event for a cancelled response; the status shows it.
 _END_EVENTS: dict[Status, type[ResponseCompleted] | type[ResponseIncomplete] | type[ResponseFailed]] = {
     "completed": ResponseCompleted,
     "incomplete": ResponseIncomplete,
@@ -50,11 +49,11 @@ _END_EVENTS: dict[Status, type[ResponseCompleted] | type[ResponseIncomplete] | t
 
 
 class ResponseWriter:
-    """Writes one response; each method returns the events that tell what it did.
+    """Writes one response. Each method returns the resulting events.
 
     Args:
-        response: what the request said, with status "queued" and no output yet. **Mutated.**
-        after: number of the last event that the reader has; nothing up to it is returned.
+        response: the fields of the request, with status "queued" and without output. **Mutated.**
+        after: number of the last event that the reader has; events up to it are omitted.
     """
 
     def __init__(self, response: Response, *, after: int = -1) -> None:
@@ -66,41 +65,41 @@ class ResponseWriter:
 
     @property
     def response(self) -> Response:
-        """The response as it stands."""
+        """The response in its current state."""
         output = self._done if self._open is None else [*self._done, self._open.item("in_progress")]
         return msgspec.structs.replace(self._response, output=list(output))
 
     def create(self) -> list[Event]:
-        """It has been put in line; who waits for it in the foreground is told that it is in progress."""
+        """Record that the request is queued. A foreground response is reported as in progress."""
         if self._response.background:
             return self._number([ResponseCreated(response=self.response), ResponseQueued(response=self.response)])
         self._response.status = "in_progress"
         return self._number([ResponseCreated(response=self.response), ResponseInProgress(response=self.response)])
 
     def start(self) -> list[Event]:
-        """An engine has begun with it; a second time, this does nothing."""
+        """Record that an engine has started. Has no effect the second time."""
         if self._response.status != "queued":
             return []
         self._response.status = "in_progress"
         return self._number([ResponseInProgress(response=self.response)])
 
     def write(self, pieces: Iterable[Piece]) -> list[Event]:
-        """More has been generated."""
+        """Add generated pieces."""
         events: list[Event] = []
         for piece in pieces:
-            begins_call = isinstance(piece, CallStart)
-            if not begins_call and not piece.text:
+            starts_call = isinstance(piece, CallStart)
+            if not starts_call and not piece.text:
                 continue
             if self._open is None or not self._open.continues_with(piece):
                 events += self._close("completed")
                 self._open = open_item(piece, self._response.id, len(self._done))
                 events += self._number(self._open.opening())
-            if not begins_call:
-                events += self._number_delta(self._open.lengthen(piece))
+            if not starts_call:
+                events += self._number_delta(self._open.extend(piece))
         return events
 
     def end(self, ending: Ending) -> list[Event]:
-        """It is over; what was being written stays as far as it came."""
+        """End the response. An open item is closed with its text so far."""
         events = self._close("completed" if ending.status == "completed" else "incomplete")
         response = self._response
         response.status, response.error, response.usage = ending.status, ending.error, ending.usage
@@ -122,18 +121,18 @@ class ResponseWriter:
         return [event for event in events if event.sequence_number > self._after]
 
     def _number_delta(self, event: Delta) -> list[Event]:
-        num_known = max(0, self._after - self._last_number)
+        num_skipped = max(0, self._after - self._last_number)
         self._last_number += len(event.delta)
         event.sequence_number = self._last_number
-        if num_known:
-            event.delta = event.delta[num_known:]
+        if num_skipped:
+            event.delta = event.delta[num_skipped:]
             if isinstance(event, OutputTextDelta):
-                event.logprobs = _from_char(event.logprobs, num_known)
+                event.logprobs = _skip_chars(event.logprobs, num_skipped)
         return [event] if event.delta else []
 
 
-def _from_char(logprobs: list[Any], num_chars: int) -> list[Any]:
-    """Leave out the tokens that lie within the first characters."""
+def _skip_chars(logprobs: list[Any], num_chars: int) -> list[Any]:
+    """Return the log probabilities without the tokens within the first ``num_chars`` characters."""
     for i, token in enumerate(logprobs):
         num_chars -= len(token.token)
         if num_chars < 0:

@@ -1,1 +1,1 @@
-"""Tool calls: definitions checked, choices enforced, calls taken out of the text."""
+"""Tool calls: check definitions, enforce choices, and extract calls from the text."""

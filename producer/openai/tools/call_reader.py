@@ -1,4 +1,4 @@
-"""The calls of one section of a text: what a format's grammar has read of them, and what of that was given out."""
+"""Collect the calls of one section of a text, as a format's grammar reads them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 class CallReader:
-    """Reads calls from ``text``, whose character at ``position`` is the one that was sent last.
+    """Reads calls from ``text``, of which the character at ``position`` was sent last.
 
-    Grammars (``formats``) are generators over it. Pieces of a call are given out as they are read or, with ``whole``,
-    once the call is complete, so that one that turns out malformed has left nothing behind.
+    Grammars (``formats``) are generators that use it. Pieces of a call are emitted as they are read. With ``whole``
+    they are emitted when the call is complete, so a malformed call emits nothing.
 
     Args:
-        names: if given, an object with another name is no call.
+        names: if passed, an object with another name is not a call.
     """
 
     def __init__(self, *, whole: bool, names: Collection[str] | None = None) -> None:
@@ -26,22 +26,22 @@ class CallReader:
         self._names = names
         self._num_calls = 0
         self.pieces: list[CallPiece] = []
-        self.begin("", 0)
+        self.start_section("", 0)
 
     @property
     def num_calls(self) -> int:
-        """How many calls have been given out."""
+        """Number of calls emitted."""
         return self._num_calls
 
-    def begin(self, text: str, first: int) -> None:
-        """``text`` is a section of calls, whose grammar begins at ``first``."""
+    def start_section(self, text: str, first: int) -> None:
+        """Start a section: ``text`` contains its calls, and its grammar starts at ``first``."""
         self.text = text
         self.position = first
-        self.settled = 0  # before this, all is calls that were given out
+        self.settled = 0  # everything before this belongs to emitted calls
         self._forget_call()
 
     def read_call(self, char: str) -> Reader[str]:
-        """Read an object with a name and arguments; other keys are passed over."""
+        """Read an object with a name and arguments. Other keys are ignored."""
         if char != "{":
             raise MalformedError
         char = yield from skip_whitespace((yield))
@@ -56,55 +56,56 @@ class CallReader:
                 char = yield from read_value(char, nesting=1)
             char = yield from skip_whitespace(char)
             if char == "}":
-                self._complete(behind=self.position + 1)
+                self._complete(end=self.position + 1)
                 return (yield)
             if char != ",":
                 raise MalformedError
             char = yield from skip_whitespace((yield))
 
     def read_arguments_of(self, name: str, char: str) -> Reader[str]:
-        """Read a call of ``name`` that is its arguments alone."""
+        """Read a call of ``name`` that consists of its arguments alone."""
         if char != "{":
             raise MalformedError
         self._set_name(name)
         char = yield from self._read_arguments(char)
-        self._complete(behind=self.position)
+        self._complete(end=self.position)
         return char
 
     def settle(self) -> None:
-        """The character at ``position`` closes what the calls stood in."""
+        """Mark the character at ``position`` as the one that closes the calls."""
         self.settled = self.position + 1
 
     def flush(self) -> None:
-        """Give out what was read so far, if it may be: the character at ``position`` belongs to it."""
+        """Emit the part read so far, if allowed; the character at ``position`` is included."""
         if not self._whole:
-            self._give_out(self.position + 1)
+            self._emit(self.position + 1)
 
     def break_off(self, *, keep: bool) -> None:
-        """The character at ``position`` cannot come, or is the end. What was given out of the call stays a call.
+        """Abandon the call, because the character at ``position`` is invalid or the text ended. Emitted parts remain a
+        call.
 
         Args:
-            keep: whether a call that had come to its arguments is given out even where whole ones are wanted.
+            keep: whether a call whose arguments have started is emitted even with ``whole``.
         """
         if keep or not self._whole:
-            self._give_out(self.position)
-        if self._is_announced:
+            self._emit(self.position)
+        if self._is_emitted:
             self._num_calls += 1
             self.settled = self.position if self._arguments_end is None else self._arguments_end
         self._forget_call()
 
     def _forget_call(self) -> None:
         self._name: str | None = None
-        self._is_announced = False
+        self._is_emitted = False
         self._has_arguments = False
         self._arguments_start: int | None = None
         self._arguments_end: int | None = None
-        self._decoded_arguments = "{}"
-        self._num_given_out = 0
+        self._string_arguments = "{}"
+        self._num_emitted = 0
 
     def _set_name(self, name: str) -> None:
-        is_known = self._names is None or name in self._names
-        if self._name is not None or not name or not name.isprintable() or not is_known:
+        is_allowed = self._names is None or name in self._names
+        if self._name is not None or not name or not name.isprintable() or not is_allowed:
             raise MalformedError
         self._name = name
 
@@ -119,36 +120,36 @@ class CallReader:
         elif char == '"':  # some models write the object as a string
             text, char = yield from read_string(char)
             _check_object(text)
-            self._decoded_arguments = text
+            self._string_arguments = text
         elif char == "n":
             char = yield from read_value(char)
         else:
             raise MalformedError
         return char
 
-    def _complete(self, behind: int) -> None:
-        """The call is read, up to before the position ``behind``."""
+    def _complete(self, end: int) -> None:
+        """End the call, which was read up to the position ``end``, exclusive."""
         if self._name is None:
             raise MalformedError
         if self._arguments_start is None:
-            self.pieces.append(CallPiece(self._num_calls, self._name, self._decoded_arguments))
+            self.pieces.append(CallPiece(self._num_calls, self._name, self._string_arguments))
         else:
-            self._give_out(behind)
+            self._emit(end)
         self._num_calls += 1
-        self.settled = behind
+        self.settled = end
         self._forget_call()
 
-    def _give_out(self, end: int) -> None:
-        """Give out name and arguments as far as they stand before ``end``, if there are both."""
+    def _emit(self, end: int) -> None:
+        """Emit name and arguments up to ``end``, if both have been read."""
         if self._name is None or self._arguments_start is None:
             return
-        start = self._arguments_start + self._num_given_out
+        start = self._arguments_start + self._num_emitted
         arguments = self.text[start : end if self._arguments_end is None else self._arguments_end]
-        if arguments or not self._is_announced:
-            name = None if self._is_announced else self._name
+        if arguments or not self._is_emitted:
+            name = None if self._is_emitted else self._name
             self.pieces.append(CallPiece(self._num_calls, name, arguments))
-        self._is_announced = True
-        self._num_given_out += len(arguments)
+        self._is_emitted = True
+        self._num_emitted += len(arguments)
 
 
 def _check_object(text: str) -> None:

@@ -1,4 +1,4 @@
-"""The tools that a request offers, and which of them the model shall call."""
+"""Check the tools that a request offers, and its choice among them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Function(NamedTuple):
 
     @property
     def for_template(self) -> dict[str, Any]:
-        """As transformers hands a tool to a chat template, keys in its order."""
+        """The function in the form that transformers passes to chat templates, with the same order of keys."""
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
@@ -33,22 +33,22 @@ class Function(NamedTuple):
 
 
 class ToolChoice(NamedTuple):
-    """``mode`` is "none", "auto" or "required"; with ``name`` only that function may be called."""
+    """``mode`` is "none", "auto" or "required". With ``name`` only that function may be called."""
 
     mode: str
     name: str | None = None
 
     @property
     def is_forced(self) -> bool:
-        """Whether the answer is one or more calls, and nothing else."""
+        """Whether the answer consists of one or more calls and nothing else."""
         return self.mode == "required"
 
 
 def read_tools(tools: object) -> list[Function]:
-    """Return the functions that ``tools``, OpenAI's list or None, offers.
+    """Return the functions of ``tools``, which is OpenAI's list or None.
 
     Raises:
-        ValidationError: something in it is wrong; names the field.
+        ValidationError: a part is invalid; names the field.
     """
     if tools is None:
         return []
@@ -58,18 +58,16 @@ def read_tools(tools: object) -> list[Function]:
     for position, tool in enumerate(tools):
         function = _read_tool(tool, f"tools[{position}]")
         if function.name in functions:
-            raise ValidationError(
-                f"tools[{position}].function.name must be another than before, got {shown(function.name)}"
-            )
+            raise ValidationError(f"tools[{position}].function.name must be unique, got {shown(function.name)}")
         functions[function.name] = function
     return list(functions.values())
 
 
 def allowed_functions(tool_choice: object, functions: list[Function]) -> tuple[list[Function], object]:
-    """Return the functions that a choice of the type "allowed_tools" leaves, and the choice among them.
+    """Return the functions allowed by a choice of the type "allowed_tools", and the choice among them.
 
     Raises:
-        ValidationError: it is a choice of that type, and wrong; names the field.
+        ValidationError: a choice of that type is invalid; names the field.
     """
     if not isinstance(tool_choice, Mapping) or tool_choice.get("type") != "allowed_tools":
         return functions, tool_choice
@@ -85,17 +83,17 @@ def allowed_functions(tool_choice: object, functions: list[Function]) -> tuple[l
 
 
 def read_tool_choice(tool_choice: object, functions: Sequence[Function], *, field: str = "tool_choice") -> ToolChoice:
-    """Return what ``tool_choice`` asks for; None is "auto" where there are tools, else "none".
+    """Return the tool choice. None means "auto" if there are tools, else "none".
 
     Raises:
-        ValidationError: it is no choice, or one that ``functions`` do not leave.
+        ValidationError: it is not a choice, or names no function of ``functions``.
     """
     if tool_choice is None:
         return ToolChoice("auto" if functions else "none")
     if tool_choice in ("none", "auto", "required"):
         assert isinstance(tool_choice, str)
         if tool_choice == "required" and not functions:
-            raise ValidationError(f"{field} is 'required', but there are no tools; pass tools")
+            raise ValidationError(f"{field} is 'required', but tools is empty; pass tools")
         return ToolChoice(tool_choice if functions else "none")
     if not isinstance(tool_choice, Mapping) or tool_choice.get("type") != "function":
         raise ValidationError(
@@ -104,9 +102,9 @@ def read_tool_choice(tool_choice: object, functions: Sequence[Function], *, fiel
         )
     function = tool_choice.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
-    known = [function.name for function in functions]
-    if name not in known:
-        offered = ", ".join(known) or "none"
+    names = [function.name for function in functions]
+    if name not in names:
+        offered = ", ".join(names) or "none"
         raise ValidationError(f"{field}.function.name must be one of the tools ({offered}), got {shown(name)}")
     return ToolChoice("required", name)
 
@@ -116,7 +114,7 @@ def _read_tool(tool: object, field: str) -> Function:
         raise ValidationError(f"{field} must be an object, got {shown(tool)}")
     if tool.get("type") != "function":
         raise ValidationError(
-            f"{field}.type must be 'function', the only kind served here, got {shown(tool.get('type'))}"
+            f"{field}.type must be 'function', the only supported type, got {shown(tool.get('type'))}"
         )
     function = tool.get("function")
     if not isinstance(function, Mapping):
@@ -135,8 +133,8 @@ def _read_tool(tool: object, field: str) -> Function:
 
 
 def _read_parameters(function: Mapping[str, Any], field: str) -> dict[str, Any]:
-    given = function.get("parameters")
-    parameters = {"type": "object", "properties": {}} if given is None else check_schema(given, field)
+    schema = function.get("parameters")
+    parameters = {"type": "object", "properties": {}} if schema is None else check_schema(schema, field)
     if not parameters:
         return {"type": "object"}
     if parameters.get("type", "object") != "object":

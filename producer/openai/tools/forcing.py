@@ -1,4 +1,4 @@
-"""What holds an output to tool calls: structured outputs, so that every model can do it."""
+"""Grammars that enforce tool calls. They are structured outputs, so they work with every model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....shared.params.structured import StructuredOutputsParams
-from ..json_schema import under_definition
+from ..json_schema import embeddable
 from .definitions import Function, ToolChoice
 from .formats import HERMES_BEGIN, HERMES_END
 
@@ -15,9 +15,9 @@ _HERMES_END = f"}}\n{HERMES_END}"
 
 
 def forced_calls(functions: Sequence[Function], choice: ToolChoice, *, is_parallel: bool) -> StructuredOutputsParams:
-    """Return what makes the output the arguments of the function that is named, or a list of calls.
+    """Return the grammar of a forced call: the arguments of the chosen function, or a list of calls.
 
-    An element of the list has the keys ``name`` and ``parameters``, as ``formats.LIST_OF_CALLS`` reads it.
+    An element of the list has the keys ``name`` and ``parameters``, as ``formats.LIST_OF_CALLS`` expects.
     """
     if choice.name is not None:
         schema = next(function.parameters for function in functions if function.name == choice.name)
@@ -27,10 +27,10 @@ def forced_calls(functions: Sequence[Function], choice: ToolChoice, *, is_parall
 
 
 def strict_hermes_calls(functions: Sequence[Function]) -> StructuredOutputsParams | None:
-    """Return what holds the calls in an otherwise free output to their schemas; None if no function is strict.
+    """Return the grammar that applies to the calls in otherwise free output; None if no function is strict.
 
-    The model writes what it likes; once it begins a call, name and arguments follow the definitions, those of functions
-    that are not strict as any object.
+    The model writes free text. Once it starts a call, name and arguments must match the definitions; a function that is
+    not strict takes any object.
     """
     if not any(function.strict for function in functions):
         return None
@@ -48,7 +48,7 @@ def strict_hermes_calls(functions: Sequence[Function]) -> StructuredOutputsParam
 def answer_or_hermes_calls(
     answer: StructuredOutputsParams, functions: Sequence[Function], *, is_parallel: bool
 ) -> StructuredOutputsParams:
-    """Return what makes the output either ``answer``, which is JSON, or one or more calls; xgrammar only."""
+    """Return the grammar of either ``answer``, which is JSON, or one or more calls; xgrammar only."""
     schema = {"type": "object"} if answer.json is None else answer.json
     calls = {
         "type": "tags_with_separator",
@@ -81,8 +81,8 @@ def _list_of_calls(functions: Sequence[Function], *, is_parallel: bool) -> dict[
     definitions: dict[str, Any] = {}
     calls: list[dict[str, Any]] = []
     for function in functions:
-        parameters, needed = under_definition(function.parameters, function.name)
-        definitions |= needed
+        parameters, required_definitions = embeddable(function.parameters, function.name)
+        definitions |= required_definitions
         calls.append(
             {
                 "type": "object",

@@ -1,7 +1,7 @@
-"""The forms in which models write tool calls: what begins a section of calls, and the grammar of one.
+"""The formats in which models write tool calls: the start of a section of calls, and its grammar.
 
-A grammar is begun with the first character behind the marker (or with the first of the text), and returns where the
-section has ended; what it has not settled by then is content.
+A grammar starts with the first character after the marker (or with the first of the text), and returns at the end of
+the section. Text that it has not settled by then is content.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class CallFormat:
     """How a family of models writes calls.
 
     Args:
-        read_section: its grammar.
-        marker: what begins a section anywhere in the text; may be a special token of the vocabulary.
-        first_chars: a text that begins with one of these, whitespace aside, begins with a section that has no marker.
-        names_must_match: an object that names no tool of the request is content. For forms without a marker, in which
-            an answer in JSON looks like a call.
+        read_section: the grammar.
+        marker: starts a section anywhere in the text; may be a special token of the vocabulary.
+        first_chars: if the text starts with one of these, whitespace aside, it starts with a section without a marker.
+        names_must_match: an object that names no tool of the request is content. For formats without a marker, because
+            a JSON answer looks like a call.
     """
 
     read_section: Grammar
@@ -38,7 +38,7 @@ class CallFormat:
 
 
 def _read_hermes(reader: CallReader, char: str) -> Reader[None]:
-    """An object, then the end marker, which some models leave out, and the end of the text may cut."""
+    """Read an object and the end marker, which some models omit and the end of the text may truncate."""
     char = yield from skip_whitespace(char)
     char = yield from reader.read_call(char)
     char = yield from skip_whitespace(char)
@@ -51,7 +51,7 @@ def _read_hermes(reader: CallReader, char: str) -> Reader[None]:
 
 
 def _read_llama3(reader: CallReader, char: str) -> Reader[None]:
-    """Objects, with semicolons between them."""
+    """Read objects separated by semicolons."""
     while True:
         char = yield from skip_whitespace(char)
         char = yield from reader.read_call(char)
@@ -63,7 +63,7 @@ def _read_llama3(reader: CallReader, char: str) -> Reader[None]:
 
 
 def _read_mistral(reader: CallReader, char: str) -> Reader[None]:
-    """A list of objects or, since the tokenizer's version 11, ``name[ARGS]{...}``."""
+    """Read a list of objects or, since version 11 of the tokenizer, ``name[ARGS]{...}``."""
     char = yield from skip_whitespace(char)
     if char == "[":
         yield from _read_list(reader, char)
@@ -75,7 +75,7 @@ def _read_mistral(reader: CallReader, char: str) -> Reader[None]:
 
 
 def _read_mistral_name(char: str) -> Reader[tuple[str, str]]:
-    """Returns the name, and the first character of the arguments."""
+    """Return the name and the first character of the arguments."""
     name = ""
     while char not in ("[", "{", ""):
         if len(name) == _MAX_NAME_CHARS or not char.isprintable():
@@ -97,11 +97,11 @@ def _read_mistral_name(char: str) -> Reader[tuple[str, str]]:
 
 
 def _read_list(reader: CallReader, char: str) -> Reader[None]:
-    """A JSON list of objects."""
+    """Read a JSON list of objects."""
     char = yield from read_literally("[", char)
     char = yield from skip_whitespace(char)
     if char == "]":
-        raise MalformedError  # no call at all: the text is the answer
+        raise MalformedError  # no call: the text is the answer
     while True:
         char = yield from reader.read_call(char)
         char = yield from skip_whitespace(char)
@@ -113,7 +113,7 @@ def _read_list(reader: CallReader, char: str) -> Reader[None]:
 
 
 def named_call(name: str) -> CallFormat:
-    """The form of an answer that is the arguments of ``name`` and nothing else."""
+    """Return the format of an answer that consists only of the arguments of ``name``."""
 
     def read(reader: CallReader, char: str) -> Reader[None]:
         yield from reader.read_arguments_of(name, char)

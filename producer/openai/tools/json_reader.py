@@ -1,7 +1,7 @@
-"""JSON read one character at a time, as generators that are sent characters.
+"""Read JSON one character at a time, with generators that are sent characters.
 
-A reader of a value is begun with the value's first character, and returns the first one behind the value. The end of
-the text is sent as an empty string. Whatever is no JSON raises ``MalformedError`` at the character where that shows.
+A reader starts with the value's first character, and returns the first character after the value. The end of the text
+is sent as an empty string. Invalid JSON raises ``MalformedError`` at the first invalid character.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ MAX_NESTING = 64
 
 _WHITESPACE = frozenset(" \t\n\r")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-_OF_NUMBERS = frozenset("0123456789+-.eE")
+_NUMBER_CHARS = frozenset("0123456789+-.eE")
 _ESCAPED = frozenset('"\\/bfnrtu')
 _HEX = frozenset("0123456789abcdefABCDEF")
 _WORDS = {"t": "true", "f": "false", "n": "null"}
 
 
 class MalformedError(Exception):
-    """The character that was sent cannot come here."""
+    """The character that was sent is invalid at this position."""
 
 
 def skip_whitespace(char: str) -> Reader[str]:
-    """Return the first character, from ``char`` on, that is no whitespace."""
+    """Return the first character, from ``char`` on, that is not whitespace."""
     while char in _WHITESPACE:
         char = yield
     return char
@@ -49,7 +49,7 @@ def read_value(char: str, nesting: int = 0) -> Reader[str]:
 
 
 def read_string(char: str) -> Reader[tuple[str, str]]:
-    """Read a string; returns it decoded, and the character behind it."""
+    """Read a string. Returns the decoded string and the next character."""
     if char != '"':
         raise MalformedError
     raw = ['"']
@@ -89,7 +89,7 @@ def _read_escape() -> Reader[str]:
 
 def _read_number(char: str) -> Reader[str]:
     raw = ""
-    while char in _OF_NUMBERS:
+    while char in _NUMBER_CHARS:
         raw += char
         char = yield
     if not _NUMBER.fullmatch(raw):
@@ -127,7 +127,7 @@ def _read_object(nesting: int) -> Reader[str]:
 
 
 def read_key(char: str) -> Reader[tuple[str, str]]:
-    """Read a key and its colon; returns the key, and the first character of the value."""
+    """Read a key and its colon. Returns the key and the first character of the value."""
     key, char = yield from read_string(char)
     char = yield from skip_whitespace(char)
     if char != ":":

@@ -1,4 +1,4 @@
-"""Tool calls and their results in the messages of a conversation."""
+"""Check tool calls and their results in the messages of a conversation."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ....shared.shown import shown
 
 
 def check_tool_calls(calls: Sequence[object], field: str) -> None:
-    """Check the calls of an assistant's message. Their arguments may be any text: models write what is no JSON, too.
+    """Check the calls of an assistant's message. Arguments may be any text, since models also write invalid JSON.
 
     Raises:
-        ValidationError: one lacks something; names the field.
+        ValidationError: a call is incomplete; names the field.
     """
     for position, call in enumerate(calls):
         place = f"{field}[{position}]"
@@ -35,7 +35,7 @@ def check_tool_result(tool_call_id: object, field: str) -> None:
     """Check the id in a tool's message.
 
     Raises:
-        ValidationError: there is none.
+        ValidationError: it is missing.
     """
     if not isinstance(tool_call_id, str) or not tool_call_id:
         raise ValidationError(f"{field} must be the id of the call that the message answers, got {shown(tool_call_id)}")

@@ -1,4 +1,4 @@
-"""What a parser of tool calls makes of a model's text, piece by piece."""
+"""Pieces of a model's text, as the parser of tool calls emits them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import msgspec
 
 
 class Content(msgspec.Struct, frozen=True):
-    """Text that is no tool call."""
+    """Text outside of tool calls."""
 
     text: str
 
 
 class CallPiece(msgspec.Struct, frozen=True):
-    """A part of the ``index``-th call of the text: the first has its ``name``, each may have more of its arguments.
+    """A part of the ``index``-th call of the text. The first part has the ``name``; each may add to the arguments.
 
-    The ``arguments`` of all pieces of a call, joined, are the JSON object as the model wrote it.
+    The concatenated ``arguments`` of all parts are the JSON object as the model wrote it.
     """
 
     index: int
@@ -26,7 +26,7 @@ Piece = Content | CallPiece
 
 
 def joined(pieces: list[Piece]) -> tuple[str, list[tuple[str, str]]]:
-    """Return the content and the calls, as pairs of name and arguments, that ``pieces`` are together."""
+    """Return the content of ``pieces``, and their calls as pairs of name and arguments."""
     content, calls = "", []
     for piece in pieces:
         if isinstance(piece, Content):

@@ -15,7 +15,7 @@ class ToolCallStyle:
     """How a family of models calls tools.
 
     Args:
-        num_id_chars: length of a call's id, after ``id_prefix``. Mistral's templates take ids of nine characters only.
+        num_id_chars: length of a call's id after ``id_prefix``. Mistral's templates accept only ids of nine characters.
     """
 
     call_format: CallFormat
@@ -23,7 +23,8 @@ class ToolCallStyle:
     num_id_chars: int = 24
 
     def call_id(self, request_id: str, choice: int, index: int) -> str:
-        """Return the id of a call: the same whenever the same answer is read, so that a stream can be read again."""
+        """Return the id of a call. It is the same whenever the same answer is parsed, so that a stream can be read
+        again."""
         digest = hashlib.sha256(f"{request_id}/{choice}/{index}".encode()).hexdigest()
         return self.id_prefix + digest[: self.num_id_chars]
 
@@ -41,9 +42,9 @@ def find_tool_call_style(name: str) -> ToolCallStyle:
     """Return the style of that name.
 
     Raises:
-        ValidationError: there is none.
+        ValidationError: the name is unknown.
     """
     if name not in TOOL_CALL_PARSERS:
-        known = ", ".join(sorted(TOOL_CALL_PARSERS))
-        raise ValidationError(f"tool_call_parser must be one of {known}, got {shown(name)}")
+        names = ", ".join(sorted(TOOL_CALL_PARSERS))
+        raise ValidationError(f"tool_call_parser must be one of {names}, got {shown(name)}")
     return TOOL_CALL_PARSERS[name]

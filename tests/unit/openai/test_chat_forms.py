@@ -254,10 +254,10 @@ def test_a_body_without_end_is_refused() -> None:
 def test_parsers_are_those_of_the_card_unless_chosen() -> None:
     card, plain = ModelCard(model="m", tool_call_parser="mistral", reasoning_parser="qwen3"), ModelCard(model="p")
     thinking = ModelCard(model="t", reasoning_parser="qwen3", thinks_before_grammar=True)
-    assert ParserChoice().of(thinking) == Parsers("hermes", "qwen3", thinks_before_grammar=True)
-    assert ParserChoice().of(card) == Parsers("mistral", "qwen3")
-    assert ParserChoice().of(plain) == ParserChoice().of(None) == Parsers("hermes", "none")
-    assert ParserChoice(tool_call="llama3_json", reasoning="none").of(card) == Parsers("llama3_json", "none")
+    assert ParserChoice().for_model(thinking) == Parsers("hermes", "qwen3", thinks_before_grammar=True)
+    assert ParserChoice().for_model(card) == Parsers("mistral", "qwen3")
+    assert ParserChoice().for_model(plain) == ParserChoice().for_model(None) == Parsers("hermes", "none")
+    assert ParserChoice(tool_call="llama3_json", reasoning="none").for_model(card) == Parsers("llama3_json", "none")
     for wrong in ({"tool_call": "x"}, {"reasoning": "x"}):
         with pytest.raises(ConfigurationError, match=r"_parser must be one of .* got 'x'"):
             ParserChoice(**wrong)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.producer.openai.json_schema import check_schema, under_definition
+from penstock.producer.openai.json_schema import check_schema, embeddable
 from penstock.producer.openai.response_format import structured_outputs_of
 from penstock.producer.openai.tools.definitions import ToolChoice, allowed_functions, read_tool_choice, read_tools
 from penstock.producer.openai.tools.forcing import forced_calls, strict_hermes_calls
@@ -99,8 +99,8 @@ def test_references_still_point_to_their_definitions_inside_of_another_schema() 
         "default": {"$ref": "#"},
         "$defs": {"value": {"type": "integer"}},
     }
-    assert under_definition(CITY, "a") == (CITY, {})
-    inside, definitions = under_definition(tree, "tree")
+    assert embeddable(CITY, "a") == (CITY, {})
+    inside, definitions = embeddable(tree, "tree")
     assert inside == {"$ref": "#/$defs/tree"}
     moved = definitions["tree"]["properties"]
     assert moved["left"] == {"$ref": "#/$defs/tree"}

@@ -152,7 +152,7 @@ def test_the_record_says_the_same_after_it_was_kept() -> None:
         (
             {"input": [{"role": "user", "content": [{"type": "input_audio", "input_audio": "x"}]}]},
             "input[0].content[0].type",
-            "there are parts of type input_text, input_image",
+            "supported types are input_text, input_image",
         ),
         (
             {"input": [{"role": "assistant", "content": [{"type": "input_image", "image_url": "x"}]}]},

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from penstock.producer.openai.answers.parts import MessageParts
 from penstock.producer.openai.responses.events import Event
 from penstock.producer.openai.responses.objects import Response
-from penstock.producer.openai.responses.transcriber import Reading, Transcriber
+from penstock.producer.openai.responses.transcriber import ParsingOptions, Transcriber
 from penstock.shared.errors import EngineDeadError, PromptTooLongError, QueueFullError
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason, RequestError, TokenLogprobs, Usage
@@ -75,7 +75,7 @@ def new_response(**fields: Any) -> Response:
 
 
 def new_transcriber(*, after: int = -1, num_top_logprobs: int | None = None, **fields: Any) -> Transcriber:
-    reading = Reading(parser=Marks(), call_id="call_{}".format, num_top_logprobs=num_top_logprobs)
+    options = ParsingOptions(parser=Marks(), call_id="call_{}".format, num_top_logprobs=num_top_logprobs)
     return Transcriber(new_response(**fields), reading, after=after)
 
 
@@ -94,7 +94,7 @@ def transcribe(deltas: list[Delta], *, after: int = -1, **fields: Any) -> tuple[
     transcriber = new_transcriber(after=after, **fields)
     events = transcriber.create()
     for delta in deltas:
-        events += transcriber.take(delta)
+        events += transcriber.feed(delta)
     return events, transcriber.response
 
 
@@ -183,10 +183,10 @@ def test_a_background_response_is_queued_until_its_first_token() -> None:
     transcriber = new_transcriber(background=True)
     assert [event["type"] for event in told(transcriber.create())] == ["response.created", "response.queued"]
     assert transcriber.response.status == "queued"
-    first = told(transcriber.take(Delta(token_ids=[5])))
+    first = told(transcriber.feed(Delta(token_ids=[5])))
     assert [(event["type"], event["sequence_number"]) for event in first] == [("response.in_progress", 2)]
     assert transcriber.response.status == "in_progress"
-    transcriber.take(Delta(index=1, token_ids=[6], text="si"))
+    transcriber.feed(Delta(index=1, token_ids=[6], text="si"))
     assert msgspec.to_builtins(transcriber.response.output[0])["status"] == "in_progress"
 
 
@@ -248,7 +248,7 @@ def test_log_probabilities_come_with_the_text_of_their_tokens() -> None:
     def tokens(after: int) -> list[str]:
         transcriber = new_transcriber(num_top_logprobs=1, after=after)
         transcriber.create()
-        told_events = told([event for delta in deltas for event in transcriber.take(delta)])
+        told_events = told([event for delta in deltas for event in transcriber.feed(delta)])
         texts = [event for event in told_events if event["type"] == "response.output_text.delta"]
         return [token["token"] for event in texts for token in event["logprobs"]]
 
