@@ -140,7 +140,7 @@ class _Run:
             await self._fail([RowProblem(code="model_not_found", message=str(error), param="body.model")])
             return
         card = await self._client.get_model_config(inputs.model)  # by the name of an adapter, that of its base
-        rows = Rows(self._client, self._spec, band, self._parsers.of(card))
+        rows = Rows(self._client, self._spec, band, self._parsers.for_model(card))
         status = batch.status
         if status is BatchStatus.VALIDATING:
             fields: Fields = {"total": len(inputs), "model": inputs.model}

@@ -34,7 +34,7 @@ def test_a_tool_reaches_the_template_as_transformers_gives_it() -> None:
         ([{"type": "custom"}], r"tools\[0\]\.type must be 'function'"),
         ([{"type": "function", "function": 1}], r"tools\[0\]\.function must be an object"),
         ([tool("a b")], r"tools\[0\]\.function\.name must be 1 to 64"),
-        ([tool(), tool()], r"tools\[1\]\.function\.name must be another"),
+        ([tool(), tool()], r"tools\[1\]\.function\.name must be unique"),
         ([tool(description=1)], r"tools\[0\]\.function\.description must be a string"),
         ([tool(strict="yes")], r"tools\[0\]\.function\.strict must be true or false"),
         ([tool(schema={})], r"tools\[0\]\.function\.schema is unknown"),
@@ -61,7 +61,7 @@ def test_the_choice_of_a_tool() -> None:
     ]:
         with pytest.raises(ValidationError, match=message):
             read_tool_choice(choice, functions)
-    with pytest.raises(ValidationError, match="no tools"):
+    with pytest.raises(ValidationError, match="tools is empty"):
         read_tool_choice("required", [])
 
 

@@ -76,7 +76,7 @@ def new_response(**fields: Any) -> Response:
 
 def new_transcriber(*, after: int = -1, num_top_logprobs: int | None = None, **fields: Any) -> Transcriber:
     options = ParsingOptions(parser=Marks(), call_id="call_{}".format, num_top_logprobs=num_top_logprobs)
-    return Transcriber(new_response(**fields), reading, after=after)
+    return Transcriber(new_response(**fields), options, after=after)
 
 
 def deltas_of(pieces: list[str], reason: FinishReason = FinishReason.STOP) -> list[Delta]:
