@@ -1,19 +1,21 @@
-"""Requests that a caller drives as it would an engine: add some, and take what has come since, again and again.
+"""Requests that a caller drives like an engine: it adds some and calls ``step`` for their outputs, again and again.
 
-Engines step by themselves; a step here is only the taking. The requests are detached: they outlive who added them, and
-a script that is started again with the same ids goes on with what there is.
+Engines step by themselves; a step here only returns what has arrived. The requests are detached: they outlive the
+process that added them, and a restarted script that adds the same ids attaches to them.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Unpack
 
 from ..shared.errors import PenstockError, ValidationError
+from ..shared.messages.deltas import Delta
 from ..shared.params.kinds import RequestOutputKind
+from ..shared.params.pooling import PoolingParams
 from ..shared.params.sampling import SamplingParams
 from ..shared.shown import shown
 from .client import Client
@@ -22,29 +24,32 @@ from .handle import RequestHandle
 from .inputs.options import SharedOptions
 from .inputs.prompt import Prompt
 from .results.outputs import RequestOutput
+from .results.pooling import PoolingRequestOutput, output_of
+
+StepOutput = RequestOutput | PoolingRequestOutput
 
 
 class RequestsByHand:
-    """The requests that were added here, and what of them was not taken yet. For one event loop, that of ``client``."""
+    """Requests that were added here, and their outputs that no step has returned. Used in the loop of ``client``."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
         self._following: dict[str, asyncio.Task[None]] = {}
-        # Of those that are followed; ``abort`` needs no model for them.
+        # Model of each followed request, so that ``abort`` needs no model for it.
         self._models: dict[str, str] = {}
-        self._come: deque[tuple[str, RequestOutput | PenstockError]] = deque()
+        self._come: deque[tuple[str, StepOutput | PenstockError]] = deque()
         self._something = asyncio.Event()
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether a step has, or will have, something to give."""
+        """Whether a step has outputs to return, or will have."""
         return bool(self._following or self._come)
 
     async def add(self, request_id: str, prompt: Prompt, params: Params, **options: Unpack[SharedOptions]) -> None:
         """Enqueue a request and follow it.
 
         Raises:
-            ValidationError: one of that id was added here, and is not finished.
+            ValidationError: a request of this id was added here and is not finished.
             and as ``Client.add_request``.
         """
         if request_id in self._following or any(known == request_id for known, _ in self._come):
@@ -53,14 +58,18 @@ class RequestsByHand:
             )
         handle = await self.client.add_request(request_id, prompt, params, **options)
         self._models[request_id] = handle.model
-        kind = params.output_kind if isinstance(params, SamplingParams) else RequestOutputKind.DELTA
-        self._following[request_id] = asyncio.create_task(self._follow(handle, kind))
+        if isinstance(params, PoolingParams):
+            outputs = _pooled(handle, prompt)
+        else:
+            kind = params.output_kind if isinstance(params, SamplingParams) else RequestOutputKind.DELTA
+            outputs = handle.stream_outputs(kind)
+        self._following[request_id] = asyncio.create_task(self._follow(request_id, outputs))
 
-    async def step(self, timeout_s: float | None) -> list[RequestOutput]:
-        """Return what has come since the last step, once there is something; nothing if no request is unfinished.
+    async def step(self, timeout_s: float | None) -> list[StepOutput]:
+        """Wait for outputs and return those since the last step; an empty list if no request is unfinished.
 
         Raises:
-            PenstockError: how the next request in line ended; those after it come with the next step.
+            PenstockError: the error by which a request ended; later outputs are returned by the next step.
         """
         while not self._come and self._following:
             self._something.clear()
@@ -69,7 +78,7 @@ class RequestsByHand:
                     await self._something.wait()
             except TimeoutError:
                 return []
-        taken: list[RequestOutput] = []
+        taken: list[StepOutput] = []
         while self._come:
             request_id, one = self._come[0]
             if isinstance(one, PenstockError):
@@ -83,9 +92,9 @@ class RequestsByHand:
         return taken
 
     async def abort(self, request_ids: Iterable[str], model: str | None) -> None:
-        """End requests, and give nothing more of those that were added here."""
+        """End requests, and drop the outputs of those that were added here."""
         wanted = set(request_ids)
-        # First: a request that could not be aborted goes on being followed.
+        # Before anything is dropped, because a request that could not be aborted is still followed.
         ids_of_model: dict[str | None, list[str]] = {}
         for request_id in sorted(wanted):
             ids_of_model.setdefault(model or self._models.get(request_id), []).append(request_id)
@@ -101,27 +110,35 @@ class RequestsByHand:
         self._something.set()
 
     async def leave(self) -> None:
-        """Follow nothing any more; the requests run on."""
+        """Stop following. The requests continue to run."""
         tasks = list(self._following.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _follow(self, handle: RequestHandle, kind: RequestOutputKind) -> None:
-        request_id = handle.request_id
+    async def _follow(self, request_id: str, outputs: AsyncGenerator[StepOutput]) -> None:
         try:
-            async with aclosing(handle.stream_outputs(kind)) as outputs:
+            async with aclosing(outputs):
                 async for output in outputs:
                     self._tell(request_id, output)
         except PenstockError as error:
             self._tell(request_id, error)
         finally:
-            # One of the same name may have been added since this one was aborted.
+            # Another request of this id may have been added since this one was aborted.
             if self._following.get(request_id) is asyncio.current_task():
                 del self._following[request_id]
                 self._models.pop(request_id, None)
             self._something.set()
 
-    def _tell(self, request_id: str, one: RequestOutput | PenstockError) -> None:
+    def _tell(self, request_id: str, one: StepOutput | PenstockError) -> None:
         self._come.append((request_id, one))
         self._something.set()
+
+
+async def _pooled(handle: RequestHandle, prompt: Prompt) -> AsyncGenerator[PoolingRequestOutput]:
+    """Yield the one output of a pooling request."""
+    last: Delta | None = None
+    async with aclosing(handle.stream()) as deltas:
+        async for delta in deltas:
+            last = delta
+    yield output_of(handle.request_id, handle.model, prompt, last)

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from .errors import PenstockError
 from .log import configure_logging
 from .names import DEFAULT_NAMESPACE, did_you_mean
-from .standard_streams import discard_output, is_output_unread, open_closed_streams
+from .standard_streams import discard_output, is_output_unread, open_closed_streams, output_error
 from .urls import mask_text
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -77,7 +77,7 @@ def run_program(name: str, summary: str, version: str, commands: Sequence[Comman
 
 
 def run_told(run: Callable[[], int]) -> int:
-    """Run what returns an exit status; errors are told in a sentence, and make one as ``run_program`` says."""
+    """Call ``run`` and return its exit status. Errors become one sentence and a status as of ``run_program``."""
     open_closed_streams()
     configure_logging("warning")
     for stream in (sys.stdout, sys.stderr):
@@ -94,9 +94,14 @@ def run_told(run: Callable[[], int]) -> int:
     except BrokenPipeError:
         if not is_output_unread():
             raise
-        # The reader of our output has left, as `head` does; Python would complain again at exit.
+        # The reader of the output has left, as `head` does. Python would complain again at exit.
         discard_output()
         return EXIT_FAILED
+    except OSError:
+        if (reason := output_error()) is None:
+            raise
+        discard_output()
+        return _fail(PenstockError(f"standard output cannot be written: {reason}"), EXIT_FAILED)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return status

@@ -46,8 +46,21 @@ def is_output_unread() -> bool:
     return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
+def output_error() -> str | None:
+    """Return why standard output cannot be written, for example a full disk; None if it can.
+
+    Writes a line end to find out, because an unbuffered stream keeps nothing of the write that failed.
+    """
+    try:
+        sys.stdout.flush()
+        os.write(sys.stdout.fileno(), b"\n")
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
 def discard_output() -> None:
-    """Send standard output to the null device from now on. Otherwise Python fails again when it flushes at exit."""
+    """Redirect standard output to the null device. Otherwise Python fails again when it flushes at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

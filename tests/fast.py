@@ -37,6 +37,7 @@ NEED_TORCH = (
     "unit/bench/test_decoder_step.py",
     "unit/engine/structured/test_drawn_schemas.py",
     "unit/engine/structured/test_known_schemas.py",
+    "unit/engine/structured/test_number_length.py",
     "unit/engine/scheduling/test_batch_queue.py",
     "unit/engine/ranks/test_staged_batches.py",
     "unit/engine/ranks/test_stages_setup.py",

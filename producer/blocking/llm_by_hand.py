@@ -1,15 +1,14 @@
-"""``LLM`` for scripts that drive an engine by hand, as they do with vLLM's ``LLMEngine``."""
+"""``LLM`` for scripts that add requests and step by hand, as with vLLM's ``LLMEngine``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Unpack
 
-from ..by_hand import RequestsByHand
+from ..by_hand import RequestsByHand, StepOutput
 from ..detached import Params
 from ..inputs.options import SharedOptions
 from ..inputs.prompt import Prompt
-from ..results.outputs import RequestOutput
 from .llm_control import LLMControl
 
 
@@ -38,16 +37,17 @@ class LLMByHand(LLMControl):
         self.call(add())
         return request_id
 
-    def step(self, timeout_s: float | None = None) -> list[RequestOutput]:
-        """Return what has come of the requests that were added here since the last step, at least one output.
+    def step(self, timeout_s: float | None = None) -> list[StepOutput]:
+        """Wait for outputs of the requests that were added here, and return those since the last step.
 
-        Waits until something has come, ``timeout_s`` at most; returns nothing then, and if all requests are finished.
+        Waits at most ``timeout_s``. The list is empty after that time, and if all requests are finished. A pooling
+        request has one ``PoolingRequestOutput``, any other request ``RequestOutput``s.
 
         Raises:
             PenstockError: a request ended with an error; a note of it has the id. Others go on.
         """
 
-        async def step() -> list[RequestOutput]:
+        async def step() -> list[StepOutput]:
             return await self._requests_by_hand().step(timeout_s)
 
         return self.call(step())

@@ -21,7 +21,7 @@ from penstock.ops.demo.task import number_words
 from penstock.ops.local.server import LocalGateway
 from penstock.ops.local.stack import LocalStack
 from penstock.ops.local.worker import LocalWorker
-from penstock.producer import Client, DataPrompt, Delta, PoolingParams, SamplingParams
+from penstock.producer import LLM, Client, DataPrompt, Delta, PoolingParams, PoolingRequestOutput, SamplingParams
 from penstock.shared import errors
 from penstock.shared.broker import Broker
 from penstock.shared.keys import Keys
@@ -94,6 +94,22 @@ async def test_one_text_is_one_prompt_and_the_wrong_one_of_several_is_named(clie
     for work in (client.encode_all(["407", ""]), client.submit_many(["407", ""], PoolingParams())):
         with pytest.raises(errors.ValidationError, match=r"^prompt\[1\] must not be empty"):
             await work
+
+
+async def test_a_step_by_hand_returns_pooling_outputs(client: Client, stack: LocalStack) -> None:
+    (expected,) = await client.encode_all("407")
+
+    def step_by_hand() -> list[object]:
+        outputs: list[object] = []
+        with LLM(stack.url, model="numbers") as llm:
+            llm.add_request("pooled-by-hand", "407", PoolingParams())
+            while llm.has_unfinished_requests():
+                outputs += llm.step()
+        return outputs
+
+    (output,) = await asyncio.to_thread(step_by_hand)
+    assert isinstance(output, PoolingRequestOutput)
+    assert (output.request_id, output.prompt, output.pooled) == ("pooled-by-hand", "407", expected.pooled)
 
 
 async def test_a_known_request_id_gives_the_stored_result(client: Client) -> None:

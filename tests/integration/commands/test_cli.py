@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -167,6 +168,23 @@ def test_models_as_table_and_json(redis_url: str, namespace: str) -> None:
     assert call(PENSTOCK, *arguments, "--forget", "demo").stdout == "forgotten: demo\n"
     assert_fails_in_one_sentence(call(PENSTOCK, *arguments, "--forget", "demo"), 1, "(known models: none)")
     assert "no models" in call(PENSTOCK, *arguments).stdout
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_the_output_is_a_sentence(redis_url: str, namespace: str, unbuffered: str) -> None:
+    arguments = ["models", "--redis-url", redis_url, "--namespace", namespace]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "penstock.ops.cli", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "error: standard output cannot be written: No space left on device\n",
+    )
 
 
 def test_generate_without_a_model_is_a_sentence(redis_url: str, namespace: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from penstock.shared.messages.outcome import FinishReason, Usage
 from penstock.shared.messages.requests import EngineCoreRequest
 
 from ...otlp_receiver import OtlpReceiver
+from ...redis_server import RedisServer
 from .conftest import Start
 from .processes import JobsProcess, jobs_command, until
 
@@ -149,6 +151,30 @@ async def test_a_connection_that_is_lost_while_a_key_is_watched_is_waited_for(
         finally:
             status = await asyncio.to_thread(process.stop)
     assert status == 0
+
+
+async def test_a_process_that_is_terminated_while_redis_is_away_leaves(tmp_path: Path, namespace: str) -> None:
+    server = await asyncio.to_thread(RedisServer, tmp_path / "redis")
+    await asyncio.to_thread(server.start)
+    await asyncio.to_thread(server.wait_until_ready)
+    log_path = tmp_path / "jobs.log"
+    process = await asyncio.to_thread(JobsProcess, jobs_command(server.url, namespace), log_path)
+
+    async def has_logged(event: str) -> bool:
+        log = await asyncio.to_thread(log_path.read_text)
+        assert process.process.poll() is None, log
+        return event in log
+
+    try:
+        await until(partial(has_logged, "jobs_started"), "it does not start")
+        await asyncio.to_thread(server.kill)
+        await until(partial(has_logged, "redis_away"), "it does not notice that Redis is away")
+        process.process.send_signal(signal.SIGTERM)
+        # Far below the minute for which arq's connection tries to reach Redis again.
+        assert await asyncio.to_thread(process.process.wait, 40) == 0
+    finally:
+        await asyncio.to_thread(process.kill)
+        await asyncio.to_thread(server.kill)
 
 
 class WatchCutter:
