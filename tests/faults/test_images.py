@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.ops.lab.survey.images.models import write_seeing_model
+from penstock.ops.lab.survey.images.models import write_vision_model
 from penstock.ops.lab.survey.images.truth import picture
 from penstock.producer import Client, SamplingParams
 from penstock.shared.connection import CommandConnection
@@ -58,7 +58,7 @@ async def images_left(url: str) -> list[bytes]:
 async def test_a_generation_over_images_goes_on_elsewhere(
     model: str, options: list[str], start: Start, gate: Gate, tmp_path: Path
 ) -> None:
-    processor = await asyncio.to_thread(write_seeing_model, model, tmp_path)
+    processor = await asyncio.to_thread(write_vision_model, model, tmp_path)
     num_image_tokens = sum(len(ImageProcessor(processor).process(picture(seed)).tokens.token_ids) for seed in (1, 2))
     stack = await start(2, *options, model=tmp_path)
     async with Client.connect(stack.url) as client:

@@ -224,7 +224,7 @@ def _choose_scheduler(config: EngineConfig, model: LoadedModel, offload: KVOfflo
 
 
 def _make_chunking(config: EngineConfig, model: LoadedModel) -> Chunking:
-    if model.pooling is not None or not model.computes_lone_tokens_otherwise:
+    if model.pooling is not None or not model.computes_single_tokens_differently:
         return AnyChunks()
     if _token_budget(config, model) < GeneratedTokensAlone.MIN_BUDGET:
         raise ConfigurationError(
@@ -259,11 +259,11 @@ def _grammar_admission(config: EngineConfig, model: LoadedModel) -> GrammarAdmis
 
 
 def _image_admission(config: EngineConfig, model: LoadedModel, progress: ProgressWriter) -> Images:
-    if model.seeing is None:
+    if model.vision is None:
         return NoImages(model.image_refusal)
     return ImageAdmission(
-        model.seeing,
-        max_images=min(config.max_images, model.seeing.most_images),
+        model.vision,
+        max_images=min(config.max_images, model.vision.max_images),
         cache_bytes=config.image_cache_memory,
         busy=progress.compiling,
     )
@@ -315,7 +315,7 @@ def _ready(
         lora=config.lora_setup,
         speculative=config.speculative,
         num_free_rows=num_free_rows,
-        max_images=0 if model.seeing is None else min(config.max_images, model.seeing.most_images),
+        max_images=0 if model.vision is None else min(config.max_images, model.vision.max_images),
         image_refusal=model.image_refusal,
         logits_processors=logits_processors,
         num_shared_experts=model.num_experts,

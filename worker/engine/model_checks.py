@@ -29,11 +29,11 @@ def check_pooling(config: EngineConfig, model: LoadedModel) -> None:
 
 def check_images(model: LoadedModel) -> None:
     """Let a model that cannot be run from embeddings, or not as it is served, take no images."""
-    if model.seeing is None:
+    if model.vision is None:
         return
     try:
         embeds_hidden_size(model)
     except ConfigurationError:
-        model.seeing = None
+        model.vision = None
         model.image_refusal = f"{model.architecture} cannot be run from embeddings as it is served here"
         log.warning("images_refused", architecture=model.architecture, reason=model.image_refusal)

@@ -19,7 +19,7 @@ from .plan import DecoderPlan
 
 
 @dataclass(slots=True)
-class Sight:
+class VisionInputs:
     """What a step has of images beside embeddings, for models that do more with them. Packed forwards alone take it.
 
     Args:
@@ -56,7 +56,7 @@ class ModelInput:
         token_lora: ``[T]``, the adapter of each token as ``kernels.lora`` takes it, negative for none; None if no token
             has one. Only forwards that ``adapters/attach.py`` knows compute with it.
         token_types: ``[T]``, 1 for tokens of the second text of a pair; None if there is no pair.
-        sight: what there is of images beside ``inputs_embeds``; None if that is all.
+        vision_inputs: what there is of images beside ``inputs_embeds``; None if that is all.
     """
 
     token_ids: Tensor
@@ -67,7 +67,7 @@ class ModelInput:
     inputs_embeds: Tensor | None = None
     token_lora: Tensor | None = None
     token_types: Tensor | None = None
-    sight: Sight | None = None
+    vision_inputs: VisionInputs | None = None
 
 
 @dataclass(frozen=True)

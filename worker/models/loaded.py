@@ -11,9 +11,9 @@ from torch import nn
 
 from .adapters.slots import AdapterSlots
 from .attention.page_layout import PageLayout
-from .checks.row_independence import computes_lone_tokens_otherwise
+from .checks.row_independence import computes_single_tokens_differently
 from .forward import Forward
-from .images.vision_model import SeeingModel
+from .images.vision_model import VisionModel
 from .parallel.groups import RankGroups
 from .pooling.encoder import EncoderForward
 from .pooling.pooler import PoolingModel
@@ -34,14 +34,14 @@ class LoadedModel:
         pooling: what is made of hidden states, which ``forward`` then returns in place of logits; None of a model that
             generates.
         adapters: where adapters are computed with; None where none are served.
-        seeing: what makes features of images, which stand in the place of tokens; None of a model that takes none.
+        vision: what makes features of images, which stand in the place of tokens; None of a model that takes none.
         image_refusal: why it takes none.
         quantization: of its linear layers, chosen at the start; None where they are in the dtype.
         weight_conversions: how transformers named and fused what the files have, for the way back.
         groups: the ranks that compute it together; None of a model that one does.
         expert_ranks: who has the other experts; None of a model that has all.
         num_experts: of a layer, at all ranks together; 0 where they are not shared.
-        computes_rows_alone: nothing in the way that it is computed lets bits of a token depend on the others.
+        is_row_independent: nothing in the way that it is computed lets bits of a token depend on the others.
         pages: how its layers share the KV cache, where some look at the last tokens alone; None for one table of all.
     """
 
@@ -56,20 +56,20 @@ class LoadedModel:
     attention_backend: str
     pooling: PoolingModel | None = None
     adapters: AdapterSlots | None = None
-    seeing: SeeingModel | None = None
+    vision: VisionModel | None = None
     image_refusal: str = ""
     quantization: str | None = None
     weight_conversions: Any = None
     groups: RankGroups | None = None
     expert_ranks: ExpertRanks | None = None
     num_experts: int = 0
-    computes_rows_alone: bool = False
+    is_row_independent: bool = False
     pages: PageLayout | None = None
 
     @property
-    def computes_lone_tokens_otherwise(self) -> bool:
+    def computes_single_tokens_differently(self) -> bool:
         """Whether the result of a token depends on whether it is the only one of its request in a forward."""
-        return computes_lone_tokens_otherwise(self.forward)
+        return computes_single_tokens_differently(self.forward)
 
     @property
     def network(self) -> nn.Module:
@@ -83,8 +83,8 @@ class LoadedModel:
 
     @property
     def weights(self) -> nn.Module:
-        """All modules that hold weights: ``network``, and the tower of a model that sees."""
-        return self.network if self.seeing is None else nn.ModuleList([self.network, self.seeing.tower.module])
+        """All modules that hold weights: ``network``, and the encoder of a model that sees."""
+        return self.network if self.vision is None else nn.ModuleList([self.network, self.vision.encoder.module])
 
     @property
     def dtype(self) -> torch.dtype:

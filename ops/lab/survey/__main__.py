@@ -15,7 +15,7 @@ from typing import Any
 
 from .child import Attempt, try_in_child, try_model_type
 from .images.models import SEEING
-from .images.trial import try_seeing_type
+from .images.trial import try_vision_model
 from .kept import KeptOutcomes
 from .model_types import NOT_TEXT_DECODERS, causal_lm_types
 from .outcome import Outcome
@@ -49,7 +49,7 @@ def main() -> int:
             kept.add(_try(name, arguments.timeout_s, partial(try_model_type, options=options)))
             write()
     # Over ranks they are tried by tests/integration/models/ranks/test_ranks.py.
-    write([] if options else [_try(name, arguments.timeout_s, try_seeing_type) for name in of_images])
+    write([] if options else [_try(name, arguments.timeout_s, try_vision_model) for name in of_images])
     num_identical = sum(kept.found[name].is_identical for name in tried)
     sys.stderr.write(f"{num_identical} of {len(tried)} give the tokens of transformers\n")
     return 0

@@ -13,7 +13,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from penstock.ops.lab.survey.images.models import write_seeing_model
+from penstock.ops.lab.survey.images.models import write_vision_model
 from penstock.ops.lab.survey.images.truth import picture, png
 from penstock.ops.local.server import LocalGateway
 from penstock.ops.local.stack import LocalStack
@@ -29,7 +29,7 @@ WORDS = "What is this?"
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     folder = tmp_path_factory.mktemp("llava")
-    write_seeing_model("llava", folder)
+    write_vision_model("llava", folder)
     with LocalStack(
         folder, ["--device", "cpu", "--served-model-name", "llava", "--threads", "1", "--max-images", "3"]
     ) as made:

@@ -11,7 +11,7 @@ import torch
 from penstock.kernels import native
 from penstock.worker.models.adapters.attach import attach_adapters
 from penstock.worker.models.adapters.peft_folder import LayerMatrices
-from penstock.worker.models.adapters.sites import layers_of, sites_of
+from penstock.worker.models.adapters.targets import layers_of, targets_of
 from penstock.worker.models.forward import ForwardSettings
 from penstock.worker.models.lean.forward import LeanForward
 
@@ -35,7 +35,7 @@ def test_what_lies_in_a_slot_lives_as_long_as_the_model_computes_with_it(native_
     slots = attach_adapters(forward, "llama", num_slots=1, max_rank=4, is_deterministic=False)
     matrices = {
         layer: LayerMatrices(torch.ones(4, num_inputs), torch.ones(num_outputs, 4))
-        for layer, (num_inputs, num_outputs) in layers_of(sites_of(forward.network)).items()
+        for layer, (num_inputs, num_outputs) in layers_of(targets_of(forward.network)).items()
     }
     slots.assign(0, slots.prepare(matrices))
     slots.flush()

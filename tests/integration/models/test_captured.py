@@ -19,7 +19,7 @@ from penstock.kernels import paged_attention, rotary
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.adapters.attach import attach_adapters
 from penstock.worker.models.adapters.peft_folder import LayerMatrices
-from penstock.worker.models.adapters.sites import layers_of, sites_of
+from penstock.worker.models.adapters.targets import layers_of, targets_of
 from penstock.worker.models.attention.pages import plan_pages
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
 from penstock.worker.models.lean import captured
@@ -212,7 +212,7 @@ def test_adapters_have_graphs_of_their_own(device: torch.device, recording: Reco
             layer: LayerMatrices(
                 torch.randn(rank, num_inputs, generator=generator), torch.randn(num_outputs, rank, generator=generator)
             )
-            for layer, (num_inputs, num_outputs) in layers_of(sites_of(lean.network)).items()
+            for layer, (num_inputs, num_outputs) in layers_of(targets_of(lean.network)).items()
         }
         for rank in (2, 4)
     ]

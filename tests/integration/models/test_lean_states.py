@@ -14,8 +14,13 @@ from penstock.kernels.mixers import MixerKind
 from penstock.shared.errors import ModelLoadError
 from penstock.worker.models.adapters.attach import attach_adapters
 from penstock.worker.models.adapters.peft_folder import LayerMatrices
-from penstock.worker.models.adapters.sites import layers_of, sites_of
-from penstock.worker.models.checks.conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE, Truth, check_conformance
+from penstock.worker.models.adapters.targets import layers_of, targets_of
+from penstock.worker.models.checks.conformance import (
+    FOUR_BITS_TOLERANCE,
+    QUANTIZED_TOLERANCE,
+    ReferenceRun,
+    check_conformance,
+)
 from penstock.worker.models.forward import Forward
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.lean.native import NativeForward, make_native
@@ -95,7 +100,7 @@ def test_a_step_that_was_not_committed_leaves_nothing(variant: str) -> None:
 @torch.inference_mode()
 def test_weights_in_bytes_and_in_four_bits(quantization: str, tolerance: float) -> None:
     model = make_model("qwen3.5", torch.bfloat16)
-    truth = Truth.of(model, 97)
+    truth = ReferenceRun.of(model, 97)
     forward = native_forward("qwen3.5", torch.bfloat16, quantization)
     assert check_conformance(forward, truth, tolerance) > 0
 
@@ -146,7 +151,7 @@ def test_without_compiled_kernels_it_goes_another_way() -> None:
 def test_adapters_add_what_they_add_in_lean_layers(variant: str) -> None:
     lean = LeanForward(make_model(variant, torch.float32), SETTINGS)
     compiled = native_forward(variant, torch.float32)
-    names = layers_of(sites_of(compiled.network))
+    names = layers_of(targets_of(compiled.network))
     if variant == "qwen3.5":
         assert names["model.layers.0.linear_attn.in_proj_a"] == (96, 4)
         assert names["model.layers.1.self_attn.q_proj"] == (96, 192)

@@ -14,10 +14,15 @@ from penstock.kernels import native
 from penstock.shared.errors import ModelLoadError
 from penstock.worker.models.adapters.attach import attach_adapters
 from penstock.worker.models.adapters.peft_folder import LayerMatrices
-from penstock.worker.models.adapters.sites import layers_of, placed_sites_of, sites_of
+from penstock.worker.models.adapters.targets import layers_of, placed_targets_of, targets_of
 from penstock.worker.models.attention import call
-from penstock.worker.models.checks.conformance import FOUR_BITS_TOLERANCE, QUANTIZED_TOLERANCE, Truth, check_conformance
-from penstock.worker.models.checks.lengths import LoweredTruth
+from penstock.worker.models.checks.conformance import (
+    FOUR_BITS_TOLERANCE,
+    QUANTIZED_TOLERANCE,
+    ReferenceRun,
+    check_conformance,
+)
+from penstock.worker.models.checks.lengths import LoweredReference
 from penstock.worker.models.forward import Forward, ForwardSettings
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.lean.native import NativeForward, make_native
@@ -96,7 +101,7 @@ def test_numbers_are_exact() -> None:
 
 
 def test_fused_projections_keep_their_names_for_adapters() -> None:
-    names = set(layers_of(sites_of(LeanForward(make_model("phi3", torch.float32), SETTINGS).network)))
+    names = set(layers_of(targets_of(LeanForward(make_model("phi3", torch.float32), SETTINGS).network)))
     parts = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
     assert names == {f"model.layers.{index}.{part}" for index in range(3) for part in parts}
 
@@ -246,7 +251,7 @@ def test_adapters_add_what_they_add_the_general_way(variant: str) -> None:
     pack_linear_layers(lean.network)
     forward = make_native(lean, BLOCK_SIZE)
     assert isinstance(forward, NativeForward)
-    names = layers_of(placed_sites_of(forward.network).values())
+    names = layers_of(placed_targets_of(forward.network).values())
     for ours, theirs in zip(adapted(forward, names), adapted(packed, names), strict=True):
         torch.testing.assert_close(ours, theirs.float(), rtol=1e-3, atol=1e-3)
 
@@ -258,7 +263,7 @@ def test_adapters_of_layers_of_one_part() -> None:
         pack_linear_layers(lean.network)
     forward = make_native(compiled, BLOCK_SIZE)
     assert isinstance(forward, NativeForward)
-    names = layers_of(placed_sites_of(forward.network).values())
+    names = layers_of(placed_targets_of(forward.network).values())
     for ours, theirs in zip(adapted(forward, names), adapted(python, names), strict=True):
         torch.testing.assert_close(ours, theirs.float(), rtol=1e-3, atol=1e-3)
 
@@ -268,7 +273,7 @@ def test_adapters_of_layers_of_one_part() -> None:
 @torch.inference_mode()
 def test_weights_in_bytes_and_in_four_bits(variant: str, quantization: str, tolerance: float) -> None:
     model = make_model(variant, torch.bfloat16, **(ALL_EXPERTS if variant in MIXTURES else {}))
-    truth = Truth.of(model, 97)
+    truth = ReferenceRun.of(model, 97)
     lean = LeanForward(model, SETTINGS)
     pack_linear_layers(lean.network, quantization)
     forward = make_native(lean, BLOCK_SIZE)
@@ -281,8 +286,8 @@ def test_weights_in_bytes_and_in_four_bits(variant: str, quantization: str, tole
 def test_conformance_runs_past_windows(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of 5 tokens at least, which sequences of 7 hardly show, and of any size: they are made narrow."""
     model = make_model(variant, torch.float32, sliding_window=50)
-    truth = Truth.of(model, 97)
-    narrow = LoweredTruth.of(model, 97, SETTINGS)
+    truth = ReferenceRun.of(model, 97)
+    narrow = LoweredReference.of(model, 97, SETTINGS)
     assert narrow is not None
     assert narrow.windows is not None
     assert set(narrow.windows) - {None} == {3}
@@ -310,7 +315,7 @@ def test_conformance_runs_past_windows(variant: str, monkeypatch: pytest.MonkeyP
 @torch.inference_mode()
 def test_a_compiled_decoder_gets_its_windows_back() -> None:
     model = make_model("gemma3", torch.float32, sliding_window=50)
-    narrow = LoweredTruth.of(model, 97, SETTINGS)
+    narrow = LoweredReference.of(model, 97, SETTINGS)
     assert narrow is not None
     lean = LeanForward(model, SETTINGS)
     pack_linear_layers(lean.network)

@@ -15,7 +15,7 @@ from penstock.ops.lab.survey.outcome import SAME
 from penstock.ops.lab.survey.small_config import small_config
 from penstock.shared.errors import ConfigurationError, ModelLoadError
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.models.checks.lengths import LoweredTruth, lowered
+from penstock.worker.models.checks.lengths import LoweredReference, lowered
 from penstock.worker.models.forward import ForwardSettings
 from penstock.worker.models.loading import candidates
 from penstock.worker.models.loading.loader import load_model, load_module
@@ -96,7 +96,7 @@ def test_lengths_are_restored(tmp_path: Path) -> None:
     assert _numbers(module) == before
     settings = ForwardSettings(max_model_len=64)
     with torch.inference_mode():
-        truth = LoweredTruth.of(module, trial.VOCAB_SIZE, settings)
+        truth = LoweredReference.of(module, trial.VOCAB_SIZE, settings)
         assert truth is not None
         assert truth.longest == module.config.attention_chunk_size == 8
         truth.check(PackedWithPast(module, settings))

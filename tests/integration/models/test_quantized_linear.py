@@ -8,7 +8,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from penstock.kernels import quantized_linear
-from penstock.worker.models.checks.conformance import QUANTIZED_TOLERANCE, Truth, check_conformance
+from penstock.worker.models.checks.conformance import QUANTIZED_TOLERANCE, ReferenceRun, check_conformance
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.placing.quantized_linear import QuantizedLinear, quantize_linear_layers
 from penstock.worker.models.weights.movable import ModelWeights
@@ -51,7 +51,7 @@ def test_the_demo_model_computes_about_the_same(
     quantization: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = demo_module(device)
-    truth = Truth.of(module, module.config.vocab_size)
+    truth = ReferenceRun.of(module, module.config.vocab_size)
     forward = LeanForward(module, SETTINGS)
     num_linear = sum(type(part) is torch.nn.Linear for part in forward.network.modules())
     assert quantize_linear_layers(forward.network, quantization) == num_linear == 4 * NUM_LAYERS + 1

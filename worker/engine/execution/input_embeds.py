@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ....kernels.paged_attention import PagedBatch
 from ....shared.errors import ConfigurationError
-from ...models.forward import ModelInput, Sight
+from ...models.forward import ModelInput, VisionInputs
 from ...models.loaded import LoadedModel
 from ..sampling.given_embeds import GivenEmbeds
 
@@ -34,7 +34,7 @@ def embed_inputs(model: LoadedModel, token_ids: NDArray[np.int64], given: GivenE
 
 def sight_of(
     model: LoadedModel, axes: NDArray[np.int64] | None, given: GivenEmbeds | None, hidden_size: int
-) -> Sight | None:
+) -> VisionInputs | None:
     """Return what a step has of images beside embeddings; None if it has nothing.
 
     Args:
@@ -43,9 +43,9 @@ def sight_of(
     """
     placed = None if axes is None else torch.from_numpy(axes).to(model.device)
     if given is None or given.rows.shape[1] == hidden_size:
-        return None if placed is None else Sight(placed)
+        return None if placed is None else VisionInputs(placed)
     deeper = given.rows[:, hidden_size:].to(model.device, model.dtype).split(hidden_size, dim=1)
-    return Sight(placed, torch.from_numpy(given.places).to(model.device), deeper)
+    return VisionInputs(placed, torch.from_numpy(given.places).to(model.device), deeper)
 
 
 @torch.inference_mode()

@@ -46,9 +46,9 @@ def _measure_gpu(model: LoadedModel, config: EngineConfig) -> DeviceMemory:
         forward.allocate(0, config.block_size, 0, model.device)
     num_logit_rows = config.max_num_seqs + MAX_PROMPT_ROWS
     activation_bytes = _peak_bytes(partial(forward.profile, config.token_budget, num_logit_rows))
-    if model.seeing is not None:
+    if model.vision is not None:
         # It computes between two steps, or with --async-scheduling during one.
-        activation_bytes += _peak_bytes(model.seeing.profile)
+        activation_bytes += _peak_bytes(model.vision.profile)
     graph_bytes = 0
     if isinstance(forward, CapturedForward):
         # The largest graph's; smaller ones compute in the same memory.

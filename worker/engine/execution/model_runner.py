@@ -9,7 +9,7 @@ import torch
 
 from ....kernels.paged_attention import PagedBatch
 from ....shared.messages.outcome import TokenLogprobs
-from ...models.forward import ModelInput, Sight
+from ...models.forward import ModelInput, VisionInputs
 from ...models.loaded import LoadedModel
 from ...models.placing.device import to_device
 from ..executor import AcceleratorError
@@ -177,7 +177,7 @@ class ModelRunner:
         """What the forward is given of ``step``, to make logits of the packed tokens ``logit_rows``, ascending."""
         max_blocks = -(-int(step.seq_lens.max()) // self._batch.block_size)
         batch = self._paged(step, max_blocks)
-        embeds, sight = self._seen(step)
+        embeds, vision_inputs = self._seen(step)
         return ModelInput(
             token_ids=to_device(step.token_ids, self._device),
             positions=to_device(step.positions, self._device),
@@ -185,7 +185,7 @@ class ModelRunner:
             batch=batch,
             state_slots=step.rows,
             inputs_embeds=embeds,
-            sight=sight,
+            vision_inputs=vision_inputs,
             token_lora=None if step.token_lora is None else to_device(step.token_lora, self._device),
             token_types=None if step.token_types is None else to_device(step.token_types, self._device),
         )
@@ -207,7 +207,7 @@ class ModelRunner:
         """What the model is to compute with instead of the embeddings of ``step.token_ids``; None if with those."""
         return self._seen(step)[0]
 
-    def _seen(self, step: StepInput) -> tuple[torch.Tensor | None, Sight | None]:
+    def _seen(self, step: StepInput) -> tuple[torch.Tensor | None, VisionInputs | None]:
         """``_inputs_embeds``, and what else there is of images."""
         given = self._batch.sampling.given_embeds.take(step)
         axes = self._batch.sampling.given_axes.take(step)

@@ -25,7 +25,7 @@ from ....shared.messages.requests import EngineCoreRequest
 from ....shared.params.images import ImageInput, digest_of
 from ....shared.stats.images import ImageStats
 from ...models.images.processor import ImageTokens, ProcessedImage
-from ...models.images.vision_model import SeeingModel
+from ...models.images.vision_model import VisionModel
 from ...request_checks import check_images_served
 from ..structured.threads import CompileThreads, Task
 from .cache import ImageCache
@@ -81,14 +81,14 @@ class ImageAdmission:
 
     def __init__(
         self,
-        seeing: SeeingModel,
+        vision: VisionModel,
         *,
         max_images: int,
         cache_bytes: int,
         busy: Callable[[], AbstractContextManager[Any]] = nullcontext,
         process_timeout_s: float = PROCESS_TIMEOUT_S,
     ) -> None:
-        self._seeing = seeing
+        self._vision = vision
         self._max_images = max_images
         self._busy = busy
         self._process_timeout_s = process_timeout_s
@@ -184,7 +184,7 @@ class ImageAdmission:
         if processed is None or not may_encode:
             return True
         with self._busy():
-            features = self._seeing.tower.encode(processed)
+            features = self._vision.encoder.encode(processed)
         self.num_encoded += 1
         waiting.found[key] = encoded = EncodedImage(processed.tokens, features)
         self._encoded.put(key, encoded)
@@ -226,7 +226,7 @@ class ImageAdmission:
             raise ValidationError("its bytes did not come")
         if digest_of(image.data) != image.digest:
             raise ValidationError("its bytes are not those that its digest is of; send it again")
-        return self._seeing.processor.process(decode_image(image.data))
+        return self._vision.processor.process(decode_image(image.data))
 
     def _complete(self, waiting: _Waiting) -> ReadyMessage:
         found = [
@@ -235,9 +235,9 @@ class ImageAdmission:
             for encoded in (waiting.found[self._key(waiting, image)],)
         ]
         message = waiting.message
-        processor = self._seeing.processor
-        token_ids, spans = expand(message.prompt_token_ids or [], processor.image_token_id, found, processor.seams)
-        check_wholes(spans, self._seeing.longest_whole)
+        processor = self._vision.processor
+        token_ids, spans = expand(message.prompt_token_ids or [], processor.image_token_id, found, processor.joiner)
+        check_wholes(spans, self._vision.longest_bidirectional)
         whole = msgspec.structs.replace(message, prompt_token_ids=token_ids, images=None)
         return ReadyMessage(whole, spans, None)
 

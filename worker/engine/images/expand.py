@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....shared.errors import ValidationError
-from ...models.images.processor import ImageTokens, Seams
+from ...models.images.processor import ImageTokens, TokenJoiner
 from ..scheduling.image_spans import ImageSpan
 
 
@@ -14,14 +14,14 @@ def expand(
     prompt_token_ids: Sequence[int],
     image_token_id: int,
     images: Sequence[tuple[bytes, ImageTokens, Any]],
-    seams: Seams,
+    joiner: TokenJoiner,
 ) -> tuple[list[int], tuple[ImageSpan, ...]]:
     """Put the tokens of each image in the place of the placeholder that stands for it.
 
     Args:
         prompt_token_ids: with one placeholder for each image.
         images: key, tokens and features of each, in the order of their placeholders.
-        seams: joins an image's tokens with those beside it.
+        joiner: joins an image's tokens with those beside it.
 
     Raises:
         ValidationError: there are more images than placeholders, or fewer.
@@ -38,13 +38,13 @@ def expand(
     is_behind_image = False
     for token_id in prompt_token_ids:
         if token_id != image_token_id:
-            seams.append(token_ids, [token_id]) if is_behind_image else token_ids.append(token_id)
+            joiner.append(token_ids, [token_id]) if is_behind_image else token_ids.append(token_id)
             is_behind_image = False
             continue
         key, tokens, features = next(remaining)
-        start = seams.append(token_ids, tokens.token_ids)
+        start = joiner.append(token_ids, tokens.token_ids)
         places = [start + place for place in tokens.places]
-        wholes = tuple((start + first, start + stop) for first, stop in tokens.wholes)
+        wholes = tuple((start + first, start + stop) for first, stop in tokens.bidirectional)
         spans.append(ImageSpan(start, len(token_ids), places, key, features, tokens.axes, wholes))
         is_behind_image = True
     return token_ids, tuple(spans)

@@ -61,6 +61,6 @@ def check_rank(model: LoadedModel) -> None:
             f"data_parallel_size: {model.architecture} keeps states besides keys and values, which ranks of a group do "
             "not; use data_parallel_size 1, and more engines"
         )
-    if model.seeing is not None:
-        model.seeing = None
+    if model.vision is not None:
+        model.vision = None
         model.image_refusal = "an engine of a data-parallel group takes no images"

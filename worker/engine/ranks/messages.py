@@ -37,7 +37,7 @@ class RankConfigure(msgspec.Struct, array_like=True, tag="configure"):
 
 
 class SightBytes(msgspec.Struct, array_like=True):
-    """A ``forward.Sight``; ``dtype`` is that of the rows of ``deeper``."""
+    """A ``forward.VisionInputs``; ``dtype`` is that of the rows of ``deeper``."""
 
     axes: bytes | None = None
     places: bytes | None = None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ....kernels.paged_attention import PagedBatch
-from ...models.forward import ModelInput, Sight
+from ...models.forward import ModelInput, VisionInputs
 from ...models.placing.device import host_array, to_device
 from .messages import RunStep, SightBytes
 
@@ -70,7 +70,7 @@ class StepSender:
             embeds_dtype="" if step.inputs_embeds is None else _name_of(step.inputs_embeds.dtype),
             visible_ends=None if batch.visible_ends is None else _bytes_of(batch.visible_ends),
             num_groups=0 if batch.group_tables is None else len(batch.group_tables),
-            sight=None if step.sight is None else _bytes_of_sight(step.sight),
+            sight=None if step.vision_inputs is None else _bytes_of_vision_inputs(step.vision_inputs),
         )
 
 
@@ -101,7 +101,7 @@ class StepReceiver:
             inputs_embeds=self._embeds(message, len(token_ids)),
             token_lora=None if message.token_lora is None else self._there(_ints(message.token_lora)),
             token_types=None if message.token_types is None else self._there(_ints(message.token_types)),
-            sight=None if message.sight is None else self._sight(message.sight),
+            vision_inputs=None if message.sight is None else self._sight(message.sight),
         )
 
     def _batch_of(self, message: RunStep, slots: IntArray) -> PagedBatch:
@@ -123,25 +123,25 @@ class StepReceiver:
     def _embeds(self, message: RunStep, num_tokens: int) -> Tensor | None:
         return None if message.embeds is None else self._rows(message.embeds, message.embeds_dtype, num_tokens)
 
-    def _sight(self, sent: SightBytes) -> Sight:
+    def _sight(self, sent: SightBytes) -> VisionInputs:
         axes = None if sent.axes is None else self._there(_ints(sent.axes).reshape(3, -1))
         if sent.places is None:
-            return Sight(axes)
+            return VisionInputs(axes)
         places = _ints(sent.places)
         deeper = tuple(self._rows(level, sent.dtype, len(places)) for level in sent.deeper)
-        return Sight(axes, self._there(places), deeper)
+        return VisionInputs(axes, self._there(places), deeper)
 
     def _rows(self, data: bytes, dtype: str, num_rows: int) -> Tensor:
         flat = torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype))
         return flat.view(num_rows, -1).to(self._device)
 
 
-def _bytes_of_sight(sight: Sight) -> SightBytes:
+def _bytes_of_vision_inputs(inputs: VisionInputs) -> SightBytes:
     return SightBytes(
-        None if sight.axes is None else _bytes_of(sight.axes),
-        None if sight.places is None else _bytes_of(sight.places),
-        tuple(_raw_bytes(level) for level in sight.deeper),
-        _name_of(sight.deeper[0].dtype) if sight.deeper else "",
+        None if inputs.axes is None else _bytes_of(inputs.axes),
+        None if inputs.places is None else _bytes_of(inputs.places),
+        tuple(_raw_bytes(level) for level in inputs.deeper),
+        _name_of(inputs.deeper[0].dtype) if inputs.deeper else "",
     )
 
 

@@ -17,8 +17,8 @@ from ..lean.native import NativeForward
 from ..modes.packed import PackedForward
 from ..placing.token_adapters import TokenAdapters
 from .layouts import PackedLayout, PlainLayout, StackedLayout
-from .sites import Site, placed_sites_of, sites_of, sites_of_all_tokens
 from .slots import AdapterSlots, SlotLayout
+from .targets import AdapterTarget, placed_targets_of, targets_of, targets_of_all_tokens
 
 
 @torch.inference_mode()
@@ -34,7 +34,7 @@ def attach_adapters(
     """
     like = next(forward.network.parameters()).detach().new_empty(0)
     if isinstance(forward, NativeForward):
-        placed = placed_sites_of(forward.network)
+        placed = placed_targets_of(forward.network)
         sites = list(placed.values())
         num_places = PRODUCTS_PER_LAYER * len(forward.network.layers)
         layout = PackedLayout(list(placed), num_slots, num_places)
@@ -46,7 +46,7 @@ def attach_adapters(
             f"enable_lora needs a model whose tokens are packed, and {architecture} is computed in the mode "
             f"{forward.mode!r}; leave it out"
         )
-    sites = sites_of_all_tokens(forward, sites_of(forward.network))
+    sites = targets_of_all_tokens(forward, targets_of(forward.network))
     if not sites:
         raise ConfigurationError(f"enable_lora: {architecture} has no linear layers that adapters could change")
     layout = _layout_for(sites, num_slots, max_rank, like)
@@ -85,7 +85,7 @@ def _tokens_of(forward: Forward) -> TokenAdapters | None:
     return forward.token_adapters if type(forward) is PackedForward else None
 
 
-def _layout_for(sites: list[Site], num_slots: int, max_rank: int, like: Tensor) -> SlotLayout:
+def _layout_for(sites: list[AdapterTarget], num_slots: int, max_rank: int, like: Tensor) -> SlotLayout:
     if like.device.type == "cuda":
         return StackedLayout(sites, num_slots, max_rank, like)
     if all(can_pack_lora(site.linear.in_features, like.dtype) for site in sites):

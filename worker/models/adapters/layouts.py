@@ -12,8 +12,8 @@ from torch import Tensor
 from ....kernels.decoder import LayerAdapters
 from ....kernels.lora import lora_expand, lora_shrink
 from ....kernels.lora.packed import LoraPart, PackedLora, ProductStruct, add_packed_lora, pack_lora
-from .sites import Site
 from .slots import zeros_like_outputs
+from .targets import AdapterTarget
 
 
 class PackedLayout:
@@ -36,7 +36,7 @@ class PackedLayout:
         """For a decoder with these products."""
         return LayerAdapters(self._all, self._num_slots)
 
-    def prepare(self, site: Site, parts: Sequence[LoraPart]) -> PackedLora:
+    def prepare(self, site: AdapterTarget, parts: Sequence[LoraPart]) -> PackedLora:
         return pack_lora(parts)
 
     def put(self, place: int, slot: int, prepared: PackedLora | None) -> None:
@@ -46,7 +46,7 @@ class PackedLayout:
     def add(self, place: int, inputs: Tensor, token_lora: Tensor, out: Tensor) -> None:
         add_packed_lora(inputs, self._of_sites[place], token_lora, out)
 
-    def try_out(self, site: Site, prepared: PackedLora, inputs: Tensor) -> Tensor:
+    def try_out(self, site: AdapterTarget, prepared: PackedLora, inputs: Tensor) -> Tensor:
         out = zeros_like_outputs(site, inputs)
         alone = (ProductStruct * 1)(prepared.struct())
         add_packed_lora(inputs, alone, torch.zeros(len(inputs), dtype=torch.int64), out)
@@ -56,10 +56,10 @@ class PackedLayout:
 class PlainLayout:
     """In torch, adapter by adapter: for a CPU without the compiled library."""
 
-    def __init__(self, sites: Sequence[Site], num_slots: int) -> None:
+    def __init__(self, sites: Sequence[AdapterTarget], num_slots: int) -> None:
         self._held: list[list[Sequence[LoraPart]]] = [[() for _ in range(num_slots)] for _ in sites]
 
-    def prepare(self, site: Site, parts: Sequence[LoraPart]) -> Sequence[LoraPart]:
+    def prepare(self, site: AdapterTarget, parts: Sequence[LoraPart]) -> Sequence[LoraPart]:
         return parts
 
     def put(self, place: int, slot: int, prepared: Sequence[LoraPart] | None) -> None:
@@ -70,7 +70,7 @@ class PlainLayout:
             if parts and len(rows := torch.where(token_lora == slot)[0]):
                 out[rows] = _added(parts, inputs[rows], out[rows])
 
-    def try_out(self, site: Site, prepared: Sequence[LoraPart], inputs: Tensor) -> Tensor:
+    def try_out(self, site: AdapterTarget, prepared: Sequence[LoraPart], inputs: Tensor) -> Tensor:
         return _added(prepared, inputs, zeros_like_outputs(site, inputs))
 
 
@@ -91,13 +91,13 @@ class _Stack:
 class StackedLayout:
     """For Triton: matrices of all slots in one tensor, each filled up to the largest rank."""
 
-    def __init__(self, sites: Sequence[Site], num_slots: int, max_rank: int, like: Tensor) -> None:
+    def __init__(self, sites: Sequence[AdapterTarget], num_slots: int, max_rank: int, like: Tensor) -> None:
         self._max_rank = max_rank
         self._sites = sites
         self._like = like
         self._stacks = [self._empty(site, num_slots) for site in sites]
 
-    def prepare(self, site: Site, parts: Sequence[LoraPart]) -> _Stack:
+    def prepare(self, site: AdapterTarget, parts: Sequence[LoraPart]) -> _Stack:
         """Of one slot, in host memory that the device can read by itself."""
         made = self._empty(site, 1, "cpu")
         for part in parts:
@@ -120,19 +120,19 @@ class StackedLayout:
     def add(self, place: int, inputs: Tensor, token_lora: Tensor, out: Tensor) -> None:
         self._add(self._sites[place], self._stacks[place], inputs, token_lora, out)
 
-    def try_out(self, site: Site, prepared: _Stack, inputs: Tensor) -> Tensor:
+    def try_out(self, site: AdapterTarget, prepared: _Stack, inputs: Tensor) -> Tensor:
         out, device = zeros_like_outputs(site, inputs), inputs.device
         alone = _Stack(prepared.a.to(device), tuple(b.to(device) for b in prepared.b))
         self._add(site, alone, inputs, torch.zeros(len(inputs), dtype=torch.int64, device=device), out)
         return out
 
-    def _add(self, site: Site, stack: _Stack, inputs: Tensor, token_lora: Tensor, out: Tensor) -> None:
+    def _add(self, site: AdapterTarget, stack: _Stack, inputs: Tensor, token_lora: Tensor, out: Tensor) -> None:
         between = lora_shrink(inputs, stack.a, token_lora)
         for index, part in enumerate(site.parts):
             columns = between[:, index * self._max_rank : (index + 1) * self._max_rank]
             lora_expand(columns, stack.b[index], token_lora, out[:, part.start : part.end])
 
-    def _empty(self, site: Site, num_slots: int, device: str | None = None) -> _Stack:
+    def _empty(self, site: AdapterTarget, num_slots: int, device: str | None = None) -> _Stack:
         like = self._like if device is None else self._like.to(device)
         rank, num_inputs = self._max_rank, site.linear.in_features
         return _Stack(

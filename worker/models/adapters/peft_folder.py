@@ -45,7 +45,7 @@ def own_name(layer: str, layers: Container[str]) -> str:
     return next((name for name in alone if name in layers), layer)
 
 
-def refuse_seeing_part(layer: str) -> None:
+def reject_vision_layer(layer: str) -> None:
     """Raise, if ``layer``, which an engine does not know, is of a part that sees.
 
     Raises:
@@ -128,7 +128,7 @@ def _own_names(
         raise UnsupportedAdapterError(f"{WEIGHTS_FILE} has matrices of {twice!r} by two names; keep one of them")
     for layer, own in zip(pairs, names, strict=True):
         if own not in layers:
-            refuse_seeing_part(layer)
+            reject_vision_layer(layer)
             last = sorted({name.rsplit(".", 1)[-1] for name in layers})
             raise UnsupportedAdapterError(
                 f"the adapter changes {layer!r}, which is no linear layer of the model that can be adapted; those are "

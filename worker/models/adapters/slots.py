@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ....kernels.lora.packed import LoraPart
 from .peft_folder import LayerMatrices
-from .sites import Site, layers_of
+from .targets import AdapterTarget, layers_of
 
 # What an adapter does at a site, by the site's place among them, in the layout of those slots.
 Prepared = Mapping[int, Any]
@@ -23,7 +23,7 @@ Prepared = Mapping[int, Any]
 class SlotLayout(Protocol):
     """How adapters lie beside a model, and what computes with them."""
 
-    def prepare(self, site: Site, parts: Sequence[LoraPart]) -> Any:
+    def prepare(self, site: AdapterTarget, parts: Sequence[LoraPart]) -> Any:
         """Lay out what one adapter does at ``site``."""
         ...
 
@@ -35,7 +35,7 @@ class SlotLayout(Protocol):
         """Add to ``out [T, N]`` what the adapters of its rows make of ``inputs [T, K]``, in place."""
         ...
 
-    def try_out(self, site: Site, prepared: Any, inputs: Tensor) -> Tensor:
+    def try_out(self, site: AdapterTarget, prepared: Any, inputs: Tensor) -> Tensor:
         """What one adapter adds at ``site`` for ``inputs [T, K]``, ``[T, N]``; by any thread."""
         ...
 
@@ -49,7 +49,9 @@ class AdapterSlots:
         dtype, device: in which and where adapters are computed.
     """
 
-    def __init__(self, layout: SlotLayout, sites: list[Site], num_slots: int, max_rank: int, like: Tensor) -> None:
+    def __init__(
+        self, layout: SlotLayout, sites: list[AdapterTarget], num_slots: int, max_rank: int, like: Tensor
+    ) -> None:
         self._layout = layout
         self._sites = sites
         self._place_of = {part.layer: (place, part) for place, site in enumerate(sites) for part in site.parts}
@@ -92,6 +94,6 @@ class AdapterSlots:
         return [(place, sorted(found, key=lambda part: part.first_output)) for place, found in sorted(parts.items())]
 
 
-def zeros_like_outputs(site: Site, inputs: Tensor) -> Tensor:
+def zeros_like_outputs(site: AdapterTarget, inputs: Tensor) -> Tensor:
     """``[T, N]`` for what a site adds."""
     return torch.zeros(len(inputs), site.linear.out_features, dtype=inputs.dtype, device=inputs.device)

@@ -136,7 +136,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-class Misfit(NamedTuple):
+class ShapeMismatch(NamedTuple):
     """A tensor of the shape ``found`` in the files, where ``wanted`` follows from config.json."""
 
     name: str
@@ -162,7 +162,7 @@ def wrong_layers(module: PreTrainedModel, missing: list[str], unexpected: list[s
     return told + ([f"{said}, and the files have layers {few(map(str, beyond))} as well"] if beyond else [])
 
 
-def wrong_sizes(module: PreTrainedModel, misfits: list[Misfit]) -> list[str]:
+def wrong_sizes(module: PreTrainedModel, misfits: list[ShapeMismatch]) -> list[str]:
     """Say which sizes of config.json are not those of the files, as far as shapes tell."""
     config = module.config.get_text_config()
     embedding = module.get_input_embeddings()
@@ -180,7 +180,7 @@ def wrong_sizes(module: PreTrainedModel, misfits: list[Misfit]) -> list[str]:
     return list(blamed)
 
 
-def _sizes_of(config: PretrainedConfig, misfit: Misfit) -> list[str]:
+def _sizes_of(config: PretrainedConfig, misfit: ShapeMismatch) -> list[str]:
     """Fields that say the size which ``misfit`` does not have; of attention all that its sizes follow from."""
     if _ATTENTION.search(misfit.name):
         heads = [f"{field} is {value}" for field in _HEAD_FIELDS if (value := getattr(config, field, None)) is not None]

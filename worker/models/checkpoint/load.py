@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from ....shared.errors import ModelLoadError
 from ..formats.declared import declared_quantization
-from .errors import Misfit, explain, few, wrong_layers, wrong_sizes
+from .errors import ShapeMismatch, explain, few, wrong_layers, wrong_sizes
 from .quantized import load_quantized
 
 # What older files hold and no model has learned: rotary frequencies, position numbers, causal masks, sinusoids.
@@ -52,12 +52,12 @@ class _Difference:
 
     missing: list[str]
     unexpected: list[str]
-    misfits: list[Misfit]
+    misfits: list[ShapeMismatch]
 
     @classmethod
     def of(cls, info: dict[str, Any]) -> _Difference:
         """Of what ``from_pretrained`` tells."""
-        misfits = [Misfit(name, tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"]]
+        misfits = [ShapeMismatch(name, tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"]]
         return cls(sorted(info["missing_keys"]), sorted(info["unexpected_keys"]), sorted(misfits))
 
 

@@ -45,7 +45,7 @@ FOUR_BITS_TOLERANCE = 0.9
 
 
 @dataclass
-class Truth:
+class ReferenceRun:
     """Two sequences ``[len]`` of tokens and their logits ``[len, V]``, each computed by the model alone.
 
     Args:
@@ -58,22 +58,22 @@ class Truth:
     agree: Callable[[float], float] = lambda found: found
 
     @classmethod
-    def of(cls, module: PreTrainedModel, vocab_size: int) -> Truth:
+    def of(cls, module: PreTrainedModel, vocab_size: int) -> ReferenceRun:
         """Ask ``module``, whose attention is its own."""
         sequences = _make_sequences(vocab_size, module.device)
         logits = [module(input_ids=sequence[None], use_cache=False).logits[0].float() for sequence in sequences]
         return cls(sequences, logits, module.dtype)
 
     @classmethod
-    def elsewhere(cls, module: PreTrainedModel, vocab_size: int) -> Truth:
+    def elsewhere(cls, module: PreTrainedModel, vocab_size: int) -> ReferenceRun:
         """Of a rank whose logits nobody looks at: what it finds does not count."""
         sequences = _make_sequences(vocab_size, module.device)
         return cls(sequences, [sequence.new_zeros(len(sequence), 1).float() for sequence in sequences], module.dtype)
 
-    def to(self, device: torch.device, agree: Callable[[float], float]) -> Truth:
+    def to(self, device: torch.device, agree: Callable[[float], float]) -> ReferenceRun:
         """The same on ``device``, for ranks that ``agree``."""
         sequences, logits = ([each.to(device) for each in found] for found in (self.sequences, self.logits))
-        return Truth(sequences, logits, self.dtype, agree)
+        return ReferenceRun(sequences, logits, self.dtype, agree)
 
 
 def _make_sequences(vocab_size: int, device: torch.device) -> list[Tensor]:
@@ -102,7 +102,10 @@ class _Span:
 
 
 def check_conformance(
-    forward: Forward, truth: Truth, tolerance: float | None = None, circumstance: str = "when requests are batched"
+    forward: Forward,
+    truth: ReferenceRun,
+    tolerance: float | None = None,
+    circumstance: str = "when requests are batched",
 ) -> float:
     """Compare what ``forward`` computes with ``truth``; return the error, above ``SURE`` if it leaves doubt.
 
@@ -145,7 +148,7 @@ def tolerance_of(dtype: torch.dtype) -> float:
     return _TOLERANCES[dtype]
 
 
-def _model_input(spans: list[_Span], truth: Truth, device: torch.device) -> ModelInput:
+def _model_input(spans: list[_Span], truth: ReferenceRun, device: torch.device) -> ModelInput:
     """Each request has its blocks one after the other, so a token's slot is an offset plus its position."""
     positions = torch.cat([torch.arange(span.start, span.end, device=device) for span in spans])
     requests = torch.tensor([span.request for span in spans], device=device)

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from ..forward import Forward, ForwardSettings
 from ..lean.native import NativeForward
 from ..modes.packed import PackedForward
-from .conformance import Truth, check_conformance
+from .conformance import ReferenceRun, check_conformance
 
 # Fields of configurations and attributes of modules that hold a length in tokens. A sequence is not affected as long as
 # it has at most this many tokens, less the number that stands here.
@@ -47,7 +47,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass
-class LoweredTruth:
+class LoweredReference:
     """Results of the model on its own with lowered lengths.
 
     Args:
@@ -58,14 +58,14 @@ class LoweredTruth:
         longest: tokens of the longest request that no lowered length affects.
     """
 
-    truth: Truth
+    truth: ReferenceRun
     module: PreTrainedModel
     settings: ForwardSettings
     windows: list[int | None] | None
     longest: int
 
     @classmethod
-    def of(cls, module: PreTrainedModel, vocab_size: int, settings: ForwardSettings) -> LoweredTruth | None:
+    def of(cls, module: PreTrainedModel, vocab_size: int, settings: ForwardSettings) -> LoweredReference | None:
         """Ask ``module``, whose attention must be eager, and has to be set anew afterwards.
 
         None if no length of the model is below ``settings.max_model_len``, or if it fails with lowered ones.
@@ -75,7 +75,7 @@ class LoweredTruth:
             return None
         with lowered(module, settings.max_model_len):
             try:
-                truth = Truth.of(module, vocab_size)
+                truth = ReferenceRun.of(module, vocab_size)
                 if settings.groups is not None:
                     truth = truth.to(module.device, settings.groups.of_rank_zero)
             except Exception as error:  # whatever the architecture's own code raises

@@ -18,10 +18,10 @@ from ..lean.layers.feed_forward import GatedMlp
 from ..lean.layers.layer import EmbeddingPart, HeadNorm
 from ..lean.layers.norms import CentredNorm
 from ..lean.layers.rotation import AngleTable
-from ..lean.lean_wrapper import OfLean
+from ..lean.lean_wrapper import LeanWrapper
 from ..lean.native import NativeForward, products_of
 from ..lean.staged import StagedForward
-from ..parallel.summed import Gathered, Summed
+from ..parallel.summed import ConcatOverRanks, SumOverRanks
 from ..placing.packed_linear import OwnPackedLinear
 
 # Of transformers' Mamba-2 layers: bounds of the step, which are kept by the scan of several tokens alone.
@@ -29,18 +29,18 @@ _BOUNDS = "time_step_limit"
 _NO_BOUNDS = (0.0, math.inf)
 
 
-def computes_lone_tokens_otherwise(forward: Forward) -> bool:
+def computes_single_tokens_differently(forward: Forward) -> bool:
     """Whether the result of a token depends on whether it is the only one of its request in a forward."""
     if not forward.keeps_state:
         return False
-    lean = forward.lean if isinstance(forward, OfLean) else forward
+    lean = forward.lean if isinstance(forward, LeanWrapper) else forward
     if isinstance(lean, LeanForward):
         return any(layer.weights.smallest_step > 0 for layer in lean.mixing_layers)
     bounds = [vars(part).get(_BOUNDS) for part in forward.network.modules()]
     return any(tuple(bound) != _NO_BOUNDS for bound in bounds if bound is not None)
 
 
-def computes_rows_alone(forward: Forward, attention_backend: str) -> bool:
+def is_row_independent(forward: Forward, attention_backend: str) -> bool:
     """Whether all that ``forward`` computes is by our compiled kernels, each row in an order of its own.
 
     Args:
@@ -70,7 +70,7 @@ def _is_by_rows(lean: LeanForward) -> bool:
 
 def _inner(product: object) -> object:
     """What computes at this rank, in the place of which ranks have a product that they share."""
-    return product.inner if isinstance(product, Summed | Gathered) else product
+    return product.inner if isinstance(product, SumOverRanks | ConcatOverRanks) else product
 
 
 def _is_compiled(part: nn.Module) -> bool:

@@ -16,11 +16,11 @@ from ....shared.errors import ModelLoadError
 from ..checkpoint.errors import first_line
 from ..checks.conformance import tolerance_of
 from ..checks.lengths import lowered
-from ..forward import Sight
+from ..forward import VisionInputs
 from .processor import ImageProcessor, ProcessedImage, runs_of
-from .vision_encoder import ImageTower
+from .vision_encoder import VisionEncoder
 
-# Whose towers take the tiles of a prompt in one row; others take those of an image so.
+# Whose encoders take the tiles of a prompt in one row; others take those of an image so.
 _TILES_OF_A_PROMPT = frozenset({"idefics3", "smolvlm"})
 _PROBED_SIZES = ((97, 61), (40, 112))
 _PROBED_TEXT = 5
@@ -46,13 +46,13 @@ def processes_each_alone(processor: ImageProcessor) -> bool:
     pictures = [picture(*size) for size in _PROBED_SIZES]
     alone: list[int] = []
     for one in pictures:
-        processor.seams.append(alone, processor.process(one).tokens.token_ids)
+        processor.joiner.append(alone, processor.process(one).tokens.token_ids)
     return processor.tokens_together(pictures) == alone
 
 
-def longest_whole(processor: ImageProcessor) -> int:
+def longest_bidirectional(processor: ImageProcessor) -> int:
     """Most tokens of an image that see each other; 0 if none do."""
-    made = [processor.process(picture(*size)).tokens.wholes for size in _PROBED_SIZES]
+    made = [processor.process(picture(*size)).tokens.bidirectional for size in _PROBED_SIZES]
     return max((stop - start for wholes in made for start, stop in wholes), default=0)
 
 
@@ -68,17 +68,19 @@ def verify_images(module: PreTrainedModel, text: PreTrainedModel, processor: Ima
             raise ValueError("the tokens of images side by side would see each other")
         input_ids, places, axes = _prompt(images, vocab_size, processor)
         input_ids = input_ids.to(module.device)
-        tower = ImageTower(module.model)
+        encoder = VisionEncoder(module.model)
         embeds = text.get_input_embeddings()(input_ids)
-        features = torch.cat([tower.encode(image) for image in images]).to(embeds)
+        features = torch.cat([encoder.encode(image) for image in images]).to(embeds)
         embeds[0, places], *deeper = features.split(embeds.shape[-1], dim=1)
-        sight = Sight(axes, torch.tensor(places, device=module.device), tuple(deeper)).arguments(input_ids.shape[1])
+        vision_inputs = VisionInputs(axes, torch.tensor(places, device=module.device), tuple(deeper)).arguments(
+            input_ids.shape[1]
+        )
         of_prompt = _together(module, images) | _of_tokens(module, input_ids, processor.feature_token_id)
         with _shallow(text.base_model), lowered(text):
-            if any(image.tokens.wholes for image in images):
-                sight["attention_mask"] = _masks(text, places, input_ids.shape[1])
+            if any(image.tokens.bidirectional for image in images):
+                vision_inputs["attention_mask"] = _masks(text, places, input_ids.shape[1])
             theirs = module(input_ids=input_ids, use_cache=False, **of_prompt).logits[0].float()
-            ours = text(inputs_embeds=embeds, use_cache=False, **sight).logits[0].float()
+            ours = text(inputs_embeds=embeds, use_cache=False, **vision_inputs).logits[0].float()
     except Exception as error:  # whatever the architecture's own code raises
         raise ModelLoadError(f"a picture cannot be tried out: {type(error).__name__}: {first_line(error)}") from error
     if (worst := _error(ours, theirs)) > tolerance_of(module.dtype):
@@ -89,7 +91,7 @@ def verify_images(module: PreTrainedModel, text: PreTrainedModel, processor: Ima
 
 def _is_bare(image: ProcessedImage) -> bool:
     """Whether nothing stands between what sees itself in two such images."""
-    wholes = image.tokens.wholes
+    wholes = image.tokens.bidirectional
     return bool(wholes) and wholes[0][0] == 0 and wholes[-1][1] == len(image.tokens.token_ids)
 
 

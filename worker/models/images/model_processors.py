@@ -42,7 +42,7 @@ class GridProcessor:
         return cls(images, tokenizer.convert_ids_to_tokens(image_token_id), image_token_id)
 
     def __call__(self, *, images: list[Image.Image], **_: Any) -> dict[str, Any]:
-        """Return the tensors for the tower, and ``input_ids`` ``[1, T]`` with a placeholder for each token."""
+        """Return the tensors for the encoder, and ``input_ids`` ``[1, T]`` with a placeholder for each token."""
         made = dict(self._images(images, return_tensors="pt"))
         num_tokens = int(made["image_grid_thw"].prod(-1).sum()) // self._images.merge_size**2
         return {"input_ids": torch.full((1, num_tokens), self.image_token_id), **made}
@@ -82,7 +82,7 @@ class OneVisionProcessor:
         return cls(images, tokenizer.convert_ids_to_tokens(image_token_id), image_token_id, settings)
 
     def __call__(self, *, images: list[Image.Image], **_: Any) -> dict[str, Any]:
-        """Return the tensors for the tower, and ``input_ids`` ``[1, T]`` with a placeholder for each token."""
+        """Return the tensors for the encoder, and ``input_ids`` ``[1, T]`` with a placeholder for each token."""
         made = dict(self._images([images], return_tensors="pt"))
         told = (self._counting.replace_image_token(made, index) for index in range(len(images)))
         num_tokens = sum(text.count(self.image_token) for text in told)

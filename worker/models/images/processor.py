@@ -31,7 +31,7 @@ from ..checkpoint.errors import first_line
 _MISSING = re.compile(r"Missing optional dependencies: (\w+)")
 # What pip would install of torchvision by itself may be for another torch; then transformers does not load at all.
 _REMEDIES = {"torchvision": f"install the one that was built for torch {torch.__version__}, from where that came"}
-# What processors say of texts, and towers do not take.
+# What processors say of texts, and encoders do not take.
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 Axes = NDArray[np.int64]
@@ -41,7 +41,7 @@ _GRID = "image_grid_thw"
 
 
 def axes_by_grid(model_config: Any) -> AxesOf:
-    """What makes the positions ``[3, N]`` of an image's ``N`` tokens, from its first, of the tensors for the tower."""
+    """Return a function from the encoder's tensors to the positions ``[3, N]`` of an image's ``N`` tokens, from 0."""
     merge = int(model_config.vision_config.spatial_merge_size)
 
     def axes_of(tensors: Mapping[str, Tensor]) -> Axes:
@@ -52,7 +52,7 @@ def axes_by_grid(model_config: Any) -> AxesOf:
     return axes_of
 
 
-class Seams:
+class TokenJoiner:
     """Joins tokens as the model's own tokenizer would have made them of the whole text.
 
     Args:
@@ -93,22 +93,23 @@ class ImageTokens:
         token_ids: all of them: placeholders, and the model's marks of beginnings, ends and lines.
         places: which of ``token_ids`` are placeholders, ascending: a row of features each.
         axes: ``[3, len(token_ids)]``, their positions in three axes; None where a token's place is its position.
-        wholes: start and stop of each run of placeholders that see each other; none where each sees those before it.
+        bidirectional: start and stop of each run of placeholders that attend to each other; empty if all attention is
+            causal.
     """
 
     token_ids: list[int]
     places: list[int]
     axes: Axes | None = None
-    wholes: tuple[tuple[int, int], ...] = ()
+    bidirectional: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class ProcessedImage:
-    """One image as its model's tower takes it.
+    """One image as its model's encoder takes it.
 
     Args:
         tokens: what stands for it in a prompt.
-        tensors: on the CPU, by the names of the tower's arguments.
+        tensors: on the CPU, by the names of the encoder's arguments.
     """
 
     tokens: ImageTokens
@@ -143,7 +144,7 @@ class ImageProcessor:
         self.image_token: str = processor.image_token
         self.image_token_id: int = processor.image_token_id
         self.feature_token_id: int = self.image_token_id if feature_token_id is None else feature_token_id
-        self.seams = Seams(getattr(processor, "tokenizer", None))
+        self.joiner = TokenJoiner(getattr(processor, "tokenizer", None))
 
     @classmethod
     def load(
@@ -192,8 +193,8 @@ class ImageProcessor:
         places = [place for place, token_id in enumerate(token_ids) if token_id == self.feature_token_id]
         tensors = {name: _tensor(value) for name, value in made.items() if name not in _OF_TEXT}
         axes = None if self._axes_of is None else self._axes_of(tensors)
-        wholes = runs_of(places) if self._sees_itself else ()
-        return ProcessedImage(ImageTokens(token_ids, places, axes, wholes), tensors)
+        bidirectional = runs_of(places) if self._sees_itself else ()
+        return ProcessedImage(ImageTokens(token_ids, places, axes, bidirectional), tensors)
 
     def tokens_together(self, images: list[Image.Image]) -> list[int]:
         """Return the tokens of several images side by side, processed in one call."""

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
-class SpeakingModel(PreTrainedModel):
+class TextDecoder(PreTrainedModel):
     """A decoder and a head, called as transformers' causal models are.
 
     Args:
@@ -50,7 +50,7 @@ class SpeakingModel(PreTrainedModel):
         return CausalLMOutputWithPast(logits=logits, past_key_values=getattr(made, "past_key_values", None))
 
 
-def join(decoder: PreTrainedModel, head: nn.Module) -> SpeakingModel:
+def join(decoder: PreTrainedModel, head: nn.Module) -> TextDecoder:
     """Return both as one model; nothing is copied."""
     with torch.device("meta"):
-        return SpeakingModel(decoder, head)
+        return TextDecoder(decoder, head)

@@ -16,7 +16,7 @@ from .text_decoder import join
 _TEXT_PARTS = ("language_model", "text_model")
 
 
-class ImageTower:
+class VisionEncoder:
     """Makes features of images: what transformers' ``get_image_features`` does.
 
     Args:
@@ -33,7 +33,7 @@ class ImageTower:
         Where deeper layers of the text model take features, too, theirs stand behind, as many columns for each layer.
 
         Raises:
-            ValueError: their number is not that of the image's placeholders. Some towers pass over tiles that are all
+            ValueError: their number is not that of the image's placeholders. Some encoders pass over tiles that are all
                 zero: then nobody knows which placeholder has which features.
         """
         weight = next(self.module.parameters())
@@ -46,7 +46,7 @@ class ImageTower:
         deeper = [_packed(level) for level in getattr(found, "deepstack_features", None) or ()]
         if len(features) != len(image.tokens.places):
             raise ValueError(
-                f"the tower made {len(features)} features of an image with {len(image.tokens.places)} placeholders"
+                f"the encoder made {len(features)} features of an image with {len(image.tokens.places)} placeholders"
             )
         return torch.cat([features, *deeper], dim=1).cpu()
 
@@ -83,17 +83,17 @@ def text_module(module: PreTrainedModel) -> PreTrainedModel:
     return causal.eval()
 
 
-def take_tower(module: PreTrainedModel) -> ImageTower:
+def split_vision_encoder(module: PreTrainedModel) -> VisionEncoder:
     """Return what sees in ``module``, and take what speaks out of it."""
     inner = cast(Any, module).model
     for name in _TEXT_PARTS:
         if hasattr(inner, name):
             delattr(inner, name)
-    return ImageTower(inner)
+    return VisionEncoder(inner)
 
 
 def _packed(features: Any) -> Tensor:
-    """``[tokens, hidden size]``. Some towers return a tensor, some a tensor per image, some have more dimensions."""
+    """``[tokens, hidden size]``. Some encoders return a tensor, some a tensor per image, some have more dimensions."""
     if isinstance(features, Tensor):
         return features.reshape(-1, features.shape[-1])
     return torch.cat([_packed(part) for part in features])

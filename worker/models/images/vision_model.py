@@ -22,10 +22,10 @@ from ....shared.errors import ModelLoadError
 from ....shared.params.images import MAX_IMAGES
 from ...config.engine_config import EngineConfig
 from ..forward import Forward
-from .image_checks import longest_whole, picture, processes_each_alone, verify_images, verify_text
+from .image_checks import longest_bidirectional, picture, processes_each_alone, verify_images, verify_text
 from .model_processors import GridProcessor, OneVisionProcessor
 from .processor import ImageProcessor, axes_by_grid
-from .vision_encoder import ImageTower, take_tower, text_module
+from .vision_encoder import VisionEncoder, split_vision_encoder, text_module
 
 ON_A_GRID = frozenset({"glm46v", "glm4v", "glm4v_moe", "glm_ocr", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
 SEES_ITSELF = frozenset({"gemma3"})
@@ -48,7 +48,7 @@ FAMILIES = (
 )
 # What is missing for others that many know.
 _REASONS = {
-    "gemma3n": "its tower needs timm, and each of its layers looks at the token ids again",
+    "gemma3n": "its encoder needs timm, and each of its layers looks at the token ids again",
     "gemma4": "the tokens of an image see each other there, and each of its layers looks at the token ids again",
 }
 # Of these not even text is served: transformers has no causal class for it, and computes a prompt as no other does.
@@ -68,24 +68,24 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class SeeingModel:
-    """What a model needs to see: its tower and its processor.
+class VisionModel:
+    """What a model needs to see: its encoder and its processor.
 
     Args:
-        most_images: of a request. A processor may make something else of several than of each alone; then it is one.
-        needs_sight: images are more than embeddings to it (``forward.Sight``).
-        longest_whole: most tokens of an image that see each other, which one step has to compute; 0 if none do.
+        max_images: of a request. A processor may make something else of several than of each alone; then it is one.
+        needs_vision_inputs: images are more than embeddings to it (``forward.VisionInputs``).
+        longest_bidirectional: most tokens of an image that see each other, which one step has to compute; 0 if none do.
     """
 
-    tower: ImageTower
+    encoder: VisionEncoder
     processor: ImageProcessor
-    most_images: int = MAX_IMAGES
-    needs_sight: bool = False
-    longest_whole: int = 0
+    max_images: int = MAX_IMAGES
+    needs_vision_inputs: bool = False
+    longest_bidirectional: int = 0
 
     def profile(self) -> None:
-        """Compute a large image, to see what memory the tower takes."""
-        self.tower.encode(self.processor.process(picture(_LARGE_SIDE, _LARGE_SIDE)))
+        """Compute a large image, to see what memory the encoder takes."""
+        self.encoder.encode(self.processor.process(picture(_LARGE_SIDE, _LARGE_SIDE)))
 
 
 class SplitModel(NamedTuple):
@@ -93,24 +93,24 @@ class SplitModel(NamedTuple):
 
     Args:
         text: what speaks.
-        seeing: what sees; None if it is not to, or cannot.
+        vision: what sees; None if it is not to, or cannot.
         refusal: why no images are taken.
-        tower: that of ``seeing``, or of a model of which nothing was tried.
+        encoder: that of ``vision``, or of a model of which nothing was tried.
     """
 
     text: PreTrainedModel
-    seeing: SeeingModel | None
+    vision: VisionModel | None
     refusal: str
-    tower: ImageTower | None
+    encoder: VisionEncoder | None
 
 
-def is_seeing_type(model_config: PretrainedConfig) -> bool:
-    """Whether a model of this configuration is loaded with its tower."""
+def is_vision_type(model_config: PretrainedConfig) -> bool:
+    """Whether a model of this configuration is loaded with its encoder."""
     return model_config.model_type in FAMILIES
 
 
-def needs_sight(model_config: PretrainedConfig) -> bool:
-    """Whether images are more than embeddings to a model of this configuration (``forward.Sight``)."""
+def needs_vision_inputs(model_config: PretrainedConfig) -> bool:
+    """Whether images are more than embeddings to a model of this configuration (``forward.VisionInputs``)."""
     return model_config.model_type in ON_A_GRID
 
 
@@ -124,7 +124,7 @@ def check_served(model_config: PretrainedConfig, architecture: str) -> None:
         raise ModelLoadError(f"{architecture} is not served: {why}")
 
 
-def refusal_of(model_config: PretrainedConfig) -> str:
+def image_refusal_of(model_config: PretrainedConfig) -> str:
     """Why a model that is not of ``FAMILIES`` takes no images."""
     model_type = model_config.model_type
     reason = _REASONS.get(model_type)
@@ -147,23 +147,25 @@ def split_model(
     text = text_module(module)
     verify_text(module, text, vocab_size)
     if not wants_images:
-        take_tower(module)
+        split_vision_encoder(module)
         return SplitModel(text, None, "this engine was started without images (max_images 0)", None)
     try:
         processor = _load_processor(module.config, folder, trust_remote_code=trust_remote_code)
         verify_images(module, text, processor, vocab_size)
     except ModelLoadError as error:
         log.warning("images_refused", architecture=type(module).__name__, reason=str(error))
-        take_tower(module)
+        split_vision_encoder(module)
         return SplitModel(text, None, f"this engine reads no images: {error}", None)
-    most_images = MAX_IMAGES if processes_each_alone(processor) else 1
-    tower = take_tower(module)
-    seeing = SeeingModel(tower, processor, most_images, needs_sight(module.config), longest_whole(processor))
-    return SplitModel(text, seeing, "", tower)
+    max_images = MAX_IMAGES if processes_each_alone(processor) else 1
+    encoder = split_vision_encoder(module)
+    vision = VisionModel(
+        encoder, processor, max_images, needs_vision_inputs(module.config), longest_bidirectional(processor)
+    )
+    return SplitModel(text, vision, "", encoder)
 
 
 @torch.inference_mode()
-def speaking_part(module: PreTrainedModel, vocab_size: int) -> PreTrainedModel:
+def split_text_decoder(module: PreTrainedModel, vocab_size: int) -> PreTrainedModel:
     """Return what speaks in a model of ``FAMILIES``, for who does not see: of several ranks one does.
 
     Raises:
@@ -171,15 +173,15 @@ def speaking_part(module: PreTrainedModel, vocab_size: int) -> PreTrainedModel:
     """
     text = text_module(module)
     verify_text(module, text, vocab_size)
-    take_tower(module)
+    split_vision_encoder(module)
     return text
 
 
-def refusal_of_forward(seeing: SeeingModel, forward: Forward, config: EngineConfig) -> str:
+def image_refusal_of_forward(vision: VisionModel, forward: Forward, config: EngineConfig) -> str:
     """Why a model cannot see with the way in which it is computed; "" if it can."""
-    if seeing.needs_sight:
+    if vision.needs_vision_inputs:
         need, modes = "positions in three axes", ("packed",)
-    elif seeing.longest_whole:
+    elif vision.longest_bidirectional:
         need, modes = "tokens that see each other", ("lean", "packed")
     else:
         return ""
@@ -188,10 +190,10 @@ def refusal_of_forward(seeing: SeeingModel, forward: Forward, config: EngineConf
     if config.deterministic:
         return f"its images need {need}, which --deterministic does not compute with"
     # Each of the others that run has a token in the step, too.
-    num_tokens = seeing.longest_whole + config.max_num_seqs - 1
-    if seeing.longest_whole and num_tokens > config.token_budget:
+    num_tokens = vision.longest_bidirectional + config.max_num_seqs - 1
+    if vision.longest_bidirectional and num_tokens > config.token_budget:
         return (
-            f"the {seeing.longest_whole} tokens of an image have to be computed in one step, for which "
+            f"the {vision.longest_bidirectional} tokens of an image have to be computed in one step, for which "
             f"max_num_batched_tokens ({config.token_budget}) is too small; set it to {num_tokens} at least, so that "
             f"max_num_seqs ({config.max_num_seqs}) requests can run beside each other"
         )

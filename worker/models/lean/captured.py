@@ -28,7 +28,7 @@ from ..forward import Forward, ModelInput
 from .forward import LeanForward
 from .layers.feed_forward import OwnMlp
 from .layers.rotation import AngleTable
-from .lean_wrapper import OfLean
+from .lean_wrapper import LeanWrapper
 from .step_graphs import DecodeGraphs, Places, PromptGraphs
 
 log = structlog.get_logger(__name__)
@@ -116,7 +116,7 @@ class _Graphs:
     weight_addresses: tuple[int, ...]
 
 
-class CapturedForward(OfLean):
+class CapturedForward(LeanWrapper):
     """See ``forward.Forward``: what a lean one computes, on the same weights and in the same caches.
 
     Args:

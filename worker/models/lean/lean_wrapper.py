@@ -9,7 +9,7 @@ from .forward import LeanForward
 from .layers.decoder import LeanDecoder
 
 
-class OfLean:
+class LeanWrapper:
     """The part of ``forward.Forward`` that follows from ``lean``, on the same weights."""
 
     mode = "lean"

@@ -18,13 +18,13 @@ from .forward import LeanForward
 from .layers.decoder import LeanDecoder
 from .layers.feed_forward import GatedMlp, RoutedMlp
 from .layers.layer import AnyLayer, LeanLayer
-from .lean_wrapper import OfLean
+from .lean_wrapper import LeanWrapper
 from .native_weights import weights_of
 
 _FIRST_NUM_ANGLES = 512
 
 
-class NativeForward(OfLean):
+class NativeForward(LeanWrapper):
     """See ``forward.Forward``: what a lean one computes, on the same weights.
 
     Raises:

@@ -12,10 +12,10 @@ from ..forward import ForwardSettings, ModelInput
 from ..parallel.groups import RankGroups
 from .forward import LeanForward
 from .layers.layer import Attend
-from .lean_wrapper import OfLean
+from .lean_wrapper import LeanWrapper
 
 
-class StagedForward(OfLean):
+class StagedForward(LeanWrapper):
     """See ``forward.Forward``. Every stage runs the same steps in the same order.
 
     The first stage has embeddings and head, the last one the final norm: what goes between stages are hidden and

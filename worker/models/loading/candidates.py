@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from ....shared.errors import ModelLoadError
 from ..checkpoint.load import spoilt_tensors
-from ..checks.conformance import SURE, Truth, check_conformance
-from ..checks.lengths import LoweredTruth
+from ..checks.conformance import SURE, ReferenceRun, check_conformance
+from ..checks.lengths import LoweredReference
 from ..forward import Forward, ForwardSettings
 from ..lean.reading.decoder import has_layers
 from ..lean.staged import lean_forward
@@ -100,7 +100,7 @@ def choose_forward(
     prepared_tolerance: float | None = None,
     prepared_with: str = "packed layers",
     *,
-    truth: Truth | None = None,
+    truth: ReferenceRun | None = None,
     modes: Collection[str] = MODES,
     is_whole: bool = True,
 ) -> Forward:
@@ -122,7 +122,7 @@ def choose_forward(
         ModelLoadError: none does; says why, for each.
     """
     truth = truth or find_truth(module, architecture, vocab_size)
-    lowered = LoweredTruth.of(module, vocab_size, settings) if is_whole else None
+    lowered = LoweredReference.of(module, vocab_size, settings) if is_whole else None
     trials = _try_candidates(module, truth, lowered, settings, modes)
     smallest = max(SURE, min(trial.error for trial in trials))
     chosen = next(trial for trial in trials if trial.error <= _MUCH_CLOSER * smallest)
@@ -143,14 +143,14 @@ def choose_forward(
 
 
 @torch.inference_mode()
-def find_truth(module: PreTrainedModel, architecture: str, vocab_size: int) -> Truth:
+def find_truth(module: PreTrainedModel, architecture: str, vocab_size: int) -> ReferenceRun:
     """Ask ``module`` what its logits are.
 
     Raises:
         ModelLoadError: it fails, or they are no numbers.
     """
     try:
-        truth = Truth.of(module, vocab_size)
+        truth = ReferenceRun.of(module, vocab_size)
     except Exception as error:  # whatever the architecture's own code raises
         raise ModelLoadError(f"{architecture} cannot be served: on its own it fails with {_sentence(error)}") from error
     if not all(bool(logits.isfinite().all()) for logits in truth.logits):
@@ -162,8 +162,8 @@ def find_truth(module: PreTrainedModel, architecture: str, vocab_size: int) -> T
 
 def _try_candidates(
     module: PreTrainedModel,
-    truth: Truth,
-    lowered: LoweredTruth | None,
+    truth: ReferenceRun,
+    lowered: LoweredReference | None,
     settings: ForwardSettings,
     modes: Collection[str],
 ) -> list[_Trial]:

@@ -164,7 +164,7 @@ def keeps_bits(model: LoadedModel) -> bool:
 
     False unless its layers show it (``row_independence.py``). Its caches are made anew: allocate the real ones after.
     """
-    if not model.computes_rows_alone:
+    if not model.is_row_independent:
         return False
     is_invariant = _invariant_logits(model, _MANY_TOKENS, partial(forward_at_once, model, block_size=_BLOCK_SIZE))
     if is_invariant is not None:

@@ -20,15 +20,15 @@ from ..attention.call import AttentionCall
 from ..checkpoint.load import check_finite
 from ..checkpoint.model_config import eos_token_ids, max_model_len, read_config
 from ..checkpoint.tokenizer_folder import tokenizer_folder
-from ..checks.row_independence import computes_rows_alone
+from ..checks.row_independence import is_row_independent
 from ..forward import Forward, ForwardSettings
-from ..images.vision_model import refusal_of_forward
+from ..images.vision_model import image_refusal_of_forward
 from ..lean.native import NativeForward
 from ..loaded import LoadedModel
 from ..parallel.groups import RankGroups
 from ..placing.device import device_of
 from ..pooling.compiled_encoder import compile_encoder, plan_of
-from ..pooling.encoder import EncoderForward, EncoderTruth, encoder_forward, is_bidirectional
+from ..pooling.encoder import EncoderForward, EncoderReference, encoder_forward, is_bidirectional
 from ..pooling.folder import PoolingFolder, pools
 from ..pooling.loading import as_decoder, make_pooling
 from ..shared_experts.ranks import ExpertRanks
@@ -123,13 +123,13 @@ def load_model(
     }
     if pools(folder, model_config, config.runner):
         return _load_pooling(module, folder, config, longest, common)
-    seeing, refusal = read.seeing, read.image_refusal
+    vision, refusal = read.vision, read.image_refusal
     ending = eos_token_ids(module, vocab_size)
     with naming_ranks(groups):
         forward = _choose_forward(module, architecture, vocab_size, longest, config, read, groups)
-    if seeing is not None and (why := refusal_of_forward(seeing, forward, config)):
+    if vision is not None and (why := image_refusal_of_forward(vision, forward, config)):
         log.warning("images_refused", architecture=architecture, reason=why)
-        seeing, refusal = None, f"this engine reads no images: {why}"
+        vision, refusal = None, f"this engine reads no images: {why}"
     backend = _attention_backend(forward, config, architecture)
     return LoadedModel(
         forward=forward,
@@ -137,10 +137,10 @@ def load_model(
         max_model_len=longest,
         eos_token_ids=ending,
         attention_backend=backend,
-        seeing=seeing,
+        vision=vision,
         image_refusal=refusal,
         groups=groups,
-        computes_rows_alone=computes_rows_alone(forward, backend),
+        is_row_independent=is_row_independent(forward, backend),
         **common,
     )
 
@@ -179,7 +179,7 @@ def _load_pooling(
 def _encoder_forward(
     module: PreTrainedModel, architecture: str, vocab_size: int, config: EngineConfig
 ) -> EncoderForward:
-    truth, device = EncoderTruth(module, vocab_size), device_of(config)
+    truth, device = EncoderReference(module, vocab_size), device_of(config)
     forward, plan = encoder_forward(module, architecture, truth), None
     if device.type == "cpu" and config.attention_backend in ("auto", "native"):
         plan = plan_of(forward, architecture, config.quantization)
@@ -239,7 +239,7 @@ def load_weights(config: EngineConfig, folder: Path, model: LoadedModel) -> nn.M
     architecture = (model_config.architectures or [model_config.model_type])[0]
     read = read_model(folder, model_config, architecture, config, device_of(config), model.groups)
     module = read.module
-    for part in (module, *((read.tower.module,) if read.tower else ())):
+    for part in (module, *((read.encoder.module,) if read.encoder else ())):
         check_finite(part, model.architecture)
     if model.expert_ranks is not None:
         share_experts(module, model.expert_ranks, model.architecture)
@@ -247,4 +247,4 @@ def load_weights(config: EngineConfig, folder: Path, model: LoadedModel) -> nn.M
         module = as_decoder(module, type(module).__name__)
     network = model.forward.network_of(module)
     pack(network, config, device_of(config))
-    return network if model.seeing is None or read.tower is None else nn.ModuleList([network, read.tower.module])
+    return network if model.vision is None or read.encoder is None else nn.ModuleList([network, read.encoder.module])

@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 
 from ....shared.errors import ConfigurationError, ModelLoadError
 from ...config.engine_config import EngineConfig
-from ..images.vision_model import is_seeing_type, needs_sight
+from ..images.vision_model import is_vision_type, needs_vision_inputs
 from ..parallel.groups import RankGroups
 from ..parallel.layout import ParallelLayout
 from ..pooling.folder import pools
@@ -48,7 +48,7 @@ def is_cut_by_us(model_config: PretrainedConfig, architecture: str, layout: Para
     """Whether a rank reads all of the model and leaves its part of it; else transformers' plan says which it reads."""
     if layout.is_expert_parallel:
         return False
-    if is_seeing_type(model_config):
+    if is_vision_type(model_config):
         return model_config.get_text_config().model_type in _SPEAKERS_CUT_BY_US
     return architecture in _CUT_BY_US
 
@@ -60,13 +60,13 @@ def check_kind(
     told = ""
     if pools(folder, model_config, config.runner):
         told = "a model that pools is computed by one rank"
-    elif is_seeing_type(model_config):
+    elif is_vision_type(model_config):
         _check_seeing(model_config, architecture, layout)
     if not told and config.enable_lora:
         told = "adapters are computed by one rank; leave enable_lora out"
     if told:
         raise ConfigurationError(
-            f"{told_layout(layout)}, but {told} ({architecture}): use tensor_parallel_size 1 and "
+            f"{describe_layout(layout)}, but {told} ({architecture}): use tensor_parallel_size 1 and "
             f"pipeline_parallel_size 1, and more engines"
         )
 
@@ -76,7 +76,7 @@ def _check_seeing(model_config: PretrainedConfig, architecture: str, layout: Par
     kind = model_config.get_text_config().model_type
     if kind not in _SPEAKERS_CUT_BY_US:
         raise ConfigurationError(
-            f"{told_layout(layout)}, but {architecture} reads images, and ranks do not share what speaks in it "
+            f"{describe_layout(layout)}, but {architecture} reads images, and ranks do not share what speaks in it "
             f"({kind}): use tensor_parallel_size 1 and pipeline_parallel_size 1, and more engines"
         )
     if layout.is_expert_parallel:
@@ -84,7 +84,7 @@ def _check_seeing(model_config: PretrainedConfig, architecture: str, layout: Par
             f"enable_expert_parallel is set, but {architecture} reads images, and ranks share a part of each expert of "
             f"such models; leave it out"
         )
-    if layout.pipeline > 1 and needs_sight(model_config):
+    if layout.pipeline > 1 and needs_vision_inputs(model_config):
         raise ConfigurationError(
             f"pipeline_parallel_size is {layout.pipeline}, but {architecture} has positions in three axes, which are "
             f"computed in one stage; use tensor_parallel_size {layout.world_size} instead"
@@ -100,12 +100,12 @@ def naming_ranks(groups: RankGroups | None) -> Iterator[None]:
         if groups is None:
             raise
         raise ModelLoadError(
-            f"{told_layout(groups.layout)}, and ranks compute models in the modes lean and packed alone: {error}; use "
-            f"tensor_parallel_size 1 and pipeline_parallel_size 1, which has other modes"
+            f"{describe_layout(groups.layout)}, and several ranks support only the modes lean and packed: {error}; "
+            f"use tensor_parallel_size 1 and pipeline_parallel_size 1, which has other modes"
         ) from error
 
 
-def told_layout(layout: ParallelLayout) -> str:
+def describe_layout(layout: ParallelLayout) -> str:
     if layout.tensor == 1:
         return f"pipeline_parallel_size is {layout.pipeline}"
     return f"tensor_parallel_size is {layout.tensor}"

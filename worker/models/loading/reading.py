@@ -14,18 +14,18 @@ from ....shared.errors import ConfigurationError, ModelLoadError
 from ...config.engine_config import EngineConfig
 from ..checkpoint.errors import first_line
 from ..checkpoint.load import load_checkpoint
-from ..checks.conformance import Truth
+from ..checks.conformance import ReferenceRun
 from ..formats.declared import declared_quantization
-from ..images.vision_encoder import ImageTower, take_tower, text_module
+from ..images.vision_encoder import VisionEncoder, split_vision_encoder, text_module
 from ..images.vision_model import (
-    SeeingModel,
     SplitModel,
+    VisionModel,
     check_served,
-    is_seeing_type,
-    needs_sight,
-    refusal_of,
-    speaking_part,
+    image_refusal_of,
+    is_vision_type,
+    needs_vision_inputs,
     split_model,
+    split_text_decoder,
 )
 from ..lean.reading.decoder import read_decoder
 from ..parallel.cut import check_layout, cut_decoder, plan_of_part
@@ -36,7 +36,7 @@ from ..plan import DecoderPlan
 from ..pooling.folder import pools
 from ..pooling.loading import load_pooling_module
 from .candidates import MODES, find_truth
-from .rank_checks import check_kind, is_cut_by_us, told_layout
+from .rank_checks import check_kind, describe_layout, is_cut_by_us
 
 
 def read_module(
@@ -76,7 +76,7 @@ def _load_generating(
 
 
 def _auto_class(model_config: PretrainedConfig) -> Any:
-    return AutoModelForImageTextToText if is_seeing_type(model_config) else AutoModelForCausalLM
+    return AutoModelForImageTextToText if is_vision_type(model_config) else AutoModelForCausalLM
 
 
 def _draw_module(
@@ -107,20 +107,20 @@ class ReadModel:
         num_parameters: of the whole model.
         weight_conversions: how transformers named and fused what the files have, for the way back.
         plan: how the lean path computes the rank's part; None where ``module`` shows it.
-        seeing: what sees, and was tried; of several ranks the first has it. None of a model that takes no images.
+        vision: what sees, and was tried; of several ranks the first has it. None of a model that takes no images.
         image_refusal: why it takes none.
-        tower: what sees, tried or not.
+        encoder: what sees, tried or not.
     """
 
     module: PreTrainedModel
-    truth: Truth | None
+    truth: ReferenceRun | None
     modes: Collection[str]
     num_parameters: int
     weight_conversions: Any = None
     plan: DecoderPlan | None = None
-    seeing: SeeingModel | None = None
+    vision: VisionModel | None = None
     image_refusal: str = ""
-    tower: ImageTower | None = None
+    encoder: VisionEncoder | None = None
     is_whole: bool = True
 
 
@@ -171,9 +171,9 @@ def _whole(
         MODES,
         num_parameters,
         getattr(module, "_weight_conversions", None),
-        seeing=split.seeing,
+        vision=split.vision,
         image_refusal=split.refusal,
-        tower=split.tower,
+        encoder=split.encoder,
     )
 
 
@@ -186,13 +186,13 @@ def _split(
     *,
     is_tried: bool,
 ) -> SplitModel:
-    if not is_seeing_type(model_config) or pools(folder, model_config, config.runner):
-        return SplitModel(module, None, refusal_of(model_config), None)
+    if not is_vision_type(model_config) or pools(folder, model_config, config.runner):
+        return SplitModel(module, None, image_refusal_of(model_config), None)
     if not is_tried:
-        return SplitModel(text_module(module), None, "", take_tower(module))
+        return SplitModel(text_module(module), None, "", split_vision_encoder(module))
     vocab_size = model_config.get_text_config().vocab_size
     if groups is not None and groups.rank > 0:
-        return SplitModel(speaking_part(module, vocab_size), None, "", None)
+        return SplitModel(split_text_decoder(module, vocab_size), None, "", None)
     return split_model(
         module,
         folder,
@@ -223,19 +223,19 @@ def _cut_part(
     if groups.layout.pipeline > 1:
         read.modes = ("lean",)
     else:
-        read.modes = ("packed",) if needs_sight(model_config) else ("lean", "packed")
+        read.modes = ("packed",) if needs_vision_inputs(model_config) else ("lean", "packed")
     if max_model_len is not None:
-        ask: Callable[[], Truth] = (
+        ask: Callable[[], ReferenceRun] = (
             (lambda: find_truth(text, architecture, text_config.vocab_size))
             if groups.rank == 0
-            else (lambda: Truth.elsewhere(text, text_config.vocab_size))
+            else (lambda: ReferenceRun.elsewhere(text, text_config.vocab_size))
         )
         read.truth = ask().to(device, groups.of_rank_zero)
         if "lean" in read.modes:
             read.plan = plan_of_part(read_decoder(text, max_model_len, device), groups.layout, groups.rank)
     read.is_whole = False
     cut_decoder(text, groups)
-    for part in (text, *((read.tower.module,) if read.tower else ())):
+    for part in (text, *((read.encoder.module,) if read.encoder else ())):
         torch.nn.Module.to(part, device)
     return read
 
@@ -254,7 +254,7 @@ def _planned_part(
     told = (
         f"enable_expert_parallel is set, and {architecture} is then"
         if layout.is_expert_parallel
-        else f"{told_layout(layout)}, but {architecture} is"
+        else f"{describe_layout(layout)}, but {architecture} is"
     )
     told += " shared by transformers' own plan, which"
     if declared_quantization(folder) is not None:
@@ -276,7 +276,9 @@ def _planned_part(
         try:
             truth = find_truth(module, architecture, model_config.get_text_config().vocab_size)
         except ModelLoadError as error:
-            raise ModelLoadError(f"{told_layout(layout)}, and by transformers' plan {error}; use one rank") from error
+            raise ModelLoadError(
+                f"{describe_layout(layout)}, and by transformers' plan {error}; use one rank"
+            ) from error
         truth = truth.to(device, groups.of_rank_zero)
     return ReadModel(
         module,
@@ -284,7 +286,7 @@ def _planned_part(
         ("packed",),
         _num_parameters(module),
         getattr(module, "_weight_conversions", None),
-        image_refusal=refusal_of(model_config),
+        image_refusal=image_refusal_of(model_config),
     )
 
 

@@ -85,7 +85,7 @@ class PackedForward:
     def run(self, step: ModelInput) -> Tensor:
         self._attention.begin(step.batch)
         self.token_adapters.begin(step.token_lora)
-        seen = {} if step.sight is None else step.sight.arguments(len(step.token_ids))
+        seen = {} if step.vision_inputs is None else step.vision_inputs.arguments(len(step.token_ids))
         return self._forward(step.token_ids, step.positions, step.logit_rows, step.inputs_embeds, seen)
 
     def commit(self) -> None:

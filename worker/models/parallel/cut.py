@@ -22,7 +22,7 @@ from ....shared.errors import ConfigurationError
 from ..plan import AttentionPlan, DecoderPlan, LayerPlan
 from .groups import RankGroups
 from .layout import ParallelLayout
-from .summed import Gathered, Summed
+from .summed import ConcatOverRanks, SumOverRanks
 
 
 def plan_of_part(whole: DecoderPlan, layout: ParallelLayout, rank: int) -> DecoderPlan:
@@ -103,9 +103,9 @@ def cut_decoder(module: Any, groups: RankGroups) -> None:
             _cut_attention(layer.self_attn, groups)
             _cut_feed_forward(layer.mlp, groups)
             if hasattr(layer.mlp, "down_proj"):
-                layer.mlp.down_proj = Summed(layer.mlp.down_proj, groups)
+                layer.mlp.down_proj = SumOverRanks(layer.mlp.down_proj, groups)
             else:
-                layer.mlp = Summed(layer.mlp, groups)
+                layer.mlp = SumOverRanks(layer.mlp, groups)
         module.lm_head = _cut_head(module.lm_head, base.embed_tokens, groups)
 
 
@@ -121,7 +121,7 @@ def _cut_attention(attention: Any, groups: RankGroups) -> None:
         _keep_rows(projection, _scaled(kv_heads, head_dim))
     attention.num_key_value_groups = (heads.stop - heads.start) // (kv_heads.stop - kv_heads.start)
     _keep_columns(attention.o_proj, _scaled(heads, head_dim), has_bias=rank == 0)
-    attention.o_proj = Summed(attention.o_proj, groups)
+    attention.o_proj = SumOverRanks(attention.o_proj, groups)
 
 
 def _cut_feed_forward(block: Any, groups: RankGroups) -> None:
@@ -150,11 +150,11 @@ def _cut_head(head: nn.Linear, embeddings: nn.Embedding, groups: RankGroups) -> 
     rows = _share(head.out_features, groups.layout.tensor, groups.tensor_rank)
     if head.weight is not embeddings.weight:
         _keep_rows(head, rows)
-        return Gathered(head, groups)
+        return ConcatOverRanks(head, groups)
     # Of a matrix that both ends use, the head has a view.
     part = nn.Linear(head.in_features, rows.stop - rows.start, bias=False, device="meta")
     part.weight = _parameter(embeddings.weight.detach()[rows])
-    return Gathered(part, groups)
+    return ConcatOverRanks(part, groups)
 
 
 def _take_stage(module: Any, groups: RankGroups) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .groups import RankGroups
 
 
-class Summed(nn.Module):
+class SumOverRanks(nn.Module):
     """What ``inner`` makes, summed over the ranks of the stage: each has made a part of every number.
 
     Whatever is linear in its last weight can be so, a linear layer as well as a feed-forward part or the experts of
@@ -27,7 +27,7 @@ class Summed(nn.Module):
         return (self.groups.all_reduce(out[0]), *out[1:]) if isinstance(out, tuple) else self.groups.all_reduce(out)
 
 
-class Gathered(nn.Module):
+class ConcatOverRanks(nn.Module):
     """What ``inner`` makes, side by side over the ranks of the stage; only the first of them has it whole."""
 
     def __init__(self, inner: nn.Module, groups: RankGroups) -> None:

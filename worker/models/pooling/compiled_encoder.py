@@ -28,7 +28,7 @@ from ..lean.layers.rotation import angles_of
 from ..modes.packed import install_attention
 from ..placing.packed_linear import OwnPackedLinear, pack_in_a_row, side_by_side
 from ..plan import NormPlan
-from .encoder import EncoderForward, EncoderTruth, Texts
+from .encoder import EncoderForward, EncoderReference, Texts
 from .encoder_plan import EncoderLayerPlan, EncoderPlan, names_of_linears, read_encoder
 from .pooler import with_parts
 
@@ -185,7 +185,7 @@ def plan_of(forward: EncoderForward, architecture: str, quantization: str | None
 
 
 def compile_encoder(
-    forward: EncoderForward, plan: EncoderPlan, truth: EncoderTruth, tolerance: float | None, architecture: str
+    forward: EncoderForward, plan: EncoderPlan, truth: EncoderReference, tolerance: float | None, architecture: str
 ) -> EncoderForward:
     """Return what computes by ``plan``, unless it differs from the model on its own: then ``forward``."""
     try:

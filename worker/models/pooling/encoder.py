@@ -182,7 +182,7 @@ class EncoderForward:
         return base(**inputs).last_hidden_state[0]
 
 
-class EncoderTruth:
+class EncoderReference:
     """What ``module``, whose attention is still its own, makes of a few texts by themselves."""
 
     def __init__(self, module: PreTrainedModel, vocab_size: int) -> None:
@@ -215,7 +215,7 @@ def is_bidirectional(module: PreTrainedModel, vocab_size: int) -> bool:
     return not torch.allclose(first, other, rtol=1e-3, atol=1e-3 * float(first.abs().max()))
 
 
-def encoder_forward(module: PreTrainedModel, architecture: str, truth: EncoderTruth) -> EncoderForward:
+def encoder_forward(module: PreTrainedModel, architecture: str, truth: EncoderReference) -> EncoderForward:
     """Return what computes ``module`` for texts in one row.
 
     Positions are tried from 0, and from where RoBERTa's kin begin.

@@ -19,14 +19,14 @@ from ..lean.layers.feed_forward import GatedMlp, OwnMlp, RoutedMlp, SharedExpert
 from ..lean.layers.layer import AnyLayer, HeadNorm, LeanLayer, RowNorm
 from ..lean.layers.mixing import MixingLayer
 from ..lean.layers.norms import AnyNorm, NoNorm
-from ..parallel.summed import Gathered, Summed
+from ..parallel.summed import ConcatOverRanks, SumOverRanks
 from ..placing.packed_linear import PackedLinear
 from ..plan import AttentionPlan, FeedForwardPlan, NormPlan
 
 
 def bare(module: nn.Module) -> nn.Module:
     """What has the weights: ``module``, or what stands in it where its results are put together with other ranks'."""
-    return module.inner if isinstance(module, Summed | Gathered) else module
+    return module.inner if isinstance(module, SumOverRanks | ConcatOverRanks) else module
 
 
 def put_weight(place: nn.Module, name: str, tensor: Tensor) -> None:

@@ -17,7 +17,7 @@ from ...config.engine_config import EngineConfig
 from ..checkpoint.errors import few
 from ..checkpoint.model_config import read_config
 from ..images.vision_encoder import text_module
-from ..images.vision_model import is_seeing_type
+from ..images.vision_model import is_vision_type
 from ..lean.layers.decoder import LeanDecoder
 from ..loaded import LoadedModel
 from ..loading.loader import load_module
@@ -34,7 +34,7 @@ def live_state(model: LoadedModel, make_module: Callable[[], PreTrainedModel]) -
 
     Args:
         make_module: makes transformers' module of the model, with any weights or none. What the engine does not hold
-            keeps those: the head of a model that pools, a tower that was left out.
+            keeps those: the head of a model that pools, a encoder that was left out.
 
     Raises:
         ModelLoadError: the module is of another form than the model, or the engine lacks weights that it needs.
@@ -45,7 +45,7 @@ def live_state(model: LoadedModel, make_module: Callable[[], PreTrainedModel]) -
         give_back(model.network, text)
     else:
         put_modules(model.network, text)
-    put_tower(model, module)
+    share_vision_encoder(model, module)
     return checkpoint_state(model, module)
 
 
@@ -66,7 +66,7 @@ def empty_module(config: EngineConfig, folder: Path, model: LoadedModel) -> PreT
     # Nothing is computed with it, so what is for another device does not matter.
     on_cpu = msgspec.structs.replace(config, device="cpu", quantization=None, attention_backend="auto")
     model_config = read_config(folder, on_cpu)
-    if model.pooling is not None or is_seeing_type(model_config):
+    if model.pooling is not None or is_vision_type(model_config):
         return load_module(on_cpu, folder)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(
@@ -101,13 +101,13 @@ def text_of(model: LoadedModel, module: PreTrainedModel) -> PreTrainedModel:
     """The part of ``module``, which is transformers' own, that the network of ``model`` was made of."""
     if model.pooling is not None:
         return module if isinstance(model.forward, EncoderForward) else as_decoder(module, model.architecture)
-    return text_module(module) if is_seeing_type(module.config) else module
+    return text_module(module) if is_vision_type(module.config) else module
 
 
-def put_tower(model: LoadedModel, module: PreTrainedModel) -> None:
-    """Let ``module`` have the weights of the tower of ``model``, if it has one."""
-    if model.seeing is not None:
-        put_modules(model.seeing.tower.module, cast(Any, module).model)
+def share_vision_encoder(model: LoadedModel, module: PreTrainedModel) -> None:
+    """Let ``module`` have the weights of the encoder of ``model``, if it has one."""
+    if model.vision is not None:
+        put_modules(model.vision.encoder.module, cast(Any, module).model)
 
 
 def _is_same(tensor: Tensor, other: Tensor) -> bool:

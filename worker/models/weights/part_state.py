@@ -26,7 +26,7 @@ from ..parallel.groups import RankGroups
 from ..parallel.layout import ParallelLayout
 from ..placing.packed_linear import PackedLinear
 from .give_back import give_back, put_modules
-from .live_state import checkpoint_state, put_tower, text_of
+from .live_state import checkpoint_state, share_vision_encoder, text_of
 
 _LAYERS = "model.layers."
 # What stages above the first have in the place of what the first has.
@@ -157,7 +157,7 @@ def joined_state(
             part._parameters[key] = nn.Parameter(tensor, requires_grad=False)
         else:
             part._buffers[key] = tensor
-    put_tower(model, module)
+    share_vision_encoder(model, module)
     return checkpoint_state(model, module)
 
 

@@ -36,7 +36,7 @@ class Claim(msgspec.Struct):
     token_ids: list[int]
 
 
-class Truth(msgspec.Struct):
+class ReferenceRun(msgspec.Struct):
     """What the reference says: its own tokens by request, and each side's gaps by claim and token."""
 
     tokens: list[list[int]]
@@ -56,7 +56,7 @@ class Verdict(msgspec.Struct, kw_only=True):
 
 def ask_truth(
     model: Path, items: Sequence[Item], claims: Mapping[str, Sequence[Claim]], scratch: Path, *, generates: bool
-) -> Truth:
+) -> ReferenceRun:
     """Have transformers compute in float32, in a process of its own: its own tokens too, if it ``generates``.
 
     Raises:
@@ -72,7 +72,7 @@ def ask_truth(
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ConfigurationError(f"transformers failed in float32: {done.stderr.strip()}")
-    return msgspec.json.decode(answered.read_bytes(), type=Truth)
+    return msgspec.json.decode(answered.read_bytes(), type=ReferenceRun)
 
 
 def judge(

@@ -318,7 +318,7 @@ NOT_TRIED: dict[str, str] = {
 }
 
 
-def write_seeing_model(name: str, folder: Path, seed: int = 0) -> Any:
+def write_vision_model(name: str, folder: Path, seed: int = 0) -> Any:
     """Write a model of ``SEEING`` with random weights into ``folder``; returns its processor."""
     torch.manual_seed(seed)
     config, processor = SEEING[name]()

@@ -19,7 +19,7 @@ from .....worker.engine.composition import Engine, build_engine
 from .....worker.models.images.processor import ImageProcessor
 from .....worker.models.loading.loader import load_model
 from ..outcome import ONE_A_REQUEST, SAME, Outcome
-from .models import small_budget, write_seeing_model
+from .models import small_budget, write_vision_model
 from .processors import PLACEHOLDER, PartsAlone, StandIn
 from .truth import by_transformers, load_by_transformers, picture, png
 
@@ -41,7 +41,7 @@ class _Asked:
     images: list[Image.Image]
 
 
-def try_seeing_type(name: str, folder: Path) -> Outcome:
+def try_vision_model(name: str, folder: Path) -> Outcome:
     """Try the model ``name`` of ``models.SEEING`` in this process, in the empty ``folder``.
 
     What stands in for a processor that needs torchvision takes its place in the engine, too, and is told.
@@ -49,13 +49,13 @@ def try_seeing_type(name: str, folder: Path) -> Outcome:
     outcome = Outcome(model_type=name)
     stage = "no model to try"
     try:
-        processor = write_seeing_model(name, folder)
+        processor = write_vision_model(name, folder)
         stage = "not loaded"
         if isinstance(processor, StandIn) and not isinstance(processor, PartsAlone):
             ImageProcessor.load = classmethod(lambda cls, *_, **__: cls(processor))  # type: ignore[method-assign]
             outcome.reason = "its processor needs torchvision; tried with the part of it that does not"
         model = load_model(EngineConfig(model=str(folder), num_threads=1), folder)
-        if model.seeing is None:
+        if model.vision is None:
             raise PenstockError(model.image_refusal)
         outcome.mode = model.forward.mode
         stage = "failed"

@@ -10,7 +10,7 @@ import pytest
 import transformers
 from safetensors.torch import load_file, save_file
 
-from penstock.ops.lab.survey.images.models import write_seeing_model
+from penstock.ops.lab.survey.images.models import write_vision_model
 from penstock.ops.lab.survey.images.processors import PLACEHOLDER
 from penstock.ops.lab.survey.images.truth import by_transformers, load_by_transformers, picture, png
 from penstock.shared.messages.requests import EngineCoreRequest
@@ -72,7 +72,7 @@ def renamed(folder: Path, adapter: Path, change: Any) -> Path:
 def test_tokens_are_those_of_the_whole_model_with_the_adapter_merged(name: str, tmp_path: Path) -> None:
     """By the names that transformers has, by those that it had, and by those of the text model alone."""
     folder, merged = tmp_path / "model", tmp_path / "merged"
-    processor = write_seeing_model(name, folder)
+    processor = write_vision_model(name, folder)
     whole = load_whole(folder)
     adapter = write_adapter(tmp_path / "adapter", whole, TEXT_ALONE)
     merge(whole, TEXT_ALONE)

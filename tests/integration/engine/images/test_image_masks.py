@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.ops.lab.survey.images.models import write_seeing_model
+from penstock.ops.lab.survey.images.models import write_vision_model
 from penstock.ops.lab.survey.images.processors import PLACEHOLDER
 from penstock.ops.lab.survey.images.truth import by_transformers, load_by_transformers, picture, png
 from penstock.shared.errors import ModelLoadError
@@ -36,7 +36,7 @@ PROMPTS = {
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A folder of a small Gemma 3, and its processor."""
     folder = tmp_path_factory.mktemp("gemma3")
-    return folder, write_seeing_model("gemma3", folder)
+    return folder, write_vision_model("gemma3", folder)
 
 
 @pytest.fixture(scope="module")

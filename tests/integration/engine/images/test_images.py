@@ -12,7 +12,7 @@ import pytest
 import transformers
 from PIL import Image
 
-from penstock.ops.lab.survey.images.models import SEEING, small_budget, write_seeing_model
+from penstock.ops.lab.survey.images.models import SEEING, small_budget, write_vision_model
 from penstock.ops.lab.survey.images.processors import PLACEHOLDER, PartsAlone, StandIn, byte_tokenizer
 from penstock.ops.lab.survey.images.trial import rooms
 from penstock.ops.lab.survey.images.truth import by_transformers, load_by_transformers, picture, png
@@ -29,8 +29,8 @@ from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.images.admission import ImageAdmission
 from penstock.worker.engine.ranks.one import OneRank
 from penstock.worker.models.images.processor import ImageProcessor
-from penstock.worker.models.images.vision_encoder import ImageTower
-from penstock.worker.models.images.vision_model import is_seeing_type, refusal_of
+from penstock.worker.models.images.vision_encoder import VisionEncoder
+from penstock.worker.models.images.vision_model import image_refusal_of, is_vision_type
 from penstock.worker.models.loaded import LoadedModel
 
 from ..harness import BYTES_PER_TOKEN, ask
@@ -55,7 +55,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
     def make(name: str) -> tuple[Path, Any]:
         if name not in made:
             folder = tmp_path_factory.mktemp(name)
-            made[name] = folder, write_seeing_model(name, folder)
+            made[name] = folder, write_vision_model(name, folder)
         return made[name]
 
     return make
@@ -337,9 +337,9 @@ def serves_text(engine: Engine) -> bool:
 
 
 def test_a_model_whose_images_differ_is_served_with_text_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_seeing_model("llava", tmp_path)
-    encode = ImageTower.encode
-    monkeypatch.setattr(ImageTower, "encode", lambda tower, image: encode(tower, image).flip(0))
+    write_vision_model("llava", tmp_path)
+    encode = VisionEncoder.encode
+    monkeypatch.setattr(VisionEncoder, "encode", lambda tower, image: encode(tower, image).flip(0))
     engine = load_again(tmp_path)
     assert (engine.ready.max_images, serves_text(engine)) == (0, True)
     assert "features in place of placeholders give other results" in engine.ready.image_refusal
@@ -360,10 +360,10 @@ def test_a_processor_that_treats_several_otherwise_has_one_image(make: Make) -> 
 def test_models_that_need_more_than_features_say_what() -> None:
     """Those are served with text alone, and requests with images get it as their error."""
     config = transformers.CONFIG_MAPPING["gemma4"]()
-    assert not is_seeing_type(config)
-    assert refusal_of(config).startswith("images of gemma4 are not served by this version: ")
-    assert "the tokens of an image see each other" in refusal_of(config)
-    assert refusal_of(transformers.LlamaConfig()) == "this model reads no images"
+    assert not is_vision_type(config)
+    assert image_refusal_of(config).startswith("images of gemma4 are not served by this version: ")
+    assert "the tokens of an image see each other" in image_refusal_of(config)
+    assert image_refusal_of(transformers.LlamaConfig()) == "this model reads no images"
 
 
 def test_a_model_whose_whole_prompt_sees_itself_is_refused_by_name(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from penstock.ops.lab.survey.images.models import write_seeing_model
+from penstock.ops.lab.survey.images.models import write_vision_model
 from penstock.ops.lab.survey.images.processors import PLACEHOLDER
 from penstock.ops.lab.survey.images.truth import picture, png
 from penstock.shared.control.calls import Utility
@@ -239,7 +239,7 @@ def test_two_ranks_that_read_images_sleep_and_change_their_weights(
     """The tower, which one of them has, with the rest; what they save is whole."""
     core, model, place = core_process, tmp_path / "model", tmp_path / "saved"
     model.mkdir()
-    write_seeing_model(name, model)
+    write_vision_model(name, model)
     ranks = started(core, model)
     assert ranks.weight_bytes[0] > ranks.weight_bytes[1], "the first has the tower, too"
 

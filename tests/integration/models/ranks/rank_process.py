@@ -123,7 +123,7 @@ def tried_bits(folder: str, layout: Layout, *, is_compiled: bool) -> dict[str, A
     try:
         model = load(folder, layout, deterministic=True)
         model.forward = Echoed(model)  # pyright: ignore[reportAttributeAccessIssue]
-        return {"alone": model.computes_rows_alone, "kept": keeps_bits(model)}
+        return {"alone": model.is_row_independent, "kept": keeps_bits(model)}
     finally:
         native.unload()
 

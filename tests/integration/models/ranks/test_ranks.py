@@ -21,7 +21,7 @@ import transformers
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from penstock.ops.lab.survey import trial
-from penstock.ops.lab.survey.images.models import write_seeing_model
+from penstock.ops.lab.survey.images.models import write_vision_model
 from penstock.ops.lab.survey.outcome import SAME, WAYS, WAYS_WITH_IMAGES
 from penstock.ops.lab.survey.small_config import small_config
 from penstock.shared.errors import ConfigurationError, ModelLoadError
@@ -228,7 +228,7 @@ def test_models_that_read_images_give_the_tokens_of_transformers(
     """One image and two, mixed, with chunks that end inside of images, preempted, and resumed."""
     folder = tmp_path / "model"
     folder.mkdir()
-    write_seeing_model(name, folder)
+    write_vision_model(name, folder)
     first, _ = pair.do("see", name=name, folder=str(folder), layout=layout, meeting=str(tmp_path / "engine"))
     assert first == dict.fromkeys(WAYS_WITH_IMAGES, SAME)
 
@@ -328,7 +328,7 @@ def test_what_ranks_write_of_a_model_that_reads_images_is_the_whole_again(
 ) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
-    write_seeing_model(name, folder)
+    write_vision_model(name, folder)
     told, _ = pair.do("saved", folder=str(folder), layout=TENSOR, into=str(tmp_path), mode=mode)
     assert (told.get("names"), told.get("different")) == ([], []), told
 
@@ -470,7 +470,7 @@ def test_what_ranks_cannot_share_is_refused_by_name(name: str, pair: Pair, tmp_p
 def test_what_ranks_cannot_share_of_models_that_read_images_is_refused_by_name(
     name: str, layout: list[Any], sentence: str, pair: Pair, tmp_path: Path
 ) -> None:
-    write_seeing_model(name, tmp_path)
+    write_vision_model(name, tmp_path)
     assert pair.do("only_load", folder=str(tmp_path), layout=layout) == [{"refusal": sentence}] * 2
 
 

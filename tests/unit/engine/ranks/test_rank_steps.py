@@ -19,7 +19,7 @@ from penstock.worker.engine.ranks.channel import RankChannel, encode
 from penstock.worker.engine.ranks.messages import Allocate, RankCommand, RunStep, StopRank
 from penstock.worker.engine.ranks.step_codec import StepReceiver, StepSender
 from penstock.worker.models.attention.page_layout import PageLayout
-from penstock.worker.models.forward import ModelInput, Sight
+from penstock.worker.models.forward import ModelInput, VisionInputs
 from penstock.worker.models.placing.device import host_array, to_device
 
 CPU = torch.device("cpu")
@@ -77,21 +77,22 @@ def test_what_is_given_beside_tokens_arrives() -> None:
 
 
 @pytest.mark.parametrize(
-    "sight",
+    "vision_inputs",
     [
-        Sight(torch.arange(6).view(3, 2)),
-        Sight(None, torch.tensor([1]), (torch.randn(1, 8).to(torch.bfloat16),)),
-        Sight(torch.arange(6).view(3, 2), torch.tensor([0, 1]), (torch.randn(2, 8), torch.randn(2, 8))),
+        VisionInputs(torch.arange(6).view(3, 2)),
+        VisionInputs(None, torch.tensor([1]), (torch.randn(1, 8).to(torch.bfloat16),)),
+        VisionInputs(torch.arange(6).view(3, 2), torch.tensor([0, 1]), (torch.randn(2, 8), torch.randn(2, 8))),
     ],
     ids=["positions in three axes", "features for a deeper layer", "both"],
 )
-def test_what_there_is_of_images_arrives(sight: Sight) -> None:
-    found = arrive(StepSender(), StepReceiver(CPU), step([3, 1], [[1], [2]], sight=sight))[1].sight
+def test_what_there_is_of_images_arrives(vision_inputs: VisionInputs) -> None:
+    sent = step([3, 1], [[1], [2]], vision_inputs=vision_inputs)
+    found = arrive(StepSender(), StepReceiver(CPU), sent)[1].vision_inputs
     assert found is not None
-    for was, came in ((sight.axes, found.axes), (sight.places, found.places)):
+    for was, came in ((vision_inputs.axes, found.axes), (vision_inputs.places, found.places)):
         assert came is None if was is None else came is not None and torch.equal(came, was)
-    assert [level.dtype for level in found.deeper] == [level.dtype for level in sight.deeper]
-    assert all(map(torch.equal, found.deeper, sight.deeper))
+    assert [level.dtype for level in found.deeper] == [level.dtype for level in vision_inputs.deeper]
+    assert all(map(torch.equal, found.deeper, vision_inputs.deeper))
 
 
 def test_only_changes_of_block_tables_travel() -> None:

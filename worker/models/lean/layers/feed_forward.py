@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .....kernels import moe
 from .....kernels.gated_activation import activate, activate_and_mul
-from ...parallel.summed import Summed
+from ...parallel.summed import SumOverRanks
 from ...plan import ExpertsPlan, FeedForwardPlan, NormPlan, RouterPlan
 from .fuse import fuse_linear
 from .norms import AnyNorm, make_norm
@@ -217,12 +217,12 @@ def make_feed_forward(own: nn.Module, plan: FeedForwardPlan) -> nn.Module:
     module = own.get_submodule(plan.name)
     if plan.kind in ("gated", "plain"):
         return make_dense(own, plan)
-    if plan.experts is not None and not isinstance(module, Summed):
+    if plan.experts is not None and not isinstance(module, SumOverRanks):
         shared = plan.experts.shared
         return RoutedMlp(own, plan.experts, None if shared is None else make_dense(own, shared))
     if plan.beside:
         return OwnMlp(module, own.get_submodule(plan.beside))
     kinds = {"experts": SparseMlp, "experts and a shared one": SharedExpertMlp}
-    if isinstance(module, Summed):
-        return Summed(kinds.get(plan.kind, OwnMlp)(module.inner), module.groups)
+    if isinstance(module, SumOverRanks):
+        return SumOverRanks(kinds.get(plan.kind, OwnMlp)(module.inner), module.groups)
     return kinds.get(plan.kind, OwnMlp)(module)

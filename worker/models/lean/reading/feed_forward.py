@@ -98,10 +98,10 @@ def _experts_of(call: ModuleCall, block: ModuleCall) -> CalledExperts | None:
     """What ``call`` is told, if its module holds experts and is a part of ``block``, whose input it is given."""
     if call.name.rpartition(".")[0] != block.name or block.given is None:
         return None
-    return tell_experts(call, rows_of(block.given))
+    return trace_experts(call, rows_of(block.given))
 
 
-def tell_experts(call: ModuleCall, hidden: Tensor | None = None) -> CalledExperts | None:
+def trace_experts(call: ModuleCall, hidden: Tensor | None = None) -> CalledExperts | None:
     """What ``call`` is told, if its module holds experts.
 
     Args:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .....kernels.decoder import can_mix_experts
 from ...plan import FeedForwardPlan, NormPlan, RouterPlan
 from ..layers.feed_forward import tensor_of
-from .feed_forward import CalledExperts, read_dense, read_expert, tell_experts
+from .feed_forward import CalledExperts, read_dense, read_expert, trace_experts
 from .matching import best, error_of, factor_between, known_numbers, rows_of, same, tolerance_for
 from .norms import norm_after, read_norm
 from .trace import ModuleCall, Trace
@@ -35,7 +35,7 @@ def find_experts_beside(trace: Trace, layer: str) -> ExpertsBeside | None:
     """None where ``layer`` has no such experts, or they are not what serves."""
     inside = trace.inside(layer)
     children = [call for call in inside if call.name.count(".") == layer.count(".") + 1]
-    found = next(filter(None, map(tell_experts, children)), None)
+    found = next(filter(None, map(trace_experts, children)), None)
     if found is None or not can_mix_experts(trace.serving_device, found.hidden.dtype, found.num):
         return None
     # Of several that are alike, as in weights that were never trained, the one whose result it is.

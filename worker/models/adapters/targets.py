@@ -31,14 +31,14 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Site:
+class AdapterTarget:
     """A linear layer that is computed, and the layers of transformers that are fused in it."""
 
     linear: Linear
     parts: tuple[Part, ...]
 
 
-def sites_of(network: nn.Module) -> list[Site]:
+def targets_of(network: nn.Module) -> list[AdapterTarget]:
     """The linear layers of ``network`` but the head; of a lean one four for each dense layer, in their order."""
     if isinstance(network, LeanDecoder):
         return [site for layer in network.layers if isinstance(layer, AnyLayer) for site in _sites_of_lean(layer)]
@@ -46,12 +46,12 @@ def sites_of(network: nn.Module) -> list[Site]:
     return list(_own_sites(network, "", without=get_head() if get_head is not None else None))
 
 
-def placed_sites_of(network: LeanDecoder) -> dict[int, Site]:
+def placed_targets_of(network: LeanDecoder) -> dict[int, AdapterTarget]:
     """Those that the compiled decoder knows, by their place among ``PRODUCTS_PER_LAYER`` of each layer.
 
     A layer may have one part alone, or experts, which no adapter changes, in the place of what all tokens go through.
     """
-    found: dict[int, Site] = {}
+    found: dict[int, AdapterTarget] = {}
     for index, layer in enumerate(network.layers):
         assert isinstance(layer, AnyLayer)
         first = PRODUCTS_PER_LAYER * index
@@ -64,12 +64,12 @@ def placed_sites_of(network: LeanDecoder) -> dict[int, Site]:
     return found
 
 
-def layers_of(sites: Iterable[Site]) -> dict[str, tuple[int, int]]:
+def layers_of(sites: Iterable[AdapterTarget]) -> dict[str, tuple[int, int]]:
     """By the name of a layer, how many inputs and outputs it has."""
     return {part.layer: (site.linear.in_features, part.end - part.start) for site in sites for part in site.parts}
 
 
-def sites_of_all_tokens(forward: Forward, sites: list[Site]) -> list[Site]:
+def targets_of_all_tokens(forward: Forward, sites: list[AdapterTarget]) -> list[AdapterTarget]:
     """Those of ``sites`` that are computed for all tokens of a step at once, in their order.
 
     Some models send tokens to experts, or compute with a weight without calling its layer: there nobody could tell
@@ -89,7 +89,7 @@ def sites_of_all_tokens(forward: Forward, sites: list[Site]) -> list[Site]:
     return [site for site in sites if counts[site.linear] and set(counts[site.linear]) == {_PROBE_TOKENS}]
 
 
-def _sites_of_lean(layer: AnyLayer) -> Iterator[Site]:
+def _sites_of_lean(layer: AnyLayer) -> Iterator[AdapterTarget]:
     plan, mlp = layer.plan.mlp, layer.mlp
     if layer.plan.attention is not None:
         yield _fused(layer.in_proj, *_inputs_of(layer))
@@ -122,19 +122,19 @@ def _inputs_of(layer: AnyLayer) -> tuple[Sequence[str], list[int]]:
     return layer.attention.qkv, layer.inner_sizes
 
 
-def _sites_of_mlp(mlp: GatedMlp, inner: Sequence[str], down: str) -> Iterator[Site]:
+def _sites_of_mlp(mlp: GatedMlp, inner: Sequence[str], down: str) -> Iterator[AdapterTarget]:
     size = mlp.gate_up_proj.out_features // len(inner)
     yield _fused(mlp.gate_up_proj, inner, [size] * len(inner))
     yield _fused(mlp.down_proj, [down], [mlp.down_proj.out_features])
 
 
-def _fused(linear: Linear, layers: Sequence[str], sizes: list[int]) -> Site:
+def _fused(linear: Linear, layers: Sequence[str], sizes: list[int]) -> AdapterTarget:
     ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
     parts = zip(layers, ends, sizes, strict=True)
-    return Site(linear, tuple(Part(layer, end - size, end) for layer, end, size in parts))
+    return AdapterTarget(linear, tuple(Part(layer, end - size, end) for layer, end, size in parts))
 
 
-def _own_sites(module: nn.Module, name: str, without: nn.Module | None = None) -> Iterator[Site]:
+def _own_sites(module: nn.Module, name: str, without: nn.Module | None = None) -> Iterator[AdapterTarget]:
     for path, child in module.named_modules(prefix=name):
         if isinstance(child, nn.Linear | PackedLinear | QuantizedLinear) and child is not without:
             yield _fused(child, [path], [child.out_features])
