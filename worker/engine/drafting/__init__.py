@@ -1,1 +1,1 @@
-"""Guesses at what requests will say next, which the step that computes them verifies (decision 0083)."""
+"""Draft tokens: guess the next tokens of requests, so that a step can compute several of them."""

@@ -1,7 +1,7 @@
-"""What wrong guesses may cost a request, so that a text that cannot be guessed takes at most 2 % longer.
+"""Budget for rejected draft tokens, so that an unpredictable text takes at most 2 % longer.
 
-The unit is the time of a step without guesses. A request may lose ``FULL``, and ``REFILL`` for each of its tokens: of
-100 tokens and more that is at most 2 %, whatever they are. A right guess has saved a step, and gives it back.
+The unit is the time of a step without draft tokens. A request may lose ``FULL``, and ``REFILL`` for each of its tokens:
+for 100 tokens or more that is at most 2 %. An accepted draft token has saved a step, which is added to the balance.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from ..scheduling.guessing import STEP_COST
 
 FULL = 1.0
 REFILL = 0.01
-# Guesses of a request's first step. Nothing speaks for them yet, and where they are right there are soon more.
+# Limit for a request's first step. Low, since the quality of drafts is unknown; it rises fast if they are accepted.
 FIRST_LIMIT = 2
 
 
 class Allowance:
-    """How many tokens of one request may be guessed, by what has become of its guesses.
+    """Limits the draft tokens of one request by how many were accepted so far.
 
     Args:
-        max_draft_tokens: of a step.
-        num_tokens: that the request has.
+        max_draft_tokens: limit per step.
+        num_tokens: current number of the request's tokens.
     """
 
     def __init__(self, max_draft_tokens: int, num_tokens: int) -> None:
@@ -29,13 +29,13 @@ class Allowance:
         self._num_tokens = num_tokens
 
     def room(self, num_tokens: int) -> int:
-        """How many guesses may follow the ``num_tokens`` that the request has now; 0 while it can afford none."""
+        """Return how many draft tokens may follow the request's ``num_tokens`` tokens; 0 while it can afford none."""
         self._balance = min(FULL, self._balance + REFILL * (num_tokens - self._num_tokens))
         self._num_tokens = num_tokens
         return self._limit if self._balance >= STEP_COST else 0
 
     def judge(self, num_guessed: int, num_right: int) -> None:
-        """Note a step with guesses: as many as were right are tried next, and one more; twice as many if all were."""
+        """Record a step with drafts: the next limit is one more than were accepted, or doubles if all were."""
         self._balance = min(FULL, self._balance - STEP_COST + num_right)
         if num_right >= num_guessed:
             self._limit = min(2 * self._limit, self._max_draft_tokens)

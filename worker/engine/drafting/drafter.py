@@ -1,4 +1,4 @@
-"""What makes guesses for one request."""
+"""Interface of objects that guess the next tokens of one request."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from .predicted import PredictionDrafter
 
 
 class Drafter(Protocol):
-    """Belongs to one request, and may keep what it has read of it."""
+    """Guesses the next tokens of one request. It may keep state about that request."""
 
     def draft(self, request: Request, room: int) -> list[int]:
-        """Return at most ``room`` tokens, at least 1, that ``request`` may say next; none if it has no guess."""
+        """Return at most ``room`` draft tokens for ``request``, an empty list if there is no guess; ``room`` is at
+        least 1.
+        """
         ...
 
 
@@ -23,7 +25,7 @@ MakeDrafters = Callable[[Request], Sequence[Drafter]]
 
 
 def make_drafters(request: Request) -> list[Drafter]:
-    """Return what drafts for ``request``: who comes first is asked first, since it is more often right."""
+    """Return the drafters of ``request``. Earlier ones are asked first, since they are correct more often."""
     drafters: list[Drafter] = []
     if request.constraint is not None:
         drafters.append(ForcedTextDrafter(request.constraint))

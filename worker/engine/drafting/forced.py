@@ -1,4 +1,4 @@
-"""Guesses at text that a grammar leaves no choice about."""
+"""Drafts of text that a grammar determines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ..scheduling.request import Request
 
 
 class ForcedTextDrafter:
-    """The ``drafter.Drafter`` over a request's grammar. How the model cuts the text into tokens remains a guess."""
+    """The ``drafter.Drafter`` for text that a request's grammar forces. How the model tokenizes the text is a guess."""
 
     def __init__(self, constraint: Constraint) -> None:
         self._constraint = constraint

@@ -1,4 +1,4 @@
-"""Guesses that a request goes on as it, or its prompt, has gone on before."""
+"""Drafts that repeat an earlier continuation in the request's prompt or output."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ..scheduling.request import Request
 
 
 class NgramDrafter:
-    """The ``drafter.Drafter`` over one request's own tokens: what followed the last time that its end was said."""
+    """The ``drafter.Drafter`` that returns the tokens after the last occurrence of the request's latest tokens."""
 
     def __init__(self, request: Request) -> None:
         self._index = SuffixIndex(request.token_ids)
@@ -21,8 +21,8 @@ class NgramDrafter:
 
 
 def continued(token_ids: list[int], start: int, room: int) -> list[int]:
-    """Return the ``room`` tokens from ``start`` on. What repeats itself up to the end is taken to go on doing so."""
-    found = token_ids[start : start + room]
-    while len(found) < room:
-        found += found[: room - len(found)]
-    return found
+    """Return ``room`` tokens from ``start`` on. A text that ends sooner is assumed to repeat itself."""
+    tokens = token_ids[start : start + room]
+    while len(tokens) < room:
+        tokens += tokens[: room - len(tokens)]
+    return tokens

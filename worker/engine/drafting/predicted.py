@@ -1,4 +1,4 @@
-"""Guesses that a request says what its caller has foretold."""
+"""Drafts from the output that the caller predicted."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from ..scheduling.request import Request
 
 
 class PredictionDrafter:
-    """The ``drafter.Drafter`` over a prediction: what follows the place in it where the output is.
+    """The ``drafter.Drafter`` that returns the tokens of a prediction after the output's position in it.
 
     Args:
-        token_ids: of the prediction.
+        token_ids: tokens of the prediction.
     """
 
     def __init__(self, token_ids: list[int]) -> None:

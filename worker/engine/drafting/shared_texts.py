@@ -1,7 +1,7 @@
-"""What requests have said that belong together: those of one tenant and one salt, and of no others.
+"""Output of former requests, kept separately for each tenant and cache salt.
 
-As with the prefix cache, who asks learns by the time that it takes whether something was said before. So nothing is
-found across tenants or salts.
+As with the prefix cache, a client can measure whether a text was generated before, since it then comes faster. So
+texts are never matched across tenants or salts.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections import OrderedDict
 
 from ...suffix_index import SuffixIndex
 
-# In all. A token takes some 250 bytes, most of them in the index.
+# Of all scopes together. A token takes some 250 bytes, most of them in the index.
 MAX_TOKENS = 200_000
-# Of that, what one scope may take, in two halves.
+# Share of ``MAX_TOKENS`` that one scope may use, in two halves.
 SHARE_OF_A_SCOPE = 0.25
-# Longer matches are looked for than within one text: there is more that begins alike.
+# Length of the longest match to search. Longer than within one text, because many texts have the same beginning.
 ENOUGH = 8
-# Between two texts; no token.
+# Separates two texts; not a token.
 _END = -1
 
 Scope = tuple[str | None, ...]
 
 
 class _Texts:
-    """Texts one behind the other, and where in them is what."""
+    """Concatenated texts and their suffix index."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
@@ -31,10 +31,10 @@ class _Texts:
 
 
 class SharedTexts:
-    """Output of requests by their scope, of which the oldest is forgotten.
+    """Output of requests by their scope; the oldest is forgotten.
 
-    A scope has its texts in two halves: when the newer one is full, the older one goes. If all together are too much,
-    the scopes go that were not used for the longest time.
+    A scope has its texts in two halves: when the newer one is full, the older one is dropped. If all scopes together
+    exceed the limit, the least recently used scopes are dropped.
     """
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
@@ -44,24 +44,24 @@ class SharedTexts:
         self.num_tokens = 0
 
     def learn(self, scope: Scope, token_ids: list[int]) -> None:
-        """Keep a text; of a very long one the end."""
+        """Add a text; only the end of a very long one."""
         text = [*token_ids[1 - self._max_half :], _END] if self._max_half > 1 else []
         halves = self._scopes.setdefault(scope, [_Texts()])
         self._scopes.move_to_end(scope)
         if len(halves[-1].token_ids) + len(text) > self._max_half:
             halves.append(_Texts())
-        for gone in halves[:-2]:
-            self.num_tokens -= len(gone.token_ids)
+        for dropped in halves[:-2]:
+            self.num_tokens -= len(dropped.token_ids)
         del halves[:-2]
         halves[-1].token_ids += text
         self.num_tokens += len(text)
         while self.num_tokens > self._max_tokens:
-            _, gone = self._scopes.popitem(last=False)
-            self.num_tokens -= sum(len(half.token_ids) for half in gone)
+            _, dropped_halves = self._scopes.popitem(last=False)
+            self.num_tokens -= sum(len(half.token_ids) for half in dropped_halves)
 
     def find(self, scope: Scope, tail: list[int], room: int) -> tuple[list[int], int]:
-        """Return at most ``room`` tokens that followed the end of ``tail`` in a text of ``scope``, and how many tokens
-        agreed before them; none and 0 if it was never said."""
+        """Return at most ``room`` tokens that followed the end of ``tail`` in a text of ``scope``, and the length of
+        the match before them; an empty list and 0 without a match."""
         halves = self._scopes.get(scope)
         if halves is None:
             return [], 0
@@ -72,14 +72,14 @@ class SharedTexts:
             match = half.index.match(tail)
             if match is not None and match[1] > best_len:
                 place, length = match
-                found = half.token_ids[place : place + room]
-                if _END in found:
-                    found = found[: found.index(_END)]
-                if found:
-                    best, best_len = found, length
+                following = half.token_ids[place : place + room]
+                if _END in following:
+                    following = following[: following.index(_END)]
+                if following:
+                    best, best_len = following, length
         return best, best_len
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all texts."""
         self._scopes.clear()
         self.num_tokens = 0

@@ -1,9 +1,9 @@
-"""Gives the guesses of drafters what a step has of free rows.
+"""Fills the free rows of a step with draft tokens.
 
-A forward of a few rows takes hardly longer than one of a single row: the weights are read once. How many that is was
-measured when the engine was loaded (``execution/free_rows.py``). What the step computes anyhow takes of it first, and
-guesses share the rest, so where many requests run there are none, and they cost nothing. What wrong guesses may cost a
-request is bounded (``allowance.py``).
+A forward of a few rows takes hardly longer than one of a single row, because the weights are read once. The number of
+such rows is measured when the engine is loaded (``execution/free_rows.py``). The tokens that a step computes anyway use
+them first, and draft tokens share the rest. So with many running requests there are no draft tokens, and drafting costs
+nothing. The cost of rejected draft tokens is bounded per request (``allowance.py``).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .allowance import Allowance
 from .drafter import Drafter, MakeDrafters, make_drafters
 
 
-class _Drafting:
-    """What guesses for one request, and what that may still cost."""
+class _RequestDrafts:
+    """Drafters and allowance of one request."""
 
     def __init__(self, request: Request, drafters: Sequence[Drafter], max_draft_tokens: int) -> None:
         self.request = request
@@ -27,84 +27,84 @@ class _Drafting:
         self.allowance = Allowance(max_draft_tokens, request.num_tokens)
 
     def draft(self, room: int) -> list[int]:
-        """Return at most ``room`` guesses, which is at least 1."""
+        """Return at most ``room`` draft tokens; ``room`` is at least 1."""
         room = min(room, self.allowance.room(self.request.num_tokens))
         if room:
             for drafter in self._drafters:
-                if found := drafter.draft(self.request, room):
-                    return found
+                if drafts := drafter.draft(self.request, room):
+                    return drafts
         return []
 
 
 class Memory(Protocol):
-    """What is known of requests beyond each of them alone."""
+    """State shared by the drafters of several requests."""
 
     def drafters_for(self, request: Request) -> Sequence[Drafter]:
-        """Return what drafts for ``request``."""
+        """Return the drafters of ``request``."""
         ...
 
     def observe(self, output: SchedulerOutput) -> None:
-        """See a step before it is executed."""
+        """Observe a step before it is executed."""
         ...
 
     def forget(self) -> None:
-        """Forget what requests have said."""
+        """Forget the output of finished requests."""
         ...
 
 
 class NoMemory:
-    """The ``Memory`` of what looks at each request alone."""
+    """A ``Memory`` without state: drafters use their own request only."""
 
     def __init__(self, make: MakeDrafters = make_drafters) -> None:
         self._make = make
 
     def drafters_for(self, request: Request) -> Sequence[Drafter]:
-        """Its own."""
+        """Return new drafters for ``request``."""
         return self._make(request)
 
     def observe(self, output: SchedulerOutput) -> None:
-        """It is not looked at."""
+        """Do nothing."""
 
     def forget(self) -> None:
-        """There is nothing."""
+        """Do nothing."""
 
 
 class Speculation:
-    """See ``scheduling.guessing.Guessing``.
+    """Implements ``scheduling.guessing.Guessing``.
 
     Args:
-        max_draft_tokens: of a request in a step.
+        max_draft_tokens: limit per request and step.
         num_free_rows: tokens of a step that cost little more than one.
-        memory: what drafts for a request.
+        memory: creates the drafters of a request.
     """
 
     def __init__(self, max_draft_tokens: int, num_free_rows: int, memory: Memory | None = None) -> None:
         self._max_draft_tokens = max_draft_tokens
         self.num_free_rows = num_free_rows
         self._memory = memory or NoMemory()
-        self._draftings: dict[str, _Drafting] = {}
+        self._request_drafts: dict[str, _RequestDrafts] = {}
         self.num_draft_tokens = self.num_accepted_tokens = 0
 
     def extend(self, output: SchedulerOutput, tables: BlockTables) -> None:
-        """See ``Guessing``. Of requests that decode, as many as there are, each gets its share of what is left."""
+        """Share the free rows equally among the decoding requests. See ``Guessing``."""
         self._memory.observe(output)
         for request_id in output.released_ids:
-            self._draftings.pop(request_id, None)
+            self._request_drafts.pop(request_id, None)
         num_free = self.num_free_rows - sum(output.num_new_tokens)
         if num_free <= 0:
             return
         decoding = [place for place, request in enumerate(output.requests) if request.num_uncomputed_tokens == 1]
         for index, place in enumerate(decoding):
             request = output.requests[place]
-            # Rounded up, so that the first have it where there is not one for each; what one leaves goes to the others.
+            # Rounded up, so that the first requests get a row each if there are too few; unused rows go to the others.
             share = -(-num_free // (len(decoding) - index))
             room = min(share, request.max_output_tokens - request.num_output_tokens - 1)
             if room <= 0:
                 continue
-            guesses = self._drafting_of(request).draft(room)
+            guesses = self._drafts_of(request).draft(room)
             if guesses:
-                num_kept_free = len(output.requests) * tables.blocks_at_once
-                guesses = guesses[: self._room_in_blocks(request, len(guesses), num_kept_free, tables)]
+                num_reserved = len(output.requests) * tables.blocks_at_once
+                guesses = guesses[: self._grow_for_drafts(request, len(guesses), num_reserved, tables)]
             if guesses:
                 output.guess(place, guesses)
                 self.num_draft_tokens += len(guesses)
@@ -113,30 +113,30 @@ class Speculation:
     def judged(self, request: Request, num_guessed: int, num_accepted: int) -> None:
         """See ``Guessing``."""
         self.num_accepted_tokens += num_accepted
-        drafting = self._draftings.get(request.request_id)
-        if drafting is not None:  # else it has lost its blocks meanwhile
-            drafting.allowance.judge(num_guessed, num_accepted)
+        drafts = self._request_drafts.get(request.request_id)
+        if drafts is not None:  # else the request has lost its blocks meanwhile
+            drafts.allowance.judge(num_guessed, num_accepted)
 
     def forget(self) -> None:
         """See ``Guessing``."""
         self._memory.forget()
 
-    def _drafting_of(self, request: Request) -> _Drafting:
-        drafting = self._draftings.get(request.request_id)
-        # An id may be another request's by now, if the end of the former was in a step that was not looked at.
-        if drafting is None or drafting.request is not request:
-            drafting = _Drafting(request, self._memory.drafters_for(request), self._max_draft_tokens)
-            self._draftings[request.request_id] = drafting
-        return drafting
+    def _drafts_of(self, request: Request) -> _RequestDrafts:
+        drafts = self._request_drafts.get(request.request_id)
+        # The id may belong to a new request, if the former one ended in a step that ``extend`` did not see.
+        if drafts is None or drafts.request is not request:
+            drafts = _RequestDrafts(request, self._memory.drafters_for(request), self._max_draft_tokens)
+            self._request_drafts[request.request_id] = drafts
+        return drafts
 
     @staticmethod
-    def _room_in_blocks(request: Request, wanted: int, num_kept_free: int, tables: BlockTables) -> int:
-        """How many of ``wanted`` guesses have a place in the KV cache.
+    def _grow_for_drafts(request: Request, num_drafts: int, num_reserved: int, tables: BlockTables) -> int:
+        """Allocate blocks for ``num_drafts`` draft tokens; return how many of them fit into the KV cache.
 
-        Blocks are taken for them only while ``num_kept_free`` stay, what each running request could need: nobody is
-        preempted for a guess.
+        Blocks are allocated only while ``num_reserved`` stay free, as many as the running requests could need, so no
+        request is preempted for a draft token.
         """
-        num_blocks = tables.num_missing(request, request.num_tokens + wanted)
-        if num_blocks > 0 and tables.pool.num_free - num_blocks >= num_kept_free:
-            tables.grow(request, request.num_tokens + wanted)
-        return min(wanted, tables.num_tokens_in(request) - request.num_tokens)
+        num_blocks = tables.num_missing(request, request.num_tokens + num_drafts)
+        if num_blocks > 0 and tables.pool.num_free - num_blocks >= num_reserved:
+            tables.grow(request, request.num_tokens + num_drafts)
+        return min(num_drafts, tables.num_tokens_in(request) - request.num_tokens)

@@ -1,7 +1,7 @@
-"""Guesses that a request goes on as it has gone on before, or as another one of its tenant and salt has.
+"""Drafts that repeat an earlier continuation of the request, or of another request of the same tenant and salt.
 
-After SuffixDecoding (Oliaro et al., arXiv:2411.04975): answers to like requests are alike, those of agents above all.
-It has a tree of all suffixes; here the chains of ``SuffixIndex`` do, which are cheap to forget.
+After SuffixDecoding (Oliaro et al., arXiv:2411.04975): similar requests have similar answers, especially those of
+agents. SuffixDecoding uses a tree of all suffixes; the chains of ``SuffixIndex`` suffice here, and are cheap to forget.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from .drafter import Drafter, make_drafters
 from .ngram import continued
 from .shared_texts import ENOUGH, SharedTexts
 
-# Of other requests fewer agreeing tokens are chance.
+# A shorter match with another request's output is likely a coincidence.
 _MIN_SHARED = 3
 
 
 class SuffixDrafter:
-    """The ``drafter.Drafter`` over a request's own tokens and what others of its scope have said."""
+    """The ``drafter.Drafter`` that matches a request's own tokens and the output of former requests of its scope."""
 
     def __init__(self, request: Request, texts: SharedTexts) -> None:
         self._own = SuffixIndex(request.token_ids, ENOUGH)
@@ -27,26 +27,26 @@ class SuffixDrafter:
     def draft(self, request: Request, room: int) -> list[int]:
         token_ids = request.token_ids
         own = self._own.match(token_ids)
-        found, length = self._texts.find(request.extra_keys, token_ids[-ENOUGH:], room)
+        shared, length = self._texts.find(request.extra_keys, token_ids[-ENOUGH:], room)
         if length >= _MIN_SHARED and (own is None or length > own[1]):
-            return found
+            return shared
         return [] if own is None else continued(token_ids, own[0], room)
 
 
 class SuffixMemory:
-    """See ``speculation.Memory``: what has ended is learnt, with the last tokens of its prompt before it."""
+    """Implements ``speculation.Memory``: learns the output of finished requests after the last tokens of the prompt."""
 
     def __init__(self, texts: SharedTexts | None = None) -> None:
         self.texts = texts or SharedTexts()
         self._running: dict[str, Request] = {}
 
     def drafters_for(self, request: Request) -> list[Drafter]:
-        """As ``drafter.make_drafters``, with what others have said."""
+        """Return the drafters of ``drafter.make_drafters``, with the last one replaced by a ``SuffixDrafter``."""
         *surer, _ = make_drafters(request)
         return [*surer, SuffixDrafter(request, self.texts)]
 
     def observe(self, output: SchedulerOutput) -> None:
-        """Learn what requests have said that ended since the last step."""
+        """Learn the output of requests that ended since the last step."""
         for request_id in output.released_ids:
             request = self._running.pop(request_id, None)
             if request is not None and request.is_finished and request.num_output_tokens:
@@ -55,5 +55,5 @@ class SuffixMemory:
             self._running[request.request_id] = request
 
     def forget(self) -> None:
-        """Forget what was said."""
+        """Forget all texts."""
         self.texts.clear()

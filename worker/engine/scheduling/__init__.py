@@ -1,1 +1,1 @@
-"""Which tokens of which requests the next step computes: requests, their order, KV-cache blocks, ends. No torch."""
+"""Choose the tokens that the next step computes: requests, their order, KV-cache blocks, ends. Imports no torch."""

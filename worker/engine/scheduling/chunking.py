@@ -1,9 +1,10 @@
-"""Where a request may be cut, for models that compute a lone token otherwise than several.
+"""Where a request may be split into chunks, for models that compute a lone token differently from several.
 
 Mamba-2 of some families (Zamba2, Nemotron-H) limits the step of its recurrence from below while it scans several
-tokens, and does not where one token follows a state. So a token's result depends on its chunk. Generated tokens are
-computed one by one, and so they must be again when a request is resumed or was preempted: else it would go on with
-other tokens. Likewise a prompt must not end in a chunk of one token here and of several there.
+tokens, but not when a single token follows a state. So a token's result depends on its chunk. Generated tokens are
+computed one by one, and must be computed one by one again when a request is resumed or was preempted, because other
+chunks would lead to other tokens. Likewise a prompt must not end in a chunk of one token on one engine and of several
+on another.
 """
 
 from __future__ import annotations
@@ -14,25 +15,25 @@ from .request import Request
 
 
 class Chunking(Protocol):
-    """Decides where a request may be cut."""
+    """Decides where a request may be split."""
 
     def limit(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
-        """Return how many of ``num_new_tokens`` may be computed next; 0 if it must wait for a step with more."""
+        """Return how many of ``num_new_tokens`` may be computed next; 0 if the request must wait for a larger step."""
         ...
 
 
 class AnyChunks:
-    """A request may be cut anywhere."""
+    """Allows a request to be split anywhere."""
 
     def limit(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         return num_new_tokens
 
 
 class GeneratedTokensAlone:
-    """Generated tokens go one by one, those of a prompt that follow a state never so.
+    """Computes generated tokens one by one, and prompt tokens that follow a state never one by one.
 
-    A first chunk may have one token: no state comes before it. With 4 tokens of budget or more, a request that is alone
-    always moves: of a prompt that lacks 3 tokens 3 are computed, else 2 or more, and never all but one.
+    A first chunk may have one token, since no state precedes it. With a budget of at least 4 tokens, a request that
+    runs alone always advances: if its prompt lacks 3 tokens, 3 are computed; else 2 or more, and never all but one.
     """
 
     MIN_BUDGET = 4

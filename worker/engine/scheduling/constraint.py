@@ -1,4 +1,4 @@
-"""What the engine asks of a grammar that a request's output has to follow; ``structured/constraint.py`` has it."""
+"""Interface of a grammar that a request's output must match; implemented by ``structured/constraint.py``."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ if TYPE_CHECKING:
 
 
 class Constraint(Protocol):
-    """What a request's next token may be."""
+    """The set of tokens that a request's grammar allows next."""
 
     @property
     def vocab_size(self) -> int: ...
 
     @property
     def ending_token_ids(self) -> list[int]:
-        """Those that end the output where the grammar may end."""
+        """Tokens that end the output where the grammar may end."""
         ...
 
     @property
     def is_terminated(self) -> bool:
-        """Whether its last token ended the output."""
+        """Whether the last token ended the output."""
         ...
 
     @property
     def failure(self) -> RequestError | None:
-        """Why the request has to end instead of taking its last token."""
+        """Reason why the request must end without its last token; None if it need not."""
         ...
 
     def fill(self, bitmask: NDArray[np.int32], row: int) -> bool:
-        """Write into ``row`` of ``bitmask``, ``[rows, words of 32 tokens]``, what may come next; False if it failed."""
+        """Write the allowed tokens into ``row`` of ``bitmask``, ``[rows, words of 32 tokens]``; False if it failed."""
         ...
 
     def accept(self, token_id: int) -> RequestError | None:
-        """Advance by a token as soon as it is sampled; returns ``failure``."""
+        """Advance by a token as soon as it is sampled; return ``failure``."""
         ...
 
     def forced_tokens(self, room: int) -> list[int]:
-        """At most ``room`` tokens of the text that has to come next, as they are likely to be; none if any may come."""
+        """Return at most ``room`` tokens that likely spell the text that must follow; none if there is a choice."""
         ...
 
     def fail_for_want_of_tokens(self) -> None:
-        """Note that other parameters forbid all that the grammar allows."""
+        """Set ``failure``: other parameters forbid all tokens that the grammar allows."""
         ...

@@ -1,4 +1,4 @@
-"""Where the scheduler asks for guesses at the next tokens of requests; ``engine/drafting`` makes them."""
+"""Interface through which the scheduler gets draft tokens for requests; implemented by ``engine/drafting``."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from .blocks.block_tables import BlockTables
 from .request import Request
 from .scheduler_output import SchedulerOutput
 
-# So much longer than a step of one row one with guesses may take: rows beyond that are not free.
+# A step with draft tokens may take this share longer than a step of one row; rows beyond that are not free.
 STEP_COST = 0.25
 
 
 class Guessing(Protocol):
-    """Adds guesses to a step whose work has been chosen.
+    """Adds draft tokens to a step after its work has been chosen.
 
     Attributes:
-        num_draft_tokens: how many guesses were computed since the start.
-        num_accepted_tokens: how many of them turned out to be tokens of their requests.
-        num_free_rows: tokens of a step that cost little more than one; 0 where nothing is guessed.
+        num_draft_tokens: draft tokens computed since the start.
+        num_accepted_tokens: draft tokens that became tokens of their requests.
+        num_free_rows: tokens of a step that cost little more than one; 0 without drafting.
     """
 
     num_free_rows: int
@@ -26,30 +26,30 @@ class Guessing(Protocol):
     num_accepted_tokens: int
 
     def extend(self, output: SchedulerOutput, tables: BlockTables) -> None:
-        """Give requests of ``output`` guesses, and blocks for them, if they want any."""
+        """Add draft tokens to requests of ``output``, and allocate blocks for them."""
         ...
 
     def judged(self, request: Request, num_guessed: int, num_accepted: int) -> None:
-        """Note that of ``num_guessed`` guesses, which a step computed for ``request``, so many came true."""
+        """Record that ``num_accepted`` of the ``num_guessed`` draft tokens of ``request`` in a step were accepted."""
         ...
 
     def forget(self) -> None:
-        """Forget what requests that have ended said."""
+        """Forget the output of finished requests."""
         ...
 
 
 class NoGuessing:
-    """The ``Guessing`` of an engine that computes what is known, and no more."""
+    """The ``Guessing`` of an engine without draft tokens."""
 
     num_free_rows = 0
     num_draft_tokens = 0
     num_accepted_tokens = 0
 
     def extend(self, output: SchedulerOutput, tables: BlockTables) -> None:
-        """None wants any."""
+        """Do nothing."""
 
     def judged(self, request: Request, num_guessed: int, num_accepted: int) -> None:
-        """There were none."""
+        """Do nothing."""
 
     def forget(self) -> None:
-        """Nothing is known."""
+        """Do nothing."""

@@ -1,10 +1,11 @@
-"""Where the images of a prompt lie among its tokens, and how the blocks that hold them are told apart.
+"""Positions of images among the tokens of a prompt, and how blocks that contain images are identified.
 
-The tokens in the place of an image are the same for every image of that size, so blocks with some of them are known by
-the image's digest, too. Blocks before it are not: chats that begin alike share them, whatever they show later.
+The placeholder tokens are the same for every image of one size, so blocks that contain some of them are also
+identified by the image's digest. Blocks before the image are not: chats with the same beginning share them, whichever
+images follow.
 
-Some models let the tokens of an image see each other. One forward has to compute all of them, so a prompt is not cut
-there: neither by the end of a chunk nor by what is found in the KV cache.
+Some models let the tokens of an image attend to each other. One forward must compute all of them, so a prompt is not
+split there, neither by the end of a chunk nor by a hit in the KV cache.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ class ImageSpan:
     """An image in a prompt.
 
     Args:
-        start, stop: its tokens.
-        places: the positions in the prompt whose embeddings are its features, ascending.
-        key: by which it is told apart.
-        features: ``[len(places), hidden size]``, or several times as wide where deeper layers take some, too: a tensor
-            on the CPU. Nothing of the scheduler looks at it.
-        axes: ``[3, stop - start]``, positions in three axes from the image's first; None where one is each token's.
-        wholes: first token and end of each run of its tokens that see each other, ascending: one forward computes all
-            of a run; none where each sees what is before it, as text does.
+        start, stop: range of its tokens.
+        places: positions in the prompt whose embeddings are the image's features, ascending.
+        key: identity of the image's contents.
+        features: ``[len(places), hidden size]``, or several times as wide if deeper layers get features too: a tensor
+            on the CPU. The scheduler does not read it.
+        axes: ``[3, stop - start]``, positions in three axes relative to the image's first; None if each token has one
+            position.
+        wholes: first token and end of each run of tokens that attend to each other, ascending. One forward computes a
+            whole run. Empty if attention is causal, as in text.
     """
 
     start: int
@@ -39,9 +41,9 @@ class ImageSpan:
 
 
 def block_keys(images: Sequence[ImageSpan], block_size: int, first: int, end: int) -> dict[int, bytes]:
-    """What the blocks ``first .. end`` of a request are known by beside their tokens; those without images are not in.
+    """Return the image part of the identity of blocks ``first .. end`` of a request; blocks without images are absent.
 
-    Where an image begins is a part of it: a block may hold the ends of one and the beginnings of the next.
+    It includes each image's start, because a block may hold the end of one image and the beginning of the next.
     """
     keys: dict[int, bytes] = {}
     for image in images:
@@ -51,7 +53,7 @@ def block_keys(images: Sequence[ImageSpan], block_size: int, first: int, end: in
 
 
 def last_cut(images: Sequence[ImageSpan], num_tokens: int) -> int:
-    """Return how many of the first ``num_tokens`` tokens of a request can be computed without those behind them."""
+    """Return how many of the first ``num_tokens`` tokens of a request can be computed without the tokens after them."""
     for image in images:
         for first, end in image.wholes:
             if first < num_tokens < end:
@@ -60,12 +62,12 @@ def last_cut(images: Sequence[ImageSpan], num_tokens: int) -> int:
 
 
 def whole_chunk(images: Sequence[ImageSpan], num_computed_tokens: int, num_new_tokens: int) -> int:
-    """Return how many of ``num_new_tokens`` a step may compute: none where it has too little room for an image's."""
+    """Return how many of ``num_new_tokens`` a step may compute: 0 if an image's run of tokens does not fit."""
     return last_cut(images, num_computed_tokens + num_new_tokens) - num_computed_tokens
 
 
 def whole_hit(images: Sequence[ImageSpan], num_blocks: int, block_size: int) -> int:
-    """Return how many of the first ``num_blocks`` blocks, which are cached, may be taken as computed."""
+    """Return how many of the first ``num_blocks`` blocks, which are cached, may be used as computed."""
     while (cut := last_cut(images, num_blocks * block_size)) < num_blocks * block_size:
         num_blocks = cut // block_size
     return num_blocks

@@ -1,4 +1,4 @@
-"""Finds the requests for which a batch raised, by executing them one by one."""
+"""Finds the requests that made a batch raise, by executing them one by one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .scheduler_output import SchedulerOutput
 
 
 class Isolation:
-    """The requests of a failed batch that have not been tried alone yet.
+    """Requests of a failed batch that have not been tried separately yet.
 
-    A failed step leaves nothing behind: tokens are counted when it succeeds, and slots of the KV cache may be written
-    twice. So each request is given the same tokens to compute again, without guesses. Nothing may be scheduled before
-    all are through, since what was given to one request assumes the blocks that it had.
+    A failed step has no lasting effect: tokens are counted when it succeeds, and slots of the KV cache may be written
+    twice. So each request computes the same tokens again, without draft tokens. Nothing may be scheduled before all
+    have been tried, since the work of each request assumes the blocks that it had.
     """
 
     def __init__(self) -> None:
@@ -22,16 +22,16 @@ class Isolation:
 
     @property
     def is_active(self) -> bool:
-        """Whether there is anybody to try."""
+        """Whether requests are left to try."""
         return bool(self._suspects)
 
     def isolate(self, batch: SchedulerOutput) -> None:
-        """Take apart a batch that failed."""
+        """Split a failed batch into single requests."""
         self._suspects.extend(zip(batch.requests, batch.num_known_tokens(), strict=True))
         self._released_ids = self._released_ids + batch.released_ids
 
     def next_batch(self) -> SchedulerOutput | None:
-        """The next request alone; None when all are through. Those that do not run any more are passed over."""
+        """Return a batch of the next request; None when all have been tried. Skip requests that no longer run."""
         while self._suspects:
             request, num_new_tokens = self._suspects.popleft()
             if request.status is RequestStatus.RUNNING:

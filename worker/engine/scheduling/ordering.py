@@ -1,4 +1,4 @@
-"""In which order requests run, and who waits longest."""
+"""Order in which requests run."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from .request import Request
 
 
 class OrderingPolicy(Protocol):
-    """Says who goes first: the request with the lowest key. Keys are unique and never change."""
+    """Orders requests: the lowest key goes first. Keys are unique and never change."""
 
     def key(self, request: Request) -> Any: ...
 
 
 class FirstComeFirstServed:
-    """By arrival at this engine; a preempted request keeps its place."""
+    """Orders requests by arrival at this engine; a preempted request keeps its place."""
 
     def key(self, request: Request) -> int:
         return request.arrival_index
 
 
 class Priority:
-    """By the request's priority, the lowest number first, and by arrival at this engine among equals.
+    """Orders requests by priority, the lowest number first, and by arrival at this engine among equals.
 
-    vLLM breaks ties by ``arrival_time``. Here that is the clock of whichever client sent the request, so two may share
-    it or contradict each other, while the queue has already put the requests in an order: the one they arrive in.
+    vLLM breaks ties by ``arrival_time``. Here that is the clock of the client that sent the request, so two requests
+    may share it and two clients' clocks may differ. The queue has already ordered the requests by the time they arrive.
     """
 
     def key(self, request: Request) -> tuple[int, int]:
@@ -36,14 +36,14 @@ class Priority:
 
 
 class ByOrderKey:
-    """By what somebody else has said of the request when it came, and by arrival at this engine among equals."""
+    """Orders requests by an ``order_key`` that was set on arrival, and by arrival at this engine among equals."""
 
     def key(self, request: Request) -> tuple[tuple[float, ...], int]:
         return request.order_key, request.arrival_index
 
 
 class RequestQueue:
-    """Requests in the order of a policy."""
+    """Queue of requests in the order of a policy."""
 
     def __init__(self, policy: OrderingPolicy) -> None:
         self._key = policy.key
@@ -59,26 +59,26 @@ class RequestQueue:
         return self._requests[index]
 
     def add(self, request: Request) -> None:
-        """Insert at its place."""
+        """Insert ``request`` at its place in the order."""
         insort(self._requests, request, key=self._key)
 
     def pop(self, index: int) -> Request:
-        """Take out the request at ``index``: 0 goes first, -1 last."""
+        """Remove and return the request at ``index``: 0 goes first, -1 last."""
         return self._requests.pop(index)
 
     def remove(self, request: Request) -> None:
-        """Take out ``request``, which is here."""
+        """Remove ``request``, which is in the queue."""
         del self._requests[bisect_left(self._requests, self._key(request), key=self._key)]
 
     def drop_finished(self) -> None:
-        """Take out every finished request."""
+        """Remove every finished request."""
         self._requests = [request for request in self._requests if not request.is_finished]
 
     def check_invariants(self) -> None:
         """Verify the order.
 
         Raises:
-            InvariantError: a key has changed, or two are the same.
+            InvariantError: a key has changed, or two keys are equal.
         """
         if any(first >= second for first, second in pairwise(map(self._key, self._requests))):
             raise InvariantError("a queue is not in the order of its policy")

@@ -1,4 +1,4 @@
-"""Gives requests their places: blocks and a turn among those that run, which those that go last lose again."""
+"""Admits requests to the running queue with their blocks, and preempts the last ones when blocks run out."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from .timeline import Timeline
 
 
 class Placement:
-    """What ``Scheduler`` knows of blocks.
+    """The part of ``Scheduler`` that assigns blocks.
 
     Args:
-        running, waiting: its queues. Who is preempted goes from one to the other; who is admitted, it moves itself.
+        running, waiting: the scheduler's queues. Preemption moves a request from ``running`` to ``waiting``; the
+            scheduler itself moves an admitted request.
 
     Attributes:
-        num_preemptions: since the start.
+        num_preemptions: preemptions since the start.
     """
 
     def __init__(
@@ -54,11 +55,11 @@ class Placement:
         self._is_short_of_blocks = False
 
     def admit(self, request: Request, budget: int, output: SchedulerOutput) -> bool:
-        """Give a waiting request blocks for all its known tokens, cached ones among them.
+        """Give a waiting request blocks for all its known tokens, cached blocks included.
 
-        False if too few are free or one that runs waits for some, if ``output`` or a batch in flight computes for
-        another all that ``budget`` lets it compute now, if it is in flight itself, or if others run with adapters in
-        all slots.
+        Return False if too few blocks are free, if a running request waits for blocks, if ``output`` or a batch in
+        flight computes for another request all that ``budget`` lets this one compute now, if it is in flight itself, or
+        if running requests use all adapter slots.
         """
         if self._is_short_of_blocks or not self._flights.may_enter(request):
             return False
@@ -79,8 +80,11 @@ class Placement:
         return True
 
     def grow(self, request: Request, num_tokens: int) -> bool:
-        """Give ``request`` blocks for ``num_tokens`` in all, preempting from behind; False if it had to go itself, or
-        if the last one is in flight, whose blocks it can have when that has landed."""
+        """Give ``request`` blocks for ``num_tokens`` in total, and preempt the last running requests if necessary.
+
+        Return False if ``request`` was preempted itself, or if the last one is in flight: its blocks are available
+        after its batch.
+        """
         self._tables.give_back(request)
         num_blocks = self._tables.num_missing(request, num_tokens)
         while num_blocks > self._block_pool.num_free:
@@ -93,7 +97,7 @@ class Placement:
         return True
 
     def preempt_last(self) -> Request:
-        """Let the one of those that run which goes last wait at its old place, without blocks; returns it."""
+        """Move the last running request back to its place in the waiting queue, without blocks; return it."""
         last = self._running.pop(-1)
         self.release(last)
         last.num_computed_tokens = 0
@@ -104,17 +108,17 @@ class Placement:
         return last
 
     def release(self, request: Request) -> None:
-        """Take from ``request`` all that it has."""
+        """Release the blocks and the adapter slot of ``request``."""
         self._residency.let_go(request)
         if request.block_table:
             self._tables.release(request)
             self._released_ids.append(request.request_id)
 
     def take_released_ids(self) -> list[str]:
-        """Who has lost its blocks since the last call: for the step that is chosen."""
+        """Return ids of requests that lost their blocks since the last call, for the next step."""
         released_ids, self._released_ids = self._released_ids, []
         return released_ids
 
     def give_back_released_ids(self, released_ids: list[str]) -> None:
-        """Undo ``take_released_ids``: the step is not to be."""
+        """Undo ``take_released_ids`` for a step that will not be executed."""
         self._released_ids = released_ids + self._released_ids

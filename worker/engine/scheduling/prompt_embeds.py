@@ -1,8 +1,8 @@
-"""Prompts that are given as embeddings: what the engine core checks of them, and how it tells them apart.
+"""Prompts passed as embeddings: how the engine core checks and identifies them.
 
-In ``Request.token_ids`` each row has a placeholder, so that scheduler and block pool need to know nothing of it. What
-looks at the tokens of a prompt asks ``Request.prompt_token_ids``, which has none then. The rows themselves meet the
-model in ``input_embeds.py``.
+``Request.token_ids`` has a placeholder for each row, so the scheduler and the block pool need no special case. Code
+that reads the tokens of a prompt uses ``Request.prompt_token_ids``, which is then empty. ``input_embeds.py`` passes the
+rows to the model.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from ....shared.messages.requests import EngineCoreRequest
 from ....shared.params.prompt_embeds import PromptEmbeds
 
 PLACEHOLDER_TOKEN_ID = 0
-# An exponent of ones is that of infinities and NaN; numpy has no bfloat16.
+# All ones in the exponent mean infinity or NaN. A bit test, since numpy has no bfloat16.
 _BFLOAT16_EXPONENT = 0x7F80
 
 
 def prompt_of(message: EngineCoreRequest) -> list[int]:
-    """The token ids of a request's prompt: a placeholder for each row of embeddings."""
+    """Return the token ids of a request's prompt: a placeholder for each row of embeddings."""
     if message.prompt_embeds is None:
         return message.prompt_token_ids or []
     return [PLACEHOLDER_TOKEN_ID] * message.num_prompt_tokens
 
 
 def extra_keys_of(message: EngineCoreRequest) -> tuple[str | None, ...]:
-    """What must be the same, beside the tokens, for two requests to share blocks of the KV cache."""
+    """Return the keys, in addition to the tokens, that must be equal for two requests to share KV-cache blocks."""
     keys = (message.tenant, message.cache_salt)
     if message.prompt_embeds is None:
         return keys
     embeds = message.prompt_embeds
-    said = f"{embeds.dtype} {embeds.shape}".encode()
-    return (*keys, hashlib.sha256(said + hashlib.sha256(embeds.data).digest()).hexdigest())
+    header = f"{embeds.dtype} {embeds.shape}".encode()
+    return (*keys, hashlib.sha256(header + hashlib.sha256(embeds.data).digest()).hexdigest())
 
 
 def check_prompt_embeds(message: EngineCoreRequest, hidden_size: int | None) -> None:
     """Refuse embeddings that this engine cannot run.
 
     Args:
-        hidden_size: of the model's input embeddings; None if the engine takes none.
+        hidden_size: width of the model's input embeddings; None if the engine accepts no prompt embeddings.
 
     Raises:
-        UnsupportedParameterError: it takes none, or not with what else the request asks.
-        ValidationError: they have another hidden size, are not finite, or come beside token ids.
+        UnsupportedParameterError: the engine accepts none, or not together with other parameters of the request.
+        ValidationError: they have another hidden size, are not finite, or are combined with token ids.
     """
     embeds = message.prompt_embeds
     if embeds is None:
@@ -65,7 +65,7 @@ def check_prompt_embeds(message: EngineCoreRequest, hidden_size: int | None) -> 
 
 
 def _is_finite(embeds: PromptEmbeds) -> bool:
-    # Here, not above: whoever imports the scheduler shall not have to load numpy.
+    # Imported here because the scheduler must be importable without numpy.
     import numpy as np
 
     if embeds.dtype == "bfloat16":

@@ -1,4 +1,4 @@
-"""Whether an output has begun to repeat itself."""
+"""Detection of outputs that repeat themselves."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from ....shared.params.repetition import RepetitionDetectionParams
 
 
 def ends_in_repetition(token_ids: list[int], num_skipped: int, params: RepetitionDetectionParams) -> bool:
-    """Whether ``token_ids`` ends with ``params.min_count`` times the same pattern of a size within the bounds.
+    """Return whether ``token_ids`` ends with ``params.min_count`` copies of a pattern of a size within the bounds.
 
-    Only a pattern whose size is the distance between the last token and an equal one is compared; the search for those
-    runs in C, and text seldom has several among its last few tokens.
+    The size of a pattern is the distance between the last token and an earlier equal token, so only such sizes are
+    compared. The search for equal tokens runs in C, and few of the last tokens are equal in ordinary text.
 
     Args:
-        num_skipped: tokens at the beginning that do not count: the prompt.
+        num_skipped: length of the prompt, which is not searched.
     """
     longest = min(params.max_pattern_size, (len(token_ids) - num_skipped) // max(params.min_count, 1))
     size = max(params.min_pattern_size, 1)

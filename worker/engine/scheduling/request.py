@@ -1,4 +1,4 @@
-"""The runtime state of one request inside the engine core."""
+"""Runtime state of one request inside the engine core."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_LORA = -1
 
 
 class RequestStatus(enum.Enum):
-    """Where a request stands; ``_NEXT`` says what may follow what."""
+    """State of a request; ``_NEXT`` lists the allowed transitions."""
 
     WAITING = "waiting"
     WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = "waiting_for_structured_output_grammar"
@@ -60,11 +60,12 @@ STATUS_OF_REASON = {
 
 
 class Pooling(NamedTuple):
-    """What is wanted of a prompt that is pooled.
+    """Pooling options of a request.
 
     Args:
-        reads_prefix_cache: the hidden states of its first tokens are not wanted.
-        second_text_at: its first token of the second text of a pair; None if there is one text.
+        reads_prefix_cache: whether cached tokens may be skipped, since the pooler needs no hidden states of the first
+            tokens.
+        second_text_at: index of the first token of the second text of a pair; None for a single text.
     """
 
     params: PoolingParams
@@ -73,35 +74,36 @@ class Pooling(NamedTuple):
 
 
 class Request:
-    """A generation in progress, or a prompt that is pooled.
+    """A generation in progress, or a prompt to pool.
 
-    ``token_ids`` holds prompt and output; ``num_computed_tokens`` of them are in the KV cache. The scheduler lets
-    the second catch up with the length of the first; when it has, the next token is sampled and appended.
+    ``token_ids`` holds prompt and output; ``num_computed_tokens`` of them are in the KV cache. The scheduler raises
+    ``num_computed_tokens`` up to the length of ``token_ids``; then the next token is sampled and appended.
 
     Args:
-        output_token_ids: tokens that a former engine has already delivered. They count as output (for
-            ``max_tokens``, ``min_tokens`` and randomness), are computed again, and are not given out again.
+        output_token_ids: tokens that a previous engine has already delivered. They count as output (for
+            ``max_tokens``, ``min_tokens`` and randomness), are computed again, and are not delivered again.
         eos_token_ids: the model's end-of-sequence tokens.
-        max_model_len: most tokens, prompt and output together, that the request may have.
-        priority: the lower, the earlier, if the ordering policy looks at it.
-        extra_keys: what must be the same, beside the tokens, for two requests to share blocks of the KV cache.
-        prompt_embeds: what stands in the place of the prompt's tokens, which are placeholders then.
-        lora_index: the slot of its adapter while it runs, or ``NO_LORA``.
-        lora_request: the adapter that it wants; None for the model alone.
-        pooling: what is wanted of a prompt that is pooled; such a request ends when its prompt is computed.
-        prediction: tokens that its caller takes for a likely output.
-        images: those of its prompt, whose tokens are in ``prompt_token_ids``.
+        max_model_len: limit on the tokens of prompt and output together.
+        priority: lower goes first, if the ordering policy uses it.
+        extra_keys: keys, in addition to the tokens, that must be equal for two requests to share KV-cache blocks.
+        prompt_embeds: replace the prompt's tokens, which are placeholders then.
+        lora_index: slot of its adapter while it runs, or ``NO_LORA``.
+        lora_request: the requested adapter; None for the base model.
+        pooling: pooling options; None for a generation. Such a request ends when its prompt is computed.
+        prediction: tokens that the caller expects as output.
+        images: images of its prompt; their tokens are in ``prompt_token_ids``.
 
     Attributes:
-        block_hashes: of its first full blocks, as far as somebody has asked (``prefix_cache.py``).
-        group_tables: its blocks where layers keep different parts of it; None where ``block_table`` is all.
-        events: what has happened to it since its last output.
-        constraint: what its ``structured_outputs`` allow; None without, and while the grammar is compiled.
-        order_key: where an operator's own ordering policy puts it; () under another one.
-        processors: an operator's own, which its ``extra_args`` choose.
+        block_hashes: hashes of its first full blocks, computed on demand (``prefix_cache.py``).
+        group_tables: its blocks if layers keep different parts of it; None if ``block_table`` has all blocks.
+        events: events since its last output.
+        constraint: grammar of its ``structured_outputs``; None without, and while the grammar is compiled.
+        order_key: key assigned by an operator's ordering policy; () under another policy.
+        processors: the operator's logits processors that its ``extra_args`` choose.
         num_cached_tokens: prompt tokens that were in the KV cache when it was first admitted.
-        num_in_flight_tokens: those that a batch computes whose result is still to come (``batch_queue.py``).
-        prompt_logprobs: those known of the prompt's second token and on; None if not wanted, or given out.
+        num_in_flight_tokens: tokens computed by a batch whose result is pending (``batch_queue.py``).
+        prompt_logprobs: log probabilities known so far, from the prompt's second token on; None if not requested or
+            already delivered.
     """
 
     __slots__ = (
@@ -186,8 +188,8 @@ class Request:
         self.stop_token_ids = frozenset(params.stop_token_ids or ())
         room = max_model_len - self.num_prompt_tokens
         self.max_output_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
-        # The client draws a seed when it enqueues; without one the request id is the only thing an engine that
-        # resumes the request has in common with this one.
+        # The client draws a seed when it enqueues. Without one, derive it from the request id, because an engine that
+        # resumes the request must draw the same numbers.
         self.seed = zlib.crc32(request_id.encode()) if params.seed is None else params.seed
 
     @property
@@ -197,17 +199,17 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Output tokens, those of a former engine included."""
+        """Output tokens, including those of a previous engine."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """Tokens of the prompt; none if it is embeddings."""
+        """Tokens of the prompt; empty for prompt embeddings."""
         return self.token_ids[: self.num_prompt_tokens] if self.prompt_embeds is None else []
 
     @property
     def ending_token_ids(self) -> frozenset[int]:
-        """Tokens that end it once it has ``min_tokens``."""
+        """Tokens that end the request once it has ``min_tokens``."""
         return self.eos_token_ids | self.stop_token_ids
 
     @property
@@ -216,10 +218,10 @@ class Request:
         return len(self.token_ids) - self.num_computed_tokens
 
     def after_flight(self) -> tuple[int, int]:
-        """How many tokens will be in the KV cache, and how many known ones will not, once the batch in flight is done.
+        """Return how many tokens will be in the KV cache after the batch in flight, and how many known ones will not.
 
-        It is taken for granted that one token is on its way, and that it does not end the request unless it is the last
-        one allowed. Should more come, they are known tokens that a later step computes.
+        Assumes that the batch gives one token, which ends the request only if it is the last one allowed. If it gives
+        more, they are known tokens that a later step computes.
         """
         num_computed_tokens = self.num_computed_tokens + self.num_in_flight_tokens
         num_uncomputed_tokens = len(self.token_ids) - num_computed_tokens
@@ -229,11 +231,11 @@ class Request:
 
     @property
     def reads_prefix_cache(self) -> bool:
-        """Whether tokens may be skipped that are in the KV cache: not if something is wanted of each of them."""
+        """Whether cached tokens may be skipped: not if each token has a result to return."""
         return self.prompt_logprobs is None and (self.pooling is None or self.pooling.reads_prefix_cache)
 
     def take_events(self) -> list[EngineCoreEvent]:
-        """Return the events that no output has told yet."""
+        """Return and clear the events that no output has reported yet."""
         events, self.events = self.events, []
         return events
 
@@ -241,7 +243,7 @@ class Request:
         """Change the status.
 
         Raises:
-            InvariantError: ``status`` may not follow the present one.
+            InvariantError: ``status`` may not follow the current one.
         """
         if status not in _NEXT[self.status]:
             raise InvariantError(f"request {self.request_id}: {self.status.value} cannot become {status.value}")

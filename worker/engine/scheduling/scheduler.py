@@ -7,19 +7,19 @@ Prefill, chunked prefill, decode, recomputation after preemption and resumption 
 
 Running requests come first, each with at least one token, then waiting ones in the policy's order. A request is
 admitted when blocks for all its known tokens are free, and takes them at once. When a running request needs a block
-and none is free, the one that goes last is preempted: it loses its blocks and waits at its old place. Since the pool
-holds at least one request of ``max_model_len``, the one that goes first always moves. How many blocks that is, and
-which of them a request gives back on its way, ``block_tables.py`` knows.
+and none is free, the last one in the order is preempted: it loses its blocks and waits at its old place. Since the pool
+holds at least one request of ``max_model_len``, the first one in the order always advances. ``block_tables.py`` decides
+how many blocks a request needs, and which ones it frees while it runs.
 
-Blocks that already hold the beginning of a request count as computed when it is admitted, all but its last token at the
-most. It shares them with whoever else has them, and nobody writes to them: they are full. If all that it could compute
-in this step is being computed for another request, it waits for the next step and finds it.
+Blocks that already hold the beginning of a request count as computed when it is admitted, except for its last token.
+Requests share such blocks; no request writes to them, because they are full. If all that a request could compute in
+this step is being computed for another request, it waits for the next step and finds the blocks then.
 
-Running requests are visited in the policy's order too, so whoever is preempted has been given no work in this step, and
-none has to be taken back. (vLLM visits them in the order of admission; with priorities it had requests that were
-preempted with their work given out, issue 23316, and others that were skipped, issue 49097.) Only a running request
-that needs a block preempts: as in vLLM's V1 (issue 40004), a waiting one, however urgent, takes nobody's place. But
-what a preempted request leaves over may go, in the same step, to a waiting one that goes before it.
+Running requests are visited in the policy's order too, so a preempted request has no work in this step that would have
+to be undone. (vLLM visits them in the order of admission; with priorities it had requests that were preempted after
+their work was scheduled, issue 23316, and others that were skipped, issue 49097.) Only a running request that needs a
+block preempts: as in vLLM's V1 (issue 40004), a waiting request never displaces a running one, however urgent it is.
+But the budget that a preempted request leaves may go, in the same step, to a waiting request that precedes it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Scheduler:
         self._chunking = chunking or AnyChunks()
         self._timeline = timeline or NoTimeline()
         self._guessing = self._own_guessing = guessing or NoGuessing()
-        # A queue of batches where none is in flight is false, too.
+        # Not ``flights or``, because a queue of batches is false when none is in flight.
         self._flights = OneFlight() if flights is None else flights
         self._running = RequestQueue(policy)
         self._waiting = RequestQueue(policy)
@@ -102,7 +102,7 @@ class Scheduler:
             block_pool,
             tables,
             self._prefix_cache,
-            # One where nobody waits is false.
+            # Not ``residency or``, because it is false while no request waits.
             NoResidency() if residency is None else residency,
             self._flights,
             self._timeline,
@@ -124,7 +124,7 @@ class Scheduler:
         return len(self._requests)
 
     def add_request(self, request: Request) -> None:
-        """Put a new request behind those that have arrived before; its id is not known here yet."""
+        """Queue a new request after all earlier arrivals. Its id must be unknown."""
         request.arrival_index = self._num_arrived
         self._num_arrived += 1
         self._requests[request.request_id] = request
@@ -132,14 +132,14 @@ class Scheduler:
         self._timeline.note(request, EngineCoreEventType.QUEUED)
 
     def schedule(self) -> SchedulerOutput:
-        """Choose the next step's work and give it its blocks."""
+        """Choose the next step's work and allocate its blocks."""
         output = SchedulerOutput()
         budget = self.max_num_batched_tokens
         prompt_rows = PromptRowBudget()
         num_tokens_in, flights, placement = self._tables.num_tokens_in, self._flights, self._placement
         placement.begin()
         room = flights.room(len(self._running))
-        for index, request in enumerate(flights.free(self._running, room)):  # which may lose requests from behind
+        for index, request in enumerate(flights.free(self._running, room)):  # ``grow`` may remove the last
             num_computed_tokens = request.num_computed_tokens
             num_new_tokens = len(request.token_ids) - num_computed_tokens
             if request.num_in_flight_tokens:
@@ -147,11 +147,11 @@ class Scheduler:
                 if num_new_tokens == 0:
                     continue  # its last token is on its way
             if num_new_tokens > 1:
-                # One token stays reserved for each running request behind this one: a long prefill delays no decode.
+                # Reserve one token for each running request after this one, so that a long prefill delays no decode.
                 num_new_tokens = min(num_new_tokens, budget - (min(room, len(self._running)) - index - 1))
                 num_new_tokens = self._chunk(request, num_computed_tokens, num_new_tokens, prompt_rows)
                 if num_new_tokens == 0:
-                    continue  # it waits for a step with more room
+                    continue  # it waits for a step with a larger budget
             num_tokens = num_computed_tokens + num_new_tokens
             if num_tokens > num_tokens_in(request) and not placement.grow(request, num_tokens):
                 break
@@ -174,14 +174,13 @@ class Scheduler:
         return output
 
     def take_back(self, output: SchedulerOutput) -> None:
-        """Forget that ``output``, the last that was scheduled, is to be executed: what it lacks is still lacking."""
+        """Cancel ``output``, the last one scheduled, before it is executed; its tokens will be scheduled again."""
         self._placement.give_back_released_ids(output.released_ids)
 
     def update_from_output(self, output: SchedulerOutput, sampled: SampledTokens) -> list[EngineCoreOutput]:
-        """Take in a step's result.
+        """Apply a step's result, and return the outputs for the requests' callers.
 
-        Returns what the requests' callers are to know. Requests finished meanwhile are passed over. What was computed
-        beyond a request's known tokens counts as far as the inputs turned out to be its new tokens.
+        Requests that finished meanwhile are skipped. Draft tokens count as computed as far as they were accepted.
         """
         self._num_steps += 1
         outputs: list[EngineCoreOutput] = []
@@ -197,9 +196,9 @@ class Scheduler:
                 stop = check_stop(request)
             else:
                 stop = take_tokens(request, token_ids)
-            if request.status is running:  # else it has lost its blocks meanwhile; its tokens are as good
+            if request.status is running:  # else it was preempted meanwhile; its tokens stay valid
                 if num_new_tokens > 1:
-                    num_inputs = len(request.token_ids) - (1 if token_ids else 0)  # the last token was none yet
+                    num_inputs = len(request.token_ids) - (1 if token_ids else 0)  # the last token was no input
                     num_new_tokens = min(num_new_tokens, num_inputs - request.num_computed_tokens)
                 request.num_computed_tokens += num_new_tokens
                 if request.num_computed_tokens % block_size < num_new_tokens:
@@ -239,33 +238,33 @@ class Scheduler:
             self._finish(request, status)
 
     def fail_batch(self, output: SchedulerOutput, error: RequestError) -> list[EngineCoreOutput]:
-        """End every request of a step that did not succeed."""
+        """End every request of a failed step."""
         failed = [request.request_id for request in output.requests if not request.is_finished]
         self.finish_requests(failed, RequestStatus.FINISHED_ERROR)
         self._num_steps += 1
         return [EngineCoreOutput(request_id, finish_reason=FinishReason.ERROR, error=error) for request_id in failed]
 
     def wait(self, timeout_s: float) -> None:
-        """After a ``schedule`` that has found nothing to compute yet: wait until it may, at most ``timeout_s``."""
+        """Wait at most ``timeout_s`` until there may be work, after a ``schedule`` that found none."""
 
     def set_guessing(self, is_on: bool) -> None:
-        """Whether tokens are guessed from the next step on, in an engine that was made to; for who compares the two."""
+        """Switch drafting on or off from the next step on, in an engine that has it. Benchmarks compare the two."""
         self._guessing = self._own_guessing if is_on else NoGuessing()
 
     def forget_blocks(self) -> bool:
-        """Forget what free blocks hold; False, and nothing is done, while any is in use."""
+        """Forget the contents of free blocks; return False and do nothing while any block is in use."""
         return self.block_pool.forget_hashes()
 
     def reset_prefix_cache(self) -> bool:
-        """As ``forget_blocks``, and forget what is kept of blocks elsewhere.
+        """Forget the contents of free blocks as ``forget_blocks`` does, and copies of blocks stored elsewhere.
 
-        What guesses by former requests forgets them in any case.
+        Drafting forgets the output of finished requests in any case.
         """
         self._guessing.forget()
         return self.forget_blocks()
 
     def stats(self) -> SchedulerStats:
-        """The present state; counters run since the start."""
+        """Return the current state; counters run since the start."""
         return SchedulerStats(
             num_running_reqs=len(self._running),
             num_waiting_reqs=len(self._waiting),
@@ -292,22 +291,22 @@ class Scheduler:
         check_tokens(running, self.block_pool, self.max_model_len)
         for request in running:
             self._tables.check_invariants(request)
-        held = [table for request in running for table in self._tables.tables_of(request)]
-        self.block_pool.check_invariants([*held, *self._tables_beside()])
+        block_tables = [table for request in running for table in self._tables.tables_of(request)]
+        self.block_pool.check_invariants([*block_tables, *self._tables_beside()])
         self._prefix_cache.check_invariants(running)
 
     def _requests_beside(self) -> Iterable[Request]:
-        """Those that wait for something else than their turn."""
+        """Return requests that wait for something other than their turn."""
         return ()
 
     def _tables_beside(self) -> Iterable[list[int]]:
-        """Blocks that are held for them."""
+        """Return the block tables of ``_requests_beside``."""
         return ()
 
     def _chunk(
         self, request: Request, num_computed_tokens: int, num_new_tokens: int, prompt_rows: PromptRowBudget
     ) -> int:
-        """Return how many of ``num_new_tokens`` of ``request`` the step computes; 0 if it has to wait."""
+        """Return how many of ``num_new_tokens`` of ``request`` the step computes; 0 if it must wait."""
         num_new_tokens = prompt_rows.limit(request, num_new_tokens)
         if request.images:
             num_new_tokens = whole_chunk(request.images, num_computed_tokens, num_new_tokens)
@@ -318,7 +317,7 @@ class Scheduler:
         return self._placement.admit(request, budget, output)
 
     def _finish_in_step(self, request: Request, status: RequestStatus) -> None:
-        """``_finish`` for a request that may be anywhere; those that run leave their queue together, later."""
+        """Finish a request from any queue. Running ones leave their queue together, at the end of the step."""
         if request.status is RequestStatus.PREEMPTED:
             self._waiting.remove(request)
         self._finish(request, status)

@@ -1,4 +1,4 @@
-"""What the scheduler and the executor tell each other of one step."""
+"""Values that the scheduler and the executor exchange for one step."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .request import Request
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """One step's work.
+    """Work of one step.
 
     Args:
-        requests: who runs, ``[B]``.
-        num_new_tokens: how many tokens of each are computed, ``[B]``, each at least 1.
+        requests: requests of the step, ``[B]``.
+        num_new_tokens: tokens to compute for each, ``[B]``, each at least 1.
         released_ids: requests that finished or lost their blocks since the last step; forget their rows first.
-        guesses: by place in ``requests``, tokens that may follow the known ones; they are among ``num_new_tokens``.
+        guesses: draft tokens that may follow the known ones, by index in ``requests``. ``num_new_tokens`` counts them.
     """
 
     requests: list[Request] = field(default_factory=list)
@@ -31,35 +31,35 @@ class SchedulerOutput:
         self.num_new_tokens.append(num_new_tokens)
 
     def guess(self, place: int, token_ids: list[int]) -> None:
-        """Have the request at ``place``, whose known tokens are all computed, compute ``token_ids`` behind them."""
+        """Add draft tokens to the request at index ``place``, whose known tokens are all computed."""
         self.guesses[place] = token_ids
         self.num_new_tokens[place] += len(token_ids)
 
     def num_known_tokens(self) -> list[int]:
-        """How many tokens of each are computed that are no guesses, ``[B]``."""
+        """Return how many tokens of each request are computed without draft tokens, ``[B]``."""
         if not self.guesses:
             return self.num_new_tokens
         return [count - len(self.guesses.get(place, ())) for place, count in enumerate(self.num_new_tokens)]
 
     def work(self) -> Iterable[tuple[Request, int]]:
-        """Each request with the number of its tokens."""
+        """Return pairs of a request and the number of its new tokens."""
         return zip(self.requests, self.num_new_tokens, strict=True)
 
 
 @dataclass(slots=True)
 class SampledTokens:
-    """One step's result.
+    """Result of one step.
 
-    Several tokens of a request are those that as many steps would have given it one by one, in their order. Some may
-    follow one that ends it, which whoever made them cannot always know: the scheduler drops those. But none follows one
-    with which its grammar has ended or failed.
+    Several tokens of a request equal the tokens that as many single steps would give, in order. Some may follow a token
+    that ends the request, which the executor cannot always detect: the scheduler drops them. None follows a token with
+    which the grammar has ended or failed.
 
     Args:
-        token_ids: ``[B]``, the new tokens of each request of the ``SchedulerOutput``: mostly one, and none where none
-            is due yet. The lists are the scheduler's, which hands them on.
-        logprobs: by request_id, of those that asked and have tokens: an entry per token.
-        prompt_logprobs: by request_id, of the tokens of its prompt that this step was the first to judge.
-        pooled: by request_id, the results of prompts that are pooled and have been computed: they end with it.
+        token_ids: ``[B]``, the new tokens of each request of the ``SchedulerOutput``: mostly one, and none while its
+            prompt is incomplete. The scheduler owns the lists, and passes them on.
+        logprobs: by request_id, an entry per token, of requests that asked for them and have tokens.
+        prompt_logprobs: by request_id, of prompt tokens that this step scored first.
+        pooled: by request_id, results of pooled prompts that are complete. These requests end.
     """
 
     token_ids: list[list[int]]

@@ -1,4 +1,4 @@
-"""What a request's caller is to know of a step."""
+"""Outputs for a request's caller after a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .request import Request
 
 
 def output_of(request: Request, token_ids: list[int], logprobs: list[TokenLogprobs] | None) -> EngineCoreOutput:
-    """New tokens, of which there may be none, and what is told with the first."""
+    """Return the output for new tokens, which may be none; the first one carries counts, events and prompt logprobs."""
     output = EngineCoreOutput(request.request_id, token_ids)
     if token_ids:
         output.num_cached_tokens = request.num_cached_tokens
@@ -25,7 +25,7 @@ def output_of(request: Request, token_ids: list[int], logprobs: list[TokenLogpro
 
 
 def end_of_pooled(request: Request, pooled: Pooled) -> EngineCoreOutput:
-    """The one output of a request that pools."""
+    """Return the only output of a pooling request."""
     return EngineCoreOutput(
         request.request_id,
         finish_reason=FinishReason.STOP,

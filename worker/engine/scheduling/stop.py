@@ -1,4 +1,4 @@
-"""When a generation ends. Stop strings are text, hence the worker process's business."""
+"""Detects the end of a generation. The worker process checks stop strings, because they are text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REPETITION_DETECTED = "repetition_detected"
 
 
 class Stop(NamedTuple):
-    """Why a request has ended, as its output says it."""
+    """Reason for the end of a request, as in its output."""
 
     reason: FinishReason
     stop_reason: int | str | None = None
@@ -20,10 +20,11 @@ class Stop(NamedTuple):
 
 
 def take_tokens(request: Request, token_ids: list[int]) -> Stop | None:
-    """Append a step's tokens to ``request`` one by one, up to one that ends it; returns its end.
+    """Append a step's tokens to ``request`` one by one, up to a token that ends it; return the end, or None.
 
-    What is not taken is deleted from ``token_ids``: what follows an end, and a token with which the grammar failed,
-    whose ``failure`` says why. The grammar has seen all of them, and only the last can have ended or failed it.
+    Tokens that are not appended are deleted from ``token_ids``: tokens after an end, and a token with which the grammar
+    failed, for the reason in ``failure``. The grammar has accepted all of them, and only the last can have ended or
+    failed it.
     """
     constraint, num_following = request.constraint, len(token_ids)
     for token_id in token_ids:
@@ -44,11 +45,11 @@ def check_stop(request: Request, num_following: int = 0) -> Stop | None:
     """Return why the last output token of ``request`` ends it, and its stop reason, or None.
 
     An end-of-sequence token stops without a stop reason; a token of ``stop_token_ids`` is its own stop reason.
-    Neither counts before ``min_tokens``, nor does a repetition; the limits on length always do, and so does the end of
-    a grammar.
+    Neither counts before ``min_tokens``, nor does a repetition. The limits on length and the end of a grammar always
+    count.
 
     Args:
-        num_following: how many tokens the grammar has seen beyond that one.
+        num_following: tokens that the grammar has accepted after that one.
     """
     num_output_tokens = len(request.token_ids) - request.num_prompt_tokens
     if num_output_tokens == 0:

@@ -1,4 +1,4 @@
-"""When what happened to a request inside the engine core; its next output tells."""
+"""Times of a request's events inside the engine core, which its next output carries."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .request import Request
 
 
 class Timeline(Protocol):
-    """What the scheduler tells of its requests."""
+    """Receives the scheduler's events."""
 
     def note(self, request: Request, event: EngineCoreEventType) -> None:
-        """``event`` happens to ``request`` now."""
+        """Record that ``event`` happens to ``request`` now."""
         ...
 
 
 class ClockedTimeline:
-    """Puts each event with its time into the request's ``events``; ``clock`` is in seconds."""
+    """Appends each event with its time to the request's ``events``; ``clock`` is in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -29,7 +29,7 @@ class ClockedTimeline:
 
 
 class NoTimeline:
-    """Nobody wants to know."""
+    """Records nothing."""
 
     def note(self, request: Request, event: EngineCoreEventType) -> None:
         pass

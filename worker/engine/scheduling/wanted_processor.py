@@ -1,4 +1,4 @@
-"""A logits processor that a request has chosen, as far as a request has to know: it carries it to the sampler."""
+"""Interface of a logits processor that a request has chosen. The request carries it to the sampler."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any, Protocol
 
 
 class WantedProcessor(Protocol):
-    """What makes a processor for one request, whenever that comes into a batch."""
+    """Creates a logits processor for one request, each time that the request enters a batch."""
 
     @property
     def name(self) -> str:
-        """By which it was chosen."""
+        """Name by which the request chose the processor."""
         ...
 
     def make(self) -> Any:
-        """Return the processor (``engine/logits_processors.py``)."""
+        """Create the processor (``engine/logits_processors.py``)."""
         ...

@@ -1,9 +1,8 @@
-"""Scheduling for a model that computes a prompt in one step or not at all: one in which tokens see what follows them.
+"""Scheduling for a model that computes a prompt in a single step, because its tokens attend to later tokens.
 
-Nothing of a request outlives its step, so its blocks are numbers for which no memory is set aside, and nobody is
-preempted. What limits a step is the budget of tokens alone. Where a processor gains nothing by more tokens, a step ends
-with as many as are enough: while the next one is computed, its results are on their way, and who waits for them has
-asked for more before the engine is without work.
+A request keeps no state after its step, so its blocks are numbers without memory, and no request is preempted. Only the
+token budget limits a step. If more tokens make a step no more efficient, it ends at ``enough_tokens``: clients get its
+results while the next step is computed, and send more requests before the engine runs out of work.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from .scheduler_output import SchedulerOutput
 
 
 class WholePromptScheduler(Scheduler):
-    """As ``Scheduler``; its budget holds at least one request of ``max_model_len``.
+    """A ``Scheduler`` that admits whole prompts only. Its budget holds at least one request of ``max_model_len``.
 
     Args:
-        enough_tokens: a step of which more are computed no sooner for it; None if there is no such number.
+        enough_tokens: tokens of a step beyond which the throughput no longer rises; None if unlimited.
     """
 
     def __init__(self, enough_tokens: int | None, *args: Any, **options: Any) -> None:
@@ -27,7 +26,7 @@ class WholePromptScheduler(Scheduler):
         self._enough_tokens = enough_tokens
 
     def _admit(self, request: Request, budget: int, output: SchedulerOutput) -> bool:
-        """Not unless the budget holds all of it; the one that is first then waits for a step of its own."""
+        """Admit ``request`` if the budget holds all of it; else it waits, and is the first of a later step."""
         num_taken = self.max_num_batched_tokens - budget
         if self._enough_tokens is not None and num_taken > 0 and num_taken + request.num_tokens > self._enough_tokens:
             return False

@@ -1,1 +1,1 @@
-"""What requests wait for before they may run, grammars and adapters: the interfaces of whoever brings it. No torch."""
+"""Interfaces of the resources that a request needs before it may run: grammars and adapters. Imports no torch."""

@@ -1,4 +1,4 @@
-"""What the core asks of whoever loads adapters, before a request with one comes to the scheduler."""
+"""Interface through which the core loads a request's adapter before it queues the request in the scheduler."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _NOT_SERVED = "this engine serves no adapters; have it started with --enable-lor
 
 
 class Adapters(Residency, Protocol):
-    """Adapters, and requests that wait for theirs; ``engine/adapters/library.py`` has it."""
+    """Adapters, and requests that wait for theirs; implemented by ``engine/adapters/library.py``."""
 
     def __len__(self) -> int:
-        """Requests that wait."""
+        """Return the number of waiting requests."""
         ...
 
     def __contains__(self, request_id: object) -> bool:
-        """Whether that request waits."""
+        """Return whether the request waits here."""
         ...
 
     def check(self, adapter: LoRARequest | None) -> None:
-        """Refuse what no request may have here.
+        """Refuse an adapter that this engine cannot serve.
 
         Raises:
-            UnsupportedParameterError: an adapter, and the engine serves none.
+            UnsupportedParameterError: there is an adapter, and the engine serves none.
         """
         ...
 
     def add(self, request: Request) -> bool:
-        """Give a request with a ``lora_request`` its adapter. False if it has to wait: ``take_ready`` gives it back."""
+        """Give a request with a ``lora_request`` its adapter; False if it must wait until ``take_ready`` returns it."""
         ...
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -43,24 +43,24 @@ class Adapters(Residency, Protocol):
 
     @property
     def is_loading(self) -> bool:
-        """Whether something is read, for a request or for an operator."""
+        """Whether an adapter is being loaded, for a request or for an operator."""
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until something has been done, at most ``timeout_s``."""
+        """Wait at most ``timeout_s`` until an operation has finished."""
         ...
 
     def take_ready(self) -> Sequence[tuple[Request, RequestError | None]]:
-        """Requests that wait no longer, in their order: each with its adapter, or with why it has none."""
+        """Return the requests that no longer wait, in order: each with its adapter, or with the error."""
         ...
 
     def take_digests(self) -> list[str] | None:
-        """Those of all adapters that are loaded, sorted, if they have changed since it was asked last."""
+        """Return the digests of all loaded adapters, sorted; None if they have not changed since the last call."""
         ...
 
 
 class NoAdapters(NoResidency):
-    """No request may have one."""
+    """Refuses every request with an adapter."""
 
     def __len__(self) -> int:
         return 0

@@ -1,4 +1,4 @@
-"""What the core asks of whoever compiles grammars, before a request with one comes to the scheduler."""
+"""Interface through which the core compiles a request's grammar before it queues the request in the scheduler."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ..request import Request
 
 
 class Grammars(Protocol):
-    """Requests that wait for their grammars; ``structured/admission.py`` has it."""
+    """Requests that wait for their grammars; implemented by ``structured/admission.py``."""
 
     def __len__(self) -> int: ...
 
     def __contains__(self, request_id: object) -> bool: ...
 
     def add(self, request: Request) -> None:
-        """Take a request with ``structured_outputs``.
+        """Compile the grammar of a request with ``structured_outputs``.
 
         Raises:
-            ValidationError: they cannot be compiled.
+            ValidationError: it cannot be compiled.
         """
         ...
 
@@ -30,16 +30,16 @@ class Grammars(Protocol):
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until something has been done, at most ``timeout_s``."""
+        """Wait at most ``timeout_s`` until a grammar is ready."""
         ...
 
     def take_ready(self) -> Sequence[tuple[Request, RequestError | None]]:
-        """Requests that wait no longer, in their order: each with its constraint, or with why it has none."""
+        """Return the requests that no longer wait, in order: each with its constraint, or with the error."""
         ...
 
 
 class NoGrammars:
-    """No request may have one."""
+    """Refuses every request with a grammar."""
 
     def __len__(self) -> int:
         return 0

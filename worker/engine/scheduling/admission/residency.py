@@ -1,4 +1,4 @@
-"""What the scheduler asks of whoever keeps adapters, before it lets a request run and when it runs no more."""
+"""Interface through which the scheduler reserves an adapter slot while a request runs."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from ..request import Request
 
 
 class Residency(Protocol):
-    """Adapters in slots; ``engine/adapters/library.py`` has it."""
+    """Adapters in slots; implemented by ``engine/adapters/library.py``."""
 
     def hold(self, request: Request) -> bool:
-        """Give the adapter of ``request`` a slot, if it has one, and ``request`` its number.
+        """Reserve a slot for the adapter of ``request``, if it has one, and set ``request.lora_index``.
 
-        False if others that run hold all slots: then it has to wait.
+        Return False if other running requests hold all slots: then ``request`` must wait.
         """
         ...
 
     def let_go(self, request: Request) -> None:
-        """``request`` runs no more, for now or, if it is finished, for good."""
+        """Release the slot of ``request``, which was preempted or has finished."""
         ...
 
 
 class NoResidency:
-    """No request has an adapter."""
+    """Admits every request, since none has an adapter."""
 
     def hold(self, request: Request) -> bool:
         return True

@@ -1,1 +1,1 @@
-"""Batches that are scheduled while others are still being computed."""
+"""Batches that are scheduled while earlier ones are still in flight."""

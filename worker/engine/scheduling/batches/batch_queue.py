@@ -1,8 +1,8 @@
-"""The batch that is being computed while the next one is scheduled (``LookAheadCore.step_with_batch_queue``).
+"""The batch that is computed while the next one is scheduled (``LookAheadCore.step_with_batch_queue``).
 
-The requests of a batch in flight say how many of their tokens it computes, so that the scheduler can go on from where
-they will be then. Nothing else is ahead of time: a request's tokens, its grammar and its penalties change when a
-batch's result has come, and inputs and tokens of a batch are made after that of the one before.
+The requests of a batch in flight record how many of their tokens it computes, so that the scheduler can continue from
+the state after it. Nothing else is ahead of time: a request's tokens, grammar and penalties change when a batch's
+result arrives, and the inputs and tokens of a batch are prepared after the result of the previous batch.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from ..scheduler_output import SampledTokens, SchedulerOutput
 
 
 class BatchExecutor(Protocol):
-    """An executor that can be left alone with a batch."""
+    """An executor that computes a batch in the background."""
 
     def launch(self, output: SchedulerOutput) -> None:
-        """Begin to compute ``output``. It raises nothing: ``collect`` does."""
+        """Begin to compute ``output``. Raises nothing; ``collect`` raises the errors."""
         ...
 
     def collect(self) -> SampledTokens:
-        """Wait for the batch that was launched; see ``Executor.execute``."""
+        """Wait for the launched batch; see ``Executor.execute``."""
         ...
 
 
 class BatchQueue:
-    """Holds one batch; the next one is launched when its result is there."""
+    """Holds one batch; the next one is launched when its result has arrived."""
 
     def __init__(self, executor: BatchExecutor) -> None:
         self._executor = executor
@@ -38,7 +38,7 @@ class BatchQueue:
         return self._executor.collect()
 
     def launch(self, batch: SchedulerOutput) -> None:
-        """Begin with ``batch``, whose inputs follow on the result of the one before."""
+        """Begin to compute ``batch``. Its inputs depend on the result of the previous batch."""
         self._executor.launch(batch)
         self.land()
         self.batch, self._flying = batch, batch.requests
@@ -46,7 +46,7 @@ class BatchQueue:
             request.num_in_flight_tokens = num_new_tokens
 
     def land(self) -> None:
-        """Nothing is in flight any more."""
+        """Mark the batch as no longer in flight."""
         for request in self._flying:
             request.num_in_flight_tokens = 0
         self.batch, self._flying = None, []

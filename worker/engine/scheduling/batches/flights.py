@@ -1,4 +1,4 @@
-"""What the scheduler asks of batches that are still being computed, before it gives their requests more to do."""
+"""Interface through which the scheduler takes batches in flight into account."""
 
 from __future__ import annotations
 
@@ -13,35 +13,38 @@ class Flights(Protocol):
     """Batches in flight; ``staged_batches.py`` has several.
 
     Attributes:
-        num_leaving: requests of them that have ended meanwhile, and whose places in the executor are still theirs.
+        num_leaving: requests in flight that have ended but still hold their rows in the executor.
     """
 
     @property
     def num_leaving(self) -> int: ...
 
     def room(self, num_requests: int) -> int:
-        """How many of so many requests the next batch may compute."""
+        """Return how many of ``num_requests`` requests the next batch may compute."""
         ...
 
     def free(self, running: RequestQueue, room: int) -> Iterable[Request]:
-        """Those of ``running`` that may be computed, at most ``room``; it may lose requests from behind meanwhile."""
+        """Return at most ``room`` requests of ``running`` that may be computed. ``running`` may lose its last requests
+        during the iteration."""
         ...
 
     def may_enter(self, request: Request) -> bool:
-        """Whether ``request``, which waits, may be computed."""
+        """Return whether ``request``, which waits, may be computed."""
         ...
 
     def may_leave(self, request: Request) -> bool:
-        """Whether ``request``, which runs, may be preempted."""
+        """Return whether ``request``, which runs, may be preempted."""
         ...
 
     def work(self) -> Iterable[tuple[Request, int]]:
-        """Requests in flight that are not free, with how many tokens they compute beyond those in flight: none."""
+        """Return requests in flight that cannot be scheduled, each with 0 further tokens."""
         ...
 
 
 class OneFlight:
-    """At most one batch is in flight, and what follows on it may be scheduled meanwhile (``batch_queue.py``)."""
+    """Allows at most one batch in flight; its requests may be scheduled for the next one meanwhile
+    (``batch_queue.py``).
+    """
 
     num_leaving = 0
 
@@ -52,7 +55,7 @@ class OneFlight:
         return running
 
     def may_enter(self, request: Request) -> bool:
-        """Not while a token of it is on its way: it was preempted just now."""
+        """Return False while a token is in flight, since ``request`` was just preempted."""
         return not request.num_in_flight_tokens
 
     def may_leave(self, request: Request) -> bool:

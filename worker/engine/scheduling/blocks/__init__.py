@@ -1,1 +1,1 @@
-"""The blocks of the KV cache: which request holds which, which are shared, which is taken next."""
+"""Blocks of the KV cache: which requests hold and share them, and which block is allocated next."""

@@ -1,8 +1,8 @@
-"""Groups of layers whose blocks are taken and given back together: how many blocks a request has in each, and when.
+"""Groups of layers that allocate and free their blocks together: how many blocks a request has in each, and when.
 
-A layer with a window looks at the last tokens alone, so what lies behind them can hold something else. A block of the
-pool, a *page*, is of one group: it has a place for the keys and values of each of its layers, as many places in every
-group, and so serves any of them (decision 0097).
+A layer with a window attends only to the last tokens, so the blocks before the window can be reused. A block of the
+pool, a *page*, belongs to one group: it has a place for the keys and values of each of that group's layers. All groups
+have as many places, so any group can use any page (decision 0097).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BlockGroups:
-    """What is to be known of the groups.
+    """Properties of the groups.
 
     Args:
-        windows: how many tokens the layers of each group see, the token itself included; None sees all before it.
-            Groups of those come first.
+        windows: how many tokens the layers of each group attend to, the token itself included; None for all earlier
+            tokens. Groups without a window come first.
         block_size: tokens of a block.
-        max_ahead: of a request, how many tokens behind the computed ones are given blocks at once: what a step may
-            compute, and what steps in flight do.
+        max_ahead: how many tokens of a request, after the computed ones, may have blocks at a time: the tokens of a
+            step and of steps in flight.
     """
 
     windows: tuple[int | None, ...]
@@ -30,20 +30,20 @@ class BlockGroups:
         return len(self.windows)
 
     def first_needed(self, window: int | None, num_computed: int) -> int:
-        """The index of the first block at which tokens from ``num_computed`` on look, the nearest of them included."""
+        """Return the index of the first block that token ``num_computed`` or a later one attends to."""
         return 0 if window is None else max(0, num_computed - window + 1) // self.block_size
 
     def most_blocks(self, num_tokens: int) -> int:
-        """How many a request may hold at once on its way to ``num_tokens`` tokens."""
+        """Return how many blocks a request may hold at any time until it has ``num_tokens`` tokens."""
         return self._blocks(num_tokens, self.max_ahead)
 
     def decode_blocks(self, num_tokens: int) -> int:
-        """How many a request of ``num_tokens`` tokens holds that gets one token after the other."""
+        """Return how many blocks a request of ``num_tokens`` tokens holds while it gets one token per step."""
         return self._blocks(num_tokens, 1)
 
     def _blocks(self, num_tokens: int, num_ahead: int) -> int:
         whole = -(-num_tokens // self.block_size)
-        # A window and what is computed at once may begin and end within blocks.
+        # A window and the tokens of a step may begin and end inside blocks.
         spans = (
             whole if window is None else (window - 1 + num_ahead + 2 * (self.block_size - 1)) // self.block_size
             for window in self.windows
@@ -51,7 +51,7 @@ class BlockGroups:
         return sum(min(whole, span) for span in spans)
 
     def longest(self, num_blocks: int, limit: int) -> int:
-        """The most tokens of a request, up to ``limit``, for which ``num_blocks`` suffice."""
+        """Return the largest number of tokens, up to ``limit``, for which ``num_blocks`` suffice."""
         low, high = 0, limit
         while low < high:
             middle = (low + high + 1) // 2
@@ -60,18 +60,17 @@ class BlockGroups:
 
 
 def key_of(block_hash: bytes, group: int) -> bytes:
-    """By which the block of ``group`` is found that holds what ``block_hash`` says. Of the first it is the hash."""
+    """Return the key of the block of ``group`` with contents ``block_hash``. For the first group it is the hash."""
     return block_hash if group == 0 else block_hash + group.to_bytes(2, "big")
 
 
 class GroupTables:
-    """The blocks of one request.
+    """Block tables of one request.
 
     Attributes:
-        tables: of each group, by the place of a block in the request; the null block in the place of those that were
-            given back.
-        firsts: of each group, where the others begin.
-        version: another one after each change.
+        tables: per group, blocks by their index in the request; the null block instead of freed blocks.
+        firsts: per group, index of the first block that was not freed.
+        version: changes with each change of the tables.
     """
 
     __slots__ = ("firsts", "tables", "version")

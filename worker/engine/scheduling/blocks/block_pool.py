@@ -1,4 +1,4 @@
-"""The KV-cache blocks: who holds each, what is in it, and which is taken next."""
+"""KV-cache blocks: how many requests hold each, its contents, and which block is allocated next."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 
 
 class InvariantError(AssertionError):
-    """The engine's bookkeeping contradicts itself; it must not go on."""
+    """The engine's bookkeeping contradicts itself; the engine must stop."""
 
 
 class BlockPool:
-    """Hands out block ids ``0 .. num_blocks - 1``.
+    """Allocates block ids ``0 .. num_blocks - 1``.
 
-    A block is held by as many as have it in their block tables, or it is free. Full blocks may be given a hash of their
-    contents, by which they are found again, held or free. Free blocks without one are taken first, then those with
-    one, the least recently freed before the others; they lose their hash as they are taken.
+    A block is held by each request that has it in its block table, or it is free. A full block may get a hash of its
+    contents, by which it is found again, held or free. Free blocks without a hash are allocated first, then blocks with
+    a hash, the least recently freed first; an allocated block loses its hash.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -25,50 +25,50 @@ class BlockPool:
         self._num_uses = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._block_of_hash: dict[bytes, int] = {}
-        # Used as a stack, so that the blocks freed last, still in the processor's cache, are taken first.
+        # A stack, so that the blocks freed last, which are still in the processor's cache, are allocated first.
         self._blank = list(range(num_blocks - 1, -1, -1))
         self._evictable: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds, whatever is in them."""
+        """Number of blocks that no request holds, with or without contents."""
         return len(self._blank) + len(self._evictable)
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that somebody holds, 0 to 1."""
+        """Share of the blocks that requests hold, 0 to 1."""
         return 1.0 - self.num_free / self.num_blocks
 
     def blocks_for(self, num_tokens: int) -> int:
-        """How many blocks ``num_tokens`` tokens fill."""
+        """Return how many blocks ``num_tokens`` tokens need."""
         return -(-num_tokens // self.block_size)
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """Take ``num_blocks`` free blocks, whose contents are forgotten.
+        """Allocate ``num_blocks`` free blocks, and forget their contents.
 
         Raises:
-            InvariantError: so many are not free; the caller looks at ``num_free`` first.
+            InvariantError: fewer are free; the caller checks ``num_free`` first.
         """
         if num_blocks > self.num_free:
-            raise InvariantError(f"{num_blocks} blocks asked for, {self.num_free} free")
+            raise InvariantError(f"{num_blocks} blocks requested, {self.num_free} free")
         split = max(0, len(self._blank) - num_blocks)
-        taken = self._blank[split:]
+        blocks = self._blank[split:]
         del self._blank[split:]
-        while len(taken) < num_blocks:
+        while len(blocks) < num_blocks:
             block, _ = self._evictable.popitem(last=False)
             self._forget_hash(block)
-            taken.append(block)
-        for block in taken:
+            blocks.append(block)
+        for block in blocks:
             self._ref_counts[block] = 1
             self._num_uses[block] += 1
-        return taken
+        return blocks
 
     def num_uses_of(self, block: int) -> int:
-        """How often ``block`` was allocated: while that is the same, what fills it is. Any thread may ask."""
+        """Return how often ``block`` was allocated. Its contents are the same while this is. Callable in any thread."""
         return self._num_uses[block]
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Let go of a block table. Its last blocks count as freed first: a beginning is of use to more requests."""
+        """Free a block table. Its last blocks count as freed first, because more requests share a beginning."""
         for block in reversed(blocks):
             self._ref_counts[block] -= 1
             if self._ref_counts[block] > 0:
@@ -79,7 +79,7 @@ class BlockPool:
                 self._evictable[block] = None
 
     def find(self, hashes: Iterable[bytes]) -> list[int]:
-        """The blocks of the first ``hashes``, up to the first that no block has."""
+        """Return the blocks of the first ``hashes``, up to the first hash without a block."""
         blocks = []
         for block_hash in hashes:
             block = self._block_of_hash.get(block_hash)
@@ -89,27 +89,27 @@ class BlockPool:
         return blocks
 
     def num_free_among(self, blocks: Iterable[int]) -> int:
-        """How many of ``blocks`` nobody holds: holding them leaves so many fewer to allocate."""
+        """Return how many of ``blocks`` are free: ``hold`` would lower ``num_free`` by this number."""
         return sum(self._ref_counts[block] == 0 for block in blocks)
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Hold blocks that ``find`` returned, together with whoever holds them already."""
+        """Hold blocks that ``find`` returned, in addition to their other holders."""
         for block in blocks:
             if self._ref_counts[block] == 0:
                 del self._evictable[block]
             self._ref_counts[block] += 1
 
     def set_hash(self, block: int, block_hash: bytes) -> None:
-        """Note what a held block contains from now on. If another one contains the same, that one is still found."""
+        """Set the hash of a held block's contents. If another block has this hash already, ``find`` returns that."""
         if self._block_of_hash.setdefault(block_hash, block) == block:
             self._hashes[block] = block_hash
 
     def hash_of(self, block: int) -> bytes | None:
-        """The hash by which ``block`` is found; None without one."""
+        """Return the hash by which ``block`` is found; None if it has none."""
         return self._hashes[block]
 
     def forget_hashes(self) -> bool:
-        """Forget what is in the blocks; False, and nothing is done, while somebody holds any."""
+        """Forget the contents of all blocks; return False and do nothing while any block is held."""
         if self.num_free < self.num_blocks:
             return False
         for block in list(self._evictable):
@@ -122,21 +122,21 @@ class BlockPool:
         """Verify ref counts, free blocks and hashes against ``block_tables``.
 
         Raises:
-            InvariantError: a block is lost, held more or less often than counted, unknown, or found by a wrong hash.
+            InvariantError: a block is lost, has a wrong ref count, is unknown, or is found by a wrong hash.
         """
         holders = Counter(block for table in block_tables for block in table)
         if [holders.pop(block, 0) for block in range(self.num_blocks)] != self._ref_counts or holders:
-            raise InvariantError("the ref counts are not those of the block tables")
+            raise InvariantError("the ref counts differ from the block tables")
         free = sorted([*self._blank, *self._evictable])
         if free != [block for block, count in enumerate(self._ref_counts) if count == 0]:
-            raise InvariantError("the free blocks are not those that nobody holds")
+            raise InvariantError("the free blocks are not exactly the blocks without a holder")
         if any(self._hashes[block] is not None for block in self._blank):
-            raise InvariantError("a block that counts as blank has a hash")
+            raise InvariantError("a blank block has a hash")
         if any(self._hashes[block] is None for block in self._evictable):
-            raise InvariantError("a block that counts as evictable has no hash")
+            raise InvariantError("an evictable block has no hash")
         hashes = {block_hash: block for block, block_hash in enumerate(self._hashes) if block_hash is not None}
         if hashes != self._block_of_hash:
-            raise InvariantError("the table of hashes does not find the blocks that have them")
+            raise InvariantError("the table of hashes does not match the blocks' hashes")
 
     def _forget_hash(self, block: int) -> None:
         block_hash = self._hashes[block]

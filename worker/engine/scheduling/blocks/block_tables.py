@@ -1,4 +1,4 @@
-"""Which blocks each request holds, as the scheduler asks for them."""
+"""Block tables: the blocks that each request holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .block_pool import BlockPool
 
 
 class BlockTables(Protocol):
-    """Gives requests blocks of ``pool``.
+    """Assigns blocks of ``pool`` to requests.
 
     Attributes:
         blocks_at_once: how many blocks a request takes when it needs another one.
@@ -20,54 +20,54 @@ class BlockTables(Protocol):
     blocks_at_once: int
 
     def most_blocks(self, num_tokens: int) -> int:
-        """How many blocks a request may hold at once on its way to ``num_tokens`` tokens."""
+        """Return how many blocks a request may hold at any time until it has ``num_tokens`` tokens."""
         ...
 
     def can_admit(self, request: Request, cached: list[int]) -> bool:
-        """Whether blocks are free for all that ``admit`` takes."""
+        """Return whether enough blocks are free for ``admit``."""
         ...
 
     def admit(self, request: Request, cached: list[int]) -> None:
-        """Hold the blocks of the first tokens, which ``PrefixCache.find`` has just named, and take others for the rest
-        of the known ones.
+        """Hold the ``cached`` blocks that ``PrefixCache.find`` has just returned, and allocate blocks for the other
+        known tokens.
         """
         ...
 
     def num_tokens_in(self, request: Request) -> int:
-        """Of how many tokens the request has blocks, those included that it no longer needs."""
+        """Return for how many tokens the request has had blocks, including blocks that it has freed."""
         ...
 
     def num_missing(self, request: Request, num_tokens: int) -> int:
-        """How many blocks ``grow`` would take."""
+        """Return how many blocks ``grow`` would allocate."""
         ...
 
     def grow(self, request: Request, num_tokens: int) -> None:
-        """Take what is missing for ``num_tokens`` tokens in all; so many blocks are free."""
+        """Allocate the blocks missing for ``num_tokens`` tokens in total. Enough blocks must be free."""
         ...
 
     def give_back(self, request: Request) -> None:
-        """Let go of blocks that no token from ``num_computed_tokens`` on will look at."""
+        """Free blocks that no token from ``num_computed_tokens`` on attends to."""
         ...
 
     def release(self, request: Request) -> None:
-        """Let go of all."""
+        """Free all blocks of the request."""
         ...
 
     def tables_of(self, request: Request) -> Iterable[list[int]]:
-        """The blocks that the request holds, in as many tables as there are."""
+        """Return the blocks that the request holds, per table."""
         ...
 
     def check_invariants(self, request: Request) -> None:
-        """Verify the tables of a request that runs.
+        """Verify the tables of a running request.
 
         Raises:
-            InvariantError: something is missing, or was given back too early.
+            InvariantError: a block is missing, or was freed too early.
         """
         ...
 
 
 class OneTable:
-    """See ``BlockTables``: a block of a request holds its tokens of all layers, and stays until the request ends."""
+    """Implements ``BlockTables`` with one table: a block holds its tokens for all layers until the request ends."""
 
     blocks_at_once = 1
 
@@ -98,7 +98,7 @@ class OneTable:
             request.block_table += self.pool.allocate(num_blocks)
 
     def give_back(self, request: Request) -> None:
-        """Every layer looks at all of them."""
+        """Do nothing: every layer attends to all blocks."""
 
     def release(self, request: Request) -> None:
         self.pool.free(request.block_table)
@@ -108,4 +108,4 @@ class OneTable:
         return (request.block_table,)
 
     def check_invariants(self, request: Request) -> None:
-        """``invariants.check_tokens`` has."""
+        """Do nothing: ``invariants.check_tokens`` verifies the table."""

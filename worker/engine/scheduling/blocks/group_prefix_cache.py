@@ -1,4 +1,4 @@
-"""The prefix cache of a model whose layers keep different parts of a request."""
+"""Prefix cache of a model whose layers keep different parts of a request."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from .prefix_cache import BlockHashCache
 
 
 class GroupHashCache(BlockHashCache):
-    """As ``BlockHashCache``. What all groups can go on from is found: of layers that see everything all blocks up to
-    there, of layers with a window those at which the next token looks.
+    """A ``BlockHashCache`` per group of layers. A hit is a prefix from which all groups can continue.
+
+    Layers without a window need all blocks of the prefix, and layers with a window the blocks that the next token
+    attends to.
     """
 
     def __init__(self, block_pool: BlockPool, groups: BlockGroups) -> None:
@@ -22,15 +24,15 @@ class GroupHashCache(BlockHashCache):
         self._null_block = block_pool.num_blocks
 
     def find(self, request: Request) -> list[int]:
-        """The blocks of the first group, null blocks in front where it has a window; of the others as many."""
+        """Return the blocks of the first group, after null blocks if it has a window. Each other group has as many."""
         if not request.reads_prefix_cache:
             return []
         num_blocks = (request.num_tokens - 1) // self._block_size
         self._hash_blocks(request, num_blocks)
         hashes = request.block_hashes[:num_blocks]
-        count = self._num_found(hashes)
+        count = self._num_cached(hashes)
         while request.images and (whole := whole_hit(request.images, count, self._block_size)) < count:
-            count = self._num_found(hashes[:whole])
+            count = self._num_cached(hashes[:whole])
         first = self._groups.first_needed(self._groups.windows[0], count * self._block_size)
         return [self._null_block] * first + self._pool.find(hashes[first:count])
 
@@ -47,13 +49,13 @@ class GroupHashCache(BlockHashCache):
             num_full = request.num_computed_tokens // self._block_size
             for group, table in enumerate(_tables_of(request)):
                 for index, block in enumerate(table):
-                    known = None if block == self._null_block else self._pool.hash_of(block)
-                    is_right = index < num_full and known == key_of(request.block_hashes[index], group)
-                    if known is not None and not is_right:
-                        raise InvariantError(f"block {block} of request {request.request_id} is known by a wrong hash")
+                    block_hash = None if block == self._null_block else self._pool.hash_of(block)
+                    is_correct = index < num_full and block_hash == key_of(request.block_hashes[index], group)
+                    if block_hash is not None and not is_correct:
+                        raise InvariantError(f"block {block} of request {request.request_id} has a wrong hash")
 
-    def _num_found(self, hashes: list[bytes]) -> int:
-        """How many of the first blocks all groups have, as far as they need them."""
+    def _num_cached(self, hashes: list[bytes]) -> int:
+        """Return how many of the first blocks are cached in all groups that need them."""
         count = len(hashes)
         for group, window in enumerate(self._groups.windows):
             if window is None:
@@ -63,12 +65,12 @@ class GroupHashCache(BlockHashCache):
             missing = self._last_missing(hashes, count, windowed)
             if missing is None:
                 break
-            # It is among those that are needed for every number from here down to what comes before it.
+            # Every count above ``missing`` needs this block, so continue with the blocks before it.
             count = missing
         return count
 
     def _last_missing(self, hashes: list[bytes], count: int, windowed: list[tuple[int, int]]) -> int | None:
-        """Of the blocks that are needed to go on after ``count``, one that a group lacks; None if all are there."""
+        """Return the index of a block that a group needs to continue after ``count`` but lacks; None if it has all."""
         for group, window in windowed:
             first = self._groups.first_needed(window, count * self._block_size)
             for index in range(count - 1, first - 1, -1):

@@ -10,13 +10,13 @@ from .block_pool import BlockPool, InvariantError
 
 
 class GroupedTables:
-    """See ``BlockTables``: a table for each of ``groups``, all with blocks of one pool.
+    """Implements ``BlockTables`` with a table for each of ``groups``, all with blocks of one pool.
 
-    Entries of blocks that were given back point to a block behind those of the pool, in which nothing is ever written.
+    Entries of freed blocks point to a null block after those of the pool, which is never written to.
     ``request.block_table`` is the table of the first group.
 
-    A request is given all blocks of layers that see everything when it is admitted, and of those with a window what a
-    step may compute; then it lets go of as many as it takes. So a prompt that was begun is never short of blocks.
+    On admission a request gets all blocks of layers without a window, and of layers with a window as many as a step may
+    compute; from then on it frees as many of these as it allocates. So a prompt never lacks blocks after its admission.
     """
 
     def __init__(self, pool: BlockPool, groups: BlockGroups) -> None:
@@ -29,21 +29,21 @@ class GroupedTables:
         return self._groups.most_blocks(num_tokens)
 
     def can_admit(self, request: Request, cached: list[int]) -> bool:
-        found = self._found(request, len(cached))
-        num_blocks = sum(self._lengths_at_first(request, len(cached))) - len(found.tables) * len(cached)
-        blocks = [block for table in self._held(found) for block in table]
+        grouped = self._cached_tables(request, len(cached))
+        num_blocks = sum(self._lengths_at_first(request, len(cached))) - len(grouped.tables) * len(cached)
+        blocks = [block for table in self._held_blocks(grouped) for block in table]
         return num_blocks <= self.pool.num_free - self.pool.num_free_among(blocks)
 
     def admit(self, request: Request, cached: list[int]) -> None:
-        found = self._found(request, len(cached))
-        for blocks in self._held(found):
+        grouped = self._cached_tables(request, len(cached))
+        for blocks in self._held_blocks(grouped):
             self.pool.hold(blocks)
-        for table, length in zip(found.tables, self._lengths_at_first(request, len(cached)), strict=True):
+        for table, length in zip(grouped.tables, self._lengths_at_first(request, len(cached)), strict=True):
             table += self.pool.allocate(length - len(table))
-        request.group_tables, request.block_table = found, found.tables[0]
+        request.group_tables, request.block_table = grouped, grouped.tables[0]
 
     def num_tokens_in(self, request: Request) -> int:
-        # Groups with windows, which have fewer blocks while a prompt is computed, come last, and are all as long.
+        # Groups with windows come last. They have fewer blocks while a prompt is computed, all the same number.
         return len(_tables_of(request).tables[-1]) * self.pool.block_size
 
     def num_missing(self, request: Request, num_tokens: int) -> int:
@@ -51,53 +51,53 @@ class GroupedTables:
         return sum(max(0, num_blocks - len(table)) for table in _tables_of(request).tables)
 
     def grow(self, request: Request, num_tokens: int) -> None:
-        found, num_blocks = _tables_of(request), self.pool.blocks_for(num_tokens)
-        for table in found.tables:
+        grouped, num_blocks = _tables_of(request), self.pool.blocks_for(num_tokens)
+        for table in grouped.tables:
             if len(table) < num_blocks:
                 table += self.pool.allocate(num_blocks - len(table))
-                found.version += 1
+                grouped.version += 1
 
     def give_back(self, request: Request) -> None:
-        found = _tables_of(request)
+        grouped = _tables_of(request)
         for group, window in enumerate(self._groups.windows):
-            first = found.firsts[group]
+            first = grouped.firsts[group]
             end = self._groups.first_needed(window, request.num_computed_tokens)
             if end > first:
-                table = found.tables[group]
+                table = grouped.tables[group]
                 self.pool.free(table[first:end])
                 table[first:end] = [self.null_block] * (end - first)
-                found.firsts[group] = end
-                found.version += 1
+                grouped.firsts[group] = end
+                grouped.version += 1
 
     def release(self, request: Request) -> None:
-        for blocks in self._held(_tables_of(request)):
+        for blocks in self._held_blocks(_tables_of(request)):
             self.pool.free(blocks)
         request.block_table, request.group_tables = [], None
 
     def tables_of(self, request: Request) -> Iterable[list[int]]:
-        return self._held(_tables_of(request))
+        return self._held_blocks(_tables_of(request))
 
     def check_invariants(self, request: Request) -> None:
-        found, name = _tables_of(request), request.request_id
-        if found.tables[0] is not request.block_table:
+        grouped, name = _tables_of(request), request.request_id
+        if grouped.tables[0] is not request.block_table:
             raise InvariantError(f"request {name} has two tables of its first group")
         num_blocks = self.pool.blocks_for(request.num_computed_tokens)
-        for window, table, first in zip(self._groups.windows, found.tables, found.firsts, strict=True):
+        for window, table, first in zip(self._groups.windows, grouped.tables, grouped.firsts, strict=True):
             if len(table) < num_blocks:
                 raise InvariantError(f"request {name} has fewer blocks than computed tokens")
             if first > self._groups.first_needed(window, request.num_computed_tokens):
-                raise InvariantError(f"request {name} has given back what it still looks at")
+                raise InvariantError(f"request {name} has freed blocks that it still needs")
             if any((block == self.null_block) != (index < first) for index, block in enumerate(table)):
                 raise InvariantError(f"request {name} has the null block in the wrong places")
 
     def _lengths_at_first(self, request: Request, num_cached: int) -> list[int]:
-        """How long the tables of a request are when it is admitted with ``num_cached`` blocks."""
+        """Return the lengths of the tables of a request that is admitted with ``num_cached`` cached blocks."""
         whole = self.pool.blocks_for(request.num_tokens)
         ahead = self.pool.blocks_for(num_cached * self.pool.block_size + self._groups.max_ahead)
         return [whole if window is None else min(whole, ahead) for window in self._groups.windows]
 
-    def _found(self, request: Request, num_cached: int) -> GroupTables:
-        """Tables of the first ``num_cached`` blocks, as far as they are needed."""
+    def _cached_tables(self, request: Request, num_cached: int) -> GroupTables:
+        """Return tables of the first ``num_cached`` blocks, without the blocks before a group's window."""
         tables: list[list[int]] = []
         firsts: list[int] = []
         for group, window in enumerate(self._groups.windows):
@@ -105,13 +105,13 @@ class GroupedTables:
             keys = [key_of(block_hash, group) for block_hash in request.block_hashes[first:num_cached]]
             blocks = self.pool.find(keys)
             if len(blocks) != num_cached - first:
-                raise InvariantError(f"what the prefix cache has found for {request.request_id} is not there")
+                raise InvariantError(f"cached blocks of request {request.request_id} are missing from the pool")
             tables.append([self.null_block] * first + blocks)
             firsts.append(first)
         return GroupTables(tables, firsts)
 
-    def _held(self, found: GroupTables) -> Iterable[list[int]]:
-        return [table[first:] for table, first in zip(found.tables, found.firsts, strict=True)]
+    def _held_blocks(self, grouped: GroupTables) -> Iterable[list[int]]:
+        return [table[first:] for table, first in zip(grouped.tables, grouped.firsts, strict=True)]
 
 
 def _tables_of(request: Request) -> GroupTables:
