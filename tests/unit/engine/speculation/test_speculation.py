@@ -267,4 +267,4 @@ def test_a_request_that_left_is_forgotten() -> None:
         core.step_fn()
     core.add_request(message("next", arrival(max_tokens=1)))
     core.step_fn()
-    assert "r" not in speculation._draftings
+    assert "r" not in speculation._request_drafts
