@@ -5,27 +5,27 @@
 
 namespace {
 
-// Outputs of one piece of work in the second product, whose inputs are few: some panels.
+// Outputs per piece of work in the second product, which has few inputs.
 constexpr int64_t OUTPUTS_PER_PIECE = 4 * PANEL;
 
-// Rows that follow each other and have one adapter.
+// Consecutive rows with the same adapter.
 struct AdaptedRows {
   int64_t first, num;
   const AdaptedProduct* product;
 };
 
-// A piece of a product: some rows, and outputs from one on. The second product's is a part's.
+// A piece of work: rows and a range of outputs. part is the part of the second product, null for the first product.
 struct Piece {
   const AdaptedRows* rows;
   const AdaptedPart* part;
   int64_t first_output, num_outputs;
 };
 
-// Sums of a row with a strip go in so many chains, each for every so many groups: one chain of a thousand products would
-// wait for each of them. As many for any number of rows, so that a row's bits are its own.
+// The sum of a row with a strip is split into this many chains, since a single chain of a thousand products would wait
+// for each of them. The number does not depend on the number of rows, so a row's bits do not either.
 constexpr int CHAINS = PART_BYTES == VECTOR_BYTES ? 4 : 2;
 
-// The products of some rows with one strip of a.
+// Multiplies rows with one strip of a.
 template <typename T>
 struct StripRows {
   const T* inputs;
@@ -71,7 +71,7 @@ struct StripRows {
   }
 };
 
-// Sums of some rows with V vectors of b's outputs, on top of what is there, rounded once.
+// Adds the products of rows with V vectors of b's outputs to out, and rounds once.
 template <typename T, int V>
 struct AddingRows {
   const T* inputs;
@@ -106,7 +106,7 @@ struct AddingRows {
   }
 };
 
-// Rows in runs of one adapter, cut so that each is a piece of work.
+// Cuts rows into runs with the same adapter, each at most one piece of work.
 void cut_rows(const AdaptedProduct* products, const int64_t* slots, int64_t num_rows, std::vector<AdaptedRows>& runs) {
   runs.clear();
   for (int64_t row = 0, end; row < num_rows; row = end) {
@@ -122,7 +122,7 @@ void add_adapters(const T* inputs, int64_t input_stride, const AdaptedProduct* p
                   int64_t out_stride, int64_t num_rows) {
   static thread_local std::vector<AdaptedRows> runs;
   static thread_local std::vector<Piece> first, second;
-  static thread_local std::vector<T> between;
+  static thread_local std::vector<T> shrunk;
   cut_rows(products, slots, num_rows, runs);
   if (runs.empty()) return;
   int64_t width = 0;
@@ -139,26 +139,26 @@ void add_adapters(const T* inputs, int64_t input_stride, const AdaptedProduct* p
       }
     }
   }
-  if (static_cast<int64_t>(between.size()) < num_rows * width) between.resize(num_rows * width);
-  T* const made = between.data();  // the threads have vectors of their own
-  const Piece *ones = first.data(), *twos = second.data();
+  if (static_cast<int64_t>(shrunk.size()) < num_rows * width) shrunk.resize(num_rows * width);
+  T* const shrunk_rows = shrunk.data();  // captured by value, since the vector is thread-local
+  const Piece *first_pieces = first.data(), *second_pieces = second.data();
   for_each(first.size(), [&](int64_t item) {
-    const Piece& piece = ones[item];
+    const Piece& piece = first_pieces[item];
     const Linear& a = piece.rows->product->a;
     const int64_t num_groups = a.num_inputs / GROUP<T>;
     const StripRows<T> work{inputs + piece.rows->first * input_stride,
                             input_stride,
                             static_cast<const char*>(a.packed) + piece.first_output / LANES * num_groups * VECTOR_BYTES,
                             num_groups,
-                            made + piece.rows->first * width + piece.first_output,
+                            shrunk_rows + piece.rows->first * width + piece.first_output,
                             width,
                             a.num_outputs - piece.first_output};
     for_row_tiles<TILE_ROWS>(piece.rows->num, work);
   });
   for_each(second.size(), [&](int64_t item) {
-    const Piece& piece = twos[item];
+    const Piece& piece = second_pieces[item];
     const AdaptedPart& part = *piece.part;
-    const T* from = made + piece.rows->first * width + part.first_column;
+    const T* from = shrunk_rows + piece.rows->first * width + part.first_column;
     T* to = out + piece.rows->first * out_stride + part.first_output;
     for (int64_t output = piece.first_output; output < piece.first_output + piece.num_outputs;
          output += TILE_VECTORS * LANES) {

@@ -30,7 +30,7 @@ _SOURCES = (
     "adapters.cpp",
     "mixers.cpp",
     "experts.cpp",
-    "meeting.cpp",
+    "barrier.cpp",
 )
 # Products and sums may be fused, but sums are not reordered, so that a row has the same bits in every loop.
 _FLAGS = (

@@ -1,4 +1,4 @@
-// Writing into the paged cache. Of any dtype: rows are bytes.
+// Writes into the paged cache. Rows are bytes, so any dtype works.
 #include <cstdint>
 #include <cstring>
 

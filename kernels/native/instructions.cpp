@@ -1,15 +1,15 @@
-// Which of the processor's instructions the products are made of.
+// The processor's instructions that products use.
 #include "linear.h"
 #include "tiles.h"
 
-// The name of the best, which is what is used wherever shapes allow.
+// Returns the name of the best instructions, which are used if shapes allow.
 extern "C" const char* instructions() {
 #ifdef PENSTOCK_EMULATED_TILES
   return "emulated amx";
 #endif
-  if (tiles::are_given) return "amx";
+  if (tiles::are_enabled) return "amx";
 #if defined(__AVX512BF16__)
-  if (!widens_pairs()) return "avx512_bf16";
+  if (!uses_wide_products()) return "avx512_bf16";
   return "avx512";
 #elif defined(__AVX512F__)
   return "avx512";

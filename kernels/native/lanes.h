@@ -1,6 +1,6 @@
-// Sixteen outputs at a time. Operands are taken in groups of 4 bytes, one float, a pair of bfloat16 or four bytes: that
-// is what the processor's products of pairs and of fours take, and so all layouts (weights, keys, values) are the same for every dtype:
-// for each group of inputs, 16 outputs' groups side by side, 64 bytes.
+// Vectors of sixteen outputs. Operands are read in groups of 4 bytes: one float, a pair of bfloat16, or four bytes, as
+// the processor's instructions for products of pairs and of fours require. So all layouts (weights, keys, values) are
+// the same for every dtype: for each group of inputs, the groups of 16 outputs are adjacent, 64 bytes.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -25,7 +25,7 @@ typedef float Floats __attribute__((vector_size(VECTOR_BYTES)));
 typedef int32_t Ints __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t Words __attribute__((vector_size(VECTOR_BYTES)));
 
-// How many sums fit into registers: rows of inputs times vectors of outputs; and how large a register is.
+// Number of sums that fit into registers (rows of inputs times vectors of outputs), and size of a register.
 #if defined(__AVX512F__)
 constexpr int TILE_ROWS = 6, TILE_VECTORS = 4, PART_BYTES = 64;
 #elif defined(__AVX2__)
@@ -34,8 +34,7 @@ constexpr int TILE_ROWS = 3, TILE_VECTORS = 2, PART_BYTES = 32;
 constexpr int TILE_ROWS = 3, TILE_VECTORS = 2, PART_BYTES = 16;
 #endif
 
-// A vector is made of as many registers. What the compiler is given as a larger vector than those, it keeps in memory,
-// so loops over products work on the parts.
+// Registers per vector. The compiler keeps vectors larger than a register in memory, so loops over products use parts.
 constexpr int PARTS = VECTOR_BYTES / PART_BYTES;
 
 typedef float FloatPart __attribute__((vector_size(PART_BYTES)));
@@ -57,7 +56,7 @@ inline Words load_words(const void* from) {
   return words;
 }
 
-// Each word's lower half in both halves, and its lowest byte in all four; what lies above is zero.
+// Copy each word's lower half to both halves, and its lowest byte to all four; the bits above must be zero.
 inline WordPart in_both_halves(WordPart words) { return words | words << 16; }
 
 inline WordPart in_all_bytes(WordPart words) {
@@ -68,7 +67,7 @@ inline WordPart in_all_bytes(WordPart words) {
 #endif
 }
 
-// sum + the products of a row's group with those of a part of 16 outputs.
+// Returns sum plus the products of a row's group with the groups of a part of 16 outputs.
 inline FloatPart add_products(FloatPart sum, const float* group, WordPart columns) {
   return sum + *group * (FloatPart)columns;
 }
@@ -89,14 +88,14 @@ inline FloatPart add_products(FloatPart sum, const bfloat16* group, WordPart col
 #endif
 }
 
-// Of a row without signs and outputs with signs, exactly.
+// Exact products of an unsigned row and signed outputs.
 inline IntPart add_products(IntPart sum, const uint8_t* group, WordPart columns) {
 #if defined(__AVX512VNNI__)
   int32_t four;
   std::memcpy(&four, group, sizeof(four));
   return (IntPart)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(four), (__m512i)columns);
 #elif defined(__AVX2__) && !defined(__AVX512F__)
-  // In pairs of 16 bits, the even bytes and the odd ones: the product of bytes of this processor saturates.
+  // Multiply even and odd bytes as pairs of 16 bits, because this processor's product of bytes saturates.
   uint32_t four;
   std::memcpy(&four, group, sizeof(four));
   const __m256i bytes = (__m256i)columns, even = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8);
@@ -112,12 +111,12 @@ inline IntPart add_products(IntPart sum, const uint8_t* group, WordPart columns)
 #endif
 }
 
-// The sums of M rows with V vectors of outputs, in parts.
+// Sums of M rows and V vectors of outputs, in parts.
 template <typename Sum, int M, int V>
-struct SumsInParts {
+struct PartialSums {
   PartOf<Sum> parts[M][V][PARTS];
 
-  explicit SumsInParts(const Sum (&sums)[M][V]) {
+  explicit PartialSums(const Sum (&sums)[M][V]) {
     for (int m = 0; m < M; ++m) {
       for (int v = 0; v < V; ++v) {
         for (int p = 0; p < PARTS; ++p) {
@@ -127,7 +126,7 @@ struct SumsInParts {
     }
   }
 
-  void put(Sum (&sums)[M][V]) const {
+  void store(Sum (&sums)[M][V]) const {
     for (int m = 0; m < M; ++m) {
       for (int v = 0; v < V; ++v) {
         for (int p = 0; p < PARTS; ++p) {
@@ -144,13 +143,13 @@ inline WordPart load_part(const void* from, int part) {
   return words;
 }
 
-// Adds to sums[m][v] the products of row m, num_groups groups of it, with the vectors that begin at columns[v] and
-// follow each other at group_stride bytes.
+// Adds the products of num_groups groups of row m with the vectors at columns[v], which are group_stride bytes apart,
+// to sums[m][v].
 template <int M, int V, typename Sum, typename T>
 inline __attribute__((always_inline)) void accumulate(Sum (&sums)[M][V], const T* rows, int64_t row_stride,
                                                       const char* const (&columns)[V], int64_t group_stride,
                                                       int64_t num_groups) {
-  SumsInParts<Sum, M, V> made(sums);
+  PartialSums<Sum, M, V> partial(sums);
   for (int64_t group = 0; group < num_groups; ++group) {
     WordPart words[V][PARTS];
     for (int v = 0; v < V; ++v) {
@@ -160,11 +159,11 @@ inline __attribute__((always_inline)) void accumulate(Sum (&sums)[M][V], const T
     for (int m = 0; m < M; ++m) {
       const T* at = rows + m * row_stride + group * GROUP<T>;
       for (int v = 0; v < V; ++v) {
-        for (int p = 0; p < PARTS; ++p) made.parts[m][v][p] = add_products(made.parts[m][v][p], at, words[v][p]);
+        for (int p = 0; p < PARTS; ++p) partial.parts[m][v][p] = add_products(partial.parts[m][v][p], at, words[v][p]);
       }
     }
   }
-  made.put(sums);
+  partial.store(sums);
 }
 
 // Writes the first num of 16 floats, rounded to T.
@@ -191,7 +190,7 @@ inline void store_two(bfloat16* out, const void* from) {
 #endif
 }
 
-// Writes the first num of 16 floats, rounded to T but as floats.
+// Writes the first num of 16 floats as floats, rounded to T.
 template <typename T>
 inline void store_rounded(float* out, Floats values, int64_t num) {
   T rounded[LANES];
@@ -204,7 +203,7 @@ inline void store_rounded(T* out, Floats values, int64_t num) {
   store(out, values, num);
 }
 
-// Calls body.template run<M>(first row) for tiles of rows, as tall as they can be.
+// Calls body.template run<M>(first row) for tiles of rows, as many rows per tile as possible.
 template <int M, typename Body>
 void for_row_tiles(int64_t num_rows, const Body& body, int64_t start = 0) {
   for (; start + M <= num_rows; start += M) body.template run<M>(start);

@@ -1,42 +1,42 @@
-// Embeddings that each layer has of its own, beside the stream. A token's are made once: what its id has in a second
-// table, and what its embedding is projected to. A layer's last part opens a gate for its share of them.
+// Per-layer embeddings of a token, in addition to the stream. They are computed once per step: the sum of a row of a
+// second table and of a projection of the token's embedding. A layer's last part gates its share of them.
 #pragma once
 #include "layer_switches.h"
 #include "linear.h"
 
 struct LayerEmbeddings {
   const void* table;  // [V, layers, size]
-  Linear projection;  // of the embedding, to [layers, size]
-  Norm norm;          // of what each layer is projected to, [size]
+  Linear projection;  // from the embedding to [layers, size]
+  Norm norm;          // [size], of each layer's part of the projection
   int64_t size;
   float table_scale, projection_scale, sum_scale;
 };
 
 struct EmbeddingPart {
   Linear gate, output;
-  Norm norm;  // of what is added to the stream
+  Norm norm;  // of the output, before it is added to the stream
   Activation activation;
 };
 
-// row, what one token is projected to for all layers, becomes their embeddings.
+// Turns row, the projection of one token for all layers, into the per-layer embeddings.
 template <typename T>
-void join_layer_embeddings(const LayerEmbeddings& of, const T* table_row, T* row, int64_t num_layers) {
-  for (int64_t layer = 0; layer < num_layers; ++layer, row += of.size, table_row += of.size) {
-    scale_row(row, of.projection_scale, of.size);
-    apply_norm(of.norm, row, row, of.size);
+void join_layer_embeddings(const LayerEmbeddings& embeddings, const T* table_row, T* row, int64_t num_layers) {
+  for (int64_t layer = 0; layer < num_layers; ++layer, row += embeddings.size, table_row += embeddings.size) {
+    scale_row(row, embeddings.projection_scale, embeddings.size);
+    apply_norm(embeddings.norm, row, row, embeddings.size);
 #pragma omp simd
-    for (int64_t i = 0; i < of.size; ++i) {
-      const T own = from_float<T>(to_float(table_row[i]) * of.table_scale);
-      const T sum = from_float<T>(to_float(row[i]) + to_float(own));
-      row[i] = from_float<T>(to_float(sum) * of.sum_scale);
+    for (int64_t i = 0; i < embeddings.size; ++i) {
+      const T from_table = from_float<T>(to_float(table_row[i]) * embeddings.table_scale);
+      const T sum = from_float<T>(to_float(row[i]) + to_float(from_table));
+      row[i] = from_float<T>(to_float(sum) * embeddings.sum_scale);
     }
   }
 }
 
-// opened, what the gate makes, becomes the activation of it times the layer's embedding.
+// gate = activation(gate) * embedding.
 template <typename T>
-void open_layer_embedding(const EmbeddingPart& part, const T* embedding, T* opened, int64_t size) {
-  activate_row(part.activation, false, opened, opened, size);
+void gate_layer_embedding(const EmbeddingPart& part, const T* embedding, T* gate, int64_t size) {
+  activate_row(part.activation, false, gate, gate, size);
 #pragma omp simd
-  for (int64_t i = 0; i < size; ++i) opened[i] = from_float<T>(to_float(opened[i]) * to_float(embedding[i]));
+  for (int64_t i = 0; i < size; ++i) gate[i] = from_float<T>(to_float(gate[i]) * to_float(embedding[i]));
 }

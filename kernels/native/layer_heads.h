@@ -1,4 +1,4 @@
-// The heads of one layer in a step: normalised, rotated and stored, and what queries find in the cache.
+// The heads of one layer in a step: norm, rotation, storage in the cache, and attention.
 #pragma once
 #include "gates.h"
 #include "layer_switches.h"
@@ -7,8 +7,8 @@
 #include "vector_attention.h"
 
 constexpr int64_t TOKENS_PER_PIECE = 8;
-// Rows (tokens by heads of a group) of a prompt that one thread attends for: several tiles, so that what was read of the
-// cache is read from near again.
+// Rows (tokens times heads of a group) of a prompt per piece of work: several tiles, so that keys and values are read
+// from a near cache again.
 constexpr int64_t ROWS_PER_PIECE = 48;
 
 template <typename T>
@@ -25,27 +25,29 @@ class LayerHeads {
         heads_(heads),
         size_(layer.heads_size()) {}
 
-  // Whether the projection makes something else than heads as they lie here.
-  static bool are_split(const DecoderLayer& layer) { return layer.gate != AttentionGate::NONE || layer.values_are_keys; }
+  // Whether rows of the projection must be split into heads.
+  static bool needs_split(const DecoderLayer& layer) {
+    return layer.gate != AttentionGate::NONE || layer.values_are_keys;
+  }
 
-  // From rows of the projection, and to gates [tokens, found_size()] where there are some.
+  // Splits rows of the projection into heads, and into gates [tokens, attn_size()] if there are any.
   void split(const T* rows, T* gates) const {
-    const int64_t width = layer_.qkv.num_outputs, dim = layer_.head_dim, of_keys = layer_.num_kv_heads * dim;
+    const int64_t width = layer_.qkv.num_outputs, dim = layer_.head_dim, keys_size = layer_.num_kv_heads * dim;
     for_tokens([&](int64_t t) {
       const T* row = rows + t * width;
-      T* to = heads_ + t * size_;
+      T* heads = heads_ + t * size_;
       if (layer_.gate != AttentionGate::NONE) {
-        split_gates(layer_.gate, row, to, gates + t * layer_.found_size(), layer_.num_heads, dim,
-                    size_ - layer_.found_size());
+        split_gates(layer_.gate, row, heads, gates + t * layer_.attn_size(), layer_.num_heads, dim,
+                    size_ - layer_.attn_size());
       } else {
-        std::memcpy(to, row, width * sizeof(T));
-        std::memcpy(to + width, row + width - of_keys, of_keys * sizeof(T));
+        std::memcpy(heads, row, width * sizeof(T));
+        std::memcpy(heads + width, row + width - keys_size, keys_size * sizeof(T));
       }
     });
   }
 
-  // Normalises and rotates where they lie, and stores keys and values.
-  void place() const {
+  // Normalises and rotates heads in place, and stores keys and values in the cache.
+  void norm_rotate_and_store() const {
     const int64_t dim = layer_.head_dim, first_key = layer_.num_heads, first_value = first_key + layer_.num_kv_heads;
     const int64_t* slots = step_.slots + layer_.group * step_.num_tokens;
     for_tokens([&](int64_t t) {
@@ -58,13 +60,13 @@ class LayerHeads {
       const int64_t slot = slots[t];
       if (slot < 0) return;
       const bool is_last = t + 1 == step_.num_tokens || slots[t + 1] != slot + 1;
-      cache_.put(slot, heads + first_key * dim, heads + first_value * dim, is_last);
+      cache_.store(slot, heads + first_key * dim, heads + first_value * dim, is_last);
     });
   }
 
-  void attend(T* found) const {
+  void attend(T* out) const {
     const int64_t group = layer_.group_size(), dim = layer_.head_dim, num_kv_heads = layer_.num_kv_heads;
-    const int64_t found_size = layer_.found_size();
+    const int64_t attn_size = layer_.attn_size();
     const int64_t* table = step_.block_table + layer_.group * step_.num_requests * step_.table_stride;
     const std::vector<Span> spans = live_.spans(std::max<int64_t>(1, ROWS_PER_PIECE / group));
     for_each(spans.size() * num_kv_heads, [&](int64_t item) {
@@ -82,8 +84,8 @@ class LayerHeads {
                                table + span.request * step_.table_stride,
                                kv_head,
                                &cache_,
-                               found + span.first_token * found_size + offset,
-                               found_size,
+                               out + span.first_token * attn_size + offset,
+                               attn_size,
                                live_.visible_ends ? live_.visible_ends + span.first_token : nullptr};
       attend_rows(queries, span.num_tokens * group);
     });
@@ -106,7 +108,9 @@ class LayerHeads {
     const int64_t dim = layer_.head_dim;
     if (norm.kind == NormKind::NONE) return;
     if (layer_.norms_rows) return apply_norm(norm, first, first, num * dim);
-    for (int64_t head = 0; head < num; ++head) apply_norm(norm, first + head * dim, first + head * dim, dim, head * dim);
+    for (int64_t head = 0; head < num; ++head) {
+      apply_norm(norm, first + head * dim, first + head * dim, dim, head * dim);
+    }
   }
 
   void rotate(const Angles& angles, int64_t position, T* heads) const {

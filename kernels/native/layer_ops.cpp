@@ -1,5 +1,4 @@
-// The operations between the products of a layer, over rows. Rows are independent, so a row's result does not depend on
-// the others.
+// Operations on rows between the products of a layer. Rows are independent of each other.
 #include "layer_ops.h"
 
 #include <algorithm>
@@ -8,10 +7,10 @@
 
 namespace {
 
-// Less is done sooner than a helper has come.
+// Smaller pieces finish before another thread could help.
 constexpr int64_t ELEMENTS_PER_PIECE = 16384;
 
-// Runs body(row) for every row, several to a piece.
+// Runs body(row) for every row, several per piece.
 template <typename Body>
 void for_rows(int64_t num_rows, int64_t size, const Body& body) {
   for_ranges(num_rows, std::max<int64_t>(1, ELEMENTS_PER_PIECE / size), [&](int64_t start, int64_t end) {
@@ -19,8 +18,8 @@ void for_rows(int64_t num_rows, int64_t size, const Body& body) {
   });
 }
 
-// Of inputs + residual, which residual becomes; without a residual of inputs alone. weight repeats every weight_rows, and
-// is of the dtype or of floats, see norm_row.
+// Normalises inputs + residual and stores the sum in residual; without residual (null) normalises inputs. weight has
+// weight_rows rows, which repeat, of the dtype or of floats, see norm_row.
 template <typename T, typename W>
 void rms_norm(const T* inputs, int64_t stride, T* residual, const W* weight, int64_t weight_rows, T* out,
               int64_t num_rows, int64_t size, float eps) {

@@ -1,4 +1,4 @@
-// What happens to one row between the products of a layer, rounded where transformers rounds.
+// Operations on one row between the products of a layer. They round where transformers rounds.
 #pragma once
 #include "scalar.h"
 
@@ -9,8 +9,8 @@ void add_row(const T* added, T* residual, int64_t size) {
   for (int64_t i = 0; i < size; ++i) residual[i] = from_float<T>(to_float(added[i]) + to_float(residual[i]));
 }
 
-// out = values scaled to a root mean square of one, times weight: rounded before that where the weight is of the dtype,
-// and only after where it is a float. out may be values.
+// out = values scaled to a root mean square of one, times weight. The scaled values are rounded before the product if
+// the weight has the dtype of the values, and not if it is float. out may be values.
 template <typename T, typename W>
 void norm_row(const T* values, const W* weight, T* out, int64_t size, float eps) {
   float sum = 0;
@@ -28,7 +28,8 @@ void norm_row(const T* values, const W* weight, T* out, int64_t size, float eps)
   }
 }
 
-// out = values with a mean of zero and a deviation of one, times weight, plus bias unless it is null. out may be values.
+// out = values with a mean of zero and a deviation of one, times weight, plus bias unless it is null. out may be
+// values.
 template <typename T>
 void centred_norm_row(const T* values, const float* weight, const float* bias, T* out, int64_t size, float eps) {
   float sum = 0;
@@ -69,7 +70,7 @@ void rotate_row(const T* head, const A* cos, const A* sin, T* out, int64_t head_
   }
 }
 
-// The same of pairs of neighbours.
+// Rotates pairs of adjacent elements in place.
 template <typename T>
 void rotate_neighbours(T* head, const float* cos, const float* sin, int64_t head_dim) {
 #pragma omp simd

@@ -1,21 +1,22 @@
-// What layers do to a row in one way or another, as their description says.
+// Norms and activations of a row, selected by kind.
 #pragma once
 #include "layer_ops.h"
 
-// How a row is normalised: not at all; by its root mean square, rounded before the weight, which is of the model's dtype,
-// or after, the weight being a float; by mean and deviation, the weight being a float.
+// NONE: copies. RMS: root mean square, rounded before the product with a weight in the model's dtype. WIDE_RMS: root
+// mean square with a float weight, rounded after the product. CENTRED: mean and deviation, with a float weight. Matches
+// NormKind in kernels/decoder/norms.py.
 enum class NormKind : int64_t { NONE, RMS, WIDE_RMS, CENTRED };
 
 struct Norm {
-  const void *weight, *bias;  // [size]; the bias, of floats, may be null
+  const void *weight, *bias;  // [size]; the bias is float, or null
   NormKind kind;
   float eps;
 };
 
-// In the order of kernels/gated_activation.
+// In the order of ACTIVATIONS in kernels/gated_activation.
 enum class Activation : int64_t { SILU, GELU_TANH, GELU, RELU2 };
 
-// Weights begin at an offset. out may be values.
+// Uses the weights from offset on. out may be values.
 template <typename T>
 void apply_norm(const Norm& norm, const T* values, T* out, int64_t size, int64_t offset = 0) {
   const float* floats = static_cast<const float*>(norm.weight) + offset;
@@ -35,7 +36,7 @@ void apply_norm(const Norm& norm, const T* values, T* out, int64_t size, int64_t
   }
 }
 
-// Of size outputs; a gate lies before what it opens for.
+// Writes size outputs; a gated row holds size gates, then size values.
 template <typename A, typename T>
 void activate_row(bool is_gated, const T* from, T* out, int64_t size) {
   is_gated ? gate_row<A>(from, out, size) : activate_row<A>(from, out, size);

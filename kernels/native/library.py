@@ -18,7 +18,7 @@ _ANY_DTYPE: dict[str, list[Any]] = {
     "get_num_threads": [],
     "request_tiles": [],
     "instructions": [],
-    "meet": [_POINTER, _INT, _INT, _INT, _INT],
+    "wait_at_barrier": [_POINTER, _INT, _INT, _INT, _INT],
     "store_rows": [_POINTER, _INT, _POINTER, _POINTER, _INT, _INT],
 }
 _SIGNATURES: dict[str, list[Any]] = {

@@ -9,16 +9,17 @@
 
 namespace {
 
-// More of them are worth laying out the bytes for tiles.
+// With more rows, unpacking the bytes for tiles pays off.
 constexpr int64_t MAX_ROWS_OF_NIBBLES_ON_VECTORS = 6;
 
-// On tile registers where there are some and the inputs fill them, else on vectors. A rule of processor and weight's shape
-// alone: all round differently, and a row's bits are not to depend on how many others there are.
+// Multiplies on tile registers if they exist and the inputs fill them, else on vectors. The choice depends on the
+// processor and the weight's shape only, because the methods round differently and a row's bits must not depend on
+// other rows.
 template <typename T, typename In, typename Out>
 void multiply_rows(const In* inputs, int64_t input_stride, const Linear& weight, const Results<T, In, Out>& results,
                    int64_t num_rows) {
   if constexpr (tiles::EXIST && sizeof(In) < sizeof(float)) {
-    if (tiles::are_given && weight.num_inputs * sizeof(In) % tiles::ROW_BYTES == 0) {
+    if (tiles::are_enabled && weight.num_inputs * sizeof(In) % tiles::ROW_BYTES == 0) {
       return multiply_by_tiles(inputs, input_stride, weight, results, num_rows);
     }
   }
@@ -28,12 +29,13 @@ void multiply_rows(const In* inputs, int64_t input_stride, const Linear& weight,
   multiply_by_vectors(inputs, input_stride, weight, results, num_rows);
 }
 
-// Sums of bytes are whole and scaled alike, so a row has the same bits either way, and their number may decide.
+// Sums of bytes are integers with the same scaling, so both methods give the same bits and the number of rows can
+// decide.
 template <typename T, typename Out>
 void multiply_by_nibbles(const uint8_t* inputs, int64_t input_stride, const Linear& weight,
                          const Results<T, uint8_t, Out>& results, int64_t num_rows) {
   if constexpr (tiles::EXIST) {
-    if (tiles::are_given && num_rows > MAX_ROWS_OF_NIBBLES_ON_VECTORS) {
+    if (tiles::are_enabled && num_rows > MAX_ROWS_OF_NIBBLES_ON_VECTORS) {
       return multiply_by_tiles(inputs, input_stride, weight, results, num_rows);
     }
   }
@@ -42,7 +44,7 @@ void multiply_by_nibbles(const uint8_t* inputs, int64_t input_stride, const Line
 
 }  // namespace
 
-bool widens_pairs() { return wide::is_better(); }
+bool uses_wide_products() { return wide::is_better(); }
 
 template <typename T, typename Out>
 void multiply(const T* inputs, int64_t input_stride, const Linear& weight, Out* out, int64_t out_stride,
@@ -50,14 +52,15 @@ void multiply(const T* inputs, int64_t input_stride, const Linear& weight, Out* 
   if (weight.scales) {
     const int64_t row_bytes = weight.is_in_nibbles ? padded_inputs(weight.num_inputs) : weight.num_inputs;
     const QuantizedRows rows = quantize_rows(inputs, input_stride, num_rows, weight.num_inputs, row_bytes);
-    const auto results = Results<T, uint8_t, Out>::of(rows.steps, weight, out, out_stride);
+    const auto results = Results<T, uint8_t, Out>::for_product(rows.steps, weight, out, out_stride);
     if (weight.is_in_nibbles) {
       multiply_by_nibbles(rows.values, row_bytes, weight, results, num_rows);
     } else {
       multiply_rows(rows.values, row_bytes, weight, results, num_rows);
     }
   } else {
-    multiply_rows(inputs, input_stride, weight, Results<T, T, Out>::of(nullptr, weight, out, out_stride), num_rows);
+    const auto results = Results<T, T, Out>::for_product(nullptr, weight, out, out_stride);
+    multiply_rows(inputs, input_stride, weight, results, num_rows);
   }
 }
 

@@ -1,4 +1,4 @@
-// Which tokens of a step are computed: all of them, and from some layer on those alone whose logits are wanted.
+// Tokens of a step that are computed: all of them, and from some layer on only those that need logits.
 #pragma once
 #include <vector>
 
@@ -13,34 +13,36 @@ class LiveTokens {
         adapter_slots(step.adapter_slots),
         step_(step) {}
 
-  // Token i is from here on that of logit row i, which comes earlier, never later, than it was.
+  // Keeps only the tokens that need logits: token i is that of logit row i from now on.
   void keep_logit_rows() {
     int64_t request = 0, first = 0;
     for (int64_t i = 0; i < step_.num_logit_rows; ++i) {
       const int64_t row = step_.logit_rows[i];
       while (row >= first + step_.query_lens[request]) first += step_.query_lens[request++];
       const int64_t position = step_.seq_lens[request] - step_.query_lens[request] + row - first;
-      kept_spans_.push_back({request, i, 1, position});
-      kept_positions_.push_back(positions[row]);
-      if (visible_ends) kept_ends_.push_back(visible_ends[row]);
-      if (adapter_slots) kept_slots_.push_back(adapter_slots[row]);
+      logit_spans_.push_back({request, i, 1, position});
+      logit_positions_.push_back(positions[row]);
+      if (visible_ends) logit_ends_.push_back(visible_ends[row]);
+      if (adapter_slots) logit_slots_.push_back(adapter_slots[row]);
     }
-    are_kept_ = true;
+    has_only_logit_rows_ = true;
     num = step_.num_logit_rows;
-    positions = kept_positions_.data();
-    if (visible_ends) visible_ends = kept_ends_.data();
-    if (adapter_slots) adapter_slots = kept_slots_.data();
+    positions = logit_positions_.data();
+    if (visible_ends) visible_ends = logit_ends_.data();
+    if (adapter_slots) adapter_slots = logit_slots_.data();
   }
 
-  // All of them, at most so many in a span.
-  std::vector<Span> spans(int64_t most) const { return are_kept_ ? kept_spans_ : cut_spans(step_, most); }
+  // Returns spans of all live tokens, with at most max_tokens tokens each.
+  std::vector<Span> spans(int64_t max_tokens) const {
+    return has_only_logit_rows_ ? logit_spans_ : cut_spans(step_, max_tokens);
+  }
 
   int64_t num;
   const int64_t *positions, *visible_ends, *adapter_slots;  // [num]; the latter two may be null
 
  private:
   const DecoderStep& step_;
-  bool are_kept_ = false;
-  std::vector<Span> kept_spans_;
-  std::vector<int64_t> kept_positions_, kept_ends_, kept_slots_;
+  bool has_only_logit_rows_ = false;
+  std::vector<Span> logit_spans_;
+  std::vector<int64_t> logit_positions_, logit_ends_, logit_slots_;
 };

@@ -1,9 +1,9 @@
-// The layouts of a weight: see panels.h and nibbles.h.
+// Packs weights into the layouts of panels.h and nibbles.h.
 #include "nibbles.h"
 
 namespace {
 
-// Calls put(panel, output) for the elements of a panel in the order of the layout: group by group, output by output.
+// Fills panels with put(output, input), in the order of the layout: group by group, output by output.
 template <typename Element, typename Put>
 void pack_panels(Element* packed, int64_t num_outputs, int64_t num_inputs, const Put& put) {
   for_each((num_outputs + PANEL - 1) / PANEL, [&](int64_t panel) {
@@ -23,7 +23,7 @@ void pack(const T* weight, T* packed, int64_t num_outputs, int64_t num_inputs) {
 }
 
 template <typename T>
-float largest_of(const T* row, int64_t size) {
+float largest_magnitude(const T* row, int64_t size) {
   float largest = 0;
   for (int64_t i = 0; i < size; ++i) largest = std::max(largest, std::fabs(to_float(row[i])));
   return largest;
@@ -34,7 +34,7 @@ void quantize(const T* weight, int8_t* packed, float* scales, int32_t* offsets, 
               int64_t num_inputs) {
   for_ranges(num_outputs, PANEL, [&](int64_t start, int64_t end) {
     for (int64_t output = start; output < end; ++output) {
-      scales[output] = largest_of(weight + output * num_inputs, num_inputs) / BYTE_RANGE;
+      scales[output] = largest_magnitude(weight + output * num_inputs, num_inputs) / BYTE_RANGE;
     }
   });
   const auto rounded = [&](int64_t output, int64_t input) {
@@ -51,31 +51,31 @@ void quantize(const T* weight, int8_t* packed, float* scales, int32_t* offsets, 
   });
 }
 
-// An output's weights for a block of inputs, in units of the output's scale, and the four bits that are nearest.
+// One block of an output's weights in units of the output's scale, and its quantization to four bits.
 class NibbleBlock {
  public:
   template <typename T>
   NibbleBlock(const T* weights, int64_t size, float scale) {
     for (int64_t i = 0; i < size; ++i) {
-      wanted_[i] = to_float(weights[i]) / scale;
-      lowest_ = std::min(lowest_, wanted_[i]);
-      highest_ = std::max(highest_, wanted_[i]);
+      scaled_[i] = to_float(weights[i]) / scale;
+      lowest_ = std::min(lowest_, scaled_[i]);
+      highest_ = std::max(highest_, scaled_[i]);
     }
   }
 
-  // The smallest step that reaches everything, and the one below, which cuts off what lies farthest out for a finer
-  // step elsewhere; with the zeros that reach the lowest weight, or nearly so.
+  // Tries the smallest step that covers the range, and the next smaller one, which clips outliers for a finer
+  // resolution; each with the two zeros nearest to the lowest weight.
   void choose() {
-    const float reaching = std::ceil((highest_ - lowest_) / NIBBLE_RANGE);
+    const float covering = std::ceil((highest_ - lowest_) / NIBBLE_RANGE);
     for (int less = 0; less < 2; ++less) {
-      const int step = std::clamp(static_cast<int>(reaching) - less, 1, NIBBLE_RANGE);
+      const int step = std::clamp(static_cast<int>(covering) - less, 1, NIBBLE_RANGE);
       const int zero = std::min(static_cast<int>(-lowest_ / step), NIBBLE_RANGE);
-      try_out(step, zero);
-      try_out(step, std::min(zero + 1, NIBBLE_RANGE));
+      try_step(step, zero);
+      try_step(step, std::min(zero + 1, NIBBLE_RANGE));
     }
   }
 
-  uint8_t head() const { return static_cast<uint8_t>(zero_ << 4 | step_); }
+  uint8_t header() const { return static_cast<uint8_t>(zero_ << 4 | step_); }
   uint8_t nibble(int i) const { return static_cast<uint8_t>(nibbles_[i]); }
 
   int32_t sum() const {
@@ -85,8 +85,8 @@ class NibbleBlock {
   }
 
  private:
-  void try_out(int step, int zero) {
-    // Bytes have an end, too.
+  void try_step(int step, int zero) {
+    // The products must fit into a byte, too.
     const int least = std::max(0, zero - (BYTE_RANGE + 1) / step);
     const int most = std::min(NIBBLE_RANGE, zero + BYTE_RANGE / step);
     int32_t nibbles[BLOCK_INPUTS];
@@ -94,26 +94,26 @@ class NibbleBlock {
     const float factor = 1.0f / step;
 #pragma omp simd reduction(+ : error)
     for (int i = 0; i < BLOCK_INPUTS; ++i) {
-      const int near = static_cast<int>(std::nearbyint(wanted_[i] * factor)) + zero;
+      const int near = static_cast<int>(std::nearbyint(scaled_[i] * factor)) + zero;
       nibbles[i] = std::max(least, std::min(most, near));
-      const float missed = wanted_[i] - static_cast<float>(step * (nibbles[i] - zero));
-      error += missed * missed;
+      const float difference = scaled_[i] - static_cast<float>(step * (nibbles[i] - zero));
+      error += difference * difference;
     }
     if (error >= error_) return;
     error_ = error, step_ = step, zero_ = zero;
     std::copy(nibbles, nibbles + BLOCK_INPUTS, nibbles_);
   }
 
-  float wanted_[BLOCK_INPUTS] = {};
+  float scaled_[BLOCK_INPUTS] = {};
   float lowest_ = 0, highest_ = 0, error_ = INFINITY;
   int step_ = 0, zero_ = 0;
   int32_t nibbles_[BLOCK_INPUTS] = {};
 };
 
-// Of an output's weights: so that the largest fits into a byte, and the widest block into its nibbles with the largest
-// step.
+// Returns the scale of an output, so that the largest weight fits into a byte, and the widest block into nibbles with
+// the largest step.
 template <typename T>
-float scale_of_nibbles(const T* row, int64_t size) {
+float nibble_scale(const T* row, int64_t size) {
   float widest = 0;
   for (int64_t start = 0; start < size; start += BLOCK_INPUTS) {
     float lowest = 0, highest = 0;
@@ -123,19 +123,19 @@ float scale_of_nibbles(const T* row, int64_t size) {
     }
     widest = std::max(widest, highest - lowest);
   }
-  return std::max(largest_of(row, size) / BYTE_RANGE, widest / (NIBBLE_RANGE * NIBBLE_RANGE));
+  return std::max(largest_magnitude(row, size) / BYTE_RANGE, widest / (NIBBLE_RANGE * NIBBLE_RANGE));
 }
 
-// Puts an output's weights into its place of a panel of zeros; returns what its sums are too large.
+// Packs an output's weights into a zeroed panel, as output `place`; returns the offset to subtract from its sums.
 template <typename T>
-int32_t put_nibbles(const T* row, int64_t size, float scale, uint8_t* panel, int64_t place) {
+int32_t pack_nibbles(const T* row, int64_t size, float scale, uint8_t* panel, int64_t place) {
   int32_t offset = 0;
   if (scale == 0) return offset;
   for (int64_t start = 0; start < size; start += BLOCK_INPUTS, panel += BLOCK_BYTES) {
     NibbleBlock block(row + start, std::min<int64_t>(BLOCK_INPUTS, size - start), scale);
     block.choose();
     offset += BYTE_ZERO * block.sum();
-    panel[place_of_head(place)] = block.head();
+    panel[header_offset(place)] = block.header();
     for (int i = 0; i < BLOCK_INPUTS; ++i) {
       const int group = i / GROUP<uint8_t>;
       uint8_t* to = panel + PANEL + group / 2 * PANEL_ROW_BYTES + place * GROUP<uint8_t> + i % GROUP<uint8_t>;
@@ -153,16 +153,16 @@ void quantize_to_nibbles(const T* weight, uint8_t* packed, float* scales, int32_
   for_ranges(num_outputs, PANEL, [&](int64_t start, int64_t end) {
     for (int64_t output = start; output < end; ++output) {
       uint8_t* panel = packed + output / PANEL * num_blocks * BLOCK_BYTES;
-      scales[output] = scale_of_nibbles(weight + output * num_inputs, num_inputs);
-      offsets[output] = put_nibbles(weight + output * num_inputs, num_inputs, scales[output], panel, output % PANEL);
+      scales[output] = nibble_scale(weight + output * num_inputs, num_inputs);
+      offsets[output] = pack_nibbles(weight + output * num_inputs, num_inputs, scales[output], panel, output % PANEL);
     }
   });
 }
 
 }  // namespace
 
-// packed: ceil(N / 64) panels of K * 64; K is a multiple of the group. scales and offsets are as many as the panels
-// have outputs.
+// packed: ceil(N / 64) panels of K * 64 elements; K is a multiple of the group. scales and offsets have an element per
+// output of the panels.
 #define PENSTOCK_PACKING(T, suffix)                                                                                  \
   extern "C" void pack_linear_##suffix(const T* weight, T* packed, int64_t num_outputs, int64_t num_inputs) {        \
     pack<T>(weight, packed, num_outputs, num_inputs);                                                                \

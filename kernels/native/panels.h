@@ -1,7 +1,8 @@
-// How a weight is laid out for products with it, and rows of inputs in bytes.
+// Layout of a packed weight, and quantization of input rows to bytes.
 //
-// The weight [N, K] lies in panels of 64 outputs: for each group of inputs (see lanes.h) 64 outputs' groups side by
-// side, so that one pass over a panel reads memory in order. Outputs beyond N are zero. Weights of four bits: nibbles.h.
+// A weight [N, K] is packed in panels of 64 outputs: for each group of inputs (see lanes.h), the groups of 64 outputs
+// are adjacent, so that a pass over a panel reads memory in order. Outputs beyond N are zero. Four-bit weights:
+// nibbles.h.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -12,21 +13,22 @@
 
 constexpr int PANEL_VECTORS = 4;
 constexpr int PANEL = PANEL_VECTORS * LANES;
-constexpr int PANEL_ROW_BYTES = PANEL * GROUP_BYTES;  // of a panel for one group of inputs
+constexpr int PANEL_ROW_BYTES = PANEL * GROUP_BYTES;  // bytes of a panel per group of inputs
 
-// As kernels/decoder has it, too.
+// Matches LinearStruct in kernels/linear.
 struct Linear {
   const void* packed;
-  const float* bias;       // as many as the panels have outputs, or null
-  const float* scales;     // of each output's weights, which are then bytes with signs; null where they are of the dtype
-  const int32_t* offsets;  // what an output's sum is too large, since inputs are counted from 128
+  // Each has an element per output of the panels.
+  const float* bias;       // null for none
+  const float* scales;     // scales of weights in signed bytes; null for unquantized weights
+  const int32_t* offsets;  // subtracted from an output's sum, since quantized inputs have a zero point of 128
   int64_t num_inputs, num_outputs;
-  int64_t is_in_nibbles;  // 1: those bytes are made of four bits each as they are read
+  int64_t is_in_nibbles;  // 1 for four-bit weights
 };
 
 constexpr int BYTE_ZERO = 128, BYTE_RANGE = 127;
 
-// Rows of bytes without signs, and the step of each row.
+// Rows of unsigned bytes, and the scale of each row.
 struct QuantizedRows {
   const uint8_t* values;
   const float* steps;
@@ -45,18 +47,20 @@ void quantize_row(const T* row, uint8_t* out, float* step, int64_t size) {
   }
 }
 
-// Rows of row_bytes each, of which the first size have something in them.
+// Quantizes rows to row_bytes each; only the first size bytes are written.
 template <typename T>
 QuantizedRows quantize_rows(const T* rows, int64_t stride, int64_t num_rows, int64_t size, int64_t row_bytes) {
   static thread_local std::vector<uint8_t> values;
   static thread_local std::vector<float> steps;
   if (static_cast<int64_t>(values.size()) < num_rows * row_bytes) values.resize(num_rows * row_bytes);
   if (static_cast<int64_t>(steps.size()) < num_rows) steps.resize(num_rows);
-  const QuantizedRows made{values.data(), steps.data()};
+  const QuantizedRows result{values.data(), steps.data()};
   uint8_t* to = values.data();
   float* step = steps.data();
   for_ranges(num_rows, 8, [&](int64_t start, int64_t end) {
-    for (int64_t row = start; row < end; ++row) quantize_row(rows + row * stride, to + row * row_bytes, step + row, size);
+    for (int64_t row = start; row < end; ++row) {
+      quantize_row(rows + row * stride, to + row * row_bytes, step + row, size);
+    }
   });
-  return made;
+  return result;
 }

@@ -1,4 +1,4 @@
-// One head's state over the tokens of a request: values [D] kept under keys [K], a matrix [K, D].
+// The recurrent state of one head: a matrix [K, D] that stores values [D] under keys [K].
 #pragma once
 #include "lanes.h"
 
@@ -11,45 +11,46 @@ inline FloatPart load_part(const float* from) {
   return part;
 }
 
-// What a token does to the state. The state is first multiplied by decay.
+// Update of the state by one token. The state is first multiplied by decay.
 struct Change {
   const float *key, *query;  // [K]
   float decay;
-  // Of the delta rule: what the state has under the key already is taken off the value, and the rest comes in with this
-  // strength. Of a scan the value comes in as it is.
+  // Delta rule: the value that the state stores under the key is subtracted from the new value, and the difference is
+  // added with this strength. Scan: the value is added unchanged.
   float strength;
-  bool takes_off;
+  bool subtracts_stored;
 };
 
-// V parts of the columns from column on. Each column is by itself: its bits do not depend on V.
+// Updates V parts of the columns, from column on. Columns are independent, so their bits do not depend on V.
 template <int V>
 void change_columns(const Change& change, const float* from, float* to, int64_t key_dim, int64_t dim, int64_t column,
                     const float* value, float* out) {
-  FloatPart added[V], found[V];
+  FloatPart update[V], out_parts[V];
   for (int v = 0; v < V; ++v) {
-    added[v] = load_part(value + column + v * PART_LANES);
-    found[v] = FloatPart{};
+    update[v] = load_part(value + column + v * PART_LANES);
+    out_parts[v] = FloatPart{};
   }
-  if (change.takes_off) {
-    FloatPart held[V] = {};
+  if (change.subtracts_stored) {
+    FloatPart stored[V] = {};
     for (int64_t i = 0; from && i < key_dim; ++i) {
-      for (int v = 0; v < V; ++v) held[v] += change.key[i] * load_part(from + i * dim + column + v * PART_LANES);
+      for (int v = 0; v < V; ++v) stored[v] += change.key[i] * load_part(from + i * dim + column + v * PART_LANES);
     }
-    for (int v = 0; v < V; ++v) added[v] = (added[v] - change.decay * held[v]) * change.strength;
+    for (int v = 0; v < V; ++v) update[v] = (update[v] - change.decay * stored[v]) * change.strength;
   }
   for (int64_t i = 0; i < key_dim; ++i) {
     for (int v = 0; v < V; ++v) {
       const int64_t place = i * dim + column + v * PART_LANES;
-      FloatPart state = change.key[i] * added[v];
+      FloatPart state = change.key[i] * update[v];
       if (from) state += change.decay * load_part(from + place);
       std::memcpy(to + place, &state, sizeof(state));
-      found[v] += change.query[i] * state;
+      out_parts[v] += change.query[i] * state;
     }
   }
-  for (int v = 0; v < V; ++v) std::memcpy(out + column + v * PART_LANES, &found[v], sizeof(found[v]));
+  for (int v = 0; v < V; ++v) std::memcpy(out + column + v * PART_LANES, &out_parts[v], sizeof(out_parts[v]));
 }
 
-// From the state `from`, null for none yet, to the state `to`, which may be the same; out [D] is what the query finds.
+// Computes the state `to` from the state `from` (null for a new request; may be equal), and the output [D] of the
+// query.
 inline void change_state(const Change& change, const float* from, float* to, int64_t key_dim, int64_t dim,
                          const float* value, float* out) {
   int64_t column = 0;

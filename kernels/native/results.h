@@ -1,11 +1,12 @@
-// What the sums of a product begin with and what becomes of them, on whatever registers they are made.
+// Initial values and final processing of the sums of a product, for all kinds of registers.
 #pragma once
 #include <type_traits>
 
 #include "panels.h"
 
-// Of the rows from one on with the outputs from one on. In is T, or uint8_t where rows and weights are bytes: then sums
-// are whole, and scaled by the steps of row and output. They are rounded once to T, and written as Out, T or float.
+// Results of the rows and outputs from a first row and a first output on. In is T, or uint8_t for quantized rows and
+// weights, whose sums are integers and are scaled by the scales of row and output. Results are rounded once to T, and
+// written as Out, which is T or float.
 template <typename T, typename In, typename Out>
 struct Results {
   static constexpr bool ARE_QUANTIZED = sizeof(In) == 1;
@@ -16,12 +17,12 @@ struct Results {
   Out* out;
   int64_t out_stride, num_outputs;
 
-  // Of all rows of a product with weight; out is [num_rows, out_stride].
-  static Results of(const float* steps, const Linear& weight, Out* out, int64_t out_stride) {
+  // Results of all rows of a product with weight; out is [num_rows, out_stride].
+  static Results for_product(const float* steps, const Linear& weight, Out* out, int64_t out_stride) {
     return {steps, weight.scales, weight.bias, weight.offsets, out, out_stride, weight.num_outputs};
   }
 
-  Results from(int64_t row, int64_t output) const {
+  Results at(int64_t row, int64_t output) const {
     return {steps ? steps + row : nullptr,
             scales ? scales + output : nullptr,
             bias ? bias + output : nullptr,
@@ -31,8 +32,8 @@ struct Results {
             num_outputs - output};
   }
 
-  // Of the v-th vector of outputs.
-  Sum start_of(int v) const {
+  // Initial sum of the v-th vector of outputs.
+  Sum initial_sum(int v) const {
     if constexpr (ARE_QUANTIZED) {
       return -load<Ints>(offsets, v);
     } else {
@@ -40,15 +41,15 @@ struct Results {
     }
   }
 
-  void put(Sum sum, int64_t row, int v) const {
+  void write(Sum sum, int64_t row, int v) const {
     store_rounded<T>(out + row * out_stride + v * LANES, to_floats(sum, row, v), num_outputs - v * LANES);
   }
 
  private:
   template <typename Vector>
-  static Vector load(const void* from, int v) {
+  static Vector load(const void* source, int v) {
     Vector vector = {};
-    if (from) std::memcpy(&vector, static_cast<const char*>(from) + v * VECTOR_BYTES, sizeof(vector));
+    if (source) std::memcpy(&vector, static_cast<const char*>(source) + v * VECTOR_BYTES, sizeof(vector));
     return vector;
   }
 

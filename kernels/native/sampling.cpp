@@ -1,7 +1,7 @@
-// Chooses a token per row of logits, as the reference does: rows are independent, and all of it runs on one thread.
+// Chooses a token per row of logits, as the reference does. Rows are independent, and all run on one thread.
 //
-// Floats are compared by their bits, made integers of the same order: maxima of integers vectorise whatever is said
-// of NaN, which is the greatest, and of bfloat16 they need no conversion.
+// Floats are compared by keys: integers with the same order, derived from their bits. Maxima of integers vectorise, NaN
+// is the largest, and bfloat16 needs no conversion.
 #include <algorithm>
 #include <functional>
 #include <limits>
@@ -15,12 +15,12 @@ namespace {
 constexpr int64_t BLOCK = 64;   // tokens that share a maximum
 constexpr int64_t CHUNK = 256;  // tokens that share a partial sum
 constexpr int64_t LANES = 16;
-constexpr int64_t WIDTH = 64;   // the most probable tokens, looked at first
+constexpr int64_t WIDTH = 64;   // number of most probable tokens to consider first
 constexpr float SMALLEST_EXPONENT = -87.0f;
-// Below this distance between two bit patterns the weights in between are few enough to be sorted.
+// If two bit patterns differ by less, few enough weights are between them to sort these.
 constexpr uint32_t SORTED_SPAN = 1u << 15;
 
-// Written as vectors, since a sum in one variable, or in an array, takes four times as long.
+// Explicit vectors, since a sum in a scalar or an array takes four times as long.
 typedef float Floats __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
 
 template <typename T>
@@ -52,7 +52,7 @@ Key maximum(const Key* keys, int64_t size) {
   return largest;
 }
 
-// One row, and what is kept from row to row so that nothing is allocated in between.
+// One row, with buffers that are reused for the next row.
 template <typename T>
 class Row {
   using Key = typename Ordered<T>::Key;
@@ -60,7 +60,7 @@ class Row {
  public:
   explicit Row(int64_t vocab_size) : size_(vocab_size), maxima_((vocab_size + BLOCK - 1) / BLOCK), scratch_(maxima_) {}
 
-  void read(const T* logits) {
+  void load(const T* logits) {
     logits_ = logits;
     for (size_t block = 0; block < maxima_.size(); ++block) {
       int64_t start = block * BLOCK, end = std::min(start + BLOCK, size_);
@@ -101,41 +101,41 @@ class Row {
     return scaled > SMALLEST_EXPONENT ? fast_exp(scaled) : 0.0f;
   }
 
-  // Fill weights_ with probabilities relative to the largest, 0 below min_p; return their sum.
+  // Fills weights_ with probabilities relative to the largest, 0 below min_p; returns their sum.
   double weigh(float temperature, float min_p) {
-    weights_.resize((size_ + CHUNK - 1) / CHUNK * CHUNK);  // what is behind the last token stays 0
+    weights_.resize((size_ + CHUNK - 1) / CHUNK * CHUNK);  // the padding stays 0
     double total = 0;
     for (int64_t start = 0; start < size_; start += CHUNK) {
       int64_t end = std::min(start + CHUNK, size_);
       float sum = 0;
 #pragma omp simd reduction(+ : sum)
       for (int64_t i = start; i < end; ++i) {
-        float found = weight(logits_[i], temperature);
-        found = found < min_p ? 0.0f : found;
-        weights_[i] = found;
-        sum += found;
+        float value = weight(logits_[i], temperature);
+        value = value < min_p ? 0.0f : value;
+        weights_[i] = value;
+        sum += value;
       }
       total += sum;
     }
     return total;
   }
 
-  // Draw from the WIDTH most probable tokens, or return -1 where top_p goes on behind them and nucleus is its weight.
+  // Draws from the WIDTH most probable tokens. Returns -1 if top_p needs more tokens; sets nucleus to its weight.
   int64_t draw_from_top(float temperature, int64_t limit, float top_p, float min_p, double uniform, double total,
                         double* nucleus) {
-    take_top();
+    collect_top();
     int64_t num_kept = 0;
     double sums[WIDTH], sum = 0;
     for (; num_kept < std::min<int64_t>(top_.size(), limit); ++num_kept) {
-      float found = weight(logits_[token_of(top_[num_kept])], temperature);
-      if (found < min_p) break;
-      sum += found;
+      float value = weight(logits_[token_of(top_[num_kept])], temperature);
+      if (value < min_p) break;
+      sum += value;
       sums[num_kept] = sum;
     }
-    bool goes_on = num_kept == WIDTH && limit > WIDTH;
-    *nucleus = (goes_on ? total : sum) * top_p;
-    if (goes_on && sum < *nucleus) return -1;
-    // The first token is in it however small top_p is.
+    bool continues = num_kept == WIDTH && limit > WIDTH;
+    *nucleus = (continues ? total : sum) * top_p;
+    if (continues && sum < *nucleus) return -1;
+    // The first token is always included, however small top_p is.
     int64_t last = 0;
     while (last + 1 < num_kept && sums[last] < *nucleus) ++last;
     if (num_kept == 0 || !(sums[last] > 0)) return most_probable_;
@@ -146,11 +146,11 @@ class Row {
     return token_of(top_[place]);
   }
 
-  // Fill top_ with the WIDTH most probable tokens in their order; of equal ones the first.
-  void take_top() {
+  // Fills top_ with the WIDTH most probable tokens in descending order; of equal tokens the first.
+  void collect_top() {
     Key least = std::numeric_limits<Key>::min();
     if (static_cast<int64_t>(maxima_.size()) > WIDTH) {
-      // So many blocks have a token as large, so the one sought is no smaller.
+      // WIDTH blocks have a token of at least this key, so the WIDTH-th largest token is not smaller.
       scratch_ = maxima_;
       std::nth_element(scratch_.begin(), scratch_.begin() + WIDTH - 1, scratch_.end(), std::greater<Key>());
       least = scratch_[WIDTH - 1];
@@ -171,11 +171,11 @@ class Row {
 
   static int64_t token_of(int64_t entry) { return INT32_MAX - (entry & 0xffffffff); }
 
-  // The weight of the last token of the smallest set that weighs as much as nucleus.
+  // Returns the weight of the last token of the smallest set whose weight reaches nucleus.
   float nucleus_threshold(double nucleus, double total) const {
-    // Bit patterns of non-negative floats are in the order of their values. Between low and high: the weights of at
-    // least low reach the nucleus, those of at least high do not.
-    // What lies below an equal share of the rest weighs less than the rest, all of it together.
+    // Bit patterns of non-negative floats have the order of their values. Invariant: the weights of at least low reach
+    // the nucleus, those of at least high do not. All weights below an equal share of the rest sum to less than the
+    // rest.
     float share = (total - nucleus) / size_ * 0.99;
     uint32_t low = to_bits(share), high = 0x3f800001;
     while (high - low > SORTED_SPAN) {
@@ -185,20 +185,20 @@ class Row {
     std::vector<float> between;
     float from = from_bits(low), to = from_bits(high);
     for (size_t start = 0; start < weights_.size(); start += CHUNK) {
-      // Most chunks have none, which is seen without a branch per weight.
-      int num_found = 0;
-      for (size_t i = start; i < start + CHUNK; ++i) num_found += (weights_[i] >= from) & (weights_[i] < to);
-      for (size_t i = start; num_found > 0; ++i) {
+      // Most chunks have no such weight, which this counts without a branch per weight.
+      int num_between = 0;
+      for (size_t i = start; i < start + CHUNK; ++i) num_between += (weights_[i] >= from) & (weights_[i] < to);
+      for (size_t i = start; num_between > 0; ++i) {
         if (weights_[i] < from || weights_[i] >= to) continue;
         between.push_back(weights_[i]);
-        --num_found;
+        --num_between;
       }
     }
     std::sort(between.begin(), between.end(), std::greater<float>());
     double sum = sum_from(to);
-    for (float found : between) {
-      sum += found;
-      if (sum >= nucleus) return found;
+    for (float value : between) {
+      sum += value;
+      if (sum >= nucleus) return value;
     }
     return from;
   }
@@ -233,7 +233,7 @@ class Row {
     return total;
   }
 
-  // Draw by inverse CDF from the weights of at least threshold, in the order of the vocabulary.
+  // Draws by inverse CDF from the weights of at least threshold, in the order of the vocabulary.
   int64_t draw_in_order(float threshold, double uniform) {
     sums_.clear();
     double total = 0;
@@ -242,7 +242,7 @@ class Row {
     }
     if (!(total > 0)) return most_probable_;
     double target = uniform * total;
-    // Rounding may put the target at the total: then it is in the last chunk that weighs anything.
+    // Rounding may make the target equal to the total. Then it is in the last chunk with a positive weight.
     size_t chunk = std::upper_bound(sums_.begin(), sums_.end(), target) - sums_.begin();
     if (chunk == sums_.size()) chunk = std::lower_bound(sums_.begin(), sums_.end(), total) - sums_.begin();
     double sum = chunk ? sums_[chunk - 1] : 0.0;
@@ -270,7 +270,7 @@ void sample(const T* logits, int64_t stride, const float* temperature, const int
             const float* min_p, const double* uniforms, int64_t* tokens, int64_t num_rows, int64_t vocab_size) {
   Row<T> row(vocab_size);
   for (int64_t i = 0; i < num_rows; ++i) {
-    row.read(logits + i * stride);
+    row.load(logits + i * stride);
     bool is_greedy = !temperature || temperature[i] <= 0;
     tokens[i] = is_greedy ? row.most_probable() : row.draw(temperature[i], top_k[i], top_p[i], min_p[i], uniforms[i]);
   }
@@ -278,7 +278,7 @@ void sample(const T* logits, int64_t stride, const float* temperature, const int
 
 }  // namespace
 
-// temperature may be null: then every row takes its most probable token, and what follows it is not read.
+// temperature may be null: then every row takes its most probable token, and the other parameters are not read.
 #define PENSTOCK_SAMPLING(T, suffix)                                                                              \
   extern "C" void sample_##suffix(const T* logits, int64_t stride, const float* temperature, const int64_t* top_k, \
                                   const float* top_p, const float* min_p, const double* uniforms, int64_t* tokens, \

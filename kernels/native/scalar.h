@@ -1,10 +1,10 @@
-// The dtypes of the kernels: float, and bfloat16 as its 16 bits. Arithmetic is always in float.
+// The dtypes of the kernels: float, and bfloat16 stored as 16 bits. Arithmetic is always in float.
 #pragma once
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
-enum class bfloat16 : uint16_t {};  // a scalar, so that loops over it vectorise; a struct's would not
+enum class bfloat16 : uint16_t {};  // a scalar, because loops over a struct would not vectorise
 
 inline float to_float(float value) { return value; }
 
@@ -33,7 +33,7 @@ inline bfloat16 from_float<bfloat16>(float value) {
   return static_cast<bfloat16>(is_nan ? 0x7fc0 : rounded);
 }
 
-// exp as 2^n * 2^f, with a polynomial for 2^f: relative error below 2e-7. It vectorises, which the library's does not.
+// exp as 2^n * 2^f, with a polynomial for 2^f: relative error below 2e-7. Unlike the library's exp, it vectorises.
 inline float fast_exp(float x) {
   x = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
   float t = x * 1.44269504088896341f;
@@ -52,7 +52,7 @@ inline float fast_exp(float x) {
   return p * power;
 }
 
-// tanh, relative error below 1e-6: by a series where it is nearly its argument, else by exp.
+// tanh, relative error below 1e-6: a series for small arguments, else by exp.
 inline float fast_tanh(float x) {
   const float power = fast_exp(-2.0f * std::fabs(x)), square = x * x;
   const float far = std::copysign((1.0f - power) / (1.0f + power), x);

@@ -1,4 +1,4 @@
-// From scores to weights, sixteen at a time.
+// Softmax weights from scores, sixteen at a time.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -7,9 +7,9 @@
 
 constexpr float LOWEST_EXPONENT = -87.0f;
 
-// exp as fast_exp has it, and 0 below the lowest exponent; x is at most 0, or nearly so.
+// exp as in fast_exp, and 0 below the lowest exponent; x is at most 0, up to rounding.
 inline Floats exp_or_zero(Floats x) {
-  // Adding so much rounds to the nearest whole number.
+  // Adding this constant rounds to the nearest integer.
   constexpr float ROUNDER = 12582912.0f;
   const Floats t = x * splat(1.44269504088896341f);
   const Floats n = (t + splat(ROUNDER)) - splat(ROUNDER);
@@ -25,35 +25,35 @@ inline Floats exp_or_zero(Floats x) {
   return (Floats)((Ints)(p * (Floats)power) & ~(x < splat(LOWEST_EXPONENT)));
 }
 
-// Scores begin .. end, scaled, then capped: what comes of it is to be scaled no more.
+// Scales, then caps scores begin .. end; the result must not be scaled again.
 inline void cap_scores(float* scores, int64_t begin, int64_t end, float scale, float cap) {
 #pragma omp simd
   for (int64_t i = begin; i < end; ++i) scores[i] = cap * fast_tanh(scores[i] * scale / cap);
 }
 
-// Scores, still to be scaled, to weights relative to the largest: of begin .. end, and 0 for the others of width, which
-// is a multiple of 16. Returns their sum before they are rounded to T, and that of the sink, a score without a value;
-// -INFINITY where there is none.
+// Turns unscaled scores begin .. end into weights relative to the largest, and sets the other weights of width, a
+// multiple of 16, to 0. Returns the sum of the weights before they are rounded to T, including the weight of the sink,
+// a score without a value (-INFINITY for none).
 template <typename T>
-float soften(float* scores, T* weights, int64_t begin, int64_t end, int64_t width, float scale, float sink) {
+float softmax_weights(float* scores, T* weights, int64_t begin, int64_t end, int64_t width, float scale, float sink) {
   std::fill(scores, scores + begin, -INFINITY);
   std::fill(scores + end, scores + width, -INFINITY);
   const Floats factor = splat(scale);
-  Floats most = splat(-INFINITY);
+  Floats lane_maxima = splat(-INFINITY);
   for (int64_t i = 0; i < width; i += LANES) {
     const Floats scaled = (Floats)load_words(scores + i) * factor;
-    most = scaled > most ? scaled : most;
+    lane_maxima = scaled > lane_maxima ? scaled : lane_maxima;
   }
-  float highest = sink;
-  for (int lane = 0; lane < LANES; ++lane) highest = std::max(highest, most[lane]);
-  // Lane by lane, so that the order of the sum does not depend on what is masked around it.
+  float maximum = sink;
+  for (int lane = 0; lane < LANES; ++lane) maximum = std::max(maximum, lane_maxima[lane]);
+  // One sum per lane, so that the order of additions does not depend on the masked positions.
   Floats totals = {};
   for (int64_t i = 0; i < width; i += LANES) {
-    const Floats exponentials = exp_or_zero((Floats)load_words(scores + i) * factor - splat(highest));
+    const Floats exponentials = exp_or_zero((Floats)load_words(scores + i) * factor - splat(maximum));
     totals += exponentials;
     store(weights + i, exponentials, LANES);
   }
-  float total = std::exp(sink - highest);
+  float total = std::exp(sink - maximum);
   for (int lane = 0; lane < LANES; ++lane) total += totals[lane];
   return total;
 }

@@ -1,38 +1,38 @@
-// Attention over a paged cache on tile registers, for up to 16 rows at a time. The keys of 16 tokens lie as a tile is
-// loaded; so do 16 dimensions of the values of 16 tokens, where these have one block. Pairs of bfloat16 only.
+// Attention over a paged cache on tile registers, for up to 16 rows at a time. The keys of 16 tokens are stored as a
+// tile, as are 16 dimensions of the values of 16 tokens if they are in one block. For bfloat16 only.
 #pragma once
 #include "queries.h"
 #include "tiles.h"
 
-// Tokens whose values are summed at once, whatever the size of blocks: the results are rounded in between.
+// Tokens per summation step, independent of the block size because sums are rounded between steps.
 constexpr int64_t TOKENS_PER_TILE = 16;
 constexpr int64_t PAIRS_PER_TILE = TOKENS_PER_TILE / 2;
-// Dimensions of a pass over the values, with a tile of sums for each 16.
+// Dimensions per pass over the values, with a tile of sums for each 16.
 constexpr int64_t DIMS_PER_PASS = 4 * LANES;
 constexpr int64_t PASS_BYTES = DIMS_PER_PASS * GROUP_BYTES;
 constexpr int64_t DIMS_PER_STEP = tiles::ROW_BYTES / sizeof(bfloat16);
-// Of each tile of the keys, or values, that are next: 64 requests of 200 tokens take 4 % less.
-constexpr int64_t LINES_ASKED = 4;
+// Prefetched lines of each next tile of keys or values; 64 requests of 200 tokens take 4 % less time with them.
+constexpr int64_t PREFETCHED_LINES = 4;
 
-// A rule of the model's shape, as for products. Blocks of any size give the same bits.
-inline bool suits_tiles(const CacheShape& shape) { return tiles::are_given && shape.head_dim % DIMS_PER_STEP == 0; }
+// Depends on the model's shape only, as for products. All block sizes give the same bits.
+inline bool suits_tiles(const CacheShape& shape) { return tiles::are_enabled && shape.head_dim % DIMS_PER_STEP == 0; }
 
 class TileAttention {
  public:
-  explicit TileAttention(const Queries<bfloat16>& queries) : q_(queries), dim_(queries.cache->shape.head_dim) {}
+  explicit TileAttention(const Queries<bfloat16>& queries) : queries_(queries), dim_(queries.cache->shape.head_dim) {}
 
   void run(int64_t first_row, int64_t num_rows) {
     num_rows_ = num_rows;
-    q_.copy(first_row, num_rows, rows_);
-    seen_ = Seen::of(q_, first_row, num_rows);
-    ScoreSpace<bfloat16>& space = ScoreSpace<bfloat16>::of(num_rows * seen_.stride);
+    queries_.copy(first_row, num_rows, rows_);
+    range_ = KeyRange::covering(queries_, first_row, num_rows);
+    ScoreSpace<bfloat16>& space = ScoreSpace<bfloat16>::reserve(num_rows * range_.stride);
     configure();
     score(space.scores.data());
     float totals[tiles::ROWS];
     for (int64_t m = 0; m < num_rows; ++m) {
-      const int64_t offset = m * seen_.stride;
-      totals[m] = q_.soften_row(first_row + m, space.scores.data() + offset, space.weights.data() + offset, seen_.start,
-                                seen_.width);
+      const int64_t offset = m * range_.stride;
+      totals[m] = queries_.softmax_row(first_row + m, space.scores.data() + offset, space.weights.data() + offset,
+                                       range_.start, range_.width);
     }
     for (int64_t d = 0; d < dim_; d += DIMS_PER_PASS) {
       if (dim_ - d >= DIMS_PER_PASS) {
@@ -56,19 +56,20 @@ class TileAttention {
   }
 
   void score(float* scores) const {
-    const int64_t num_vectors = seen_.num_blocks * q_.cache->shape.vectors_per_block();
+    const int64_t num_vectors = range_.num_blocks * queries_.cache->shape.vectors_per_block();
     int64_t vector = 0;
     for (; vector + 4 <= num_vectors; vector += 4) score_vectors<4>(vector, num_vectors, scores);
     for (; vector < num_vectors; ++vector) score_vectors<1>(vector, num_vectors, scores);
   }
 
-  // Of V times 16 keys, or fewer where a block has no whole vectors; the next block's overwrite what is too much.
+  // Computes scores of V times 16 keys, fewer in a partial vector of a block; scores of the next block overwrite the
+  // rest.
   template <int V>
   void score_vectors(int64_t vector, int64_t num_vectors, float* scores) const {
     const char* keys[V];
     for (int v = 0; v < V; ++v) {
       keys[v] = keys_at(vector + v);
-      if (vector + v + V < num_vectors) ask_for(keys_at(vector + v + V));
+      if (vector + v + V < num_vectors) prefetch(keys_at(vector + v + V));
     }
     tiles::zero<0>();
     if constexpr (V == 4) tiles::zero<1>(), tiles::zero<2>(), tiles::zero<3>();
@@ -82,7 +83,7 @@ class TileAttention {
         tiles::load<6>(keys[3] + offset, VECTOR_BYTES), tiles::add_products_of_pairs<3, 4, 6>();
       }
     }
-    const int64_t stride = seen_.stride * sizeof(float);
+    const int64_t stride = range_.stride * sizeof(float);
     tiles::store<0>(scores + index_of(vector), stride);
     if constexpr (V == 4) {
       tiles::store<1>(scores + index_of(vector + 1), stride);
@@ -92,34 +93,34 @@ class TileAttention {
   }
 
   const char* keys_at(int64_t vector) const {
-    const int64_t vectors = q_.cache->shape.vectors_per_block();
-    const bfloat16* keys = q_.keys_of(seen_.first_block + vector / vectors);
+    const int64_t vectors = queries_.cache->shape.vectors_per_block();
+    const bfloat16* keys = queries_.key_block(range_.first_block + vector / vectors);
     return reinterpret_cast<const char*>(keys + vector % vectors * LANES * dim_);
   }
 
-  // Where the first of a vector's scores lies in its row.
+  // Returns the index of a vector's first score in its row.
   int64_t index_of(int64_t vector) const {
-    const CacheShape& shape = q_.cache->shape;
+    const CacheShape& shape = queries_.cache->shape;
     const int64_t vectors = shape.vectors_per_block();
-    return (seen_.first_block + vector / vectors) * shape.block_size + vector % vectors * LANES - seen_.start;
+    return (range_.first_block + vector / vectors) * shape.block_size + vector % vectors * LANES - range_.start;
   }
 
-  // V times 16 dimensions of the result, from d on.
+  // Computes V times 16 dimensions of the result, from d on.
   template <int V>
   void sum_values(int64_t first_row, const bfloat16* weights, const float* totals, int64_t d) const {
     tiles::zero<0>(), tiles::zero<1>();
     if constexpr (V == 4) tiles::zero<2>(), tiles::zero<3>();
     alignas(64) char gathered[PAIRS_PER_TILE * PASS_BYTES];
-    for (int64_t token = seen_.start; token < seen_.end; token += TOKENS_PER_TILE) {
-      const bool is_whole = lie_together(token);
+    for (int64_t token = range_.start; token < range_.end; token += TOKENS_PER_TILE) {
+      const bool is_whole = are_contiguous(token);
       const char* values = is_whole ? values_at(token, d) : gathered;
       const int64_t stride = is_whole ? dim_ * GROUP_BYTES : PASS_BYTES;
       if (is_whole) {
-        if (const int64_t next = token + 4 * TOKENS_PER_TILE; next < seen_.end) ask_for(values_at(next, d));
+        if (const int64_t next = token + 4 * TOKENS_PER_TILE; next < range_.end) prefetch(values_at(next, d));
       } else {
         gather(token, d, gathered, V * VECTOR_BYTES);
       }
-      tiles::load<5>(weights + token - seen_.start, seen_.stride * sizeof(bfloat16));
+      tiles::load<5>(weights + token - range_.start, range_.stride * sizeof(bfloat16));
       tiles::load<7>(values, stride), tiles::add_products_of_pairs<0, 5, 7>();
       tiles::load<7>(values + VECTOR_BYTES, stride), tiles::add_products_of_pairs<1, 5, 7>();
       if constexpr (V == 4) {
@@ -133,7 +134,7 @@ class TileAttention {
       tiles::store<2>(sums + 2 * VECTOR_BYTES, PASS_BYTES), tiles::store<3>(sums + 3 * VECTOR_BYTES, PASS_BYTES);
     }
     for (int64_t m = 0; m < num_rows_; ++m) {
-      bfloat16* to = q_.out_of(first_row + m) + d;
+      bfloat16* to = queries_.out_row(first_row + m) + d;
       for (int v = 0; v < V; ++v) {
         const Floats sum = (Floats)load_words(sums + m * PASS_BYTES + v * VECTOR_BYTES);
         store(to + v * LANES, sum / splat(totals[m]), LANES);
@@ -141,20 +142,20 @@ class TileAttention {
     }
   }
 
-  // Whether the values of 16 tokens have one block, in which all of them were stored.
-  bool lie_together(int64_t token) const {
-    const int64_t size = q_.cache->shape.block_size, offset = token % size;
-    return offset + TOKENS_PER_TILE <= size && token + TOKENS_PER_TILE <= seen_.end &&
-           token >= seen_.first_block * size;
+  // Whether the values of 16 tokens are in one block, and all of them have been stored.
+  bool are_contiguous(int64_t token) const {
+    const int64_t size = queries_.cache->shape.block_size, offset = token % size;
+    return offset + TOKENS_PER_TILE <= size && token + TOKENS_PER_TILE <= range_.end &&
+           token >= range_.first_block * size;
   }
 
-  // Copies num_bytes of each pair of up to 16 tokens, and zeros for those that are not seen: what lies there may be
-  // anything, and nothing times that is not nothing.
+  // Copies num_bytes of each pair of up to 16 tokens, and zeros for tokens out of range, whose values may be infinite
+  // or NaN and would not vanish when multiplied by a weight of zero.
   void gather(int64_t token, int64_t d, char* to, int64_t num_bytes) const {
-    const int64_t first = seen_.first_block * q_.cache->shape.block_size;
+    const int64_t first = range_.first_block * queries_.cache->shape.block_size;
     for (int64_t pair = 0; pair < PAIRS_PER_TILE; ++pair, to += PASS_BYTES) {
       const int64_t at = token + 2 * pair;
-      if (at < first || at >= seen_.end) {
+      if (at < first || at >= range_.end) {
         std::memset(to, 0, num_bytes);
       } else {
         std::memcpy(to, values_at(at, d), num_bytes);
@@ -163,18 +164,18 @@ class TileAttention {
   }
 
   const char* values_at(int64_t token, int64_t d) const {
-    const int64_t size = q_.cache->shape.block_size;
-    const bfloat16* values = q_.values_of(token / size) + token % size * dim_;
+    const int64_t size = queries_.cache->shape.block_size;
+    const bfloat16* values = queries_.value_block(token / size) + token % size * dim_;
     return reinterpret_cast<const char*>(values) + d * GROUP_BYTES;
   }
 
-  static void ask_for(const char* from) {
-    for (int64_t i = 0; i < LINES_ASKED; ++i) __builtin_prefetch(from + 64 * i);
+  static void prefetch(const char* from) {
+    for (int64_t i = 0; i < PREFETCHED_LINES; ++i) __builtin_prefetch(from + 64 * i);
   }
 
-  const Queries<bfloat16>& q_;
+  const Queries<bfloat16>& queries_;
   const int64_t dim_;
   int64_t num_rows_ = 0;
-  Seen seen_ = {};
+  KeyRange range_ = {};
   alignas(64) bfloat16 rows_[tiles::ROWS * MAX_HEAD_DIM];
 };

@@ -1,9 +1,9 @@
-// Products with a weight on tile registers, from its panels as they are: 16 groups of inputs are 16 rows of 256 bytes
-// there, so a tile of 16 outputs is 16 times 64 bytes, 256 apart. Nothing is laid out anew, neither are inputs; but a
-// panel of nibbles becomes bytes in a room of the thread's own, a step of it while the step before is multiplied.
+// Products with a weight on tile registers, directly from its panels: 16 groups of inputs are 16 rows of 256 bytes, so
+// a tile of 16 outputs is 16 times 64 bytes with a stride of 256. Inputs are not copied either. Only panels of nibbles
+// are unpacked to bytes in a thread-local buffer, one step while the previous step is multiplied.
 //
-// A step takes 64 bytes of each row of inputs. While it waits for its tiles, some rows of the block before are rounded:
-// alone that takes a fifth of the time of 128 rows.
+// A step processes 64 bytes of each row of inputs. While it waits for its tiles, rows of the previous block are
+// rounded, which would otherwise take a fifth of the time of 128 rows.
 #include "tile_product.h"
 
 #include "nibbles.h"
@@ -14,17 +14,17 @@ namespace {
 constexpr int STEP_BYTES = tiles::ROW_BYTES;
 constexpr int STEP_PANEL_BYTES = tiles::ROWS * PANEL_ROW_BYTES;
 constexpr int STEP_PANEL_LINES = STEP_PANEL_BYTES / 64;
-// A block has up to so many rows: two tiles.
+// Maximal rows per block: two tiles.
 constexpr int BLOCK_ROWS = 2 * tiles::ROWS;
-// What is asked for of the panel's next step, in lines, where few rows read it from memory and where many do. More
-// does not help: the processor reads on by itself.
-constexpr int LINES_AHEAD_OF_FEW = 16, LINES_AHEAD_OF_MANY = 4;
-// At most so many lines of the next panel with each step.
+// Prefetched lines of the panel's next step, for few rows and for many. More lines do not help, because the processor
+// prefetches sequential reads itself.
+constexpr int PREFETCHED_LINES_FEW_ROWS = 16, PREFETCHED_LINES_MANY_ROWS = 4;
+// Maximal prefetched lines of the next panel per step.
 constexpr int64_t MAX_LINES_OF_NEXT = 16;
-// Of inputs, so that they stay in the cache beside a panel.
+// Bytes of inputs per item, so that they stay in the cache together with a panel.
 constexpr int64_t INPUT_BYTES_PER_ITEM = 640 << 10;
 
-PENSTOCK_INLINE void ask_for_lines(const char* from, int64_t num_lines) {
+PENSTOCK_INLINE void prefetch_lines(const char* from, int64_t num_lines) {
   for (int64_t i = 0; i < num_lines; ++i) __builtin_prefetch(from + 64 * i);
 }
 
@@ -37,9 +37,9 @@ PENSTOCK_INLINE void add_tile_products() {
   }
 }
 
-// Sums of a block, a row of panel width each, that are still to be rounded.
+// Rows of sums of a block, each as wide as a panel, that have not been rounded yet.
 template <typename T, typename In, typename Out>
-struct UnroundedRows {
+struct PendingRows {
   const char* sums = nullptr;
   int64_t row = 0, num_rows = 0;
   int num_vectors = 0;
@@ -62,70 +62,73 @@ struct UnroundedRows {
     for (int v = 0; v < num_vectors && v * LANES < results.num_outputs; ++v) {
       typename Results<T, In, Out>::Sum sum;
       std::memcpy(&sum, from + v * VECTOR_BYTES, sizeof(sum));
-      results.put(sum, row, v);
+      results.write(sum, row, v);
     }
   }
 };
 
-// The products of some rows with a panel, or with two of its four vectors of outputs.
+// Multiplies rows with a panel, or with two of its four vectors of outputs.
 template <typename T, typename In, typename Out>
 class TilePiece {
  public:
-  // next_panel, which is worked on afterwards, may be null; of rows whose inputs follow each other at input_stride bytes.
-  // Of a panel in nibbles there is room for its bytes; else that is null.
-  TilePiece(const char* inputs, int64_t input_stride, const char* panel, char* room, int first_vector, int num_vectors,
-            int64_t num_steps, const Results<T, In, Out>& results, const char* next_panel)
+  // input_stride: bytes between rows. unpacked: buffer for the bytes of a panel of nibbles, else null. next_panel:
+  // panel to prefetch; may be null.
+  TilePiece(const char* inputs, int64_t input_stride, const char* panel, char* unpacked, int first_vector,
+            int num_vectors, int64_t num_steps, const Results<T, In, Out>& results, const char* next_panel)
       : inputs_(inputs),
         input_stride_(input_stride),
         panel_(panel),
-        room_(room),
-        columns_((room ? room : panel) + first_vector * VECTOR_BYTES),
+        unpacked_(unpacked),
+        columns_((unpacked ? unpacked : panel) + first_vector * VECTOR_BYTES),
         first_vector_(first_vector),
         num_vectors_(num_vectors),
         num_steps_(num_steps),
         results_(results),
         next_panel_(next_panel) {
     for (int v = 0; v < num_vectors; ++v) {
-      const auto start = results.start_of(v);
+      const auto start = results.initial_sum(v);
       std::memcpy(start_ + v * VECTOR_BYTES, &start, sizeof(start));
     }
   }
 
   void run(int64_t num_rows) {
-    if (room_) unpack_step(0);
+    if (unpacked_) unpack_step(0);
     rounded_per_step_ = (BLOCK_ROWS + num_steps_ - 1) / num_steps_;
-    // The first pass over the panel reads it from afar. The others ask for the next one, each for a part of each step.
+    // The first pass over the panel reads it from memory. Later passes prefetch the next panel, a part of it per step.
     const int64_t num_later_passes = (num_rows + tiles::ROWS - 1) / BLOCK_ROWS * (num_vectors_ / 2) - 1;
     const int64_t lines_of_next =
         next_panel_ && num_later_passes > 0
             ? std::min(MAX_LINES_OF_NEXT, (STEP_PANEL_LINES + num_later_passes - 1) / num_later_passes)
             : 0;
-    int64_t row = 0, asked = -lines_of_next;
+    int64_t row = 0, prefetched = -lines_of_next;
     for (; num_rows - row > tiles::ROWS; row += BLOCK_ROWS) {
       const int num = static_cast<int>(std::min<int64_t>(BLOCK_ROWS, num_rows - row));
       configure_block(num);
-      for (int first = 0; first < num_vectors_ && first * LANES < results_.num_outputs; first += 2, asked += lines_of_next) {
+      for (int first = 0; first < num_vectors_ && first * LANES < results_.num_outputs;
+           first += 2, prefetched += lines_of_next) {
         const bool is_first = row == 0 && first == 0;
-        add_block(row, num, first, is_first ? columns_ + STEP_PANEL_BYTES : next_panel_ + asked * 64,
-                  is_first ? (room_ ? 0 : LINES_AHEAD_OF_MANY) : asked < STEP_PANEL_LINES ? lines_of_next : 0);
+        add_block(row, num, first, is_first ? columns_ + STEP_PANEL_BYTES : next_panel_ + prefetched * 64,
+                  is_first                        ? (unpacked_ ? 0 : PREFETCHED_LINES_MANY_ROWS)
+                  : prefetched < STEP_PANEL_LINES ? lines_of_next
+                                                  : 0);
       }
     }
     if (row < num_rows) add_last_rows(row, static_cast<int>(num_rows - row));
-    unrounded_.round(BLOCK_ROWS);
+    pending_rows_.round(BLOCK_ROWS);
   }
 
  private:
-  // While the step before is multiplied; later passes over the panel find it.
+  // Unpacks a step of the panel while the previous step is multiplied; later passes use the unpacked bytes.
   __attribute__((noinline)) void unpack_step(int64_t step) const {
     if (step == num_steps_) return;
     constexpr int BLOCKS = NIBBLE_INPUTS_MULTIPLE / BLOCK_INPUTS;
     for (int block = 0; block < BLOCKS; ++block) {
       unpack_block(panel_ + (step * BLOCKS + block) * BLOCK_BYTES, first_vector_, num_vectors_,
-                   room_ + step * STEP_PANEL_BYTES + block * STEP_PANEL_BYTES / BLOCKS);
+                   unpacked_ + step * STEP_PANEL_BYTES + block * STEP_PANEL_BYTES / BLOCKS);
     }
   }
 
-  // Tiles 0, 1 and 2, 3: sums of the first 16 rows and of the others with 32 outputs. 4, 5: rows. 6, 7: outputs.
+  // Tiles 0, 1: sums of the first 16 rows with 32 outputs. 2, 3: sums of the other rows. 4, 5: rows. 6, 7: outputs.
   static void configure_block(int num_rows) {
     tiles::Shapes shapes;
     for (const int tile : {0, 1, 4, 6, 7}) shapes.set(tile, tiles::ROWS, tiles::ROW_BYTES);
@@ -133,15 +136,15 @@ class TilePiece {
     tiles::configure(shapes);
   }
 
-  // 17 to 32 rows with two vectors of outputs; asks for lines of what lies at ahead, a step of it with each step.
+  // Multiplies 17 to 32 rows with two vectors of outputs; each step prefetches lines at ahead.
   void add_block(int64_t row, int num_rows, int first, const char* ahead, int64_t lines) {
     const char* start = start_ + first * VECTOR_BYTES;
     tiles::load<0>(start, 0), tiles::load<1>(start + VECTOR_BYTES, 0);
     tiles::load<2>(start, 0), tiles::load<3>(start + VECTOR_BYTES, 0);
     const char *rows = inputs_ + row * input_stride_, *columns = columns_ + first * VECTOR_BYTES;
-    const bool unpacks = room_ && row == 0 && first == 0;
+    const bool unpacks = unpacked_ && row == 0 && first == 0;
     for (int64_t step = 0; step < num_steps_; ++step) {
-      ask_for_lines(ahead + step * STEP_PANEL_BYTES, lines);
+      prefetch_lines(ahead + step * STEP_PANEL_BYTES, lines);
       if (unpacks) unpack_step(step + 1);
       tiles::load<4>(rows, input_stride_);
       tiles::load<6>(columns, PANEL_ROW_BYTES);
@@ -151,16 +154,16 @@ class TilePiece {
       tiles::load<5>(rows + tiles::ROWS * input_stride_, input_stride_);
       add_tile_products<In, 2, 5, 6>();
       add_tile_products<In, 3, 5, 7>();
-      unrounded_.round(rounded_per_step_);
+      pending_rows_.round(rounded_per_step_);
       rows += STEP_BYTES, columns += STEP_PANEL_BYTES;
     }
-    char* sums = take_sums(row, num_rows, first, 2);
+    char* sums = next_sums(row, num_rows, first, 2);
     char* below = sums + tiles::ROWS * PANEL_ROW_BYTES;
     tiles::store<0>(sums, PANEL_ROW_BYTES), tiles::store<1>(sums + VECTOR_BYTES, PANEL_ROW_BYTES);
     tiles::store<2>(below, PANEL_ROW_BYTES), tiles::store<3>(below + VECTOR_BYTES, PANEL_ROW_BYTES);
   }
 
-  // Up to 16 rows with all vectors of outputs. Tiles 0 to 3: sums. 4: rows. 5 to 7: outputs.
+  // Multiplies up to 16 rows with all vectors of outputs. Tiles 0 to 3: sums. 4: rows. 5 to 7: outputs.
   void add_last_rows(int64_t row, int num_rows) {
     tiles::Shapes shapes;
     for (int tile = 0; tile < tiles::NUM; ++tile) shapes.set(tile, tile < 5 ? num_rows : tiles::ROWS, tiles::ROW_BYTES);
@@ -170,7 +173,9 @@ class TilePiece {
     if (is_whole) tiles::load<2>(start_ + 2 * VECTOR_BYTES, 0), tiles::load<3>(start_ + 3 * VECTOR_BYTES, 0);
     const char *rows = inputs_ + row * input_stride_, *columns = columns_;
     for (int64_t step = 0; step < num_steps_; ++step) {
-      if (row == 0) room_ ? unpack_step(step + 1) : ask_for_lines(columns + STEP_PANEL_BYTES, LINES_AHEAD_OF_FEW);
+      if (row == 0) {
+        unpacked_ ? unpack_step(step + 1) : prefetch_lines(columns + STEP_PANEL_BYTES, PREFETCHED_LINES_FEW_ROWS);
+      }
       tiles::load<4>(rows, input_stride_);
       tiles::load<5>(columns, PANEL_ROW_BYTES);
       add_tile_products<In, 0, 4, 5>();
@@ -182,10 +187,10 @@ class TilePiece {
         tiles::load<5>(columns + 3 * VECTOR_BYTES, PANEL_ROW_BYTES);
         add_tile_products<In, 3, 4, 5>();
       }
-      unrounded_.round(rounded_per_step_);
+      pending_rows_.round(rounded_per_step_);
       rows += STEP_BYTES, columns += STEP_PANEL_BYTES;
     }
-    char* sums = take_sums(row, num_rows, 0, num_vectors_);
+    char* sums = next_sums(row, num_rows, 0, num_vectors_);
     tiles::store<0>(sums, PANEL_ROW_BYTES), tiles::store<1>(sums + VECTOR_BYTES, PANEL_ROW_BYTES);
     if (is_whole) {
       tiles::store<2>(sums + 2 * VECTOR_BYTES, PANEL_ROW_BYTES);
@@ -193,11 +198,11 @@ class TilePiece {
     }
   }
 
-  // Where the sums of the present block go; those of the one before are rounded first.
-  char* take_sums(int64_t row, int num_rows, int first, int num_vectors) {
-    unrounded_.round(BLOCK_ROWS);
+  // Returns the buffer for the sums of the current block, after rounding the rest of the previous block.
+  char* next_sums(int64_t row, int num_rows, int first, int num_vectors) {
+    pending_rows_.round(BLOCK_ROWS);
     is_second_ = !is_second_;
-    unrounded_ = {sums_[is_second_], 0, num_rows, num_vectors, results_.from(row, first * LANES)};
+    pending_rows_ = {sums_[is_second_], 0, num_rows, num_vectors, results_.at(row, first * LANES)};
     return sums_[is_second_];
   }
 
@@ -206,30 +211,30 @@ class TilePiece {
   const char* inputs_;
   int64_t input_stride_;
   const char* panel_;
-  char* room_;
+  char* unpacked_;
   const char* columns_;
   int first_vector_, num_vectors_;
   int64_t num_steps_;
   Results<T, In, Out> results_;
   const char* next_panel_;
-  UnroundedRows<T, In, Out> unrounded_;
+  PendingRows<T, In, Out> pending_rows_;
   int64_t rounded_per_step_ = 0;
   bool is_second_ = false;
 };
 
-// Where a thread keeps the bytes of a panel of nibbles while it works on it.
-char* room_for_panel(int64_t num_inputs) {
-  static thread_local std::vector<Words> kept;
+// Returns a thread-local buffer for the bytes of a panel of nibbles.
+char* unpacked_panel_buffer(int64_t num_inputs) {
+  static thread_local std::vector<Words> buffer;
   const int64_t num_words = num_inputs * PANEL / VECTOR_BYTES;
-  if (static_cast<int64_t>(kept.size()) < num_words) kept.resize(num_words);
-  return reinterpret_cast<char*>(kept.data());
+  if (static_cast<int64_t>(buffer.size()) < num_words) buffer.resize(num_words);
+  return reinterpret_cast<char*>(buffer.data());
 }
 
 }  // namespace
 
-// In pieces of a panel by as many rows as stay in the cache, or of fewer rows so that all threads are kept busy. Where
-// there are too few for that, each thread gets as many whole panels, and of what is left the threads take halves: a
-// panel is read in order, which two halves at a time are not.
+// A piece of work is a panel by as many rows as stay in the cache, or fewer rows to keep all threads busy. With too few
+// rows for that, each thread gets the same number of whole panels, and the rest is cut into halves: whole panels are
+// read in order, while two halves at a time are not.
 template <typename T, typename In, typename Out>
 void multiply_by_tiles(const In* inputs, int64_t input_stride, const Linear& weight,
                        const Results<T, In, Out>& results, int64_t num_rows) {
@@ -237,21 +242,21 @@ void multiply_by_tiles(const In* inputs, int64_t input_stride, const Linear& wei
   const int64_t num_inputs = weight.is_in_nibbles ? padded_inputs(weight.num_inputs) : weight.num_inputs;
   const int64_t row_bytes = num_inputs * sizeof(In), num_steps = row_bytes / STEP_BYTES;
   const int64_t num_panels = (weight.num_outputs + PANEL - 1) / PANEL;
-  const int64_t wanted = num_threads() == 1 ? 1 : 8 * num_threads();
+  const int64_t min_items = num_threads() == 1 ? 1 : 8 * num_threads();
   int64_t rows = std::max<int64_t>(2 * BLOCK_ROWS, INPUT_BYTES_PER_ITEM / row_bytes / BLOCK_ROWS * BLOCK_ROWS);
   const auto num_blocks = [&] { return (num_rows + rows - 1) / rows; };
-  while (rows > 4 * BLOCK_ROWS && num_panels * num_blocks() < wanted) rows = rows / 2 / BLOCK_ROWS * BLOCK_ROWS;
+  while (rows > 4 * BLOCK_ROWS && num_panels * num_blocks() < min_items) rows = rows / 2 / BLOCK_ROWS * BLOCK_ROWS;
   const int64_t num_whole = num_blocks() == 1 ? num_panels / num_threads() * num_threads() : num_panels;
   const auto panel_of = [&](int64_t panel) {
-    if (weight.is_in_nibbles) return nibbles_of_panel(weight, panel);
+    if (weight.is_in_nibbles) return panel_nibbles(weight, panel);
     return static_cast<const char*>(weight.packed) + panel * num_steps * STEP_PANEL_BYTES;
   };
   const auto multiply_piece = [&](int64_t panel, int first_vector, int num_vectors, int64_t row, bool has_next) {
-    char* room = weight.is_in_nibbles ? room_for_panel(num_inputs) : nullptr;
+    char* unpacked = weight.is_in_nibbles ? unpacked_panel_buffer(num_inputs) : nullptr;
     TilePiece<T, In, Out> work(reinterpret_cast<const char*>(inputs + row * input_stride), input_stride * sizeof(In),
-                               panel_of(panel), room, first_vector, num_vectors, num_steps,
-                               results.from(row, panel * PANEL + first_vector * LANES),
-                               has_next && !room ? panel_of(panel + num_threads()) : nullptr);
+                               panel_of(panel), unpacked, first_vector, num_vectors, num_steps,
+                               results.at(row, panel * PANEL + first_vector * LANES),
+                               has_next && !unpacked ? panel_of(panel + num_threads()) : nullptr);
     work.run(std::min(rows, num_rows - row));
   };
   const int64_t num_whole_items = num_whole * num_blocks();

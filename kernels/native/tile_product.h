@@ -1,4 +1,4 @@
-// Products with a weight on tile registers, where tiles::EXIST.
+// Products with a weight on tile registers, if tiles::EXIST.
 #pragma once
 #include "results.h"
 

@@ -1,4 +1,4 @@
-// Asks the kernel for the tile registers.
+// Requests the permission to use tile registers from the kernel.
 #include "tiles.h"
 
 #include <cerrno>
@@ -8,13 +8,14 @@
 #include <unistd.h>
 #endif
 
-bool tiles::are_given = false;
+bool tiles::are_enabled = false;
 
 namespace {
 
-// Their state is too large for every task to have it from the start, so a process asks once for all of its threads and
-// children. ENOSPC: an alternate signal stack of the asking thread could not hold it. EINVAL: a kernel before 5.16.
-int ask() {
+// Their state is too large for the kernel to allocate it for every task, so a process requests it once for all of its
+// threads and children. ENOSPC: an alternate signal stack of the calling thread is too small. EINVAL: a kernel before
+// 5.16.
+int request_permission() {
 #if defined(PENSTOCK_EMULATED_TILES)
   return 0;
 #elif defined(__linux__) && defined(__x86_64__)
@@ -27,10 +28,11 @@ int ask() {
 
 }  // namespace
 
-// 0 if they are used from now on, -1 where the processor has none, else why the kernel refuses (an errno).
+// Returns 0 if tile registers are used from now on, -1 if the processor has none, else the errno of the kernel's
+// refusal.
 extern "C" int64_t request_tiles() {
   if (!tiles::EXIST) return -1;
-  const int refusal = ask();
-  tiles::are_given = refusal == 0;
-  return refusal;
+  const int error = request_permission();
+  tiles::are_enabled = error == 0;
+  return error;
 }

@@ -1,7 +1,7 @@
-// Tile registers (Intel AMX): eight, of up to 16 rows of 64 bytes, and products of whole tiles. With
-// PENSTOCK_EMULATED_TILES the same functions are computed in plain C++, to the bit (tiles_emulated.h).
+// Tile registers (Intel AMX): eight registers of up to 16 rows of 64 bytes, and products of whole tiles. With
+// PENSTOCK_EMULATED_TILES plain C++ computes the same bits (tiles_emulated.h).
 //
-// A tile's shape belongs to the thread, and other libraries set it, too: configure before each piece of work.
+// Tile shapes belong to the thread, and other libraries set them, too, so configure before each piece of work.
 #pragma once
 #include <cstdint>
 
@@ -13,17 +13,17 @@ namespace tiles {
 
 constexpr int ROWS = 16, ROW_BYTES = 64, NUM = 8;
 
-// Whether this library was compiled for a processor that has them.
+// Whether this library was compiled for a processor with tile registers.
 #ifdef PENSTOCK_TILES
 constexpr bool EXIST = true;
 #else
 constexpr bool EXIST = false;
 #endif
 
-// Whether this process may use them: it has to ask the kernel once (tiles.cpp).
-extern bool are_given;
+// Whether this process may use them, after it has requested them from the kernel (tiles.cpp).
+extern bool are_enabled;
 
-// As ldtilecfg reads it.
+// Operand of ldtilecfg.
 struct alignas(64) Shapes {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};
@@ -45,7 +45,7 @@ struct alignas(64) Shapes {
 
 namespace tiles {
 
-// Not the compiler's own functions: those of gcc 12 name 8 bytes of the shapes as read, and no memory for a load.
+// Not the compiler's intrinsics: those of gcc 12 declare only 8 bytes of the shapes as read, and no memory for loads.
 PENSTOCK_INLINE void configure(const Shapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
 
 template <int T>
@@ -53,7 +53,7 @@ PENSTOCK_INLINE void zero() {
   asm volatile("tilezero %%tmm%c0" ::"i"(T));
 }
 
-// Rows lie stride bytes apart.
+// Rows are stride bytes apart.
 template <int T>
 PENSTOCK_INLINE void load(const void* from, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
@@ -64,14 +64,15 @@ PENSTOCK_INLINE void store(void* to, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");
 }
 
-// C += A B of pairs of bfloat16: for each output of C the products with the first of all pairs are summed from zero,
-// fused and in order, so are those with the second, and both sums together are added. Denormals count as zero.
+// C += A B of pairs of bfloat16. For each element of C, the products of the first elements of all pairs are summed from
+// zero, fused and in order, and likewise those of the second elements; then the sum of both is added. Denormals count
+// as zero.
 template <int C, int A, int B>
 PENSTOCK_INLINE void add_products_of_pairs() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 
-// C += A B of fours of bytes, A's without and B's with signs, exactly.
+// C += A B of groups of four bytes, unsigned in A and signed in B, exactly.
 template <int C, int A, int B>
 PENSTOCK_INLINE void add_products_of_fours() {
   asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));

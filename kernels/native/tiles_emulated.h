@@ -1,5 +1,5 @@
-// The functions of tiles.h in plain C++, with the bits of the instructions (but where a result rounds up to exactly the
-// smallest normal number). So a machine without them tests the same code.
+// The functions of tiles.h in plain C++, with the bits of the instructions (except for a result that rounds up to
+// exactly the smallest normal number), so that machines without the instructions can test the code that uses them.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -47,12 +47,12 @@ void store(void* to, int64_t stride) {
   }
 }
 
-// What is smaller than the smallest normal number counts as zero, of what goes in and of what comes out.
+// Inputs and results smaller than the smallest normal number count as zero.
 inline float flush(float value) { return std::fabs(value) < 1.17549435e-38f ? std::copysign(0.0f, value) : value; }
 
 constexpr int COLUMNS = ROW_BYTES / 4;
 
-// Columns innermost, so that the compiler takes many at once.
+// Columns are the innermost loop, so that the compiler vectorises it.
 template <int C, int A, int B>
 void add_products_of_pairs() {
   Registers& r = registers();
@@ -78,7 +78,7 @@ void add_products_of_pairs() {
   }
 }
 
-// Sums wrap, as those of the instruction.
+// Sums wrap around, as those of the instruction do.
 template <int C, int A, int B>
 void add_products_of_fours() {
   Registers& r = registers();

@@ -5,10 +5,10 @@
 #include "nibbles.h"
 #include "results.h"
 
-// Rows that share a reading of a panel: as long as the panel stays in the cache, more gain little.
+// Rows per read of a panel. As long as the panel stays in the cache, more rows gain little.
 constexpr int64_t ROWS_PER_ITEM = 96;
 
-// V vectors of a panel's outputs, in groups of In.
+// V vectors of outputs of a panel, in groups of In.
 template <typename In, int V>
 struct PlainColumns {
   const char* starts[V];
@@ -25,7 +25,7 @@ struct PlainColumns {
   }
 };
 
-// The same of weights of four bits.
+// V vectors of outputs of a panel of four-bit weights.
 template <int V>
 struct NibbleColumns {
   const char* panel;
@@ -33,35 +33,36 @@ struct NibbleColumns {
   int64_t num_blocks;
 
   NibbleColumns(const Linear& weight, int64_t number, int64_t first_output)
-      : panel(nibbles_of_panel(weight, number)),
+      : panel(panel_nibbles(weight, number)),
         first(static_cast<int>(first_output / LANES)),
         num_blocks(padded_inputs(weight.num_inputs) / BLOCK_INPUTS) {}
 
   template <int M>
-  inline __attribute__((always_inline)) void add_products(Ints (&sums)[M][V], const uint8_t* rows, int64_t row_stride) const {
-    SumsInParts<Ints, M, V> made(sums);
+  inline __attribute__((always_inline)) void add_products(Ints (&sums)[M][V], const uint8_t* rows,
+                                                          int64_t row_stride) const {
+    PartialSums<Ints, M, V> partial(sums);
     const char* block = panel;
     for (int64_t b = 0; b < num_blocks; ++b, block += BLOCK_BYTES, rows += BLOCK_INPUTS) {
       for (int v = 0; v < V; ++v) {
-        for (int p = 0; p < PARTS; ++p) add_block(made, block, v, p, rows, row_stride);
+        for (int p = 0; p < PARTS; ++p) add_block(partial, block, v, p, rows, row_stride);
       }
     }
-    made.put(sums);
+    partial.store(sums);
   }
 
  private:
   template <int M>
-  inline __attribute__((always_inline)) void add_block(SumsInParts<Ints, M, V>& made, const char* block, int v, int p,
-                                                       const uint8_t* rows, int64_t row_stride) const {
-    const NibbleSteps steps = NibbleSteps::of(block, first + v, p);
+  inline __attribute__((always_inline)) void add_block(PartialSums<Ints, M, V>& partial, const char* block, int v,
+                                                       int p, const uint8_t* rows, int64_t row_stride) const {
+    const NibbleSteps steps = NibbleSteps::load(block, first + v, p);
     const char* nibbles = block + PANEL + (first + v) * VECTOR_BYTES;
     for (int pair = 0; pair < BLOCK_PAIRS; ++pair, nibbles += PANEL_ROW_BYTES) {
-      if (p == 0) __builtin_prefetch(nibbles + NIBBLE_BYTES_AHEAD);
+      if (p == 0) __builtin_prefetch(nibbles + NIBBLE_PREFETCH_BYTES);
       WordPart two[2];
       steps.unpack(load_part(nibbles, p), two[0], two[1]);
       const uint8_t* at = rows + 2 * pair * GROUP<uint8_t>;
       for (int m = 0; m < M; ++m) {
-        IntPart& sum = made.parts[m][v][p];
+        IntPart& sum = partial.parts[m][v][p];
         sum = ::add_products(sum, at + m * row_stride, two[0]);
         sum = ::add_products(sum, at + m * row_stride + GROUP<uint8_t>, two[1]);
       }
@@ -69,7 +70,7 @@ struct NibbleColumns {
   }
 };
 
-// The products of some rows with V vectors of a panel.
+// Multiplies rows with V vectors of a panel.
 template <typename T, typename In, typename Out, int V, typename Columns>
 struct PanelRows {
   const In* inputs;
@@ -81,17 +82,17 @@ struct PanelRows {
   void run(int64_t row) const {
     typename Results<T, In, Out>::Sum sums[M][V];
     for (int v = 0; v < V; ++v) {
-      const auto start = results.start_of(v);
+      const auto start = results.initial_sum(v);
       for (int m = 0; m < M; ++m) sums[m][v] = start;
     }
     columns.add_products(sums, inputs + row * input_stride, input_stride);
     for (int m = 0; m < M; ++m) {
-      for (int v = 0; v < V && v * LANES < results.num_outputs; ++v) results.put(sums[m][v], row + m, v);
+      for (int v = 0; v < V && v * LANES < results.num_outputs; ++v) results.write(sums[m][v], row + m, v);
     }
   }
 };
 
-// The products of rows with V vectors of outputs from the first one on.
+// Multiplies rows with V vectors of outputs, from output first on.
 template <typename T, int V, typename In, typename Out>
 void multiply_piece(const In* inputs, int64_t input_stride, const Linear& weight, const Results<T, In, Out>& results,
                     int64_t num_rows, int64_t first) {
@@ -105,29 +106,29 @@ void multiply_piece(const In* inputs, int64_t input_stride, const Linear& weight
   run(PlainColumns<In, V>(weight, first / PANEL, first % PANEL));
 }
 
-// Cuts the work into pieces that keep all threads busy to the end: of fewer rows where there are many; else each thread
-// gets as many whole pieces of outputs, which lie together in memory, and of what is left the threads take small ones.
-// How it is cut does not show in a sum.
+// Cuts the work into pieces that keep all threads busy until the end. With many rows, pieces have fewer rows. Otherwise
+// each thread gets the same number of wide pieces, whose outputs are adjacent in memory, and the rest is cut into
+// narrow pieces. The cut does not change the bits of a sum.
 template <typename T, typename In, typename Out>
 void multiply_by_vectors(const In* inputs, int64_t input_stride, const Linear& weight,
                          const Results<T, In, Out>& results, int64_t num_rows) {
   constexpr int64_t WIDTH = TILE_VECTORS * LANES;
-  const int64_t wanted = num_threads() == 1 ? 1 : 8 * num_threads(), num_outputs = weight.num_outputs;
+  const int64_t min_items = num_threads() == 1 ? 1 : 8 * num_threads(), num_outputs = weight.num_outputs;
   const int64_t num_pieces = (num_outputs + WIDTH - 1) / WIDTH;
   int64_t rows = ROWS_PER_ITEM;
   const auto num_blocks = [&] { return (num_rows + rows - 1) / rows; };
-  while (rows > 4 * TILE_ROWS && num_pieces * num_blocks() < wanted) rows /= 2;
+  while (rows > 4 * TILE_ROWS && num_pieces * num_blocks() < min_items) rows /= 2;
   const int64_t num_wide = num_blocks() == 1 ? num_pieces / num_threads() * num_threads() : num_pieces;
   const int64_t num_narrow = std::max<int64_t>(0, (num_outputs - num_wide * WIDTH + LANES - 1) / LANES);
   const int64_t num_wide_items = num_wide * num_blocks();
   for_each(num_wide_items + num_narrow, [&](int64_t item) {
     if (item < num_wide_items) {
       const int64_t first = item / num_blocks() * WIDTH, row = item % num_blocks() * rows;
-      multiply_piece<T, TILE_VECTORS>(inputs + row * input_stride, input_stride, weight, results.from(row, first),
+      multiply_piece<T, TILE_VECTORS>(inputs + row * input_stride, input_stride, weight, results.at(row, first),
                                       std::min(rows, num_rows - row), first);
     } else {
       const int64_t first = num_wide * WIDTH + (item - num_wide_items) * LANES;
-      multiply_piece<T, 1>(inputs, input_stride, weight, results.from(0, first), num_rows, first);
+      multiply_piece<T, 1>(inputs, input_stride, weight, results.at(0, first), num_rows, first);
     }
   });
 }

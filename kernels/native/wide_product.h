@@ -1,5 +1,6 @@
-// Products of bfloat16 as fused products of floats: rows and weights are widened, which is exact, and each input's
-// product is added by itself, in order. For processors without an instruction for pairs, or with a slow one.
+// Products of bfloat16 as fused products of floats. Rows and weights are widened, which is exact, and the products of
+// inputs are added separately and in order. For processors without an instruction for pairs of bfloat16, or with a slow
+// one.
 #pragma once
 #include <utility>
 
@@ -7,19 +8,19 @@
 
 namespace wide {
 
-// Up to so many rows take all vectors of a piece at once, in the order of memory; up to so many take half of them.
-// More than MOST_ROWS are cut so that no block has less than FEW_ROWS.
-constexpr int FEW_ROWS = TILE_ROWS, MOST_ROWS = 2 * TILE_ROWS, HALF = TILE_VECTORS / 2;
+// Up to FEW_ROWS rows are multiplied with all vectors of a piece at once, in the order of memory; up to MAX_ROWS rows
+// with half of them. More rows are cut into blocks of at least FEW_ROWS rows.
+constexpr int FEW_ROWS = TILE_ROWS, MAX_ROWS = 2 * TILE_ROWS, HALF = TILE_VECTORS / 2;
 constexpr int64_t WIDTH = TILE_VECTORS * LANES;
-// Blocks that share a reading of a panel: what they read of the rows stays in the second cache.
-constexpr int64_t MOST_BLOCKS = 8, FEWEST_BLOCKS = 2;
+// Blocks per read of a panel; their rows stay in the L2 cache.
+constexpr int64_t MAX_BLOCKS = 8, MIN_BLOCKS = 2;
 constexpr int CHUNK = 16;  // inputs
-// Where a panel is read several times, the next is asked for meanwhile, a part with each reading.
-constexpr bool ASKS_AHEAD = WIDTH == PANEL;
-constexpr int SECOND_CACHE = 2;
+// If a panel is read several times, each read prefetches a part of the next panel.
+constexpr bool PREFETCHES_NEXT = WIDTH == PANEL;
+constexpr int INTO_L2 = 2;  // locality of __builtin_prefetch
 
-// A rule of the processor alone, so that a row has the same bits in any company. Intel's instruction for pairs has half
-// the rate of its products of floats; that of its Cooper Lake, and AMD's, have not.
+// Depends on the processor only, so that a row's bits do not depend on other rows. Intel's instruction for pairs has
+// half the rate of its products of floats, except on Cooper Lake; AMD's does not.
 inline bool is_better() {
 #if defined(__AVX512BF16__)
   static const bool are_pairs_slow = __builtin_cpu_is("intel") && !__builtin_cpu_is("cooperlake");
@@ -31,13 +32,13 @@ inline bool is_better() {
 #endif
 }
 
-// How rows are cut into blocks of at most MOST_ROWS, as equal as can be. A block of M rows is widened to
+// Division of rows into blocks of at most MAX_ROWS rows, of nearly equal size. A block of M rows is widened to
 // [chunk of inputs][M][CHUNK].
 struct Blocks {
   int64_t num, size, num_larger;
 
   explicit Blocks(int64_t num_rows)
-      : num((num_rows + MOST_ROWS - 1) / MOST_ROWS), size(num_rows / num), num_larger(num_rows % num) {}
+      : num((num_rows + MAX_ROWS - 1) / MAX_ROWS), size(num_rows / num), num_larger(num_rows % num) {}
 
   int64_t start_of(int64_t block) const { return block * size + std::min(block, num_larger); }
   int64_t rows_of(int64_t block) const { return size + (block < num_larger ? 1 : 0); }
@@ -45,20 +46,20 @@ struct Blocks {
 
 struct Rows {
   const float* values;
-  int64_t stride;  // floats for a row
+  int64_t stride;  // floats per row
   Blocks blocks;
 
-  const float* of(int64_t block) const { return values + blocks.start_of(block) * stride; }
+  const float* block_rows(int64_t block) const { return values + blocks.start_of(block) * stride; }
 };
 
 inline Rows widen(const bfloat16* rows, int64_t row_stride, int64_t num_rows, int64_t num_inputs) {
   static thread_local std::vector<float> space;
   const int64_t stride = (num_inputs + CHUNK - 1) / CHUNK * CHUNK;
   if (static_cast<int64_t>(space.size()) < num_rows * stride) space.resize(num_rows * stride);
-  const Rows made{space.data(), stride, Blocks(num_rows)};
+  const Rows result{space.data(), stride, Blocks(num_rows)};
   float* const values = space.data();
-  for_ranges(made.blocks.num, 1, [&](int64_t block, int64_t) {
-    const int64_t start = made.blocks.start_of(block), size = made.blocks.rows_of(block);
+  for_ranges(result.blocks.num, 1, [&](int64_t block, int64_t) {
+    const int64_t start = result.blocks.start_of(block), size = result.blocks.rows_of(block);
     for (int64_t m = 0; m < size; ++m) {
       const bfloat16* from = rows + (start + m) * row_stride;
       float* to = values + start * stride + m * CHUNK;
@@ -69,10 +70,10 @@ inline Rows widen(const bfloat16* rows, int64_t row_stride, int64_t num_rows, in
       }
     }
   });
-  return made;
+  return result;
 }
 
-// Calls body(0) .. body(N - 1) with constants, so that what they index stays in registers.
+// Calls body(0) .. body(N - 1) with constants, so that arrays indexed by them stay in registers.
 template <typename Body, int... I>
 inline __attribute__((always_inline)) void for_constants(std::integer_sequence<int, I...>, const Body& body) {
   (body(std::integral_constant<int, I>{}), ...);
@@ -83,7 +84,7 @@ inline __attribute__((always_inline)) void for_constants(const Body& body) {
   for_constants(std::make_integer_sequence<int, N>{}, body);
 }
 
-// The sums of M rows with V vectors of outputs.
+// Sums of M rows and V vectors of outputs.
 template <int M, int V>
 struct Sums {
   FloatPart parts[M * V * PARTS];
@@ -102,7 +103,7 @@ struct Sums {
     return values;
   }
 
-  // inputs are CHUNK apart from row to row.
+  // The inputs of successive rows are CHUNK apart.
   inline __attribute__((always_inline)) void add(const float* inputs, const FloatPart (&weights)[V * PARTS]) {
     for_constants<M>([&](auto m) __attribute__((always_inline)) {
       const float input = inputs[m * CHUNK];
@@ -111,7 +112,7 @@ struct Sums {
     });
   }
 
-  // Adds the products of a block's rows with a panel. With each pair of inputs LINES lines of ahead are asked for.
+  // Adds the products of a block's rows with a panel. Each pair of inputs prefetches LINES lines at ahead.
   template <int LINES>
   inline __attribute__((always_inline)) void add_all(const float* rows, const char* columns, int64_t num_pairs,
                                                      const char* ahead) {
@@ -120,7 +121,7 @@ struct Sums {
       for (const int64_t end = std::min<int64_t>(num_pairs, pair + CHUNK / 2); pair < end; ++pair, inputs += 2) {
         const char* const soon = columns + PREFETCHED_GROUPS * PANEL_ROW_BYTES;
         for (int v = 0; v < V; ++v) __builtin_prefetch(soon + v * VECTOR_BYTES);
-        for (int line = 0; line < LINES; ++line, ahead += VECTOR_BYTES) __builtin_prefetch(ahead, 0, SECOND_CACHE);
+        for (int line = 0; line < LINES; ++line, ahead += VECTOR_BYTES) __builtin_prefetch(ahead, 0, INTO_L2);
         FloatPart first[V * PARTS], second[V * PARTS];
         for_constants<V * PARTS>([&](auto p) __attribute__((always_inline)) {
           const WordPart words = load_part(columns, p);
@@ -135,26 +136,26 @@ struct Sums {
   }
 };
 
-// Writes to sums, [M][V] vectors, what begins with starts and has the products of a block's rows with V vectors of a
-// panel added. A function of its own for each size, whatever becomes of the sums.
+// Writes starts plus the products of a block's rows with V vectors of a panel to sums, [M][V] vectors. A separate
+// function for each size, independent of the type of the results.
 template <int M, int V, int LINES>
 __attribute__((noinline)) void sum_block(const float* rows, const char* columns, int64_t num_pairs, const char* ahead,
                                          const Floats* starts, Floats* sums) {
-  Sums<M, V> made;
-  for_constants<M * V>([&](auto i) __attribute__((always_inline)) { made.put(i / V, i % V, starts[i % V]); });
-  made.template add_all<LINES>(rows, columns, num_pairs, ahead);
-  for_constants<M * V>([&](auto i) __attribute__((always_inline)) { sums[i] = made.get(i / V, i % V); });
+  Sums<M, V> result;
+  for_constants<M * V>([&](auto i) __attribute__((always_inline)) { result.put(i / V, i % V, starts[i % V]); });
+  result.template add_all<LINES>(rows, columns, num_pairs, ahead);
+  for_constants<M * V>([&](auto i) __attribute__((always_inline)) { sums[i] = result.get(i / V, i % V); });
 }
 
-// Of any number of rows from LEAST to M.
-template <int M, int LEAST, int V, int LINES>
+// Calls sum_block for num_rows rows, from MIN_M to M.
+template <int M, int MIN_M, int V, int LINES>
 void sum_any(int64_t num_rows, const float* rows, const char* columns, int64_t num_pairs, const char* ahead,
              const Floats* starts, Floats* sums) {
   if (num_rows == M) return sum_block<M, V, LINES>(rows, columns, num_pairs, ahead, starts, sums);
-  if constexpr (M > LEAST) sum_any<M - 1, LEAST, V, LINES>(num_rows, rows, columns, num_pairs, ahead, starts, sums);
+  if constexpr (M > MIN_M) sum_any<M - 1, MIN_M, V, LINES>(num_rows, rows, columns, num_pairs, ahead, starts, sums);
 }
 
-// Some of a panel's outputs, from one on, for blocks of rows.
+// Outputs of a panel from first on, for blocks of rows.
 template <typename Out>
 struct Piece {
   const char* columns;
@@ -165,46 +166,46 @@ struct Piece {
       : columns(static_cast<const char*>(weight.packed) + first / PANEL * weight.num_inputs / 2 * PANEL_ROW_BYTES +
                 first % PANEL * GROUP_BYTES),
         num_pairs(weight.num_inputs / 2),
-        results(all.from(0, first)) {}
+        results(all.at(0, first)) {}
 
-  template <int M, int LEAST, int V, int LINES>
+  template <int M, int MIN_M, int V, int LINES>
   void run(int64_t num_rows, const float* rows, int64_t first_row, const char* ahead) const {
     Floats starts[V], sums[M * V];
-    for (int v = 0; v < V; ++v) starts[v] = results.start_of(v);
-    sum_any<M, LEAST, V, LINES>(num_rows, rows, columns, num_pairs, ahead, starts, sums);
+    for (int v = 0; v < V; ++v) starts[v] = results.initial_sum(v);
+    sum_any<M, MIN_M, V, LINES>(num_rows, rows, columns, num_pairs, ahead, starts, sums);
     for (int64_t m = 0; m < num_rows; ++m) {
-      for (int v = 0; v < V && v * LANES < results.num_outputs; ++v) results.put(sums[m * V + v], first_row + m, v);
+      for (int v = 0; v < V && v * LANES < results.num_outputs; ++v) results.write(sums[m * V + v], first_row + m, v);
     }
   }
 };
 
-// A piece of WIDTH outputs, or of fewer where it is narrow.
+// Computes pieces of WIDTH outputs, or of fewer if they are narrow.
 template <typename Out>
 struct Work {
   const Linear& weight;
   const Rows& rows;
   const Results<bfloat16, bfloat16, Out>& results;
 
-  void few(int64_t first, bool is_narrow) const {
+  void run_few_rows(int64_t first, bool is_narrow) const {
     const Piece<Out> piece(weight, results, first);
     if (is_narrow) return piece.template run<FEW_ROWS, 1, 1, 0>(rows.blocks.size, rows.values, 0, nullptr);
     piece.template run<FEW_ROWS, 1, TILE_VECTORS, 0>(rows.blocks.size, rows.values, 0, nullptr);
   }
 
-  // For blocks from start to end, while parts of another panel are asked for.
-  void many(int64_t first, int64_t num_outputs, int64_t next, int64_t start, int64_t end) const {
+  // Computes the blocks from start to end, and prefetches parts of another panel.
+  void run_many_rows(int64_t first, int64_t num_outputs, int64_t next, int64_t start, int64_t end) const {
     const char* ahead = Piece<Out>(weight, results, next < weight.num_outputs ? next : first).columns;
     const int64_t part = weight.num_inputs / 2 * VECTOR_BYTES;
-    constexpr int LINES = ASKS_AHEAD ? 1 : 0;
+    constexpr int LINES = PREFETCHES_NEXT ? 1 : 0;
     for (int64_t half = 0, pass = 0; half * HALF * LANES < num_outputs; ++half) {
       const Piece<Out> piece(weight, results, first + half * HALF * LANES);
       for (int64_t block = start; block < end; ++block, ++pass) {
         const int64_t row = rows.blocks.start_of(block), num = rows.blocks.rows_of(block);
-        const float* const inputs = rows.of(block);
+        const float* const inputs = rows.block_rows(block);
         if (end - start == 1) {
-          piece.template run<MOST_ROWS, FEW_ROWS, HALF, 2 * LINES>(num, inputs, row, ahead + pass * 2 * part);
+          piece.template run<MAX_ROWS, FEW_ROWS, HALF, 2 * LINES>(num, inputs, row, ahead + pass * 2 * part);
         } else {
-          piece.template run<MOST_ROWS, FEW_ROWS, HALF, LINES>(num, inputs, row, ahead + pass % PANEL_VECTORS * part);
+          piece.template run<MAX_ROWS, FEW_ROWS, HALF, LINES>(num, inputs, row, ahead + pass % PANEL_VECTORS * part);
         }
       }
     }
@@ -218,10 +219,10 @@ void multiply(const bfloat16* inputs, int64_t input_stride, const Linear& weight
   const Rows rows = widen(inputs, input_stride, num_rows, weight.num_inputs);
   const Work<Out> work{weight, rows, results};
   const int64_t num_blocks = rows.blocks.num, num_outputs = weight.num_outputs;
-  const int64_t wanted = num_threads() == 1 ? 1 : 8 * num_threads(), num_pieces = (num_outputs + WIDTH - 1) / WIDTH;
-  int64_t most = MOST_BLOCKS;
-  const auto num_cuts = [&] { return (num_blocks + most - 1) / most; };
-  while (most > FEWEST_BLOCKS && num_pieces * num_cuts() < wanted) most /= 2;
+  const int64_t min_items = num_threads() == 1 ? 1 : 8 * num_threads(), num_pieces = (num_outputs + WIDTH - 1) / WIDTH;
+  int64_t max_blocks = MAX_BLOCKS;
+  const auto num_cuts = [&] { return (num_blocks + max_blocks - 1) / max_blocks; };
+  while (max_blocks > MIN_BLOCKS && num_pieces * num_cuts() < min_items) max_blocks /= 2;
   const int64_t cuts = num_cuts(), num_wide = cuts == 1 ? num_pieces / num_threads() * num_threads() : num_pieces;
   const bool is_few = num_rows <= FEW_ROWS;
   const int64_t width = is_few ? LANES : HALF * LANES;
@@ -229,9 +230,9 @@ void multiply(const bfloat16* inputs, int64_t input_stride, const Linear& weight
   for_each(num_wide * cuts + num_narrow, [&](int64_t item) {
     const bool is_narrow = item >= num_wide * cuts;
     const int64_t first = is_narrow ? num_wide * WIDTH + (item - num_wide * cuts) * width : item / cuts * WIDTH;
-    if (is_few) return work.few(first, is_narrow);
+    if (is_few) return work.run_few_rows(first, is_narrow);
     const int64_t cut = is_narrow ? 0 : item % cuts, next = first + (num_threads() + cuts - 1) / cuts * WIDTH;
-    work.many(first, std::min(is_narrow ? width : WIDTH, num_outputs - first), next, cut * num_blocks / cuts,
+    work.run_many_rows(first, std::min(is_narrow ? width : WIDTH, num_outputs - first), next, cut * num_blocks / cuts,
               (cut + 1) * num_blocks / cuts);
   });
 }

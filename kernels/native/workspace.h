@@ -3,7 +3,7 @@
 
 #include "lanes.h"
 
-// Memory that is kept from step to step, cut into parts.
+// Thread-local memory that is reused from step to step, cut into parts.
 class Workspace {
  public:
   explicit Workspace(size_t num_bytes) {
@@ -12,16 +12,16 @@ class Workspace {
   }
 
   template <typename T>
-  T* take(int64_t num) {
-    T* taken = reinterpret_cast<T*>(next_);
+  T* allocate(int64_t num) {
+    T* start = reinterpret_cast<T*>(next_);
     next_ += (num * sizeof(T) + VECTOR_BYTES - 1) / VECTOR_BYTES * VECTOR_BYTES;
-    return taken;
+    return start;
   }
 
  private:
   static std::vector<char>& memory() {
-    static thread_local std::vector<char> kept;
-    return kept;
+    static thread_local std::vector<char> buffer;
+    return buffer;
   }
 
   char* next_;

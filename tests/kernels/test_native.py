@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from pathlib import Path
@@ -185,3 +186,15 @@ def test_enums_have_the_names_and_values_of_the_compiled_library(header: str, en
 
 def test_activations_have_the_order_of_the_compiled_library() -> None:
     assert [name.lower() for name in names_in_library("layer_switches.h", "Activation")] == list(ACTIVATIONS)
+
+
+def test_the_portable_driver_matches_the_headers() -> None:
+    """``make portable`` compiles it for processors whose compilers few machines have."""
+    compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    driver = Path(__file__).parents[1] / "portable" / "driver.cpp"
+    headers = Path(build_module.__file__).parent
+    command = [compiler, "-std=c++17", "-fsyntax-only", "-Wno-psabi", "-I", str(headers), str(driver)]
+    compiled = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert compiled.returncode == 0, compiled.stderr

@@ -18,7 +18,7 @@ constexpr const char* DTYPE = sizeof(T) == 4 ? "float32" : "bfloat16";
   void quantize_linear_to_nibbles_##suffix(const T*, uint8_t*, float*, int32_t*, int64_t, int64_t);               \
   void linear_##suffix(const T*, int64_t, const Linear*, T*, int64_t);                                            \
   int decode_##suffix(const T*, int64_t, const T*, const T*, const int64_t*, int64_t, const int64_t*, int64_t,    \
-                      int64_t, int64_t, int64_t, int64_t, float, int64_t, T*);                                    \
+                      int64_t, int64_t, int64_t, int64_t, float, T*);                                             \
   void run_decoder_##suffix(const Decoder*, const DecoderStep*, int64_t);                                         \
   void mix_##suffix(const Mixer*, const MixerStep*, const T*, int64_t, T*, int64_t);                              \
   void sample_##suffix(const T*, int64_t, const float*, const int64_t*, const float*, const float*, const double*, \
@@ -159,8 +159,10 @@ void try_attention() {
                        values = random_numbers<T>(cache_size, 3);
   for (const int64_t window : {0, 9}) {
     std::vector<T> out(queries.size());
-    Library<T>::decode(queries.data(), HEADS * DIM, keys.data(), values.data(), tables.data(), BLOCKS_EACH, lens.data(),
-                       NUM_ROWS, HEADS, KV_HEADS, DIM, BLOCK, 0.3f, window, out.data());
+    std::vector<int64_t> ranges;
+    for (const int64_t len : lens) ranges.push_back(window ? std::max<int64_t>(0, len - window) : 0), ranges.push_back(len);
+    Library<T>::decode(queries.data(), HEADS * DIM, keys.data(), values.data(), tables.data(), BLOCKS_EACH, ranges.data(),
+                       NUM_ROWS, HEADS, KV_HEADS, DIM, BLOCK, 0.3f, out.data());
     print<T>("near", "attention-window-" + std::to_string(window), out);
   }
 }
@@ -197,15 +199,16 @@ struct SmallDecoder {
     for (auto& cache : caches) cache.resize(BLOCKS * KV_HEADS * 16 * DIM * sizeof(T));
     const Norm narrow{ones.data(), nullptr, NormKind::RMS, 1e-5f}, none{};
     for (int64_t i = 0; i < LAYERS; ++i) {
-      layers[i] = {narrow, none, narrow, none, none, none, qkv.linear, output.linear, gate_up.linear, down.linear};
+      layers[i] = {narrow, none, narrow, none, none, none, none, qkv.linear, output.linear, gate_up.linear, down.linear};
       layers[i].keys = caches[2 * i].data(), layers[i].values = caches[2 * i + 1].data();
       layers[i].scale = 0.02f, layers[i].residual_scale = 1, layers[i].window = i * 6, layers[i].is_gated = 1;
+      layers[i].num_heads = HEADS, layers[i].num_kv_heads = KV_HEADS, layers[i].head_dim = DIM, layers[i].stores = 1;
     }
     DecoderLayer& other = layers[1];
     other.input_norm = {wide.data(), wide.data(), NormKind::CENTRED, 1e-5f};
     other.attention_norm = other.mlp_out_norm = {wide.data(), nullptr, NormKind::WIDE_RMS, 1e-5f};
     other.sinks = sinks.data(), other.softcap = 2, other.residual_scale = 0.5f, other.is_interleaved = 1;
-    other.activation = GELU;
+    other.activation = Activation::GELU;
     // Each token goes to all, since a router's sums are not the same everywhere.
     for (int64_t i = 0; i < EXPERTS; ++i) {
       of_experts[i] = i ? of_pairs.linear : gate_up.linear, behind_experts[i] = i ? behind_pairs.linear : down.linear;
@@ -223,8 +226,8 @@ struct SmallDecoder {
     for (int64_t i = 0; i < BLOCKS; ++i) table.push_back(i);
     const int64_t num = end - start, last = num - 1;
     std::vector<float> logits(VOCAB);
-    const Decoder decoder{layers, LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, MLP, BLOCK, 2, 1, 0.5f, 3, embeddings.data(),
-                          {ones.data(), nullptr, NormKind::RMS, 1e-5f}, lm_head.linear};
+    const Decoder decoder{layers, LAYERS, HIDDEN, MLP, BLOCK, 0, 2, 1, 0.5f, 3, embeddings.data(),
+                          {ones.data(), nullptr, NormKind::RMS, 1e-5f}, lm_head.linear, nullptr};
     const Angles angles{cos.data(), sin.data(), DIM};
     const DecoderStep step{num, 1, 1, ids.data(), positions.data(), positions.data(), nullptr, &angles,
                            table.data(), BLOCKS, &num, &end, &last, logits.data()};
@@ -261,15 +264,15 @@ void try_mixers() {
     std::vector<T> recent(2 * (TAPS - 1) * channels), out(TOKENS * values);
     std::vector<float> states(2 * HEADS * KEYS * DIM);
     const Mixer mixer{kind, TAPS, channels, HEADS, GROUPS, DIM, KEYS, 0, channels, 2 * channels, 2 * channels + HEADS,
-                      DIM, values, kind == MixerKind::SCAN, 1e-5f, 0, taps.data(), nullptr, heads.data(), heads.data(), heads.data(),
-                      norm.data(), recent.data(), states.data()};
+                      DIM, values, kind == MixerKind::SCAN, 1e-5f, 0, taps.data(), nullptr, heads.data(), heads.data(),
+                      heads.data(), norm.data(), nullptr, recent.data(), states.data()};
     int64_t from = -1, to = 0, token = 0;
     for (const int64_t num : {3, 5, 1}) {
       const MixerStep step{num, 1, &num, &from, &to};
       Library<T>::mix(&mixer, &step, rows.data() + token * width, width, out.data() + token * values, values);
       token += num, from = to, to = 1 - to;
     }
-    print<T>("near", "mixer-" + std::to_string(kind), out);
+    print<T>("near", "mixer-" + std::to_string(static_cast<int64_t>(kind)), out);
   }
 }
 

@@ -1,7 +1,7 @@
 """What ranks of one host say to each other in memory that they share: sums of a few numbers, many times a step.
 
 gloo hands each sum to a thread and through sockets, which takes a millisecond for two ranks, twice a layer. Here a rank
-writes its part into the memory, waits until all have (``kernels/native/meeting.cpp``), and adds up what is there.
+writes its part into the memory, waits until all have (``kernels/native/barrier.cpp``), and adds up what is there.
 """
 
 from __future__ import annotations
@@ -43,19 +43,21 @@ class SharedMemory:
         rank: this one's number among ``pids``.
         pids: of all ranks.
         timeout_s: who does not come for as long is lost.
-        meet: of the compiled kernels.
+        wait_at_barrier: of the compiled kernels.
 
     Raises:
         OSError: a process cannot be watched.
     """
 
-    def __init__(self, memory: mmap.mmap, rank: int, pids: Sequence[int], timeout_s: float, meet: Any) -> None:
+    def __init__(
+        self, memory: mmap.mmap, rank: int, pids: Sequence[int], timeout_s: float, wait_at_barrier: Any
+    ) -> None:
         self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
         self._address = self._bytes.data_ptr()
-        # How often each has come, as ``meeting.cpp`` writes it.
+        # How often each has come, as ``barrier.cpp`` writes it.
         self._come = self._bytes[: len(pids) * _SEAT_BYTES].view(torch.int32)[:: _SEAT_BYTES // 4]
         self._rank, self._size, self._timeout_s = rank, len(pids), timeout_s
-        self._meet = meet
+        self._wait_at_barrier = wait_at_barrier
         self._number = 0
         self._watched: dict[int, int] = {}
         weakref.finalize(self, _close_all, self._watched)
@@ -98,13 +100,13 @@ class SharedMemory:
         places = self._places(row.dtype, self._number % 2)
         shown = [place[: len(row)] for place in places]
         shown[self._rank].copy_(row)
-        if not self._meet(self._address, self._rank, self._size, self._number, _LOOK_MS):
+        if not self._wait_at_barrier(self._address, self._rank, self._size, self._number, _LOOK_MS):
             self._await_all()
         return shown
 
     def _await_all(self) -> None:
         give_up_at = time.monotonic() + self._timeout_s
-        while not self._meet(self._address, self._rank, self._size, self._number, _LOOK_MS):
+        while not self._wait_at_barrier(self._address, self._rank, self._size, self._number, _LOOK_MS):
             # Seats are read after ends: who has ended does not come any more.
             for gone in [self._watched[descriptor] for descriptor, _ in self._ends.poll(0)]:
                 if not self._has_come(gone):
@@ -113,7 +115,7 @@ class SharedMemory:
                 raise RuntimeError(f"a rank of {self._size} has not come for {self._timeout_s:g} s")
 
     def _has_come(self, rank: int) -> bool:
-        """Whether it has to this meeting, or to the next since: numbers go round, as in ``meeting.cpp``."""
+        """Whether it has to this meeting, or to the next since: numbers go round, as in ``barrier.cpp``."""
         return (int(self._come[rank]) - self._number) % _NUM_NUMBERS < _NUM_NUMBERS // 2
 
     def _make_places(self, dtype: torch.dtype, turn: int) -> list[Tensor]:
@@ -136,21 +138,21 @@ def share_memory(group: dist.ProcessGroup, timeout_s: float) -> SharedMemory | N
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size == 1:
         return None
-    meet = native.library("meet")
+    wait_at_barrier = native.library("wait_at_barrier")
     mark = secrets.randbits(62)
-    descriptor = _make_file(size_of(size), mark) if rank == 0 and meet is not None else _NOT_THERE
+    descriptor = _make_file(size_of(size), mark) if rank == 0 and wait_at_barrier is not None else _NOT_THERE
     try:
         told = torch.tensor([os.getpid(), descriptor, mark])
         all_told = [torch.empty_like(told) for _ in range(size)]
         dist.all_gather(all_told, told, group=group)
         pids = [int(row[0]) for row in all_told]
         memory = None
-        if meet is not None and all_told[0][1] != _NOT_THERE:
+        if wait_at_barrier is not None and all_told[0][1] != _NOT_THERE:
             memory = _open(f"/proc/{pids[0]}/fd/{int(all_told[0][1])}", int(all_told[0][2]), size_of(size))
         shared = None
         if memory is not None:
             with suppress(OSError):
-                shared = SharedMemory(memory, rank, pids, timeout_s, meet)
+                shared = SharedMemory(memory, rank, pids, timeout_s, wait_at_barrier)
         can = torch.tensor([shared is not None])
         dist.all_reduce(can, dist.ReduceOp.MIN, group=group)
         return shared if can else None

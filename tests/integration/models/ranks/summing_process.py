@@ -78,10 +78,10 @@ def see_the_end_of(how: str, groups: RankGroups, memory: SharedMemory, rank: int
 
 def outlive_one_that_has_come(groups: RankGroups, memory: SharedMemory, rank: int, seen: Path) -> None:
     """The last of three ranks ends once it has come; the next comes when the first has seen that, and has waited on."""
-    meet, ends = memory._meet, memory._ends
+    wait_at_barrier, ends = memory._wait_at_barrier, memory._ends
 
     def come_and_end(*place_and_number: int) -> None:
-        meet(*place_and_number[:-1], 0)
+        wait_at_barrier(*place_and_number[:-1], 0)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def look(timeout_ms: int) -> list[tuple[int, int]]:
@@ -90,7 +90,7 @@ def outlive_one_that_has_come(groups: RankGroups, memory: SharedMemory, rank: in
         return found
 
     if rank == 2:
-        memory._meet = come_and_end
+        memory._wait_at_barrier = come_and_end
     elif rank == 1:
         while not seen.exists():
             time.sleep(0.01)
