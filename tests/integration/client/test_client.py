@@ -251,7 +251,8 @@ async def test_an_unknown_request_or_one_past_its_time_to_live_is_told(redis_url
     async with Client.connect(redis_url, namespace=namespace, result_ttl_s=0.001) as client:
         handle = await client.handle("never")
         with pytest.raises(errors.RequestNotFoundError, match="'never' is unknown"):
-            await handle.result()
+            async with asyncio.timeout(DEADLINE_S):
+                await handle.result()
         handle = await client.submit("hi", request_id="r")
         await write(broker, await claim_one(broker), 0, 65, end=FinishReason.STOP)
         async with asyncio.timeout(60):

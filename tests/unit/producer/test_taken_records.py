@@ -49,6 +49,10 @@ class Server:
         del self.log[self.rng.randint(0, len(self.log)) :]
 
 
+# Far above what any log needs.
+MAX_LOOKS = 1000
+
+
 class Reader:
     """As much of ``DeltaReader`` as is not asynchronous."""
 
@@ -56,6 +60,7 @@ class Reader:
         self.taken = TakenRecords("r")
         self.told: list[Delta] = []
         self.must_look = False
+        self.num_looks = 0
 
     def hear(self, delta: Delta) -> None:
         if self.must_look or self.taken.ended:
@@ -66,6 +71,8 @@ class Reader:
             self.must_look = self.taken.is_beyond(delta)
 
     def look(self, log: list[Delta]) -> None:
+        self.num_looks += 1
+        assert self.num_looks < MAX_LOOKS, "it reads the log again and again"
         found = self.taken.take_log(log[self.taken.first_read :])
         self.must_look = found is None
         self.told += found or []

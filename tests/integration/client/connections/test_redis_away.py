@@ -20,7 +20,7 @@ from penstock.shared.errors import RedisUnavailableError
 from penstock.shared.redis_access import link as redis_link
 
 from ....redis_server import RedisServer
-from ..harness import claim_one, collect, token_indexes, until, write
+from ..harness import DEADLINE_S, claim_one, collect, token_indexes, until, write
 
 NUM_STREAMS = 60
 NUM_STEPS = 120
@@ -264,10 +264,11 @@ async def test_a_log_that_lost_its_end_is_written_again_without_gap_or_repeat(cl
     await commands.execute("CLIENT", "KILL", "TYPE", "pubsub")
     # The same tokens, cut otherwise.
     await write(broker, claim, 5 - num_lost, *range(70 - num_lost, 72))
-    got.append(await anext(stream))
-    await write(broker, claim, 7, 72, 73)
-    await write(broker, claim, 9, 74, end=FinishReason.STOP)
-    got += [delta async for delta in stream]
+    async with asyncio.timeout(DEADLINE_S):
+        got.append(await anext(stream))
+        await write(broker, claim, 7, 72, 73)
+        await write(broker, claim, 9, 74, end=FinishReason.STOP)
+        got += [delta async for delta in stream]
     assert token_indexes(got) == list(range(10))
     assert "".join(delta.text for delta in got) == "ABCDEFGHIJ"
     assert sum(delta.finished for delta in got) == 1

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from penstock.producer import Client, FinishReason
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection, Subscriber, Subscription
 from penstock.shared.keys import Keys
+from penstock.shared.messages.deltas import Delta
 
 from ....redis_server import RedisServer
-from ..harness import claim_one, until, until_followed, write
+from ..harness import DEADLINE_S, claim_one, until, until_followed, write
 
 
 @pytest.mark.parametrize("is_over", [True, False])
@@ -50,6 +52,20 @@ async def test_what_came_before_the_subscription_is_told(
         output = await streaming
     assert output.text == "AB"
     assert output.outputs[0].token_ids == [65, 66]
+
+
+async def test_a_record_whose_message_was_lost_is_read_by_the_next_look(
+    client: Client, broker: Broker, commands: CommandConnection
+) -> None:
+    """Redis drops the connection of a subscriber that is slow, and messages meanwhile."""
+    streaming = asyncio.ensure_future(client.generate("hi"))
+    claim = await claim_one(broker)
+    await until_followed(commands, broker, claim)
+    await write(broker, claim, 0, 65)
+    end = Delta(index=1, token_ids=[66], text="B", finish_reason=FinishReason.STOP)
+    await commands.execute("RPUSH", broker.keys.log(claim.request_id), msgspec.msgpack.encode(end))
+    async with asyncio.timeout(DEADLINE_S):
+        assert (await streaming).text == "AB"
 
 
 async def num_calls(commands: CommandConnection, name: str) -> int:
