@@ -1,1 +1,1 @@
-"""What every engine core is behind the socket of its worker process, whatever computes: the loop, and what it needs."""
+"""The process of an engine core, whatever computes the tokens: its loop, its interface, its answers to calls."""

@@ -1,4 +1,4 @@
-"""Answers control calls by a table of functions, one for each type of call that a core knows."""
+"""Answers control calls from a table with one function per type of call."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ log = structlog.get_logger(__name__)
 
 
 class CallAnswers:
-    """Answers calls between two steps. Whatever a call raises is its answer; the engine goes on.
+    """Answers calls between two steps. An exception in a call becomes the answer, and the engine keeps running.
 
-    A function that returns None has begun something beside the steps, and is called again until it has its answer.
+    A function that returns None has started work in the background. It is called again until it returns an answer.
 
     Args:
-        takes_long: whether a call may take longer than the stall watch waits.
+        takes_long: return whether a call may take longer than the timeout of the stall watch.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class CallAnswers:
         self._takes_long = takes_long
 
     def answer(self, message: UtilityCall) -> UtilityOutput | None:
-        """Do what is asked; an error of any kind becomes the answer. None: ask again after the next step."""
+        """Run the call; return its answer, which may be an error, or None to be called again after the next step."""
         call = message.call
         try:
             function = self._functions.get(type(call))
@@ -48,6 +48,6 @@ class CallAnswers:
                 return None if answer is None else UtilityOutput(message.call_id, answer=answer)
         except PenstockError as error:
             return UtilityOutput(message.call_id, CallError(error.code, str(error)))
-        except Exception as error:  # of torch, of a file system, of a user's method
+        except Exception as error:  # from torch, the file system, or a method of the user
             log.exception("control_call_failed", call=type(call).__name__)
             return UtilityOutput(message.call_id, CallError(EngineCallError.code, f"{type(error).__name__}: {error}"))

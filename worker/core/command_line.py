@@ -1,4 +1,4 @@
-"""The command line of an engine core's program, and what it inherits."""
+"""The command line of an engine core's program, with the file descriptors that it inherits."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from collections.abc import Sequence
 from ...shared.log import add_log_arguments, configure_logging
 from ..ipc import CoreChannel
 from ..progress import ProgressWriter
-from . import last_words
+from . import exit_report
 from .interface import BuildEngine
 from .loop import run_engine_core
 
 
 def run_core(program: str, description: str | None, arguments: Sequence[str], build: BuildEngine) -> int:
-    """Parse the command line and run until the worker process says otherwise; returns the exit status."""
+    """Parse the command line and run until the worker process sends Shutdown; return the exit status."""
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--fd", type=int, required=True, help="file descriptor of the inherited Unix socket")
-    parser.add_argument("--progress-fd", type=int, help="memory that tells the worker what the core does")
-    parser.add_argument("--trace-fd", type=int, help="file for the traceback of its end, or at SIGUSR1")
+    parser.add_argument(
+        "--progress-fd", type=int, help="shared memory through which the worker reads what the core does"
+    )
+    parser.add_argument("--trace-fd", type=int, help="file for tracebacks: when the core dies, or at SIGUSR1")
     add_log_arguments(parser)
     options = parser.parse_args(arguments)
     configure_logging(options.log_level, options.log_format)
-    last_words.keep_in(options.trace_fd)
+    exit_report.write_to(options.trace_fd)
     channel = CoreChannel(socket.socket(fileno=options.fd))
     return run_engine_core(channel, ProgressWriter(options.progress_fd), build)

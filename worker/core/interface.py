@@ -19,11 +19,11 @@ from ..progress import ProgressWriter
 
 
 class Core(Protocol):
-    """Everything between a request and its tokens, without process, socket or clock. One thread calls it."""
+    """Computes the tokens of requests, without process, socket or clock. One thread calls it."""
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something."""
+        """Whether a step would do any work."""
         ...
 
     @property
@@ -31,64 +31,64 @@ class Core(Protocol):
 
     @property
     def device_memory_bytes(self) -> int:
-        """What it takes of an accelerator's memory; 0 on a CPU. May cost as much as a small step."""
+        """Bytes of accelerator memory in use; 0 on a CPU. Reading it may cost as much as a small step."""
         ...
 
     @property
     def step_fn(self) -> Callable[[], list[EngineCoreOutput]]:
-        """Computes one batch, and returns what it gave.
+        """The function that computes one batch and returns its outputs.
 
-        What it raises ends the process: a core that can tell which request is to blame ends that one alone.
+        An exception ends the process. A core that knows which request caused an error ends only that request.
         """
         ...
 
     def add_request(self, message: EngineCoreRequest, /) -> EngineCoreOutput | None:
-        """Queue a request, or return its end if it has one already: it is refused, or was complete when resumed."""
+        """Queue a request; return its final output if it is refused, or was already complete when resumed."""
         ...
 
     def abort_requests(self, request_ids: list[str], /) -> None:
-        """Stop computing these, without a word; unknown and finished ones are ignored."""
+        """Stop computing these requests without an output. Unknown and finished ones are ignored."""
         ...
 
     def settle(self) -> list[EngineCoreOutput]:
-        """Have nothing in flight, and return the outputs of what was. Before anything but a step."""
+        """Wait for the batches in flight and return their outputs. Call it before anything but a step."""
         ...
 
     def stats(self) -> SchedulerStats:
-        """Where requests and KV cache stand; ``device_memory_bytes`` is left out."""
+        """Return the state of requests and KV cache, without ``device_memory_bytes``."""
         ...
 
     def take_step_stats(self) -> StepStats | None:
-        """Return what the last step did; None if that is not known, or was asked for before."""
+        """Return the statistics of the last step; None if they are unknown or were already returned."""
         ...
 
     def take_lora_digests(self) -> list[str] | None:
-        """Return those of the adapters that are loaded, sorted; None if they are as they were when asked before."""
+        """Return the digests of the loaded adapters, sorted; None if they are unchanged since the last call."""
         ...
 
     def check_invariants(self) -> None:
-        """Verify the bookkeeping; called whenever there is nothing else to do."""
+        """Verify the bookkeeping. Called whenever the core is idle."""
         ...
 
 
 class GroupCore(ABC):
-    """What a core that is a rank of a data-parallel group has beside ``Core``; its ``stats`` tell of its wave."""
+    """A ``Core`` that is a rank of a data-parallel group. Its ``stats`` report its wave."""
 
     @abstractmethod
-    def hear(self, message: StartWave | LeaveWave) -> None:
-        """Take what another rank, or an operator, has said."""
+    def handle_wave_message(self, message: StartWave | LeaveWave) -> None:
+        """Handle a message from another rank or from an operator."""
 
 
 class Control(Protocol):
-    """What a core can be asked between two steps."""
+    """Answers control calls between two steps."""
 
     def answer(self, message: UtilityCall, /) -> UtilityOutput | None:
-        """Do what is asked; an error of any kind becomes the answer. None: ask again after the next step."""
+        """Run the call; return its answer, which may be an error, or None to be called again after the next step."""
         ...
 
 
 class Engine(Protocol):
-    """A core that can take requests, what else it can be asked, and what to tell the worker process about it."""
+    """A core that can take requests, its control calls, and the message that announces it to the worker process."""
 
     @property
     def core(self) -> Core: ...
@@ -100,9 +100,9 @@ class Engine(Protocol):
     def ready(self) -> Ready: ...
 
     def close(self) -> None:
-        """End what it has started beside itself: the loop has ended in order."""
+        """End the threads and processes that it started. Called after the loop has ended normally."""
         ...
 
 
-# Loads what a configuration says, and raises ConfigurationError or ModelLoadError where it does not fit.
+# Builds the engine of a configuration; raises ConfigurationError or ModelLoadError if they do not fit.
 BuildEngine = Callable[[EngineConfig, ProgressWriter], Engine]

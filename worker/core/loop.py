@@ -1,12 +1,12 @@
-"""An engine core's process: the handshake with its worker process, and the busy loop.
+"""The process of an engine core: the handshake with its worker process, and the busy loop.
 
 Hello(version, pid)   ──▶
                       ◀──   Configure(config_json)
 Ready | StartupFailed ──▶
 EngineCoreOutputs     ◀─▶   EngineCoreRequest, AbortRequests, UtilityCall, Shutdown
 
-Beside the messages, the core writes what it is doing to memory that both share (``worker/progress.py``), and the
-traceback of its end to a file that the worker process reads when it is gone.
+In addition to the messages, the core writes what it is doing to shared memory (``worker/progress.py``). If it dies, it
+writes the traceback to a file, which the worker process reads afterwards.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from ..exit_status import GROUP_BROKEN
 from ..ipc import CoreChannel, Undecodable
 from ..progress import Phase, ProgressWriter
 from ..request_checks import refusal
-from . import last_words
+from . import exit_report
 from .garbage import freeze_loaded_objects
 from .interface import BuildEngine, Engine, GroupCore
 
-# Asking torch takes about as long as a small step.
+# Reading it from torch takes about as long as a small step.
 DEVICE_MEMORY_INTERVAL_S = 1.0
 
 log = structlog.get_logger(__name__)
 
 
 class CoreLoop:
-    """Turns messages into calls of a ``Core`` and its ``Control``, and what they give into messages."""
+    """Turns messages into calls of a ``Core`` and its ``Control``, and their results into messages."""
 
     def __init__(self, channel: CoreChannel, engine: Engine, progress: ProgressWriter) -> None:
         self._channel = channel
@@ -56,7 +56,10 @@ class CoreLoop:
         self._unanswered: list[UtilityCall] = []
 
     def run(self, backlog: list[Any]) -> None:
-        """Work until told to stop, or until the worker process is gone. ``backlog`` came during start-up.
+        """Work until Shutdown arrives or the worker process exits.
+
+        Args:
+            backlog: messages that arrived during start-up.
 
         Raises:
             InvariantError: the bookkeeping contradicts itself.
@@ -75,7 +78,7 @@ class CoreLoop:
                 messages = self._channel.receive(0)
             else:
                 self._core.check_invariants()
-                # An abort ends requests without a step: the worker process shall see that nothing runs any more.
+                # Report the idle state, because an abort may have ended the last requests without a step.
                 self._send([])
                 self._progress.enter(Phase.IDLE)
                 messages = self._channel.receive(None)
@@ -110,36 +113,36 @@ class CoreLoop:
         elif isinstance(message, Shutdown):
             self._is_stopping = True
         elif isinstance(message, StartWave | LeaveWave) and isinstance(self._core, GroupCore):
-            self._core.hear(message)
+            self._core.handle_wave_message(message)
         elif isinstance(message, Undecodable):
             self._refuse(message)
         else:
-            log.warning("message_out_of_place", kind=type(message).__name__)
+            log.warning("unexpected_message", kind=type(message).__name__)
 
     def _add_request(self, message: EngineCoreRequest) -> EngineCoreOutput | None:
-        """Queue a request; if that fails, the request ends and the process goes on.
+        """Queue a request. If that fails, end the request and keep running.
 
         Raises:
-            EngineDeadError, GroupBrokenError: the engine cannot go on; the request is not to blame.
+            EngineDeadError, GroupBrokenError: the engine cannot continue; the request is not the cause.
         """
         try:
             return self._core.add_request(message)
         except (EngineDeadError, GroupBrokenError):
             raise
-        except BaseException as error:  # the panic of a library in Rust is no Exception
+        except BaseException as error:  # a panic in a Rust library is not an Exception
             self._core.abort_requests([message.request_id])
             failure = unforeseen(error, {"request_id": message.request_id})
             return refusal(message.request_id, failure)
 
     def _is_answered(self, call: UtilityCall) -> bool:
-        """Whether there is an answer, which is sent then."""
+        """Run ``call``, send its answer if there is one, and return whether there was."""
         answer = self._control.answer(call)
         if answer is not None:
             self._channel.send(answer)
         return answer is not None
 
     def _refuse(self, message: Undecodable) -> None:
-        """Answer a request that does not decode, if it says at least which one it is."""
+        """Refuse a request that cannot be decoded, if at least its id can."""
         log.error("message_undecodable", error=message.reason, request_id=message.request_id)
         if message.request_id is not None:
             self._answer(refusal(message.request_id, ValidationError(message.reason)))
@@ -150,13 +153,13 @@ class CoreLoop:
 
 
 def run_engine_core(channel: CoreChannel, progress: ProgressWriter, build: BuildEngine) -> int:
-    """Shake hands, load, serve; returns the exit status of the process.
+    """Shake hands, load, serve; return the exit status of the process.
 
     Args:
-        build: makes the engine of the configuration that the worker process sends.
+        build: builds the engine from the configuration that the worker process sends.
     """
-    # Whoever stops a whole process group (a terminal, systemd) means the worker process: it drains first, then sends
-    # Shutdown or closes the channel.
+    # A terminal or systemd stops a whole process group, but only the worker process should react: it drains first, then
+    # sends Shutdown or closes the channel.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     engine: Engine | None = None
@@ -171,22 +174,22 @@ def run_engine_core(channel: CoreChannel, progress: ProgressWriter, build: Build
         CoreLoop(channel, engine, progress).run(backlog)
         engine.close()
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        # Until it serves somebody has given its start up, and says why.
+        # Before the engine serves, the worker process has abandoned the start and logs the reason itself.
         if engine is not None:
             log.warning("worker_process_gone")
-    except BaseException as error:  # the panic of a library in Rust is no Exception
+    except BaseException as error:  # a panic in a Rust library is not an Exception
         log.exception("engine_core_died")
-        last_words.write(traceback.format_exc())
+        exit_report.write(traceback.format_exc())
         return GROUP_BROKEN if isinstance(error, GroupBrokenError) else 1
     return 0
 
 
 def _start(channel: CoreChannel, first: Any, progress: ProgressWriter, build: BuildEngine) -> Engine | None:
-    """Build what ``first`` configures and announce it; None if that failed and the worker was told why."""
+    """Build and announce the engine that ``first`` configures; None if that failed and the reason was sent."""
     started = time.monotonic()
     try:
         if not isinstance(first, Configure):
-            raise ConfigurationError(f"the worker process sent {type(first).__name__} where Configure was due")
+            raise ConfigurationError(f"the worker process sent {type(first).__name__} instead of Configure")
         engine = build(EngineConfig.decode(first.config_json), progress)
     except ConfigurationError as error:
         channel.send(StartupFailed(error.code, str(error)))
@@ -198,7 +201,7 @@ def _start(channel: CoreChannel, first: Any, progress: ProgressWriter, build: Bu
         return None
     freeze_loaded_objects()
     engine.ready.load_time_s = time.monotonic() - started
-    # Before the news: from then on a core that does not move is hung.
+    # Before Ready is sent: from then on the worker process takes a core without progress for hung.
     progress.take_message(num_unfinished_reqs=0)
     progress.enter(Phase.IDLE)
     channel.send(engine.ready)

@@ -1,4 +1,7 @@
-"""What an engine goes on with that gets the delivered tokens as the end of the prompt, and counts nothing of them."""
+"""Which requests can be resumed exactly by an engine that gets the delivered tokens as the end of the prompt.
+
+Such an engine does not count the delivered tokens in penalties.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,22 @@ from ...shared.params.sampling import SamplingParams
 
 
 def check_resume(engine: str, message: EngineCoreRequest, params: SamplingParams) -> None:
-    """Refuse a request that demands what ``engine`` cannot promise.
+    """Refuse a request that must be resumed exactly, if ``engine`` cannot do it.
 
     Raises:
-        UnsupportedParameterError: ``resume`` is "exact", and the request would go on with other tokens.
+        UnsupportedParameterError: ``resume`` is "exact", and the request might continue with other tokens.
     """
     if message.resume == EXACT and not continues_exactly(params):
         raise UnsupportedParameterError(
-            f"resume='exact': engine {engine!r} continues exactly only what is greedy (temperature 0) and has none of "
-            "presence_penalty, frequency_penalty and bad_words of several tokens; leave resume out, or ask a model "
-            "that Penstock's engine serves"
+            f"resume='exact': engine {engine!r} continues exactly only requests that are greedy (temperature 0) and "
+            "have none of presence_penalty, frequency_penalty and bad_words of several tokens; leave resume out, or "
+            "use a model that Penstock's engine serves"
         )
 
 
 def continues_exactly(params: SamplingParams) -> bool:
-    """Whether an engine that resumes goes on with the tokens that the former one would have made."""
+    """Return whether the resuming engine produces the same tokens as the former one would have."""
     has_counts = params.presence_penalty or params.frequency_penalty
-    # One that has begun among the delivered tokens is not seen to be going on.
+    # The engine does not notice a sequence that began within the delivered tokens.
     has_sequences = any(len(words) > 1 for words in params.bad_words_token_ids or ())
     return params.greedy and not has_counts and not has_sequences

@@ -1,11 +1,11 @@
-"""Holds a rank of a group for the engine, and carries the word that a wave has begun between the ranks.
+"""Holds the rank of an engine in its data-parallel group, and announces between ranks that a wave has begun.
 
-    join ──all ranks known──▶ the core starts, which meets the others ──ready──▶ serve
-      ▲                                                                           │ renewed each second
-      └── the next life of this process ◀── the generation is over: the core ends ┘
+    join ──all ranks known──▶ the core starts and meets the others ──ready──▶ serve
+      ▲                                                                        │ renewed each second
+      └── the process is restarted ◀── the generation is over: the core ends ──┘
 
-Nobody leads: each rank says by itself that it has begun a wave. Only where all shall leave (``leave`` of a renewal),
-the first rank passes that on.
+No rank leads: each rank announces the waves that it begins. The one exception is leaving: if all ranks should leave
+(``leave`` of a renewal), the first rank passes that on.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from ..config.data_parallel import RankPlace
 from ..config.engine_config import EngineConfig
 from ..config.worker_config import WorkerConfig
 
-# Between two looks for ranks that are still to come, or for a place that gets free.
+# Between two checks for missing ranks, or for a free place.
 JOIN_INTERVAL_S = 0.2
 STANDBY_INTERVAL_S = 1.0
-# Until all are in a wave its beginning is said again: pub/sub delivers once or not at all.
+# The beginning of a wave is announced again until all ranks are in it, because pub/sub delivers once or not at all.
 REPEAT_INTERVAL_S = 0.25
-# How long ranks that are told to leave may take to do it together.
+# How long the ranks may take to leave together.
 LEAVE_TIMEOUT_S = 5.0
-# Of the stall watch's patience, so that the ranks find out by themselves who is gone.
+# Share of the stall timeout, so that the ranks notice a lost rank before the stall watch acts.
 _TIMEOUT_SHARE = 0.75
 _LEFT_BEHIND = {
-    Standing.OVER: "a rank of its data-parallel group is gone",
-    Standing.STALE: "its data-parallel group has begun another generation without it",
+    Standing.OVER: "a rank of its data-parallel group has exited",
+    Standing.STALE: "its data-parallel group has started another generation without it",
 }
 
 log = structlog.get_logger()
@@ -47,7 +47,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class RankCore(Protocol):
-    """What a member needs of a ``CoreClient``."""
+    """The part of a ``CoreClient`` that a member uses."""
 
     @property
     def dead(self) -> asyncio.Event: ...
@@ -61,11 +61,12 @@ class GroupMember:
     """``enter`` before the core starts, ``serve`` once it is ready, ``close`` at the end.
 
     Args:
-        core: of the rank.
-        tell: called with the place and the wave whenever one of them has changed.
+        core: the client of the rank's core.
+        report: called with the place and the wave whenever one of them has changed.
 
     Attributes:
-        has_left: set when all ranks have left their waves for good; this process has to end, and its requests to go on.
+        has_left: set when all ranks have left their waves for good. This process must end then, so that other engines
+            resume its requests.
     """
 
     def __init__(
@@ -74,14 +75,14 @@ class GroupMember:
         commands: CommandConnection,
         subscriber: Subscriber,
         core: RankCore,
-        tell: Callable[[GroupStanding], None],
+        report: Callable[[GroupStanding], None],
     ) -> None:
         self._config = config
         self._engine = config.engine
         self._commands = commands
         self._subscriber = subscriber
         self._core = core
-        self._tell = tell
+        self._report = report
         keys = Keys(config.namespace).model(self._engine.model_name)
         self._channel = keys.group_waves(self._engine.data_parallel_group)
         ttl_ms = int(config.lease_ttl_s * 1000)
@@ -97,7 +98,7 @@ class GroupMember:
         self._calling: asyncio.Task[None] | None = None
 
     async def enter(self) -> EngineConfig:
-        """Wait until all ranks of a generation are known; returns the configuration of this one."""
+        """Wait until all ranks of a generation are known; return the configuration of this one."""
         await self._subscriber.subscribe(self._channel, self._on_message)
         while True:
             self._place = place = await self._join()
@@ -105,7 +106,7 @@ class GroupMember:
             address = await self._wait_for_others(place)
             if address is not None:
                 break
-        self._say()
+        self._report_status()
         self._keeping = asyncio.create_task(self._keep(place))
         rank_place = RankPlace(
             generation=place.generation,
@@ -117,34 +118,39 @@ class GroupMember:
         return msgspec.structs.replace(self._engine, place=rank_place)
 
     async def serve(self, ready: Ready) -> None:
-        """The core is ready, and its group knows so; from now on it hears of waves."""
+        """Report to the group that the core is ready, and pass messages about waves on to it from now on."""
         self._num_experts = ready.num_shared_experts
         self._is_serving = True
         if self._place is not None:
             await self._renew(self._place)
 
-    def note(self, stats: SchedulerStats | None) -> None:
-        """Take where the core's wave is."""
+    def record_wave(self, stats: SchedulerStats | None) -> None:
+        """Record the core's wave, and announce it to the other ranks if the core has begun it."""
         if stats is None or stats.wave is None or stats.wave == self._wave:
             return
         self._wave = stats.wave
         self._has_moved.set()
-        self._say()
+        self._report_status()
         if self._calling is not None:
             self._calling.cancel()
             self._calling = None
         if self._wave.phase is WavePhase.STARTING:
-            self._calling = asyncio.create_task(self._call(self._wave.wave))
+            self._calling = asyncio.create_task(self._announce(self._wave.wave))
         elif self._wave.phase is WavePhase.LEFT:
             self.has_left.set()
 
-    async def leave(self, patience_s: float, at_once: asyncio.Event) -> None:
-        """Have all ranks leave, this one for good: between two waves, or after ``patience_s``, or in a hurry."""
+    async def leave(self, patience_s: float, immediately: asyncio.Event) -> None:
+        """Make all ranks leave the group, this one for good.
+
+        Args:
+            patience_s: how long to wait for the end of the running wave.
+            immediately: ends that wait.
+        """
         if self._place is None or self._core.dead.is_set():
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
-                hurry = asyncio.create_task(at_once.wait())
+                hurry = asyncio.create_task(immediately.wait())
                 await self._until({WavePhase.IDLE, WavePhase.PAUSED, WavePhase.LEFT}, hurry)
         self._core.tell(LeaveWave())
         with suppress(TimeoutError):
@@ -152,7 +158,7 @@ class GroupMember:
                 await self._until({WavePhase.LEFT}, asyncio.create_task(self._core.dead.wait()))
 
     async def close(self) -> None:
-        """Say that the generation is over, if it got that far: no other rank can go on without this one."""
+        """End the generation if this rank is part of one, because the other ranks cannot continue without it."""
         tasks = [task for task in (self._keeping, self._calling) if task is not None]
         for task in tasks:
             task.cancel()
@@ -177,7 +183,7 @@ class GroupMember:
         return place
 
     async def _wait_for_others(self, place: Place) -> str | None:
-        """Return where all meet; None if this generation will not come about."""
+        """Return the address at which all ranks meet; None if this generation has ended before it began."""
         while True:
             renewal = await self._membership.renew(place, address=self._address)
             if renewal.is_full:
@@ -187,7 +193,7 @@ class GroupMember:
             await asyncio.sleep(JOIN_INTERVAL_S)
 
     async def _keep(self, place: Place) -> None:
-        """Say that the rank lives, until its generation is over."""
+        """Renew the place of the rank until its generation is over."""
         while True:
             await self._renew(place)
             await asyncio.sleep(self._config.lease_ttl_s / 3)
@@ -197,13 +203,13 @@ class GroupMember:
             place, address=self._address, serves=self._is_serving, num_experts=self._num_experts
         )
         if renewal.standing in _LEFT_BEHIND and not self.has_left.is_set():
-            # Each time, for the core may only be about to start.
+            # At each renewal, because the core may not have started yet.
             self._core.end_for(_LEFT_BEHIND[renewal.standing])
         if renewal.standing is Standing.LEAVE and self._is_serving:
             self._core.tell(LeaveWave())
 
-    async def _call(self, wave: int) -> None:
-        """Have the other ranks come into a wave that was begun here."""
+    async def _announce(self, wave: int) -> None:
+        """Announce a wave that was begun here to the other ranks, until it is cancelled."""
         assert self._place is not None
         data = _encoder.encode(WaveStarted(self._place.generation, wave))
         while True:
@@ -211,7 +217,7 @@ class GroupMember:
             await asyncio.sleep(REPEAT_INTERVAL_S)
 
     async def _until(self, phases: set[WavePhase], end: asyncio.Task[bool]) -> None:
-        """Wait until the wave is in one of these phases, or ``end`` is done; cancels that."""
+        """Wait until the wave is in one of these phases or ``end`` is done, then cancel ``end``."""
         try:
             while self._wave.phase not in phases and not end.done():
                 self._has_moved.clear()
@@ -230,17 +236,17 @@ class GroupMember:
         if self._is_serving and self._place is not None and message.generation == self._place.generation:
             self._core.tell(StartWave(message.wave))
 
-    def _say(self) -> None:
+    def _report_status(self) -> None:
         place = self._place
         if place is not None:
             group = self._engine.data_parallel_group
-            self._tell(
+            self._report(
                 GroupStanding(group, place.generation, place.rank, place.size, self._wave.wave, self._wave.phase)
             )
 
 
 class NoGroup:
-    """In place of a ``GroupMember`` where the engine is no rank."""
+    """Replaces ``GroupMember`` for an engine that is not a rank."""
 
     def __init__(self, engine: EngineConfig) -> None:
         self._engine = engine
@@ -252,10 +258,10 @@ class NoGroup:
     async def serve(self, ready: Ready) -> None:
         pass
 
-    def note(self, stats: SchedulerStats | None) -> None:
+    def record_wave(self, stats: SchedulerStats | None) -> None:
         pass
 
-    async def leave(self, patience_s: float, at_once: asyncio.Event) -> None:
+    async def leave(self, patience_s: float, immediately: asyncio.Event) -> None:
         pass
 
     async def close(self) -> None:
@@ -263,7 +269,7 @@ class NoGroup:
 
 
 def _free_port() -> int:
-    """A port that is free now; should another program take it first, the ranks do not meet, and begin anew."""
+    """Return a port that is free now. If another program binds it first, the ranks do not meet and start again."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

@@ -255,7 +255,7 @@ class WorkerProcess:
 
     def _on_outputs(self, outputs: EngineCoreOutputs) -> None:
         self._service.on_outputs(outputs)
-        self._group.note(outputs.scheduler_stats)
+        self._group.record_wave(outputs.scheduler_stats)
         self._step_log.note(outputs)
 
     def _report_failure(self, error: Exception) -> None:

@@ -49,7 +49,7 @@ class Rank:
         await self.member.serve(ready)
 
     def is_at(self, wave: int, phase: WavePhase) -> None:
-        self.member.note(SchedulerStats(wave=WaveState(wave, phase)))
+        self.member.record_wave(SchedulerStats(wave=WaveState(wave, phase)))
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -157,7 +157,7 @@ async def test_a_core_is_ended_when_the_generation_is_over(make: Callable[[str],
     first, second = await pair(make)
     await second.member.close()  # its core has died
     await until(first.core.dead.is_set)
-    assert "is gone" in first.core.end
+    assert "has exited" in first.core.end
 
 
 async def test_whoever_leaves_waits_for_the_end_of_the_wave_and_for_the_others(make: Callable[[str], Any]) -> None:

@@ -53,7 +53,7 @@ class GroupedCore(EngineCore, GroupCore):
         """Whether there is something to do for this rank."""
         return super().has_work
 
-    def hear(self, message: StartWave | LeaveWave) -> None:
+    def handle_wave_message(self, message: StartWave | LeaveWave) -> None:
         """As ``GroupCore``."""
         if isinstance(message, StartWave):
             self.wave.hear_start(message.wave)

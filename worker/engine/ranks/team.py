@@ -13,7 +13,7 @@ from typing import TypeVar
 import structlog
 
 from ....shared.errors import ConfigurationError, EngineDeadError, ModelLoadError, PenstockError
-from ...core import last_words
+from ...core import exit_report
 from ...process_tree import is_stopped
 from .channel import encode
 from .errors import RankKilledError, RankLostError, RankRefusedError
@@ -211,7 +211,7 @@ class RankTeam:
                 return
         reason = self._judge("a rank has ended")
         log.error("rank_lost", error=str(reason))
-        last_words.write(f"{type(reason).__module__}.{type(reason).__qualname__}: {reason}\n")
+        exit_report.write(f"{type(reason).__module__}.{type(reason).__qualname__}: {reason}\n")
         os._exit(1)
 
     def _judge(self, words: str) -> EngineDeadError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ....shared.errors import UnsupportedParameterError
-from ...core import last_words
+from ...core import exit_report
 from .auto_backend import AutoBackend
 from .grammar import Backend
 from .vocabulary import Vocabulary
@@ -30,5 +30,5 @@ def load_backend(name: str, tokenizer_folder: Path, vocab_size: int, eos_token_i
             f"structured_outputs needs the package {name}, which this worker cannot import: {error}"
         ) from error
     # xgrammar's library handles fatal signals itself once it is imported, and says nothing where the worker looks.
-    last_words.handle_faults()
+    exit_report.handle_faults()
     return make_backend(Vocabulary.load(tokenizer_folder, vocab_size, eos_token_ids))
