@@ -75,8 +75,8 @@ def num_ended(scheduler: Any) -> int:
 def gated_methods(gate: CoreGate) -> list[tuple[Any, str, Callable[..., Any]]]:
     """By class and name, what makes schedulers pass over requests that have come to the limit, and cores wait while
     they have no others."""
-    from penstock.worker.engine.core import EngineCore
-    from penstock.worker.engine.pipelined import PipelinedCore
+    from penstock.worker.engine.core.engine_core import EngineCore
+    from penstock.worker.engine.core.pipelined import PipelinedCore
     from penstock.worker.engine.scheduling.batches.staged_batches import StagedBatches
     from penstock.worker.engine.scheduling.scheduler import Scheduler
 

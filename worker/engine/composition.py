@@ -17,6 +17,10 @@ from ...shared.messages.from_core import Ready
 from ...shared.params.kinds import GENERATE
 from ...shared.params.sampling import SamplingParams
 from ..config.engine_config import EngineConfig
+from ..data_parallel.composition import check_rank, grouped_core
+from ..data_parallel.control import GroupedControl
+from ..data_parallel.core import GroupedCore
+from ..data_parallel.runner import LockstepRunner
 from ..models.adapters.attach import attach_adapters
 from ..models.loaded import LoadedModel
 from ..progress import ProgressWriter
@@ -24,34 +28,28 @@ from .adapters.library import AdapterLibrary
 from .control.calls import EngineControl
 from .control.composition import compose_control
 from .control.rpc_methods import load_rpc_methods
-from .core import EngineCore
-from .dump import StepDump
+from .core.dump import StepDump
+from .core.engine_core import EngineCore
+from .core.lookahead import LookaheadCore
+from .core.pipelined import PipelinedCore
+from .core.pooling import PoolingCore
+from .drafting.speculation import NoMemory, Speculation
+from .drafting.suffix import SuffixMemory
 from .execution.deterministic import make_deterministic_runner
+from .execution.free_rows import measure_free_rows
 from .execution.input_embeds import embeds_hidden_size
 from .execution.kv_cache import KVCacheSize
 from .execution.model_runner import ModelRunner
 from .execution.overlap import OverlappingRunner
-from .guessing_setup import check_speculation, make_guessing
-from .host_setup import load_native_kernels
+from .execution.pooling_runner import PoolingRunner
 from .images.admission import ImageAdmission
 from .images.interface import Images, NoImages
-from .lockstep.composition import check_rank, grouped_core
-from .lockstep.control import GroupedControl
-from .lockstep.core import GroupedCore
-from .lockstep.runner import LockstepRunner
 from .logits_processors import load_logits_processors
-from .look_ahead import LookAheadCore
-from .model_checks import check_images, check_pooling
 from .offload.composition import check_model, make_offload
 from .offload.offload import KVOffload
 from .offload.prefix_cache import OffloadingPrefixCache
 from .offload.scheduler import OffloadingScheduler
 from .own_ordering import load_ordering
-from .page_setup import allocate_caches, make_hash_cache, make_tables, size_caches
-from .pipelined import PipelinedCore
-from .pooling.core import PoolingCore
-from .pooling.runner import PoolingRunner
-from .processor import processor
 from .ranks.choose import make_ranks
 from .ranks.interface import Ranks
 from .scheduling.batches.batch_queue import BatchQueue
@@ -60,11 +58,15 @@ from .scheduling.batches.staged_batches import StagedBatches
 from .scheduling.blocks.block_pool import BlockPool
 from .scheduling.blocks.prefix_cache import NoPrefixCache, PrefixCache
 from .scheduling.chunking import AnyChunks, Chunking, GeneratedTokensAlone
+from .scheduling.guessing import Guessing, NoGuessing
 from .scheduling.request import Request
 from .scheduling.scheduler import Scheduler
 from .scheduling.timeline import ClockedTimeline
 from .scheduling.whole_prompts import WholePromptScheduler
-from .stages_setup import make_flights
+from .setup.checks import check_images, check_pooling, check_speculation
+from .setup.host import load_native_kernels, processor
+from .setup.pages import allocate_caches, make_hash_cache, make_tables, size_caches
+from .setup.stages import make_flights
 from .structured.admission import GrammarAdmission
 from .structured.loader import load_backend
 
@@ -131,7 +133,7 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
     with progress.compiling():
         allocate_cache()
         runner.warm_up(Request("warm-up", [0], SamplingParams(seed=0), max_model_len=size.max_model_len))
-        guessing = make_guessing(config, runner, size.max_model_len)
+        guessing = _make_guessing(config, runner, size.max_model_len)
     flights = make_flights(config, model, runner)
     block_pool = BlockPool(size.num_blocks, config.block_size)
     offload = make_offload(config, folder, model, block_pool)
@@ -172,6 +174,15 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
     return Engine(core, control, ready, ranks, offload)
 
 
+def _make_guessing(config: EngineConfig, runner: ModelRunner, max_model_len: int) -> Guessing:
+    """Return what guesses, once it is measured how many rows of a step are free; caches have to be allocated."""
+    if not config.max_draft_tokens:
+        return NoGuessing()
+    memory = SuffixMemory() if config.speculative.startswith("suffix") else NoMemory()
+    num_free_rows = measure_free_rows(runner, min(config.token_budget, max_model_len))
+    return Speculation(config.max_draft_tokens, num_free_rows, memory)
+
+
 def _is_encoder(model: LoadedModel) -> bool:
     return model.pooling is not None and model.pooling.is_encoder
 
@@ -205,7 +216,7 @@ def _make_core(
         return partial(PoolingCore, model.pooling)
     if isinstance(runner, LockstepRunner) and model.expert_ranks is not None:
         return grouped_core(model.expert_ranks, runner)
-    return partial(LookAheadCore, BatchQueue(OverlappingRunner(runner))) if config.async_scheduling else EngineCore
+    return partial(LookaheadCore, BatchQueue(OverlappingRunner(runner))) if config.async_scheduling else EngineCore
 
 
 def _make_runner(config: EngineConfig, model: LoadedModel) -> ModelRunner:

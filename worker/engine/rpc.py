@@ -31,7 +31,7 @@ from ...shared.shown import shown
 if TYPE_CHECKING:
     from ..config.engine_config import EngineConfig
     from ..models.loaded import LoadedModel
-    from .core import EngineCore
+    from .core.engine_core import EngineCore
 
 _MARK = "__penstock_rpc__"
 

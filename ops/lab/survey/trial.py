@@ -19,10 +19,10 @@ from ....shared.messages.requests import EngineCoreRequest
 from ....shared.params.sampling import SamplingParams
 from ....worker.config.engine_config import EngineConfig
 from ....worker.engine.composition import Engine, build_engine
-from ....worker.engine.core import EngineCore
-from ....worker.engine.host_setup import load_native_kernels
+from ....worker.engine.core.engine_core import EngineCore
 from ....worker.engine.ranks.choose import make_ranks
 from ....worker.engine.ranks.one import OneRank
+from ....worker.engine.setup.host import load_native_kernels
 from ....worker.models.loaded import LoadedModel
 from .outcome import NEVER, SAME
 from .small_config import VOCAB_SIZE

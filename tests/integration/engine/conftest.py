@@ -14,7 +14,7 @@ import transformers
 
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 
 from .harness import (
     BYTES_PER_TOKEN,

@@ -25,7 +25,7 @@ from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.messages.to_core import Configure, UtilityCall
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.composition import Engine
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.forking import ChildExited, ForkAnswer, Forked
 from penstock.worker.ipc import FrameSplitter, frame, socket_pair
 from penstock.worker.progress import ProgressReader

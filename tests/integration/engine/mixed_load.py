@@ -13,7 +13,7 @@ from penstock.shared.params.repetition import RepetitionDetectionParams
 from penstock.shared.params.sampling import SamplingParams
 from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 
 from ...conftest import DEMO_MODEL
 

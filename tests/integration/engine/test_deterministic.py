@@ -17,7 +17,7 @@ from penstock.shared.errors import ConfigurationError
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.engine.execution import model_runner
 from penstock.worker.engine.sampling.sampler import sample
 from penstock.worker.engine.sampling.sampling_table import SamplingRows

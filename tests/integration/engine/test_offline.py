@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from penstock.ops.lab import random_model
 from penstock.shared.errors import PenstockError
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.engine.execution.device_activity import covered_share
 from penstock.worker.engine.offline.run import OfflineRequest, Phase, main, run_phases, run_workload
 

@@ -19,7 +19,7 @@ from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.prompt_embeds import PromptEmbeds
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 
 from .harness import generate, request
 

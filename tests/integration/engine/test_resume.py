@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 
 from .harness import generate, request
 

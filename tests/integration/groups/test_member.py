@@ -18,7 +18,7 @@ from penstock.shared.messages.waves import GroupStanding, LeaveWave, StartWave, 
 from penstock.worker.config.data_parallel import RankPlace
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
-from penstock.worker.group.member import GroupMember
+from penstock.worker.data_parallel.member import GroupMember
 
 DEADLINE_S = 60.0
 

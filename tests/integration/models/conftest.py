@@ -14,7 +14,7 @@ import torch
 from penstock.kernels import native
 from penstock.ops.lab.survey import trial
 from penstock.ops.lab.survey.small_config import small_config
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.models.loaded import LoadedModel
 
 from ...native_library import native_as_before, references

@@ -12,11 +12,11 @@ from penstock.ops.lab.survey.small_config import small_config
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
+from penstock.worker.engine.core.step_input import StepInput
 from penstock.worker.engine.execution.model_runner import ModelRunner
 from penstock.worker.engine.scheduling.blocks.prefix_cache import NoPrefixCache
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
-from penstock.worker.engine.step_input import StepInput
 from penstock.worker.models.forward import Forward
 from penstock.worker.models.lean.native import NativeForward
 from penstock.worker.models.modes.cached import CachedForward

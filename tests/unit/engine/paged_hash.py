@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from penstock.shared.messages.outcome import FinishReason, TokenLogprobs
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
+from penstock.worker.engine.core.executor import AcceleratorError
+from penstock.worker.engine.core.lookahead import LookaheadCore
+from penstock.worker.engine.core.pipelined import PipelinedCore
+from penstock.worker.engine.core.step_input import IntArray, StepInput
 from penstock.worker.engine.execution.batch import InputBatch
 from penstock.worker.engine.execution.verification import Verification
-from penstock.worker.engine.executor import AcceleratorError
-from penstock.worker.engine.look_ahead import LookAheadCore
-from penstock.worker.engine.pipelined import PipelinedCore
 from penstock.worker.engine.scheduling.batches.batch_queue import BatchQueue
 from penstock.worker.engine.scheduling.batches.staged_batches import StagedBatches
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
@@ -28,7 +29,6 @@ from penstock.worker.engine.scheduling.ordering import OrderingPolicy
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput
-from penstock.worker.engine.step_input import IntArray, StepInput
 
 VOCAB_SIZE = 50
 EOS = 2
@@ -213,7 +213,7 @@ def make_core(
         return PipelinedCore(stages, scheduler, executor, **parts), executor
     if not is_ahead:
         return EngineCore(scheduler, executor, **parts), executor
-    return LookAheadCore(BatchQueue(executor), scheduler, executor, **parts), executor
+    return LookaheadCore(BatchQueue(executor), scheduler, executor, **parts), executor
 
 
 def message(request_id: str, arrival: Arrival) -> EngineCoreRequest:

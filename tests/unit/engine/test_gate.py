@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 
 from ... import fork_server
 from ...gate import Gate

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.shared.params.sampling import SamplingParams
+from penstock.worker.engine.core.step_input import IntArray, StepInput
 from penstock.worker.engine.sampling.given_axes import GivenAxesTable
 from penstock.worker.engine.scheduling.image_spans import ImageSpan
 from penstock.worker.engine.scheduling.request import Request
-from penstock.worker.engine.step_input import IntArray, StepInput
 
 # Two rows and three columns of patches.
 GRID = np.array([[0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2]])

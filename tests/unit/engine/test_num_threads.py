@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.engine import host_setup
+from penstock.worker.engine.setup import host as host_setup
 
 LARGE, SMALL = 135_000_000, 1_000_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.processor import read_cpuinfo
-from penstock.worker.engine.processor import processor
+from penstock.worker.engine.setup.host import processor
 
 XEON = """processor	: 0
 vendor_id	: GenuineIntel

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
 
 from penstock.shared.messages.waves import WavePhase
-from penstock.worker.engine.waves.wave import Action, Flags, Wave
+from penstock.worker.data_parallel.wave import Action, Flags, Wave
 
 Event = tuple[str, int, int]
 _all_of = attrgetter(*Wave.__slots__)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.worker.engine.waves.wave import Wave
+from penstock.worker.data_parallel.wave import Wave
 
 from .group_model import Group, Rank
 

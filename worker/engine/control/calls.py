@@ -30,7 +30,7 @@ from ....shared.messages.to_core import UtilityCall
 from ...core.answers import CallAnswers
 from ...progress import ProgressWriter
 from ..adapters.library import AdapterLibrary
-from ..core import EngineCore
+from ..core.engine_core import EngineCore
 from ..rpc import RpcEngine, RpcMethods
 from .adapters import adapter_calls
 from .profiling import StepProfiler

@@ -19,7 +19,7 @@ from ...models.placing.device import return_free_memory
 from ...models.weights.live_state import empty_module
 from ...models.weights.sharded_state import save_sharded_state
 from ..adapters.library import AdapterLibrary
-from ..core import EngineCore
+from ..core.engine_core import EngineCore
 from ..execution.model_runner import ModelRunner
 from ..offload.offload import KVOffload
 from ..ranks.interface import Ranks

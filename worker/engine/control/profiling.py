@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ....shared.stats.engine import StepStats
-from ..core import EngineCore
+from ..core.engine_core import EngineCore
+from ..core.step_watch import StepWatch
 from ..scheduling.scheduler_output import SchedulerOutput
-from ..step_watch import StepWatch
 from .traces import TraceRecorder
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from ...models.checkpoint.folder import TOKENIZER_FILE, resolve_model_folder
 from ...models.loaded import LoadedModel
 from ...models.weights.movable import Exchange
 from ...models.weights.stored_files import ModelDescription, weights_version
-from ..core import EngineCore
+from ..core.engine_core import EngineCore
 from .sleep import Sleepable
 
 log = structlog.get_logger(__name__)

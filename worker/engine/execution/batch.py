@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..core.step_input import IntArray, StepInput
 from ..sampling.sampling_table import SamplingTable
 from ..scheduling.request import NO_LORA, Request
 from ..scheduling.scheduler_output import SchedulerOutput
-from ..step_input import IntArray, StepInput
 from .table_rows import GroupTableRows, TableRows
 
 

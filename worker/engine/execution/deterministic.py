@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ...models.loaded import LoadedModel
 from ...models.loading.fixed_shapes import PackedTokens, choose_tile_sizes, forward_in_tiles, keeps_bits
+from ..core.step_input import IntArray, StepInput
 from ..sampling.sampler import samples_rows_alone
-from ..step_input import IntArray, StepInput
 from .model_runner import LogprobsByRow, ModelRunner
 
 

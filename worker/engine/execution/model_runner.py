@@ -12,14 +12,14 @@ from ....shared.messages.outcome import TokenLogprobs
 from ...models.forward import ModelInput, VisionInputs
 from ...models.loaded import LoadedModel
 from ...models.placing.device import to_device
-from ..executor import AcceleratorError
+from ..core.executor import AcceleratorError
+from ..core.step_input import IntArray, StepInput
 from ..sampling.logprobs import RawLogprobs, prompt_logprobs_of
 from ..sampling.prompt_rows import PromptRows
 from ..sampling.sampler import sample
 from ..sampling.sampling_table import SamplingRows
 from ..scheduling.request import Request
 from ..scheduling.scheduler_output import SampledTokens, SchedulerOutput
-from ..step_input import IntArray, StepInput
 from .batch import InputBatch
 from .input_embeds import embed_inputs, sight_of
 from .verification import Verification

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..core.step_input import IntArray
 from ..scheduling.blocks.block_groups import GroupTables
 from ..scheduling.request import Request
-from ..step_input import IntArray
 
 
 class TableRows:

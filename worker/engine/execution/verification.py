@@ -13,9 +13,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from ....shared.messages.outcome import TokenLogprobs
+from ..core.step_input import IntArray, StepInput
 from ..scheduling.request import Request
 from ..scheduling.scheduler_output import SampledTokens
-from ..step_input import IntArray, StepInput
 
 
 class Verification:

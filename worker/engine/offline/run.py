@@ -35,7 +35,7 @@ from ...models.checkpoint.folder import resolve_model_folder
 from ...options.settings import read_settings
 from ...options.told import effective_config
 from ...programs import OFFLINE, PROGRAMS, RunOptions
-from ..core import EngineCore
+from ..core.engine_core import EngineCore
 from .result import OfflineResult, PhasesResult, Record, rss_bytes
 
 

@@ -22,7 +22,7 @@ from ...config.engine_config import EngineConfig
 from ...host import usable_cores
 from ...models.loaded import LoadedModel
 from ...models.placing.packed_linear import PackedLinear
-from ..processor import processor
+from ..setup.host import processor
 from .device_blocks import layout_of
 
 # To be raised when blocks of the same model would mean something else.

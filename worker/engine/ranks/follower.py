@@ -29,8 +29,8 @@ from ...models.weights.movable import ModelWeights, WeightsExchange
 from ...models.weights.part_state import part_path, write_part
 from ..control.rpc_methods import load_rpc_methods
 from ..control.traces import ProcessTraceRecorder
-from ..host_setup import load_native_kernels, set_num_threads
 from ..rpc import RpcEngine
+from ..setup.host import load_native_kernels, set_num_threads
 from .channel import RankChannel
 from .memory import capture_again, measure_rank
 from .messages import (

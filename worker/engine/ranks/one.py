@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from ....shared.control.rpc import CollectiveRpc
 from ....shared.messages.ranks import RankSetup
 from ...config.engine_config import EngineConfig
+from ...data_parallel.composition import meet_ranks
 from ...models.attention.page_layout import PageLayout
 from ...models.loaded import LoadedModel
 from ...models.loading.loader import load_model
@@ -20,8 +21,7 @@ from ...models.weights.movable import Exchange, ModelWeights, WeightsExchange
 from ..control.sleep import Sleepable
 from ..control.traces import ProcessTraceRecorder, TraceRecorder
 from ..execution.kv_cache import KVCacheSize
-from ..host_setup import set_num_threads
-from ..lockstep.composition import meet_ranks
+from ..setup.host import set_num_threads
 from .memory import capture_again, measure_rank, size_for_all
 
 

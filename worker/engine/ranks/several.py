@@ -27,7 +27,7 @@ from ..control.sleep import Sleepable
 from ..control.traces import ProcessTraceRecorder, TraceRecorder
 from ..execution.cache_shape import shape_of
 from ..execution.kv_cache import KVCacheSize
-from ..host_setup import set_num_threads
+from ..setup.host import set_num_threads
 from .errors import RankLostError, RankRefusedError
 from .exchange import SharedExchange
 from .memory import capture_again, measure_rank, size_for_all

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.step_input import StepInput
 from ..scheduling.image_spans import ImageSpan
 from ..scheduling.request import Request
-from ..step_input import StepInput
 
 Axes = NDArray[np.int64]
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ....shared.params.prompt_embeds import PromptEmbeds
+from ..core.step_input import StepInput
 from ..scheduling.request import Request
-from ..step_input import StepInput
 
 
 @dataclass

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.step_input import StepInput
 from ..scheduling.request import Request
-from ..step_input import StepInput
 
 
 @dataclass

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.step_input import StepInput
 from ..scheduling.image_spans import ImageSpan
 from ..scheduling.request import Request
-from ..step_input import StepInput
 
 Ends = NDArray[np.int64]
 

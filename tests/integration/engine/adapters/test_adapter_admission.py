@@ -21,7 +21,7 @@ from penstock.shared.params.lora import LoRARequest
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.adapters.library import AdapterLibrary
 from penstock.worker.engine.composition import Engine, build_engine
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.models.adapters import load
 
 from ..harness import LONG_PROMPT, CoreProcess, ask, generate, refusal, request

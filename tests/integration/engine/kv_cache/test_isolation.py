@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.engine.execution.model_runner import ModelRunner
 from penstock.worker.models.forward import Forward, ModelInput
 

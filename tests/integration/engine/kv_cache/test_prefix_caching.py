@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from penstock.shared.messages.requests import EngineCoreRequest
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 
 from ..harness import VOCAB_SIZE, generate, request
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from penstock.shared.messages.from_core import EngineCoreOutput
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.pooling import PoolingParams
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 
 VOCAB_SIZE = 128
 SHAPE: dict[str, Any] = {

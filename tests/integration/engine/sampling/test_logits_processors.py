@@ -15,7 +15,7 @@ from penstock.shared.messages.from_core import EngineCoreOutput
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 
 from ....processors import wanting
 from ..harness import generate, request

@@ -12,7 +12,7 @@ import transformers
 
 from penstock.shared.messages.outcome import TokenLogprobs
 from penstock.shared.messages.requests import EngineCoreRequest
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.engine.scheduling import prompt_budget
 
 from ..harness import request

@@ -13,7 +13,7 @@ import transformers
 from penstock.shared.messages.from_core import EngineCoreOutput
 from penstock.shared.messages.outcome import TokenLogprobs
 from penstock.shared.messages.requests import EngineCoreRequest
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 
 from ..harness import request, run
 

@@ -15,7 +15,7 @@ from penstock.shared.params.repetition import RepetitionDetectionParams
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.text.tokenizer import TextCodec
 
 from ....conftest import DEMO_MODEL

@@ -12,7 +12,7 @@ from penstock.shared.control.sleeping import Sleep, SleepState, WakeUp
 from penstock.shared.messages.from_core import Ready
 from penstock.shared.messages.to_core import AbortRequests, UtilityCall
 from penstock.worker.engine.composition import build_engine
-from penstock.worker.engine.look_ahead import LookAheadCore
+from penstock.worker.engine.core.lookahead import LookaheadCore
 
 from ....conftest import DEMO_MODEL
 from ..harness import CoreProcess, Gate, request
@@ -24,7 +24,7 @@ def test_tokens_are_those_of_the_plain_step(options: dict[str, Any]) -> None:
     plain, ahead = (
         build_engine(config(async_scheduling=is_ahead, **options), DEMO_MODEL).core for is_ahead in (False, True)
     )
-    assert isinstance(ahead, LookAheadCore)
+    assert isinstance(ahead, LookaheadCore)
     assert ahead.step_fn == ahead.step_with_batch_queue
     expected, found = run(plain, requests()), run(ahead, requests())
     assert ahead.scheduler.stats().num_preemptions > 0

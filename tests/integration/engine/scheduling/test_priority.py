@@ -10,7 +10,7 @@ import pytest
 from penstock.shared.messages.from_core import EngineCoreOutput
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.worker.config.ordering import SCHEDULING_POLICIES
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.engine.offline.run import OfflineRequest, run_workload
 
 from ..harness import generate, request

@@ -14,7 +14,7 @@ from penstock.shared.messages.from_core import EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason, RequestError
 from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.engine.composition import build_engine
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.engine.execution.model_runner import ModelRunner
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput

@@ -9,7 +9,7 @@ from penstock.shared.messages.from_core import EngineCoreOutput
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams
 from penstock.shared.params.structured import StructuredOutputsParams
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 
 MAX_TOKENS = 500
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.messages.outcome import FinishReason
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 
 from .harness import ask, run
 

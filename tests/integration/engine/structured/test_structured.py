@@ -11,7 +11,7 @@ import pytest
 
 from penstock.shared.messages.from_core import EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 
 from .cases import (
     CHOICES,

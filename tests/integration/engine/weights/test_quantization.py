@@ -15,7 +15,7 @@ from penstock.ops.demo.task import demo_questions
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.engine.execution.model_runner import ModelRunner
 from penstock.worker.models.placing.device import check_float8
 

@@ -29,7 +29,7 @@ from penstock.kernels import native
 from penstock.ops.lab.survey import trial
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.engine.host_setup import load_native_kernels
+from penstock.worker.engine.setup.host import load_native_kernels
 from penstock.worker.models.forward import Forward, ForwardSettings, ModelInput
 from penstock.worker.models.lean.reading.decoder import read_decoder
 from penstock.worker.models.lean.staged import StagedForward, lean_forward

@@ -20,8 +20,8 @@ from penstock.ops.lab.survey import trial
 from penstock.ops.lab.survey.outcome import SAME
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine import composition
-from penstock.worker.engine.core import EngineCore
-from penstock.worker.engine.pipelined import PipelinedCore
+from penstock.worker.engine.core.engine_core import EngineCore
+from penstock.worker.engine.core.pipelined import PipelinedCore
 from penstock.worker.engine.ranks.channel import RankChannel
 from penstock.worker.engine.ranks.follower import Follower
 from penstock.worker.engine.ranks.messages import RankAnswer, RankCommand, RunStep, StopRank

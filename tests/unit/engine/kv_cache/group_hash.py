@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
+from penstock.worker.engine.core.lookahead import LookaheadCore
+from penstock.worker.engine.core.step_input import IntArray, StepInput
 from penstock.worker.engine.execution.batch import InputBatch
-from penstock.worker.engine.look_ahead import LookAheadCore
 from penstock.worker.engine.scheduling.batches.batch_queue import BatchQueue
 from penstock.worker.engine.scheduling.blocks.block_groups import BlockGroups
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
@@ -18,7 +19,6 @@ from penstock.worker.engine.scheduling.guessing import Guessing
 from penstock.worker.engine.scheduling.ordering import OrderingPolicy
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
-from penstock.worker.engine.step_input import IntArray, StepInput
 
 from ..paged_hash import BLOCK_SIZE, EOS, MAX_MODEL_LEN, VOCAB_SIZE, PagedHash
 
@@ -97,4 +97,4 @@ def make_group_core(
     parts: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "eos_token_ids": [EOS]}
     if not is_ahead:
         return EngineCore(scheduler, executor, **parts), executor
-    return LookAheadCore(BatchQueue(executor), scheduler, executor, **parts), executor
+    return LookaheadCore(BatchQueue(executor), scheduler, executor, **parts), executor

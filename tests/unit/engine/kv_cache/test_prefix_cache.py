@@ -15,7 +15,7 @@ from penstock.shared.messages.from_core import EngineCoreOutput
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.engine.core import EngineCore
+from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool, InvariantError
 from penstock.worker.engine.scheduling.blocks.prefix_cache import BlockHashCache, NoPrefixCache
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority

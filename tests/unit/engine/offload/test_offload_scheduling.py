@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams
-from penstock.worker.engine.core import EngineCore
-from penstock.worker.engine.look_ahead import LookAheadCore
+from penstock.worker.engine.core.engine_core import EngineCore
+from penstock.worker.engine.core.lookahead import LookaheadCore
 from penstock.worker.engine.offload.device_blocks import HostBlocks, make_device_blocks
 from penstock.worker.engine.offload.loading import Loader
 from penstock.worker.engine.offload.memory_tier import MemoryTier
@@ -78,7 +78,7 @@ class Made:
             prefix_cache=OffloadingPrefixCache(self.pool, write_behind),
         )
         parts: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "eos_token_ids": [EOS]}
-        make = EngineCore if not is_ahead else lambda *a, **k: LookAheadCore(BatchQueue(self.executor), *a, **k)
+        make = EngineCore if not is_ahead else lambda *a, **k: LookaheadCore(BatchQueue(self.executor), *a, **k)
         self.core = make(self.scheduler, self.executor, **parts)
 
     def add(self, request_id: str, prompt: list[int], max_tokens: int = 3) -> None:

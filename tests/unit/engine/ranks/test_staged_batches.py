@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from penstock.shared.errors import EngineDeadError
 from penstock.shared.messages.from_core import EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason
-from penstock.worker.engine import step_watch
 from penstock.worker.engine.control.profiling import ScopedStepWatch
+from penstock.worker.engine.core import step_watch
+from penstock.worker.engine.core.executor import AcceleratorError
+from penstock.worker.engine.core.pipelined import PipelinedCore
 from penstock.worker.engine.drafting.speculation import Speculation
-from penstock.worker.engine.executor import AcceleratorError
-from penstock.worker.engine.pipelined import PipelinedCore
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
 
 from ..paged_hash import (

@@ -12,7 +12,7 @@ from penstock.worker.engine.execution.deterministic import DeterministicRunner, 
 from penstock.worker.engine.ranks.sharded_forward import StagedShardedForward
 from penstock.worker.engine.scheduling.batches.flights import OneFlight
 from penstock.worker.engine.scheduling.batches.staged_batches import StagedBatches
-from penstock.worker.engine.stages_setup import make_flights
+from penstock.worker.engine.setup.stages import make_flights
 
 
 def test_an_engine_has_a_batch_for_each_stage_or_says_why_not() -> None:

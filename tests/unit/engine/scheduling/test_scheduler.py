@@ -409,6 +409,6 @@ def test_a_priority_that_changes_is_found() -> None:
 
 
 def test_importing_the_scheduler_loads_no_torch() -> None:
-    code = "import sys, penstock.worker.engine.core; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    code = "import sys, penstock.worker.engine.core.engine_core; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

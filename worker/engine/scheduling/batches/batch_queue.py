@@ -1,4 +1,4 @@
-"""The batch that is computed while the next one is scheduled (``LookAheadCore.step_with_batch_queue``).
+"""The batch that is computed while the next one is scheduled (``LookaheadCore.step_with_batch_queue``).
 
 The requests of a batch in flight record how many of their tokens it computes, so that the scheduler can continue from
 the state after it. Nothing else is ahead of time: a request's tokens, grammar and penalties change when a batch's

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 
-from ....shared.control.calls import CallError
-from ....shared.control.diagnosis import ExecuteDummyBatch
-from ....shared.control.rpc import CollectiveRpc
-from ....shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
-from ....shared.control.weights import ReloadWeights, SaveShardedState
-from ....shared.errors import EngineStateError, UnsupportedCallError
-from ....shared.messages.from_core import UtilityOutput
-from ....shared.messages.to_core import UtilityCall
-from ...progress import ProgressWriter
-from ..control.calls import ControlledParts, EngineControl
+from ...shared.control.calls import CallError
+from ...shared.control.diagnosis import ExecuteDummyBatch
+from ...shared.control.rpc import CollectiveRpc
+from ...shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
+from ...shared.control.weights import ReloadWeights, SaveShardedState
+from ...shared.errors import EngineStateError, UnsupportedCallError
+from ...shared.messages.from_core import UtilityOutput
+from ...shared.messages.to_core import UtilityCall
+from ..engine.control.calls import ControlledParts, EngineControl
+from ..progress import ProgressWriter
 from .core import GroupedCore
 
 # For which the other ranks are waited for, that are to be told to sleep, too.

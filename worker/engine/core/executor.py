@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from .scheduling.scheduler_output import SampledTokens, SchedulerOutput
+from ..scheduling.scheduler_output import SampledTokens, SchedulerOutput
 
 
 class AcceleratorError(Exception):

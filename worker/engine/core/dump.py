@@ -15,9 +15,9 @@ import msgspec
 import structlog
 
 if TYPE_CHECKING:
-    from .scheduling.request import Request
-    from .scheduling.scheduler import Scheduler
-    from .scheduling.scheduler_output import SchedulerOutput
+    from ..scheduling.request import Request
+    from ..scheduling.scheduler import Scheduler
+    from ..scheduling.scheduler_output import SchedulerOutput
 
 # A failure that repeats shall not fill a disk.
 MAX_FILES = 100

@@ -8,14 +8,14 @@ from typing import Any
 
 import structlog
 
-from ....shared.errors import EngineDeadError
-from ....shared.groups.errors import GroupBrokenError
-from ....shared.messages.from_core import EngineCoreOutput, SchedulerStats
-from ....shared.messages.waves import LeaveWave, StartWave, WavePhase
-from ...core.interface import GroupCore
-from ..core import WORK_WAIT_S, EngineCore
-from ..waves.wave import Action, Flags, Wave
+from ...shared.errors import EngineDeadError
+from ...shared.groups.errors import GroupBrokenError
+from ...shared.messages.from_core import EngineCoreOutput, SchedulerStats
+from ...shared.messages.waves import LeaveWave, StartWave, WavePhase
+from ..core.interface import GroupCore
+from ..engine.core.engine_core import WORK_WAIT_S, EngineCore
 from .runner import LockstepRunner
+from .wave import Action, Flags, Wave
 
 log = structlog.get_logger(__name__)
 

@@ -26,8 +26,8 @@ import enum
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ....shared.groups.errors import GroupBrokenError
-from ....shared.messages.waves import WavePhase, WaveState
+from ...shared.groups.errors import GroupBrokenError
+from ...shared.messages.waves import WavePhase, WaveState
 
 # Forwards between two meetings. A wave goes on for as many at most when the last request has ended.
 INTERVAL = 16

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...shared.messages.from_core import EngineCoreOutput
-from .core import EngineCore
-from .scheduling.batches.batch_queue import BatchQueue
-from .scheduling.scheduler_output import SchedulerOutput
+from ....shared.messages.from_core import EngineCoreOutput
+from ..scheduling.batches.batch_queue import BatchQueue
+from ..scheduling.scheduler_output import SchedulerOutput
+from .engine_core import EngineCore
 
 
-class LookAheadCore(EngineCore):
+class LookaheadCore(EngineCore):
     """Makes the same tokens of the same requests as ``EngineCore``.
 
     Args:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import structlog
 import torch
 
-from ...shared.errors import ConfigurationError
-from ..config.engine_config import EngineConfig
-from ..models.attention.page_layout import PageLayout
-from ..models.attention.pages import PagedByGroups, plan_pages, shapes_differ
-from ..models.loaded import LoadedModel
-from .execution.cache_shape import groups_of
-from .execution.kv_cache import KVCacheSize
-from .ranks.interface import Ranks
-from .ranks.sharded_forward import ShardedForward
-from .scheduling.blocks.block_pool import BlockPool
-from .scheduling.blocks.block_tables import BlockTables, OneTable
-from .scheduling.blocks.group_prefix_cache import GroupHashCache
-from .scheduling.blocks.group_tables import GroupedTables
-from .scheduling.blocks.prefix_cache import BlockHashCache
+from ....shared.errors import ConfigurationError
+from ...config.engine_config import EngineConfig
+from ...models.attention.page_layout import PageLayout
+from ...models.attention.pages import PagedByGroups, plan_pages, shapes_differ
+from ...models.loaded import LoadedModel
+from ..execution.cache_shape import groups_of
+from ..execution.kv_cache import KVCacheSize
+from ..ranks.interface import Ranks
+from ..ranks.sharded_forward import ShardedForward
+from ..scheduling.blocks.block_pool import BlockPool
+from ..scheduling.blocks.block_tables import BlockTables, OneTable
+from ..scheduling.blocks.group_prefix_cache import GroupHashCache
+from ..scheduling.blocks.group_tables import GroupedTables
+from ..scheduling.blocks.prefix_cache import BlockHashCache
 
 log = structlog.get_logger(__name__)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import structlog
 
-from ..config.engine_config import EngineConfig
-from ..models.loaded import LoadedModel
-from .execution.deterministic import TiledRunner
-from .execution.model_runner import ModelRunner
-from .execution.staged import StagedRunner
-from .ranks.sharded_forward import StagedShardedForward
-from .scheduling.batches.flights import Flights, OneFlight
-from .scheduling.batches.staged_batches import StagedBatches
+from ...config.engine_config import EngineConfig
+from ...models.loaded import LoadedModel
+from ..execution.deterministic import TiledRunner
+from ..execution.model_runner import ModelRunner
+from ..execution.staged import StagedRunner
+from ..ranks.sharded_forward import StagedShardedForward
+from ..scheduling.batches.flights import Flights, OneFlight
+from ..scheduling.batches.staged_batches import StagedBatches
 
 log = structlog.get_logger(__name__)
 

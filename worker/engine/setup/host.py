@@ -5,13 +5,14 @@ from __future__ import annotations
 import structlog
 import torch
 
-from ...kernels import native
-from ...shared.errors import ConfigurationError
-from ..config.engine_config import EngineConfig
-from ..host import usable_cores
-from ..models.lean.native import NativeForward
-from ..models.loaded import LoadedModel
-from ..models.pooling.compiled_encoder import CompiledEncoder
+from ....kernels import native
+from ....shared.errors import ConfigurationError
+from ....shared.processor import this_processor
+from ...config.engine_config import EngineConfig
+from ...host import usable_cores
+from ...models.lean.native import NativeForward
+from ...models.loaded import LoadedModel
+from ...models.pooling.compiled_encoder import CompiledEncoder
 
 _SMALL_MODEL_PARAMETERS = 20_000_000
 # Its operations are too short to be cut into more pieces.
@@ -71,3 +72,11 @@ def load_native_kernels(config: EngineConfig) -> None:
     if config.attention_backend == "native":
         raise ConfigurationError(f"attention_backend 'native' needs the compiled kernels, and {reason}")
     log.info("native_kernels_missing", reason=reason)
+
+
+def processor(device: str) -> tuple[str, list[str]]:
+    """Return the name and the instruction sets of the GPU or CPU that an engine on ``device`` computes on."""
+    if device == "cuda":
+        major, minor = torch.cuda.get_device_capability()
+        return torch.cuda.get_device_name(), [f"sm_{major}{minor}"]
+    return this_processor()

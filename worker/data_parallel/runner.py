@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..execution.model_runner import ModelRunner
-from ..step_input import IntArray, StepInput
+from ..engine.core.step_input import IntArray, StepInput
+from ..engine.execution.model_runner import ModelRunner
 
 
 class LockstepRunner(ModelRunner):

@@ -6,28 +6,28 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from ...shared.errors import EngineDeadError, ValidationError
-from ...shared.messages.from_core import EngineCoreOutput, SchedulerStats
-from ...shared.messages.outcome import FinishReason, RequestError
-from ...shared.messages.requests import EngineCoreRequest
-from ...shared.params.kinds import GENERATE
-from ...shared.stats.engine import StepStats
-from ..request_checks import check_prompt_length, check_served, check_task, refusal
+from ....shared.errors import EngineDeadError, ValidationError
+from ....shared.messages.from_core import EngineCoreOutput, SchedulerStats
+from ....shared.messages.outcome import FinishReason, RequestError
+from ....shared.messages.requests import EngineCoreRequest
+from ....shared.params.kinds import GENERATE
+from ....shared.stats.engine import StepStats
+from ...request_checks import check_prompt_length, check_served, check_task, refusal
+from ..images.interface import Images, NoImages
+from ..logits_processors import PROCESSOR_FAILED, LogitsProcessors, ProcessedRequest, ProcessorFailedError
+from ..own_ordering import ORDERING_FAILED, Key, OrderingFailedError, nothing_to_rank
+from ..sampling.param_checks import check_in_vocabulary, check_params
+from ..scheduling.admission.adapters import Adapters, NoAdapters
+from ..scheduling.admission.grammars import Grammars, NoGrammars
+from ..scheduling.image_spans import ImageSpan
+from ..scheduling.isolation import Isolation
+from ..scheduling.prompt_embeds import check_prompt_embeds, extra_keys_of, prompt_of
+from ..scheduling.request import STATUS_OF_REASON, Request, RequestStatus
+from ..scheduling.scheduler import Scheduler
+from ..scheduling.scheduler_output import SampledTokens, SchedulerOutput
+from ..scheduling.stop import check_stop
 from .dump import StepDump
 from .executor import AcceleratorError, Executor
-from .images.interface import Images, NoImages
-from .logits_processors import PROCESSOR_FAILED, LogitsProcessors, ProcessedRequest, ProcessorFailedError
-from .own_ordering import ORDERING_FAILED, Key, OrderingFailedError, nothing_to_rank
-from .sampling.param_checks import check_in_vocabulary, check_params
-from .scheduling.admission.adapters import Adapters, NoAdapters
-from .scheduling.admission.grammars import Grammars, NoGrammars
-from .scheduling.image_spans import ImageSpan
-from .scheduling.isolation import Isolation
-from .scheduling.prompt_embeds import check_prompt_embeds, extra_keys_of, prompt_of
-from .scheduling.request import STATUS_OF_REASON, Request, RequestStatus
-from .scheduling.scheduler import Scheduler
-from .scheduling.scheduler_output import SampledTokens, SchedulerOutput
-from .scheduling.stop import check_stop
 from .step_watch import StepWatch
 
 STEP_FAILED = "engine_step_failed"
@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 class EngineCore:
     """One model's scheduler and executor.
 
-    ``step`` computes one batch from beginning to end; ``look_ahead.LookAheadCore`` schedules the next one meanwhile.
+    ``step`` computes one batch from beginning to end; ``look_ahead.LookaheadCore`` schedules the next one meanwhile.
 
     Attributes:
         step_fn: the form of ``step`` that this core is made for.

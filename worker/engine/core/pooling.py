@@ -9,12 +9,12 @@ from ....shared.messages.requests import EngineCoreRequest
 from ....shared.params.pooling import MAX_RESULT_BYTES, PoolingParams
 from ...models.pooling.pooler import PoolingModel
 from ...request_checks import check_adapter, check_prompt_length, check_served, check_task
-from ..core import EngineCore
+from ..execution.pooling_runner import pooler_of
 from ..sampling.param_checks import check_in_vocabulary
 from ..scheduling.image_spans import ImageSpan
 from ..scheduling.prompt_embeds import extra_keys_of
 from ..scheduling.request import Pooling, Request
-from .runner import pooler_of
+from .engine_core import EngineCore
 
 
 class PoolingCore(EngineCore):

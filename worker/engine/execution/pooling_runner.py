@@ -9,11 +9,11 @@ from torch import Tensor
 from ....shared.params.pooling import Pooled, PoolingParams
 from ...models.loaded import LoadedModel
 from ...models.pooling.pooler import Pooler, PoolingModel, Rows
-from ..execution.model_runner import ModelRunner
-from ..executor import AcceleratorError
+from ..core.executor import AcceleratorError
+from ..core.step_input import IntArray, StepInput
 from ..scheduling.request import Pooling, Request
 from ..scheduling.scheduler_output import SampledTokens, SchedulerOutput
-from ..step_input import IntArray, StepInput
+from .model_runner import ModelRunner
 
 
 def pooler_of(pooling: PoolingModel, params: PoolingParams) -> Pooler:

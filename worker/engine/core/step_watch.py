@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from ...shared.stats.engine import StepStats
-from .scheduling.scheduler_output import SchedulerOutput
+from ....shared.stats.engine import StepStats
+from ..scheduling.scheduler_output import SchedulerOutput
 
 
 class StepWatch:

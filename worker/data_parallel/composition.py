@@ -7,13 +7,13 @@ from functools import partial
 
 import torch
 
-from ....shared.errors import ConfigurationError
-from ...config.engine_config import EngineConfig
-from ...models.loaded import LoadedModel
-from ...models.shared_experts.ranks import ExpertRanks
-from ..waves.wave import Flags, Wave
+from ...shared.errors import ConfigurationError
+from ..config.engine_config import EngineConfig
+from ..models.loaded import LoadedModel
+from ..models.shared_experts.ranks import ExpertRanks
 from .core import GroupedCore
 from .runner import LockstepRunner
+from .wave import Flags, Wave
 
 # Ways of computing that run the model once in a step.
 _MODES_OF_ONE_FORWARD = ("lean", "packed")

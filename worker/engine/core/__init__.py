@@ -1,0 +1,1 @@
+"""The engine cores: from requests to tokens, step by step, without process, socket or clock."""

@@ -1,1 +1,0 @@
-"""An engine whose prompts are pooled: embeddings, classes, scores."""

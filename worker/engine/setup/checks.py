@@ -1,0 +1,63 @@
+"""What a loaded model and the options of its engine have to do with each other."""
+
+from __future__ import annotations
+
+import structlog
+
+from ....shared.errors import ConfigurationError
+from ...config.engine_config import EngineConfig
+from ...models.loaded import LoadedModel
+from ..execution.input_embeds import embeds_hidden_size
+
+log = structlog.get_logger(__name__)
+
+
+def check_pooling(config: EngineConfig, model: LoadedModel) -> None:
+    """Refuse what a model that pools does not do."""
+    if model.pooling is None:
+        return
+    for option, is_on in (
+        ("deterministic", config.deterministic),
+        ("async_scheduling", config.async_scheduling),
+        ("enable_prompt_embeds", config.enable_prompt_embeds),
+        ("enable_lora", config.enable_lora),
+        ("logits_processors", bool(config.logits_processors)),
+    ):
+        if is_on:
+            raise ConfigurationError(f"{option} is for models that generate, and this one pools; leave it out")
+
+
+def check_images(model: LoadedModel) -> None:
+    """Let a model that cannot be run from embeddings, or not as it is served, take no images."""
+    if model.vision is None:
+        return
+    try:
+        embeds_hidden_size(model)
+    except ConfigurationError:
+        model.vision = None
+        model.image_refusal = f"{model.architecture} cannot be run from embeddings as it is served here"
+        log.warning("images_refused", architecture=model.architecture, reason=model.image_refusal)
+
+
+def check_speculation(config: EngineConfig, model: LoadedModel) -> None:
+    """Refuse to guess for a model whose states could not be taken back, and for one that says nothing.
+
+    Raises:
+        ConfigurationError: names the option and the model.
+    """
+    if not config.max_draft_tokens:
+        return
+    if model.pooling is not None:
+        raise ConfigurationError(
+            f"speculative {config.speculative!r} is for models that generate, and this one pools; leave it out"
+        )
+    if model.forward.mode not in ("lean", "packed"):
+        raise ConfigurationError(
+            f"speculative {config.speculative!r} needs a model whose tokens are packed, and {model.architecture} is "
+            f"computed in the mode {model.forward.mode!r}, in which a wrong guess could not be taken back; leave it out"
+        )
+    if model.forward.keeps_state:
+        raise ConfigurationError(
+            f"speculative {config.speculative!r} needs a model that keeps keys and values alone, and "
+            f"{model.architecture} keeps states, of which a wrong guess could not be taken back; leave it out"
+        )

@@ -1,1 +1,0 @@
-"""Engines whose ranks share experts and step together: when they step, and when they are idle (decision 0088)."""
