@@ -26,7 +26,7 @@ _delta_decoder = msgspec.msgpack.Decoder(Delta)
 
 LEASE_TTL_MS = 3000
 UNLIMITED_KV_TOKENS = 2**40
-# What wakes engines is in rooms.lua; one that hears of nothing looks by itself after so long.
+# capacity.lua wakes engines. An engine without a wake claims after this time anyway.
 IDLE_POLL_S = 5.0
 # Of 64 sequences 4 are kept for tenants that have less than an equal part, where tenants share the model.
 SEQS_PER_KEPT_ONE = 16

@@ -41,9 +41,8 @@ def change_script(monkeypatch: pytest.MonkeyPatch, name: str, old: str, new: str
 
 
 def leave_to_others_for(monkeypatch: pytest.MonkeyPatch, leave_ms: int) -> None:
-    """How long an engine leaves to others what it has its part of, in this test."""
-    old = "PATIENCE_MS, RESERVED_TTL_MS ="
-    change_script(monkeypatch, "claim", f"{old} 100,", f"{old} {leave_ms},")
+    """Set for how long an engine that holds its part leaves requests to others, in this test."""
+    change_script(monkeypatch, "claim", "PATIENCE_MS = 100", f"PATIENCE_MS = {leave_ms}")
 
 
 @pytest.fixture

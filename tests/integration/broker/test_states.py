@@ -134,7 +134,7 @@ async def test_the_moves_that_the_table_has_are_made(broker: Broker, before: Req
 
 @pytest.mark.parametrize("before", RequestState)
 async def test_other_moves_are_refused(commands, broker: Broker, before: RequestState) -> None:
-    common = resources.files(broker_package) / "scripts" / "common"
+    common = resources.files(broker_package) / "scripts" / "parts"
     lib = "".join((common / name).read_text() for name in ("clock.lua", "lib.lua"))
     text = moves_as_lua() + lib + "move(KEYS[1], ARGV[2], ARGV[3], 'engine', 'e9')"
     key = broker.keys.request("a")

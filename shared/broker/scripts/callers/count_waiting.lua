@@ -1,5 +1,6 @@
--- How many requests of a partition wait that may be claimed; some of their tenants may be over a quota. KEYS: leases.
--- ARGV: prefix. 0 while it is paused. It is what engines choose by where to help out, so it must be cheap.
+-- uses: tenants
+-- Return the number of waiting requests of a partition that may be claimed; some tenants may be over a quota. 0 while
+-- it is paused. KEYS: leases. ARGV: prefix. Engines choose the partition to help by it, so it must be cheap.
 local prefix, queue = ARGV[1], ARGV[1] .. 'queue'
 if redis.call('HEXISTS', queue, 'paused') == 1 then return 0 end
 local count, num_ready = 0, 0

@@ -1,5 +1,6 @@
--- Keep what a reader has read to its end for a shorter time. KEYS: leases. ARGV: prefix, ttl_ms, then ids.
--- What has not ended, and what is gone sooner as it is, stays as it is. Returns how many were shortened.
+-- uses: lib
+-- Shorten the time to live of results that a reader has read to the end. KEYS: leases. ARGV: prefix, ttl_ms, then ids.
+-- Requests that have not ended, or expire sooner, do not change. Returns how many were shortened.
 local prefix, ttl_ms, num_shortened = ARGV[1], tonumber(ARGV[2]), 0
 for i = 3, #ARGV do
   local id = ARGV[i]

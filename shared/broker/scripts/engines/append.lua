@@ -1,7 +1,8 @@
+-- uses: lib
 -- Append one record to each of many requests: an engine's whole step in one round trip.
 -- KEYS: leases. ARGV: prefix, then for each record: id, epoch, index, next_index, record.
 -- Returns one number per record: 1 written, 2 already there (the call was repeated), 0 refused: the claim is stale.
--- Numbers are compared as the strings they came as: this runs for every delta there is.
+-- Numbers are compared as the strings that were passed, because this runs for every delta.
 local prefix, verdicts = ARGV[1], {}
 for i = 2, #ARGV, 5 do
   local id, index, next_index, record = ARGV[i], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]

@@ -1,6 +1,7 @@
--- Renew an engine's lease, and with it the claims it believes to hold.
+-- uses: lib
+-- Renew an engine's lease, and check the claims that the engine believes it holds.
 -- KEYS: leases. ARGV: prefix, engine, lease_ttl_ms, then for each claim: id, epoch.
--- Returns the ids whose claim is stale: the engine was taken for dead and they moved, or they were cancelled.
+-- Returns the ids of stale claims: the requests moved while the engine seemed dead, or were cancelled.
 local prefix, engine, stale = ARGV[1], ARGV[2], {}
 marks.set_lease(prefix, 'leases', engine, tonumber(ARGV[3]))
 for i = 4, #ARGV, 2 do

@@ -1,14 +1,15 @@
--- An engine says which adapters it has loaded; it counts for ttl_ms. KEYS: leases. ARGV: prefix, engine, ttl_ms, digests.
+-- uses: lib
+-- Record the adapters that an engine has loaded, for ttl_ms. KEYS: leases. ARGV: prefix, engine, ttl_ms, digests.
 local prefix, engine, ttl_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local own, has = prefix .. 'adapters_of:' .. engine, {}
-for i = 4, #ARGV do has[ARGV[i]] = true end
+local own, is_loaded = prefix .. 'adapters_of:' .. engine, {}
+for i = 4, #ARGV do is_loaded[ARGV[i]] = true end
 for _, digest in ipairs(redis.call('SMEMBERS', own)) do
-  if not has[digest] then
+  if not is_loaded[digest] then
     redis.call('SREM', own, digest)
     redis.call('ZREM', prefix .. 'adapter:' .. digest, engine)
   end
 end
-for digest in pairs(has) do
+for digest in pairs(is_loaded) do
   local engines = prefix .. 'adapter:' .. digest
   redis.call('SADD', own, digest)
   redis.call('ZREMRANGEBYSCORE', engines, '-inf', now_ms())

@@ -1,4 +1,5 @@
--- Set a tenant's policy, as JSON; an empty one gives it the model's default again. KEYS: leases.
+-- uses: life
+-- Set a tenant's policy, as JSON; an empty one restores the model's default. KEYS: leases.
 -- ARGV: prefix, tenant, policy. Returns 1.
 local prefix, tenant = ARGV[1], ARGV[2]
 if ARGV[3] == '' then

@@ -1,4 +1,5 @@
--- This partition is in a new layout of its model's partitions: what goes by an older one is refused from now on.
+-- uses: lib
+-- Move this partition to a new layout of its model's partitions: calls that use an older one are refused from now on.
 -- KEYS: leases. ARGV: prefix, version of the layout. Returns 1; 0 if it has a newer one.
 local prefix = ARGV[1]
 local key = prefix .. 'layout'

@@ -1,7 +1,7 @@
--- Stop handing out requests of a model, until it is resumed. KEYS: leases. ARGV: prefix, what becomes of what runs.
--- '0': it runs on to its end. '1': it is queued again, to go on after its last logged token. '2': it ends, aborted, and
--- so does what was queued again before.
--- Returns how many requests ran.
+-- uses: life
+-- Pause a model: no request is claimed until it is resumed. KEYS: leases. ARGV: prefix, mode. Mode '0': running
+-- requests continue to their end. '1': they are queued again, to resume after their last logged token. '2': they end,
+-- aborted, and so do the requests that were queued again before. Returns the number of requests that ran.
 local prefix, num_running = ARGV[1], 0
 redis.call('HSETNX', prefix .. 'queue', 'paused', now_ms())
 for _, engine in ipairs(redis.call('ZRANGE', prefix .. 'leases', 0, -1)) do

@@ -1,5 +1,6 @@
--- Cancel what waits in a tenant's lanes. KEYS: leases. ARGV: prefix, tenant, band, most. An empty band means all.
--- Returns how many were cancelled; to be called again until that is 0. What was claimed before is not touched.
+-- uses: life
+-- Cancel the requests in a tenant's lanes. KEYS: leases. ARGV: prefix, tenant, band, most. An empty band means all.
+-- Returns how many were cancelled; call it again until that is 0. Requests that were claimed before are not touched.
 local prefix, tenant, most, num_cancelled = ARGV[1], ARGV[2], tonumber(ARGV[4]), 0
 for _, band in ipairs(queue_policy(prefix).bands) do
   if ARGV[3] == '' or ARGV[3] == band then
@@ -14,7 +15,7 @@ for _, band in ipairs(queue_policy(prefix).bands) do
         stop_request(prefix, id, 'cancelled')
         num_cancelled = num_cancelled + 1
       end
-      -- Still there if it was a stranger's, or its record names another lane.
+      -- Still there if something else wrote it, or its record names another lane.
       if redis.call('XRANGE', lane_key(prefix, band, tenant), entry, entry)[1] then
         drop_entry(prefix, entry, tenant, band)
       end

@@ -1,6 +1,7 @@
--- A model's queue as a whole. KEYS: leases. ARGV: prefix. Returns a msgpack array: its measures (measures.lua), mean output
--- tokens, the default band, how many requests await input; how many had an engine that was
--- warm for them, and how many of those went to it.
+-- uses: measures
+-- Return the statistics of a model's queue. KEYS: leases. ARGV: prefix. Returns a msgpack array: its measurements
+-- (measures.lua), mean output tokens, the default band, the number of requests that await input; the number of requests
+-- that were warm for an engine, and of those that went to it.
 local prefix = ARGV[1]
 local sums = fields(prefix .. 'queue', 'mean_output', 'num_awaiting', 'warm', 'warm_kept')
 return cmsgpack.pack({measures(prefix), count_of(sums.mean_output), queue_policy(prefix).default_band,

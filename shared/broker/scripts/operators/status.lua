@@ -1,23 +1,24 @@
--- Where a request stands. KEYS: request. ARGV: prefix, id. Returns nil if it is unknown, else a msgpack array: state,
--- tenant, band, output tokens, claims so far, engine ('' if none), deadline (ms, 0 without one), requests before it in its
--- line (-1 if it does not wait; at most so many: some of them may have been cancelled), whether that line is of requests
--- that were claimed before; if it waits, the measures of the queue (measures.lua), else nil; and what is known of its
--- tenant: requests that run, ms at which its quotas are looked at again (as in tenant_stats.lua), weight and quotas, and
+-- uses: measures
+-- Return the state of a request. KEYS: request. ARGV: prefix, id. Returns nil if it is unknown, else a msgpack array:
+-- state, tenant, band, output tokens, claims so far, engine ('' if none), deadline (ms, 0 without one), requests before
+-- it in its line (-1 if it does not wait; an upper bound, since some may have been cancelled), whether that line is of
+-- requests that were claimed before; if it waits, the measurements of the queue (measures.lua), else nil; and its
+-- tenant: running requests, ms at which its quotas are checked again (as in tenant_stats.lua), weight and quotas, and
 -- its lane as there.
 local prefix, id = ARGV[1], ARGV[2]
-local now = fields_of(KEYS[1], 'state', 'tenant', 'band', 'count', 'attempts', 'engine', 'deadline', 'entry',
+local request = fields_of(KEYS[1], 'state', 'tenant', 'band', 'count', 'attempts', 'engine', 'deadline', 'entry',
   'line', 'number')
-if not now.state then return nil end
-local tenant, band, ahead = now.tenant or '', now.band or '', -1
-if LINES[now.line] then
-  ahead = redis.call('LPOS', prefix .. now.line, id) or 0
-elseif now.entry then
+if not request.state then return nil end
+local tenant, band, ahead = request.tenant or '', request.band or '', -1
+if LINES[request.line] then
+  ahead = redis.call('LPOS', prefix .. request.line, id) or 0
+elseif request.entry then
   local due = due_key(prefix, band, tenant)
   local is_by_deadline = queue_policy(prefix).order == 'edf'
-  ahead = is_by_deadline and redis.call('ZRANK', due, now.entry)
+  ahead = is_by_deadline and redis.call('ZRANK', due, request.entry)
   if not ahead then
     local first = redis.call('XRANGE', lane_key(prefix, band, tenant), '-', '+', 'COUNT', 1)[1]
-    local own = whole(now.number) or 0
+    local own = whole(request.number) or 0
     local number = first and fields_of(prefix .. 'request:' .. tostring(first[2][2]), 'number').number
     ahead = math.max(0, own - (whole(number) or own))
     if is_by_deadline then
@@ -29,6 +30,6 @@ end
 local own, tokens = waiting_in(prefix .. 'tenant:' .. tenant, band)
 local lane = {band, count_of(own), count_of(tokens), tonumber(redis.call('ZSCORE', prefix .. 'heads:' .. band, tenant) or 0),
   tonumber(redis.call('ZSCORE', prefix .. 'ready:' .. band, tenant) or -1)}
-return cmsgpack.pack({now.state, tenant, band, whole(now.count) or 0, whole(now.attempts) or 0, now.engine or '',
-  whole(now.deadline) or 0, ahead, LINES[now.line] and 1 or 0, ahead >= 0 and measures(prefix, band) or cjson.null,
+return cmsgpack.pack({request.state, tenant, band, whole(request.count) or 0, whole(request.attempts) or 0, request.engine or '',
+  whole(request.deadline) or 0, ahead, LINES[request.line] and 1 or 0, ahead >= 0 and measures(prefix, band) or cjson.null,
   {tenant, num_started(prefix, tenant), blocked_until(prefix, tenant), limits_of(prefix, tenant), {lane}}})

@@ -1,8 +1,9 @@
--- What some tenants have in line. KEYS: leases. ARGV: prefix, tenants. Returns a msgpack array of, for each tenant:
--- its name, requests that were claimed and have not ended, ms at which its quotas are looked at again (0 if it is within
--- them, -1 if one of its requests has to end first), its weight and quotas (0 for none), and its lanes: band, requests,
--- tokens, arrival (ms) of the first, virtual time (-1 while there is no turn for it).
-local prefix, found = ARGV[1], {}
+-- uses: measures
+-- Return the queues of tenants. KEYS: leases. ARGV: prefix, tenants. Returns a msgpack array with, for each tenant: its
+-- name, requests that were claimed and have not ended, ms at which its quotas are checked again (0 if it is within
+-- them, -1 if one of its requests must end first), its weight and quotas (0 for none), and its lanes: band, requests,
+-- tokens, arrival (ms) of the first request, virtual time (-1 while the lane cannot be claimed from).
+local prefix, rows = ARGV[1], {}
 for i = 2, #ARGV do
   local tenant, lanes = ARGV[i], {}
   for _, band in ipairs(queue_policy(prefix).bands) do
@@ -17,6 +18,6 @@ for i = 2, #ARGV do
         tonumber(redis.call('ZSCORE', prefix .. 'ready:' .. band, tenant) or -1)}
     end
   end
-  found[#found + 1] = {tenant, num_started(prefix, tenant), blocked_until(prefix, tenant), limits_of(prefix, tenant), lanes}
+  rows[#rows + 1] = {tenant, num_started(prefix, tenant), blocked_until(prefix, tenant), limits_of(prefix, tenant), lanes}
 end
-return cmsgpack.pack(found)
+return cmsgpack.pack(rows)

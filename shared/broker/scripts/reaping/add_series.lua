@@ -1,5 +1,6 @@
--- Add what a process has counted since its last call. KEYS: leases. ARGV: prefix, writer, number of the call, a msgpack
--- array of names and amounts, one of tenants' kinds, names and amounts. Returns 1, or 0 for a call that is sent again.
+-- uses: series
+-- Add the counts of a process since its last call. KEYS: leases. ARGV: prefix, writer, number of the call, a msgpack
+-- array of names and amounts, one of tenants' kinds, names and amounts. Returns 1, or 0 for a repeated call.
 local prefix = ARGV[1]
 local last = prefix .. 'series_writer:' .. ARGV[2]
 local WRITER_TTL_MS = 3600000

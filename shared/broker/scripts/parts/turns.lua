@@ -1,19 +1,20 @@
--- Whose turn it is: among bands, among the tenants of a band, and among engines. Put in front of claim.lua.
+-- uses: life
+-- Which lane has its turn: among bands, among the tenants of a band, and among engines.
 
--- The tenant whose turn it is in a band, and its virtual time. skipped is a set of lanes to pass by, and their number.
+-- Return the tenant that has its turn in a band, and its virtual time. skipped is a set of lanes, and their number.
 local function next_tenant(prefix, band, skipped)
-  if known.empty_bands[band] then return nil end
+  if band_state.empty_bands[band] then return nil end
   for i = 0, skipped.num do
     local tenant, time = unpack(redis.call('ZRANGE', prefix .. 'ready:' .. band, i, i, 'WITHSCORES'))
     if not tenant then
-      known.empty_bands[band] = i == 0 or nil
+      band_state.empty_bands[band] = i == 0 or nil
       return nil
     end
     if not skipped[lane_key(prefix, band, tenant)] then return tenant, tonumber(time) end
   end
 end
 
--- Whether work of a lower band has waited so long that it counts as of this one.
+-- Whether a request of a lower band has waited so long that it counts as one of this band.
 local function has_aged_below(prefix, level, tenants)
   local bands, ageing_ms = queue_policy(prefix).bands, limit_of(queue_policy(prefix).ageing_s) * 1000
   for lower = level + 1, #bands do
@@ -24,10 +25,10 @@ local function has_aged_below(prefix, level, tenants)
   return false
 end
 
--- The turn among bands: the level of the band and the tenant that have it, with the tenant's virtual time; gave_way, the
--- bands that gave way to it; and whether its band holds it against aged work. The highest band with work goes first. When
--- work below it has aged, the bands below have what the strictness leaves of each token that goes to it, saved as its
--- "credit".
+-- Return the next turn: the level of its band; the tenant and its virtual time; gave_way, the bands that gave way to
+-- it; and is_against_aged, whether its band is served before older requests of lower bands. The highest band with
+-- requests comes first. Once requests of lower bands have aged, those bands get the share that the policy's strictness
+-- leaves of each token. The share is saved as the "credit" of the higher band.
 local function next_turn(prefix, skipped)
   local bands, tenants, times, gave_way = queue_policy(prefix).bands, {}, {}, {}
   for level, band in ipairs(bands) do
@@ -47,7 +48,7 @@ local function next_turn(prefix, skipped)
   end
 end
 
--- A turn was used for so many tokens.
+-- Charge a turn's tokens to the credits of the bands.
 local function settle_turn(prefix, turn, tokens)
   local queue, bands, strictness = prefix .. 'queue', queue_policy(prefix).bands, queue_policy(prefix).strictness
   for _, band in ipairs(turn.gave_way) do redis.call('HINCRBYFLOAT', queue, 'credit:' .. band, -tokens) end
@@ -56,20 +57,21 @@ local function settle_turn(prefix, turn, tokens)
   end
 end
 
--- What all engines can hold and hold, and how many requests wait. room is this engine's. Returns nil if it is alone.
-local function all_rooms(prefix, engine, room)
-  local sums = other_rooms(prefix, engine)
+-- Return the capacity and load of all engines and the number of waiting requests. capacity is this engine's. Returns
+-- nil if there is no other engine.
+local function capacity_of_all(prefix, engine, capacity)
+  local sums = capacity_of_others(prefix, engine)
   if not sums then return nil end
-  for field, number in pairs(room) do sums[field] = sums[field] + number end
+  for field, number in pairs(capacity) do sums[field] = sums[field] + number end
   sums.num_waiting = waiting(prefix, prefix .. 'queue')
   return sums
 end
 
--- Whether an engine holds its part already, all being filled alike, by the scarcer of sequences and cache. room is as it
--- is now; each request that waits takes kv_tokens of the cache on the average.
-local function has_its_part(all, room, kv_tokens)
+-- Whether an engine already holds its part if all engines are filled equally, by the scarcer of sequences and cache.
+-- Each waiting request is assumed to use kv_tokens of the cache.
+local function holds_its_part(all, capacity, kv_tokens)
   if not all then return false end
   local num_seqs, num_tokens = all.held_seqs + all.num_waiting, all.held_tokens + all.num_waiting * kv_tokens
-  if num_seqs * all.tokens >= num_tokens * all.seqs then return room.held_seqs * all.seqs >= num_seqs * room.seqs end
-  return room.held_tokens * all.tokens >= num_tokens * room.tokens
+  if num_seqs * all.tokens >= num_tokens * all.seqs then return capacity.held_seqs * all.seqs >= num_seqs * capacity.seqs end
+  return capacity.held_tokens * all.tokens >= num_tokens * capacity.tokens
 end

@@ -1,0 +1,50 @@
+"""Each script names the parts that it uses: all names in its text are its own, a part's, or Lua's."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from penstock.shared.broker.script import SCRIPTS, part_names
+
+LUA = set(
+    re.findall(
+        r"\w+",
+        "and break do else elseif end false for function if in local nil not or repeat return then true until while "
+        "ARGV KEYS _ cjson cmsgpack error ipairs math next pairs pcall rawget redis select setmetatable string table "
+        "tonumber tostring type unpack",
+    )
+)
+NAMES = r"((?:\w+,\s*)*\w+)"
+
+
+def code_of(text: str) -> str:
+    """Return a script's text without comments, and with empty strings."""
+    text = re.sub(r"\[==\[.*?\]==\]", "''", text, flags=re.DOTALL)
+    return re.sub(r"'(?:\\.|[^'\\])*'", "''", re.sub(r"--[^\n]*", "", text))
+
+
+def undeclared_names(text: str) -> set[str]:
+    code = code_of(text)
+    lists = re.findall(rf"\blocal\s+(?!function\b){NAMES}", code) + re.findall(rf"\bfor\s+{NAMES}\s*(?:=|in\b)", code)
+    lists += re.findall(r"\blocal function (\w+)", code) + re.findall(r"\bfunction\b[^(\n]*\(([^)]*)\)", code)
+    declared = {name for names in lists for name in re.split(r",\s*", names)}
+    used = set(re.findall(r"(?<![\w.:'])([A-Za-z_]\w*)\b(?!\s*=[^=])", code))
+    return used - declared - LUA
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_names_all_parts_that_it_uses(name: str) -> None:
+    assert undeclared_names(SCRIPTS[name].text) == set()
+
+
+def test_a_missing_part_is_noticed() -> None:
+    assert undeclared_names("-- uses: lib\nreturn close_request(ARGV[1])") == {"close_request"}
+
+
+def test_a_part_comes_once_and_after_the_parts_that_it_uses() -> None:
+    parts = part_names("-- uses: turns, affinity\n")
+    assert parts[:2] == ["clock", "lib"]
+    assert parts[-2:] == ["turns", "affinity"]
+    assert len(parts) == len(set(parts))
