@@ -16,7 +16,7 @@ from .running import Running, room_of
 from .scenario import Engines
 from .world import World
 
-# As LOOK_EVERY_S and COUNT_EVERY_S of worker/serving/partitions/served_partitions.py.
+# As REFRESH_EVERY_S and COUNT_EVERY_S of worker/serving/partitions/served_partitions.py.
 LOOK_EVERY_S, COUNT_EVERY_S = 3.0, 0.1
 
 Round = Generator[simpy.Event, Any, tuple[float, bool]]
@@ -27,7 +27,7 @@ class Seat:
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
-        self.has_our_room = False
+        self.has_our_capacity = False
         self.is_woken = False
         self.claimed_s = 0.0
 
@@ -85,9 +85,9 @@ class Claims:
     def withdraw(self, seats: Iterable[Seat]) -> None:
         """Let nobody count on this engine's room there."""
         for seat in seats:
-            if seat.has_our_room and not seat.partition.is_away:
+            if seat.has_our_capacity and not seat.partition.is_away:
                 seat.partition.do(seat.partition.broker.withdraw(self._engine_id))
-            seat.has_our_room = False
+            seat.has_our_capacity = False
 
     def run(self) -> Process:
         """Until ``stop``."""
@@ -101,7 +101,7 @@ class Claims:
                 wait_s = min(wait_s, others_wait_s)
             if not self.is_claiming:
                 return
-            if not self._has_room():
+            if not self._has_capacity():
                 homes = self._homes()
                 self.withdraw([seat for seat in self.seats if seat not in homes])
             yield self._wake | self._env.timeout(wait_s)
@@ -116,7 +116,7 @@ class Claims:
                 yield from seat.partition.redis()
             elif seat.partition.is_away:
                 continue
-            if not self.is_claiming or not self._has_room():
+            if not self.is_claiming or not self._has_capacity():
                 return wait_s, False
             wave = self._claim(seat, cause)
             wait_s = min(wait_s, wave.wait_s)
@@ -125,10 +125,10 @@ class Claims:
                 self._admit(claim, seat.partition)
             if wave.is_saving:
                 return wait_s, False
-        return wait_s, len(self.seats) > 1 and self._has_room()
+        return wait_s, len(self.seats) > 1 and self._has_capacity()
 
     def _claim(self, seat: Seat, cause: str) -> Wave:
-        seat.is_woken, seat.has_our_room = False, True
+        seat.is_woken, seat.has_our_capacity = False, True
         room = room_of(self._kind, self._running.values())
         wave = seat.partition.do(seat.partition.broker.claim(self._engine_id, room))
         seat.claimed_s = self._env.now
@@ -138,7 +138,7 @@ class Claims:
             measures.num_wasted[cause] += 1
         return wave
 
-    def _has_room(self) -> bool:
+    def _has_capacity(self) -> bool:
         has_probationer = any(one.is_on_probation for one in self._running.values())
         return len(self._running) < self._kind.max_num_seqs and not has_probationer
 
@@ -159,7 +159,7 @@ class Claims:
         others = [seat for seat in self.seats if seat not in homes and not seat.partition.is_away]
         woken = [seat for seat in others if seat.is_woken]
         fullest = self._fullest([seat for seat in others if not seat.is_woken])
-        return [*dict.fromkeys((*woken, *fullest, *(seat for seat in others if not seat.has_our_room)))]
+        return [*dict.fromkeys((*woken, *fullest, *(seat for seat in others if not seat.has_our_capacity)))]
 
     def _fullest(self, seats: list[Seat]) -> list[Seat]:
         if not seats or self._env.now - self._counted_s < COUNT_EVERY_S:

@@ -159,7 +159,7 @@ async def test_what_a_worker_process_makes_of_calls_on_the_wire(deployment: Loca
         assert await reply("twice", data) == once
         late = ControlCommand(call_id="late", call=StopProfile(), expires_at_ms=late_ms)
         assert (await reply("late", msgspec.msgpack.encode(late))).error == CallError(
-            "engine_timeout", "the engine came to the call too late, and has not begun it"
+            "engine_timeout", "the call expired before the engine could start it"
         )
         (path,) = (await client.stop_profile()).values()
         Path(path).unlink()

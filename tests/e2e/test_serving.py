@@ -134,7 +134,7 @@ async def test_bytes_that_are_no_request_fail_that_one_and_stop_nothing(client: 
     broker = await client._requests.broker("demo").find("garbage")
     for request_id, payload in (("garbage", b"\xc1\xff"), ("wrong-type", msgspec.msgpack.encode(["add", 1, 7]))):
         await broker.enqueue(request_id, payload, result_ttl_ms=60_000)
-        with pytest.raises(errors.ValidationError, match="not a request this worker can read"):
+        with pytest.raises(errors.ValidationError, match="not a request that this worker can decode"):
             await (await client.handle(request_id)).result()
     empty = msgspec.msgpack.encode(EngineCoreRequest(request_id="empty", sampling_params=SamplingParams()))
     await broker.enqueue("empty", empty, result_ttl_ms=60_000)

@@ -122,7 +122,7 @@ async def test_what_does_not_decode_is_parked(start_faulty: Start) -> None:
     async with Client.connect(stack.url) as client:
         await broker.enqueue("garbled", b"\xc1nonsense", result_ttl_ms=60_000)
         async with asyncio.timeout(400):
-            with pytest.raises(PenstockError, match="not a request this worker can read"):
+            with pytest.raises(PenstockError, match="not a request that this worker can decode"):
                 await (await client.handle("garbled")).result()
         assert await broker.state("garbled") == "parked"
     await commands.close()

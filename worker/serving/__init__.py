@@ -1,1 +1,1 @@
-"""The worker process: claims waves, does the text work, publishes, beats its heart. asyncio, no torch."""
+"""The worker process: claims waves, converts text and tokens, publishes, sends heartbeats. asyncio, no torch."""

@@ -1,6 +1,6 @@
-"""The claim loop: asks Redis for as many requests as the engine has room for, and hands them to the engine core.
+"""The claim loop: claims as many requests as the engine has capacity for, and passes them to the engine core.
 
-A model may have several partitions: a round of it goes from one to the next while there is room.
+If the model has several partitions, a round claims from one after the other while the engine has capacity.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ...shared.params.images import ImageInput
 from ..config.worker_config import WorkerConfig
 from .core.client import CoreClient
 from .partitions.served_partitions import REDIS_PAUSE_S, ServedPartition, ServedPartitions
+from .reporting.request_observer import RequestObserver
 from .requests.generation import Generation, SegmentGeneration
 from .requests.intake import Intake, UndecodableEntryError, ids_of
 from .requests.running_generations import RunningGenerations
 from .requests.segments import Segment
-from .telling.request_observer import RequestObserver
 
 LEAVE_TIMEOUT_S = 1.0
-# A claim that a stopped Redis still had in its socket may be carried out after we have looked.
-LOOK_FOR_UNSEEN_EVERY_S = 10.0
+# Repeated, because a claim that a paused Redis had in its socket may be carried out after a check.
+CHECK_UNKNOWN_EVERY_S = 10.0
 
 _NO_WAVE = Wave([])
 
@@ -40,10 +40,10 @@ log = structlog.get_logger()
 
 
 class ClaimLoop:
-    """Claims waves until ``stop``. ``parts``, and what else it has, are shared with the ``WorkerService``.
+    """Loop that claims waves until ``stop``. Its collaborators are shared with the ``WorkerService``.
 
     Attributes:
-        is_admitting: whether it prepares requests that it has claimed, rather than waits for Redis.
+        is_admitting: whether it is preparing claimed requests, and not waiting for Redis.
     """
 
     def __init__(
@@ -68,37 +68,40 @@ class ClaimLoop:
         self._awaiting: set[asyncio.Task[None]] = set()
 
     def wake(self, _: object = None) -> None:
-        """Look again: the queue goes on, or there is more room."""
+        """Start another round, because the queue was resumed or the engine has more capacity."""
         self._wake.set()
 
     def wake_at(self, part: ServedPartition) -> None:
-        """Look again: something came there for this engine."""
+        """Start another round, because a request for this engine arrived in ``part``."""
         part.is_woken = True
         self._wake.set()
 
     def stop(self) -> None:
-        """Claim nothing more. A claim under way is admitted first: the wave in its reply would be nobody's."""
+        """Stop claiming. A claim in flight is still admitted, or its requests would belong to no engine."""
         self._is_stopping = True
         self._wake.set()
 
     async def leave(self) -> None:
-        """Let nobody count on this engine's room or wake it; after ``stop``. Not for long: that heals by itself."""
+        """Withdraw this engine's capacity from all partitions, so that none wakes it. Call after ``stop``.
+
+        Tries only for ``LEAVE_TIMEOUT_S``, since Redis forgets the capacity without it too.
+        """
         for task in self._awaiting:
             task.cancel()
         try:
             async with asyncio.timeout(LEAVE_TIMEOUT_S):
                 await self.parts.withdraw()
         except (TimeoutError, RedisUnavailableError) as error:
-            log.warning("room_not_withdrawn", error=str(error))
+            log.warning("capacity_not_withdrawn", error=str(error))
 
     async def pause(self) -> None:
-        """Claim nothing until ``resume``. Returns when a claim under way is admitted; doing it twice does nothing."""
+        """Claim nothing until ``resume``. Returns once a claim in flight is admitted. A second call does nothing."""
         self._is_paused = True
         async with self._claiming:
             await self.parts.withdraw()
 
     def resume(self) -> None:
-        """Claim again; does nothing if it was not paused."""
+        """Claim again after ``pause``; otherwise do nothing."""
         self._is_paused = False
         self._wake.set()
 
@@ -110,7 +113,7 @@ class ClaimLoop:
                 self._awaiting.discard(task)
                 task.result()
             async with self._claiming:
-                wait_s = await self._go_round(intake, ready)
+                wait_s = await self._claim_round(intake, ready)
             if wait_s and not self._is_stopping:
                 try:
                     async with asyncio.timeout(wait_s):
@@ -118,28 +121,34 @@ class ClaimLoop:
                 except TimeoutError:
                     continue
 
-    async def _go_round(self, intake: Intake, ready: Ready) -> float:
-        """Claim in each partition in turn while there is room; returns how long to wait, 0 if there may be more."""
+    async def _claim_round(self, intake: Intake, ready: Ready) -> float:
+        """Claim from each partition in turn while the engine has capacity.
+
+        Returns how many seconds to wait before the next round, 0 if more requests may be queued.
+        """
         for part in self.parts:
-            is_due = time.monotonic() - part.looked_for_unseen_at > LOOK_FOR_UNSEEN_EVERY_S
-            if (part.may_hold_unseen or is_due) and not part.is_away:
-                await self._release_unseen(part)
-        wait_s, goes_on = await self._claim_from(self.parts.homes(), intake, ready)
-        if goes_on:
+            is_due = time.monotonic() - part.unknown_checked_at > CHECK_UNKNOWN_EVERY_S
+            if (part.may_hold_unknown or is_due) and not part.is_away:
+                await self._release_unknown(part)
+        wait_s, may_claim_more = await self._claim_from(self.parts.homes(), intake, ready)
+        if may_claim_more:
             others_wait_s, _ = await self._claim_from(await self.parts.others(), intake, ready)
             wait_s = min(wait_s, others_wait_s)
-        if not self._has_room(ready):
+        if not self._has_capacity(ready):
             await self.parts.withdraw(also_homes=False)
         return wait_s
 
     async def _claim_from(self, parts: Sequence[ServedPartition], intake: Intake, ready: Ready) -> tuple[float, bool]:
-        """Claim in each while there is room; returns as ``_go_round``, and whether to go on elsewhere."""
+        """Claim from each of ``parts`` while the engine has capacity.
+
+        Returns the seconds to wait as ``_claim_round``, and whether to claim from other partitions too.
+        """
         wait_s = _NO_WAVE.wait_s
         for part in parts:
-            if not self._has_room(ready):
+            if not self._has_capacity(ready):
                 return wait_s, False
             wave = await self._claim(part, ready)
-            # One that was refused has left room of which Redis knows nothing.
+            # A refused request leaves capacity free, of which Redis does not know.
             self.is_admitting = True
             num_admitted = sum([await self._admit(claim, intake, ready) for claim in wave.claims])
             self.is_admitting = False
@@ -148,9 +157,9 @@ class ClaimLoop:
             wait_s = min(wait_s, wave.wait_s)
             if wave.is_saving:
                 return wait_s, False
-        return wait_s, self._has_room(ready)
+        return wait_s, self._has_capacity(ready)
 
-    def _has_room(self, ready: Ready) -> bool:
+    def _has_capacity(self, ready: Ready) -> bool:
         return not (self._is_paused or len(self._live) >= ready.max_num_seqs or self._live.has_probationer)
 
     async def _claim(self, part: ServedPartition, ready: Ready) -> Wave:
@@ -162,7 +171,7 @@ class ClaimLoop:
             num_kept_seqs=ready.max_num_seqs // SEQS_PER_KEPT_ONE,
         )
         part.is_woken = False
-        part.has_our_room = True
+        part.has_our_capacity = True
         try:
             async with asyncio.timeout(self.parts.patience_s):
                 wave = await part.broker.claim(self._engine_id, room, lease_ttl_ms=self._lease_ttl_ms)
@@ -174,8 +183,8 @@ class ClaimLoop:
         return wave
 
     def _set_aside(self, part: ServedPartition) -> None:
-        """Claim nothing there until its Redis has said what we hold: the claim may have been carried out."""
-        part.may_hold_unseen = True
+        """Claim nothing from ``part`` until its Redis lists this engine's claims: the last one may have succeeded."""
+        part.may_hold_unknown = True
         if not part.is_away:
             part.is_away = True
             self._awaiting.add(asyncio.create_task(self._await_answer(part)))
@@ -191,31 +200,31 @@ class ClaimLoop:
             part.is_away = False
             self._wake.set()
 
-    async def _release_unseen(self, part: ServedPartition) -> None:
-        """Hand back what Redis says we hold and we do not.
+    async def _release_unknown(self, part: ServedPartition) -> None:
+        """Release the claims that Redis lists for this engine and that it does not know.
 
-        A claim whose reply was lost may have handed out a wave, and a Redis that came back without its last second
-        refuses what we append to a log that is shorter than we know.
+        They arise when the reply of a claim is lost, and when Redis restarts without its last second of writes: then
+        it refuses appends to a log that is shorter than expected.
         """
         try:
             async with asyncio.timeout(self.parts.patience_s):
-                held = await part.broker.claims(self._engine_id)
-                # What ended here since has been written after this; it would look like something unseen before.
+                listed = await part.broker.claims(self._engine_id)
+                # Requests that ended here meanwhile are written now; before, they would look like unknown claims.
                 await part.publisher.flush()
-                known = set(self._live.claims(part.number))
-                unseen = [claim for claim in held if claim not in known]
-                num_released = await part.broker.release(unseen) if unseen else 0
+                running = set(self._live.claims(part.number))
+                unknown = [claim for claim in listed if claim not in running]
+                num_released = await part.broker.release(unknown) if unknown else 0
         except (TimeoutError, RedisUnavailableError) as error:
             log.warning("claim_failed", error=str(error))
             self._set_aside(part)
             return
-        part.may_hold_unseen = False
-        part.looked_for_unseen_at = time.monotonic()
+        part.may_hold_unknown = False
+        part.unknown_checked_at = time.monotonic()
         if num_released:
             log.warning("unknown_requests_handed_back", num_requests=num_released)
 
     async def _admit(self, claim: Claim, intake: Intake, ready: Ready) -> bool:
-        """Hand a claimed request to the core, or its error to its caller; returns whether the core has it."""
+        """Pass a claimed request to the core, or an error to its caller. Returns whether the core has the request."""
         try:
             return await self._admit_or_refuse(claim, intake, ready)
         except RedisUnavailableError as error:
@@ -225,10 +234,10 @@ class ClaimLoop:
             return False
 
     async def _admit_or_refuse(self, claim: Claim, intake: Intake, ready: Ready) -> bool:
-        """Do what ``_admit`` does.
+        """Do the work of ``_admit``.
 
         Raises:
-            RedisUnavailableError: Redis does not give what the request needs.
+            RedisUnavailableError: the log, input or images of the request could not be read.
         """
         try:
             segment = await self._segment(claim, intake)
@@ -246,7 +255,7 @@ class ClaimLoop:
             log.warning("request_refused", **ids_of(claim), code=error.code, error=str(error))
             self._refuse(claim, error)
             return False
-        except BaseException as error:  # a request must not end the process: another engine would get it next
+        except BaseException as error:  # a request must not end the process, since it would end the next engine too
             if ends_task(error):
                 raise
             self._live.remove(claim.request_id)
@@ -257,9 +266,9 @@ class ClaimLoop:
     def _hand_over(
         self, claim: Claim, segment: Segment, images: list[ImageInput] | None, generation: Generation
     ) -> None:
-        """Give the core a claimed request, and watch for its deadline."""
+        """Pass a claimed request to the core, and schedule its expiry."""
         log.debug("request_claimed", **generation.ids, num_deliveries=claim.attempt)
-        self._observer.note_begin(generation, segment.request)
+        self._observer.record_begin(generation, segment.request)
         older = self._live.add(generation)
         if older is not None:
             self._core.abort_requests([older])
@@ -280,7 +289,7 @@ class ClaimLoop:
         )
 
     async def _segment(self, claim: Claim, intake: Intake) -> Segment:
-        """Return what is to be generated under a claim; a request that is not resumable has one segment."""
+        """Return the segment to generate under a claim; a request that is not resumable has one segment."""
         request, broker = await intake.prepare(claim), self.parts[claim.partition].broker
         if request.resumable:
             logged = await broker.read_log(claim.request_id)
@@ -288,25 +297,25 @@ class ClaimLoop:
         return Segment(request, await broker.read_log(claim.request_id) if claim.num_logged_tokens else [])
 
     async def _generation(self, claim: Claim, segment: Segment, intake: Intake, ready: Ready) -> Generation:
-        """Return the text side of a claim. It decodes the output of a former engine, and the end of the prompt."""
+        """Return the text side of a claim. It decodes the output of earlier engines and the end of the prompt."""
         kind = SegmentGeneration if segment.request.resumable else Generation
         num_tokens = segment.request.num_prompt_tokens + len(segment.output_token_ids)
         return await intake.thread.run(lambda: kind(segment, intake.codec, claim, ready.weights_version), num_tokens)
 
     async def _images(self, claim: Claim, images: list[ImageInput] | None) -> list[ImageInput] | None:
-        """The images of a request with their bytes."""
+        """Return the images of a request with their bytes."""
         if not images:
             return None
         digests = [image.digest for image in images]
-        found = await self.parts[claim.partition].broker.images(digests)
-        return [ImageInput(digest, data) for digest, data in zip(digests, found, strict=True)]
+        contents = await self.parts[claim.partition].broker.images(digests)
+        return [ImageInput(digest, data) for digest, data in zip(digests, contents, strict=True)]
 
     def _expire(self, generation: Generation) -> None:
-        """Its deadline has come while it was here, which its removal would have prevented."""
+        """End a request whose deadline has passed while it runs here."""
         last = generation.cut_off(FinishReason.EXPIRED)
         publisher = self.parts[generation.partition].publisher
         publisher.publish(generation.request_id, generation.epoch, last)
-        self._observer.note_end(generation, last)
+        self._observer.record_end(generation, last)
         core_id = self._live.remove(generation.request_id)
         if core_id is not None:
             self._core.abort_requests([core_id])

@@ -1,6 +1,7 @@
-"""``python -m penstock.worker.serving.fork_server``: imports what worker processes are made of, and forks them.
+"""``python -m penstock.worker.serving.fork_server``: import the modules of a worker process once, and fork workers.
 
-A worker process outlives it, and its supervisor: when that is gone it hands back what it has, and leaves.
+A worker process outlives the fork server and its supervisor: once the supervisor has exited, the worker releases its
+requests and exits.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from . import process
 
 def _become_worker(request: ForkWorker, streams: Sequence[int]) -> int:
     take_streams(streams)
-    # Those of the server were made of whatever it was given.
+    # The server's own objects belong to other descriptors.
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     name_process(f"worker {request.engine_id.rpartition('-')[2]}")
     return process.main()
@@ -29,13 +30,13 @@ WORKERS = Kind("worker process", ForkWorker, NUM_WORKER_DESCRIPTORS, _become_wor
 
 
 def main() -> None:
-    """Serve on the inherited socket."""
+    """Run the fork server on the inherited socket."""
     parser = argparse.ArgumentParser(prog="penstock.worker.serving.fork_server", description=__doc__)
     parser.add_argument("--listen-fd", type=int, required=True, help="file descriptor of the listening Unix socket")
     options = parser.parse_args()
     ignore_stops()
     with suppress(ImportError):
-        import uvloop  # noqa: F401  # what worker processes run with where it is installed
+        import uvloop  # noqa: F401  # worker processes use it if it is installed
     name_process("worker forks")
     be_fork_server(options.listen_fd, WORKERS)
 

@@ -1,4 +1,4 @@
-"""Wait for Redis while the engine serves, and not for long once it is to leave."""
+"""Wait for Redis while the engine serves, and only briefly once it stops."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-# An engine that is to leave waits so long for each thing that it still wants from Redis. Nothing is lost without it:
-# leases and lists end by themselves, and other workers take back what was claimed.
+# How long a stopping engine waits for each reply of Redis. Nothing is lost without the reply, because leases and
+# registrations expire, and other workers reclaim the requests.
 LEAVE_PATIENCE_S = 3.0
 
 
 async def until_leaving(
     work: Coroutine[Any, Any, Any] | asyncio.Task[Any], leaving: asyncio.Event, patience_s: float = LEAVE_PATIENCE_S
 ) -> bool:
-    """Wait for ``work`` as long as it takes, but only ``patience_s`` more once ``leaving`` is set; then cancel it.
+    """Wait for ``work`` without a limit; once ``leaving`` is set, wait ``patience_s`` more and then cancel it.
 
-    Returns whether it came to its end, and raises what it raised.
+    Returns whether it ended without being cancelled. Raises the exception of ``work``, if any.
     """
     task = asyncio.ensure_future(work)
     signal = asyncio.create_task(leaving.wait())

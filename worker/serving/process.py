@@ -1,8 +1,8 @@
-"""The worker process: reads its configuration, builds its parts, reports its state, leaves in order.
+"""The worker process: reads its configuration, builds its parts, reports its state, stops in order.
 
-Standard input: one line of JSON (``WorkerConfig``); its end means the supervisor is gone.
-Standard output: a ``WorkerStatus`` line per change of state and per second, so that silence means something.
-SIGTERM drains; a second one hands back at once.
+Standard input: one line of JSON (``WorkerConfig``). Its end means that the supervisor has exited.
+Standard output: a ``WorkerStatus`` line per change of state and per second, so that a missing line shows a fault.
+SIGTERM drains; a second one releases all requests immediately.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from .core.client import CoreClient, CoreLostError, CoreStartupError, LoadTimeou
 from .core.stall import StallWatch
 from .leaving import LEAVE_PATIENCE_S, until_leaving
 from .loading.activity import until_hung
+from .reporting.heartbeat import Heartbeat
+from .reporting.model_card import make_card
+from .reporting.status_lines import StatusLines
+from .reporting.step_log import StepLog
 from .service import WorkerService
-from .telling.heartbeat import Heartbeat
-from .telling.model_card import make_card
-from .telling.status_lines import StatusLines
-from .telling.step_log import StepLog
 
 EXIT_FAILED, EXIT_CORE_DIED, EXIT_LOAD_TIMED_OUT = 1, 3, 4
 ORPHAN_TIMEOUT_S = 15.0
@@ -48,13 +48,19 @@ log = structlog.get_logger()
 
 
 class StopSignals:
-    """``stop``: leave in order. ``at_once``: hand back what runs instead of finishing it."""
+    """Requests to stop this process.
+
+    Attributes:
+        stop: drain, then exit.
+        at_once: release running requests instead of finishing them.
+        is_orphaned: the supervisor has exited.
+    """
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.at_once = asyncio.Event()
         self.is_orphaned = asyncio.Event()
-        # Before, and once it has failed, there is nothing to hand back.
+        # False before it serves and after a failure, when it has no requests to release.
         self.is_serving = False
 
     def install(self, lifeline: asyncio.StreamReader) -> asyncio.Task[None]:
@@ -84,7 +90,7 @@ class WorkerProcess:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._keys = Keys(config.namespace)
-        # A Redis that is away is waited for: every write is repeated until it is known to have been made.
+        # Retry for ever while Redis is unreachable, because every write must be confirmed.
         self._commands, self._subscriber = make_connections(
             config.redis_url, config.shards, self._keys, retry_for_s=float("inf")
         )
@@ -95,7 +101,7 @@ class WorkerProcess:
         )
         self._group: GroupMember | NoGroup = NoGroup(config.engine)
         if config.engine.is_grouped:
-            tell = self._heartbeat.tell_group
+            tell = self._heartbeat.set_group_status
             self._group = GroupMember(config, self._commands, self._subscriber, self._core, tell)
         self._service = WorkerService(config, self._commands, self._subscriber, self._core, self._heartbeat)
         self._step_log = StepLog(config.step_log, config.engine_id)
@@ -166,17 +172,17 @@ class WorkerProcess:
         watching.cancel()
         if not self._core.dead.is_set():
             return 0
-        await self._bury_core(signals.stop)
+        await self._handle_core_exit(signals.stop)
         return EXIT_CORE_DIED
 
     async def _announce(self, ready: Ready, codec: TextCodec) -> None:
-        """Let everybody know that the engine serves from now on."""
+        """Publish that the engine serves from now on."""
         self._heartbeat.weights_version = ready.weights_version
         await self._register(ready, codec)
         self._heartbeat.core_pid = self._core.pid
-        # A caller that will not wait for an engine asks for its lease: whoever hears of READY must find one.
+        # Before READY, because callers that refuse to wait for an engine check whether one holds a lease.
         await self._service.take_lease()
-        # Who resizes the group of an engine that is READY is told what does not divide its experts.
+        # Before READY, so that a resize of the group can be refused if the experts do not divide by the new size.
         await self._group.serve(ready)
         self._heartbeat.state = EngineState.READY
         await self._heartbeat.beat()
@@ -184,26 +190,26 @@ class WorkerProcess:
         self._status.report(EngineState.READY)
 
     async def _watch_loading(self) -> None:
-        """Kill a core that hangs before it serves; ``CoreClient.start`` then fails by that name."""
+        """Kill a core that hangs while loading; ``CoreClient.start`` then raises ``LoadTimeoutError``."""
         finding = await until_hung(self._core, self._config.load_timeout_s)
         log.error("load_timed_out", finding=finding, core_pid=self._core.pid)
         self._heartbeat.error = finding
         self._core.kill_loading(finding)
 
     async def _watch_for_stalls(self) -> None:
-        """Kill a core that makes no progress; its death is then seen like any other."""
+        """Kill a core that makes no progress; its death is then handled like any other."""
         finding = await self._stall_watch.run()
         log.error("core_stalled", finding=finding)
         self._core.kill(finding)
 
     async def _leave_with_group(self, signals: StopSignals) -> None:
-        """The next generation of the group begins without what runs here: hand it back, and come again."""
+        """Release all requests and stop once its group's ranks leave; the next process joins its next generation."""
         await self._group.has_left.wait()
         signals.stop.set()
         signals.at_once.set()
 
-    async def _bury_core(self, stop: asyncio.Event) -> None:
-        """Say why the core died, and give what it held to others."""
+    async def _handle_core_exit(self, stop: asyncio.Event) -> None:
+        """Report why the core died, and return its requests to the queue."""
         death = await self._core.end()
         self._heartbeat.error = death.reason
         self._status.report(
@@ -245,7 +251,7 @@ class WorkerProcess:
         await self._core.stop()
         self._step_log.write()
         if beating is not None:
-            # A Redis that is away forgets both by itself.
+            # If Redis is unreachable, both records expire.
             with contextlib.suppress(PenstockError, TimeoutError):
                 async with asyncio.timeout(LEAVE_PATIENCE_S):
                     await self._group.close()
@@ -256,7 +262,7 @@ class WorkerProcess:
     def _on_outputs(self, outputs: EngineCoreOutputs) -> None:
         self._service.on_outputs(outputs)
         self._group.record_wave(outputs.scheduler_stats)
-        self._step_log.note(outputs)
+        self._step_log.record(outputs)
 
     def _report_failure(self, error: Exception) -> None:
         is_external = False
@@ -271,9 +277,10 @@ class WorkerProcess:
 
 
 def _collect_garbage_rarely() -> None:
-    """What there is now stays, and a step's outputs, some hundred objects, die by themselves.
+    """Exclude the objects that exist now from garbage collection, and collect less often.
 
-    By default every second step would begin a collection: a tenth of this process's time.
+    Reference counting frees the outputs of a step, some hundred objects. By default every second step would start a
+    collection, which costs a tenth of this process's time.
     """
     gc.collect()
     gc.freeze()
@@ -293,13 +300,13 @@ async def serve(config: WorkerConfig, lifeline: asyncio.StreamReader) -> int:
 
 
 async def _leave_anyway(signals: StopSignals) -> None:
-    """End a process whose supervisor is gone and that cannot hand back, because Redis is away, too.
+    """Exit if the supervisor has exited and the requests cannot be released, because Redis is unreachable too.
 
-    Nobody would ever stop it, and its lease ends by itself. The engine core sees the end of the channel and exits.
+    No other process would ever stop this one, and its lease expires. The engine core exits when the channel closes.
     """
     await signals.is_orphaned.wait()
     await asyncio.sleep(ORPHAN_TIMEOUT_S)
-    log.error("left_without_handing_back")
+    log.error("exited_without_release")
     os._exit(EXIT_FAILED)
 
 
@@ -314,7 +321,7 @@ async def _main() -> int:
 
 
 def main() -> int:
-    """Run with uvloop where it is installed."""
+    """Run the worker process, with uvloop if it is installed."""
     try:
         import uvloop
     except ImportError:

@@ -1,13 +1,13 @@
-"""Writes deltas to the broker: everything that is due goes out in one call for each way in which records are written.
+"""Write deltas to the broker in batches: one call per type of record for everything that is due.
 
-First tokens and ends are due at once. What is generated in between waits for a moment under load, and gathers: readers
-get fewer and larger deltas, whose price at the worker, Redis and the client does not depend on their size. How long it
-waits follows from how much was written last, ``PAUSE_PER_DELTA_S`` for each delta, up to the stream interval: a few
-streams get their tokens one by one, at any rate, and what many streams cost is bounded. When Redis is short of time, it
-waits longer (``redis_pressure.py``).
+First tokens and ends are due immediately. Tokens in between are batched: under load they wait briefly, so readers get
+fewer and larger deltas. The cost of a delta at the worker, Redis and the client does not depend on its size. The wait
+is ``PAUSE_PER_DELTA_S`` for each delta of the last write, at most the stream interval. So a few streams always get
+their tokens one by one, and the cost of many streams is bounded. When Redis is overloaded, the wait is longer
+(``redis_pressure.py``).
 
-While a call is under way, too, deltas of a request are merged. Per request the order holds, because a call ends before
-the next begins.
+Deltas of a request that arrive while a call is in flight are merged. The order per request holds because calls never
+overlap.
 """
 
 from __future__ import annotations
@@ -17,18 +17,22 @@ from collections.abc import Callable
 
 from ...shared.broker import Broker, FinalRecord, Record, SegmentRecord
 from ...shared.messages.deltas import Delta
+from .reporting.engine_meter import EngineMeter
 from .requests.generation import Generation
-from .telling.engine_meter import EngineMeter
 
-# A delta costs all processes about 50 microseconds together. So deltas that may wait take an eighth of a core.
+# A delta costs about 50 microseconds over all processes, so deltas that may wait use an eighth of a core.
 PAUSE_PER_DELTA_S = 0.0004
 
 
 class Publisher:
-    """``on_stale(request_id, epoch)`` is called for each claim that a write proved stale; ``meter`` counts deltas.
+    """Writer of one partition's deltas.
 
-    ``stream_interval_s`` is the longest that a token waits to be written while Redis has time to spare; where it has
-    not, tokens wait ``pressure_s()`` at least. An interval of 0 writes as fast as calls can follow each other.
+    Args:
+        on_stale: called with request_id and epoch of each claim that a write showed to be stale.
+        meter: counts deltas.
+        stream_interval_s: longest wait of a token while Redis is not overloaded. With 0, calls follow each other
+            without a pause.
+        pressure_s: shortest wait, in seconds; above 0 while Redis is overloaded.
     """
 
     def __init__(
@@ -44,10 +48,10 @@ class Publisher:
         self._meter = meter
         self._stream_interval_s = stream_interval_s
         self._pressure_s = pressure_s
-        self._waiting: dict[str, Record] = {}
-        self._gathering: dict[str, Generation] = {}
-        self._gathered_due = False
-        self._next_due_s = 0.0
+        self._pending: dict[str, Record] = {}
+        self._scheduled: dict[str, Generation] = {}
+        self._is_batch_due = False
+        self._next_batch_at_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
         self._is_idle = True
@@ -59,33 +63,33 @@ class Publisher:
         return self._is_idle
 
     def publish(self, request_id: str, epoch: int, delta: Delta) -> None:
-        """Append ``delta`` at once, and end the request, or its segment, if the delta ends it. Returns at once."""
-        self._meter.note_delta(delta)
+        """Write ``delta`` without delay, and end its request or segment if it is the last. Does not block."""
+        self._meter.count_delta(delta)
         self._add(request_id, epoch, delta)
         self._is_idle = False
         self._wake.set()
 
-    def gather(self, generation: Generation) -> None:
-        """Append what ``generation`` has gathered, in a moment: what it gathers until then goes with it."""
-        self._gathering[generation.request_id] = generation
-        if self._timer is None and not self._gathered_due:
+    def schedule(self, generation: Generation) -> None:
+        """Schedule a write of the pending tokens of ``generation``, including those it adds until then."""
+        self._scheduled[generation.request_id] = generation
+        if self._timer is None and not self._is_batch_due:
             loop = asyncio.get_running_loop()
             self._is_idle = False
-            if self._next_due_s > loop.time():
-                self._timer = loop.call_at(self._next_due_s, self._end_wait)
+            if self._next_batch_at_s > loop.time():
+                self._timer = loop.call_at(self._next_batch_at_s, self._start_batch)
             else:
-                self._end_wait()
+                self._start_batch()
 
     def forget(self, request_id: str) -> None:
-        """Do not write what a request has gathered: its claim is not ours any more."""
-        self._gathering.pop(request_id, None)
+        """Discard the scheduled write of a request whose claim is lost."""
+        self._scheduled.pop(request_id, None)
 
     async def run(self) -> None:
-        """Write until cancelled."""
+        """Write due deltas until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._waiting or self._gathered_due:
+            while self._pending or self._is_batch_due:
                 flushes, self._flushes = self._flushes, []
                 await self._write()
                 _resolve(flushes)
@@ -94,46 +98,46 @@ class Publisher:
             _resolve(flushes)
 
     async def flush(self) -> None:
-        """Return when everything published before this call is in Redis, whatever is published meanwhile."""
+        """Wait until everything published before this call is in Redis. Later deltas do not prolong the wait."""
         if self._is_idle:
             return
         if self._timer is not None:
             self._timer.cancel()
-            self._end_wait()
+            self._start_batch()
         flushed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # For the write that begins next; the one under way, if any, ends before that.
+        # Resolved by the next write, which begins after one in flight has ended.
         self._flushes.append(flushed)
         await flushed
 
-    def _end_wait(self) -> None:
+    def _start_batch(self) -> None:
         self._timer = None
-        self._gathered_due = True
+        self._is_batch_due = True
         self._wake.set()
 
     def _add(self, request_id: str, epoch: int, delta: Delta) -> None:
-        before = self._waiting.get(request_id)
-        if before is not None and before.epoch == epoch:
-            before.delta.extend(delta)
-            delta = before.delta
-        self._waiting[request_id] = _kind(delta)(request_id, epoch, delta)
+        pending = self._pending.get(request_id)
+        if pending is not None and pending.epoch == epoch:
+            pending.delta.extend(delta)
+            delta = pending.delta
+        self._pending[request_id] = _record_type(delta)(request_id, epoch, delta)
 
-    def _take_gathered(self) -> None:
-        """Make deltas of what was gathered, and settle when the next of them are due."""
-        gathering, self._gathering = self._gathering, {}
-        self._gathered_due = False
-        for generation in gathering.values():
-            delta = generation.take()
+    def _collect_batch(self) -> None:
+        """Turn scheduled tokens into deltas, and set the earliest time of the next batch."""
+        scheduled, self._scheduled = self._scheduled, {}
+        self._is_batch_due = False
+        for generation in scheduled.values():
+            delta = generation.pop_delta()
             if delta is not None:
                 self._add(generation.request_id, generation.epoch, delta)
-        pause_s = min(self._stream_interval_s, len(gathering) * PAUSE_PER_DELTA_S)
+        pause_s = min(self._stream_interval_s, len(scheduled) * PAUSE_PER_DELTA_S)
         if self._stream_interval_s:
             pause_s = max(pause_s, self._pressure_s())
-        self._next_due_s = asyncio.get_running_loop().time() + pause_s
+        self._next_batch_at_s = asyncio.get_running_loop().time() + pause_s
 
     async def _write(self) -> None:
-        if self._gathered_due:
-            self._take_gathered()
-        records, self._waiting = list(self._waiting.values()), {}
+        if self._is_batch_due:
+            self._collect_batch()
+        records, self._pending = list(self._pending.values()), {}
         finals = [record for record in records if isinstance(record, FinalRecord)]
         ends = [record for record in records if isinstance(record, SegmentRecord)]
         running = [record for record in records if not isinstance(record, FinalRecord | SegmentRecord)]
@@ -144,15 +148,15 @@ class Publisher:
             calls.append(self._broker.end_segments(ends))
         if finals:
             calls.append(self._broker.finish(finals))
-        # Alone it needs no task of its own, and so leaves a turn of the loop sooner.
-        answers = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
-        for refused in filter(None, answers):
+        # A single call needs no task, which saves one iteration of the event loop.
+        replies = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
+        for stale_ids in filter(None, replies):
             epochs = {record.request_id: record.epoch for record in records}
-            for request_id in refused:
+            for request_id in stale_ids:
                 self._on_stale(request_id, epochs[request_id])
 
 
-def _kind(delta: Delta) -> type[Record]:
+def _record_type(delta: Delta) -> type[Record]:
     if delta.finished:
         return FinalRecord
     return SegmentRecord if delta.segment_ends else Record

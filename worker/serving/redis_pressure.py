@@ -1,10 +1,10 @@
-"""How short of time Redis is, and how long output waits for that.
+"""Slow down output while Redis is overloaded.
 
-Redis runs commands on one core, which it spends on deltas, whatever they carry. While it has time to spare, readers get
-their tokens as they come. When it has not, every engine that writes to it lets deltas wait a little longer, so that
-fewer of them carry the same tokens: twice as long at each look at which Redis is still short, half as long once it is
-not. Between the two marks nothing changes, so that engines do not swing together. An engine that writes nothing asks
-nothing.
+Redis runs commands on one core, and a delta costs it the same time whatever its size. While Redis has time to spare,
+readers get their tokens as they are generated. When it is overloaded, every engine that writes to it delays its deltas,
+so that fewer of them carry the same tokens. The delay doubles at each check at which Redis is still overloaded, and
+halves once its load is low. Between the two thresholds it stays the same, so that engines do not oscillate together. An
+engine that writes nothing checks nothing.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from ...shared.connection import CommandConnection
 from ...shared.errors import RedisUnavailableError
 from ...shared.keys import ModelKeys
 
-LOOK_EVERY_S = 2.0
-# Shares of the core that runs commands.
-SHORT, AT_EASE = 0.75, 0.5
+CHECK_EVERY_S = 2.0
+# Used shares of the core that runs commands.
+HIGH_LOAD, LOW_LOAD = 0.75, 0.5
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.01, 0.5
 
 log = structlog.get_logger()
 
 
 class RedisPressure:
-    """``pause_s`` is how long output waits at least; 0 while Redis has time to spare. ``run`` keeps it true, as long as
-    ``pause_of_output`` is asked for.
+    """Load of one Redis server, and the delay of output that follows from it.
+
+    Attributes:
+        pause_s: shortest delay of output in seconds; 0 while Redis has time to spare. ``run`` updates it while
+            ``output_pause_s`` is called.
     """
 
     def __init__(self, connection: CommandConnection, keys: ModelKeys) -> None:
@@ -40,60 +43,60 @@ class RedisPressure:
         self._last: tuple[float, float] | None = None
         self._has_output = asyncio.Event()
 
-    def pause_of_output(self) -> float:
-        """Return ``pause_s`` to who writes some now, and have Redis looked at."""
+    def output_pause_s(self) -> float:
+        """Return ``pause_s`` to a caller that writes output now, and request a check of Redis."""
         self._has_output.set()
         return self.pause_s
 
     async def run(self) -> None:
-        """Look for ever. Where INFO is not allowed nothing is known, and nothing waits."""
+        """Check Redis until cancelled. Where INFO is not allowed, output is not delayed."""
         while True:
-            # A pause is looked at until it is over: what comes after a quiet time is not to wait for what was before.
+            # While output is delayed, check even without output, so that the delay ends during a quiet time.
             if not self.pause_s and not self._has_output.is_set():
                 await self._has_output.wait()
-                self._last = None  # the share of a quiet time says nothing of this one
+                self._last = None  # the load during a quiet time says nothing about the present
             self._has_output.clear()
             try:
-                await self.look()
+                await self.check()
             except RedisUnavailableError:
-                self._last = None  # what it did meanwhile says nothing
+                self._last = None  # its load meanwhile says nothing about the present
             except ResponseError as error:
                 log.warning("redis_cpu_unknown", error=str(error))
                 self.pause_s = 0.0
                 return
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(CHECK_EVERY_S)
 
-    async def look(self) -> None:
-        """Ask Redis for its CPU time, and settle how long output waits."""
+    async def check(self) -> None:
+        """Ask Redis for its CPU time, and adjust the delay of output."""
         info = await self._connection.link_to(self._key).execute("INFO", "cpu")
-        self.note(cpu_seconds(info.decode()), time.monotonic())
+        self.record_cpu(cpu_seconds(info.decode()), time.monotonic())
 
-    def note(self, cpu_s: float, at_s: float) -> None:
-        """Take a reading of the CPU time that Redis has used in all, at a time of any monotonic clock."""
-        before, self._last = self._last, (cpu_s, at_s)
-        if before is None or cpu_s < before[0] or at_s <= before[1]:
-            return  # the first, or a server that was started anew
-        share = (cpu_s - before[0]) / (at_s - before[1])
-        was = self.pause_s
-        if share > SHORT:
-            self.pause_s = min(MAX_PAUSE_S, max(FIRST_PAUSE_S, 2 * was))
-        elif share < AT_EASE:
-            self.pause_s = was / 2 if was > FIRST_PAUSE_S else 0.0
-        if bool(was) != bool(self.pause_s):
+    def record_cpu(self, cpu_s: float, at_s: float) -> None:
+        """Adjust the delay after a reading of Redis's total CPU time, taken at ``at_s`` of any monotonic clock."""
+        last, self._last = self._last, (cpu_s, at_s)
+        if last is None or cpu_s < last[0] or at_s <= last[1]:
+            return  # the first reading, or the server has restarted
+        share = (cpu_s - last[0]) / (at_s - last[1])
+        last_pause_s = self.pause_s
+        if share > HIGH_LOAD:
+            self.pause_s = min(MAX_PAUSE_S, max(FIRST_PAUSE_S, 2 * last_pause_s))
+        elif share < LOW_LOAD:
+            self.pause_s = last_pause_s / 2 if last_pause_s > FIRST_PAUSE_S else 0.0
+        if bool(last_pause_s) != bool(self.pause_s):
             if self.pause_s:
-                log.info("output_waits_for_redis", redis_cpu_share=round(share, 2))
+                log.info("output_throttled", redis_cpu_share=round(share, 2))
             else:
-                log.info("output_waits_no_more", redis_cpu_share=round(share, 2))
+                log.info("output_throttling_ended", redis_cpu_share=round(share, 2))
 
 
 def cpu_seconds(info: str) -> float:
-    """The CPU time of the thread that runs commands, by the reply to ``INFO cpu``; of all threads if that is missing.
+    """Return the CPU seconds of the thread that runs commands, or of all threads, from the reply to ``INFO cpu``.
 
     Raises:
-        ResponseError: it tells neither.
+        ResponseError: the reply contains neither.
     """
     for suffix in ("_main_thread", ""):
-        found = re.findall(rf"^used_cpu_(?:sys|user){suffix}:([\d.]+)\r?$", info, re.MULTILINE)
-        if len(found) == 2:
-            return float(found[0]) + float(found[1])
-    raise ResponseError("INFO cpu tells no used_cpu_sys and used_cpu_user")
+        values = re.findall(rf"^used_cpu_(?:sys|user){suffix}:([\d.]+)\r?$", info, re.MULTILINE)
+        if len(values) == 2:
+            return float(values[0]) + float(values[1])
+    raise ResponseError("INFO cpu does not contain used_cpu_sys and used_cpu_user")

@@ -1,9 +1,9 @@
-"""What a worker process does between READY and its end.
+"""The service of a worker process between READY and its end: claim, compute, publish.
 
     claim loop ──Claim──▶ intake ──EngineCoreRequest──▶ engine core ──outputs──▶ generation ──Delta──▶ publisher
 
-A request leaves when its last delta is handed to the publisher, when it is cancelled in Redis, or when Redis says
-that its claim is stale: in answer to a write, or to the renewal of the lease.
+A request leaves when its last delta is passed to the publisher, when it is cancelled in Redis, or when Redis reports
+its claim as stale, in reply to a write or to the renewal of the lease.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from .claiming import ClaimLoop
 from .core.client import CoreClient
 from .leaving import LEAVE_PATIENCE_S, until_leaving
 from .loading.reload import WeightsReloading
+from .lost_claims import LostClaims
 from .partitions.partition_upkeep import PartitionUpkeep
 from .partitions.served_partitions import ServedPartition, ServedPartitions
 from .publisher import Publisher
 from .redis_pressure import RedisPressure
+from .reporting.engine_meter import EngineMeter
+from .reporting.heartbeat import Heartbeat
+from .reporting.loaded_adapters import LoadedAdapters
+from .reporting.request_log import RequestLog
+from .reporting.request_observer import Departure, RequestObservers
+from .reporting.series_writer import SeriesWriter
+from .reporting.tracing import attempt_spans
 from .requests.intake import Intake
 from .requests.running_generations import RunningGenerations
-from .taken_away import TakenAway
-from .telling.engine_meter import EngineMeter
-from .telling.heartbeat import Heartbeat
-from .telling.loaded_adapters import LoadedAdapters
-from .telling.request_log import RequestLog
-from .telling.request_observer import Departure, RequestObservers
-from .telling.series_writer import SeriesWriter
-from .telling.tracing import attempt_spans
 
 log = structlog.get_logger()
 
@@ -81,16 +81,16 @@ class WorkerService:
         self._live = RunningGenerations()
         layouts = Layouts(commands, self._keys)
         self._parts = ServedPartitions(self._engine_id, self._make_partition, lambda: layouts.read(self._model))
-        request_log = RequestLog(self._model, is_on=config.log_requests, tells_prompts=config.log_prompts)
+        request_log = RequestLog(self._model, is_on=config.log_requests, logs_prompts=config.log_prompts)
         self._observer = RequestObservers([request_log, *attempt_spans(config, self._history_of)])
         self._claiming = ClaimLoop(config, self._parts, core, self._live, self._observer)
-        self._taken = TakenAway(self._parts, self._live, core, self._claiming, self._observer)
+        self._lost_claims = LostClaims(self._parts, self._live, core, self._claiming, self._observer)
         self._sleep = SleepControl(
             config.engine_id, core, self._live, self._parts, self._claiming, heartbeat, self._observer
         )
         self.on_reloaded: Callable[[], None] = lambda: None
         self._adapters = LoadedAdapters(config, commands, self._parts, core, heartbeat)
-        self._beside: list[asyncio.Task[None]] = []
+        self._background: list[asyncio.Task[None]] = []
         calls = EngineCalls(commands, self._keys.model(self._model))
         self._control = ControlCalls(config.engine_id, calls, core, self._sleep)
         self._upkeep = PartitionUpkeep(
@@ -113,7 +113,7 @@ class WorkerService:
             partial(self._on_stale, number),
             self._meter,
             self._config.stream_interval_ms / 1000,
-            pressure.pause_of_output,
+            pressure.output_pause_s,
         )
         return ServedPartition(broker, publisher, pressure)
 
@@ -121,22 +121,21 @@ class WorkerService:
         return RequestHistory(self._commands, self._keys.model(self._model, partition))
 
     async def take_lease(self) -> None:
-        """Hold the engine's lease from now on; ``serve`` renews it."""
+        """Acquire the engine's lease; ``serve`` renews it."""
         await self._upkeep.take_leases()
 
     async def serve(self, ready: Ready, codec: TextCodec, stop: asyncio.Event) -> None:
-        """Claim and publish until ``stop`` is set or the core is dead; ``drain`` or ``abandon`` comes next."""
+        """Claim and publish until ``stop`` is set or the core is dead; call ``drain`` or ``abandon`` next."""
         text_calls = TextCalls(Path(ready.model_folder), codec, ready.max_model_len, ready.vocab_size)
-        reloading = WeightsReloading(
-            *(self._core, self._sleep, self._heartbeat, ready, self.on_reloaded, self._config.load_timeout_s)
-        )
-        self._control.answer_too({**text_calls.functions, ReloadWeights: reloading.reload})
+        load_timeout_s = self._config.load_timeout_s
+        reloading = WeightsReloading(self._core, self._sleep, self._heartbeat, ready, self.on_reloaded, load_timeout_s)
+        self._control.add_functions({**text_calls.functions, ReloadWeights: reloading.reload})
         await self._observer.open()
         await until_leaving(self._upkeep.begin(), stop)
         self._keeping = asyncio.create_task(self._upkeep.run())
-        self._beside.append(asyncio.create_task(self._series.run()))
+        self._background.append(asyncio.create_task(self._series.run()))
         if ready.lora is not None:
-            self._beside.append(asyncio.create_task(self._adapters.run()))
+            self._background.append(asyncio.create_task(self._adapters.run()))
         intake = Intake(codec, ready)
         claiming = asyncio.create_task(self._claiming.run(intake, ready))
         ends = [asyncio.create_task(event.wait()) for event in (stop, self._core.dead)]
@@ -145,19 +144,19 @@ class WorkerService:
             task.cancel()
         await self._control.close()
         self._claiming.stop()
-        # Claims that the engine has taken may take time to be prepared; without them it only waits for Redis.
+        # Claimed requests may take long to prepare; otherwise the loop only waits for Redis.
         patience_s = self._config.drain_timeout_s if self._claiming.is_admitting else LEAVE_PATIENCE_S
         if not await until_leaving(claiming, stop, patience_s):
-            log.warning("claim_broken_off", waited_s=patience_s)
+            log.warning("claim_aborted", waited_s=patience_s)
         await self._claiming.leave()
         for task in done:
             task.result()
 
     async def drain(self, timeout_s: float, at_once: asyncio.Event) -> int:
-        """Finish what fits into ``timeout_s``, hand the rest back, and return how many that was.
+        """Finish the requests that end within ``timeout_s``, release the others, and return their number.
 
-        A Redis that is away is waited for as long as that, if there is something to write, and for
-        ``LEAVE_PATIENCE_S``.
+        An unreachable Redis is waited for during ``LEAVE_PATIENCE_S``, and during ``timeout_s`` before that if
+        requests run or deltas are unwritten.
         """
         self._heartbeat.state = EngineState.DRAINING
         loop = asyncio.get_running_loop()
@@ -181,21 +180,21 @@ class WorkerService:
             async with asyncio.timeout(max(0.0, give_up_at - loop.time()) + LEAVE_PATIENCE_S):
                 num_returned = await asyncio.gather(*(self._hand_back(part, cause) for part in self._parts))
         except TimeoutError:
-            # Its supervisor, or the end of its lease, says the same.
-            log.warning("lease_not_given_up", num_requests=num_unfinished)
+            # The supervisor, or the expiry of the lease, reclaims the requests instead.
+            log.warning("lease_not_released", num_requests=num_unfinished)
         await self._end_tasks()
         return sum(num_returned)
 
     async def _hand_back(self, part: ServedPartition, cause: DeathCause) -> int:
         await self._upkeep.flush(part)
-        # What Redis says, not what we know: the reply of the last claim may have been lost.
+        # Ask Redis for the claims, because the reply of the last claim may have been lost.
         claims = await part.broker.claims(self._engine_id)
         num_returned = await part.broker.release(claims) if claims else 0
         await self._give_up(part, cause, is_external=True)
         return num_returned
 
     async def abandon(self, cause: DeathCause, stop: asyncio.Event, *, is_external: bool) -> None:
-        """Give up the lease and all claims of a dead core. Once ``stop`` is set, Redis is not waited for any longer."""
+        """Give up the lease and all claims of a dead core. Once ``stop`` is set, wait for Redis only briefly."""
         num_unfinished = len(self._live)
         await self._stop_work(Departure.ENGINE_DIED, cause.reason)
 
@@ -203,7 +202,7 @@ class WorkerService:
             await asyncio.gather(*(self._give_up(part, cause, is_external=is_external) for part in self._parts))
 
         if not await until_leaving(give_up(), stop):
-            log.warning("lease_not_given_up", num_requests=num_unfinished)
+            log.warning("lease_not_released", num_requests=num_unfinished)
         await self._end_tasks()
 
     async def _give_up(self, part: ServedPartition, cause: DeathCause, *, is_external: bool) -> None:
@@ -212,16 +211,16 @@ class WorkerService:
             self._engine_id, cause, is_external=is_external, max_deliveries=self._config.max_deliveries
         )
         if num_returned or num_parked:
-            log.warning("core_requests_taken_back", queued_again=num_returned, parked=num_parked, cause=cause.reason)
+            log.warning("core_requests_reclaimed", queued_again=num_returned, parked=num_parked, cause=cause.reason)
 
     def on_outputs(self, outputs: EngineCoreOutputs) -> None:
-        """Take one step's outputs from the core."""
-        self._adapters.note(outputs)
+        """Process the outputs of one step of the core."""
+        self._adapters.update(outputs)
         if outputs.scheduler_stats is not None:
             self._heartbeat.stats = outputs.scheduler_stats
-            self._meter.note_scheduler(outputs.scheduler_stats)
+            self._meter.copy_scheduler_stats(outputs.scheduler_stats)
         if outputs.step_stats is not None:
-            self._meter.note_step(outputs.step_stats)
+            self._meter.record_step(outputs.step_stats)
         intervals_s: list[float] = []
         num_new = num_at_once = 0
         for output in outputs.outputs:
@@ -235,19 +234,19 @@ class WorkerService:
             delta, stop_core = generation.absorb(output)
             num_tokens = generation.num_output_tokens - num_before
             num_new += num_tokens
-            self._meter.note_tenant(generation.tenant, num_tokens, delta)
+            self._meter.count_tenant(generation.tenant, num_tokens, delta)
             if num_tokens > 1:
                 num_at_once += num_tokens - 1
             publisher = self._parts[generation.partition].publisher
             if delta is None:
-                publisher.gather(generation)
+                publisher.schedule(generation)
             else:
-                num_prompt_tokens, num_cached_tokens = generation.take_prompt()
+                num_prompt_tokens, num_cached_tokens = generation.pop_prompt_counts()
                 if num_prompt_tokens:
-                    self._meter.note_prompt(generation.tenant, num_prompt_tokens, num_cached_tokens)
+                    self._meter.count_prompt(generation.tenant, num_prompt_tokens, num_cached_tokens)
                 publisher.publish(generation.request_id, generation.epoch, delta)
                 if generation.finished:
-                    self._observer.note_end(generation, delta)
+                    self._observer.record_end(generation, delta)
             if stop_core:
                 self._core.abort_requests([output.request_id])
             if generation.finished:
@@ -256,24 +255,24 @@ class WorkerService:
                 self._claiming.wake()
         if num_new:
             self._heartbeat.num_tokens += num_new
-            self._meter.note_tokens(num_new, intervals_s, num_at_once)
+            self._meter.count_tokens(num_new, intervals_s, num_at_once)
 
     async def _stop_work(self, departure: Departure, cause: str = "") -> None:
-        """On everything. Doing it twice does nothing."""
+        """Stop work on all requests. A second call does nothing."""
         self._keeping.cancel()
         await asyncio.gather(self._keeping, return_exceptions=True)
         await self._upkeep.stop()
         self._core.abort_requests(self._live.core_ids())
         for generation in self._live.all():
-            self._observer.note_departure(generation, departure, cause)
+            self._observer.record_departure(generation, departure, cause)
             self._live.remove(generation.request_id)
 
     async def _end_tasks(self) -> None:
         await self._upkeep.end()
-        for task in self._beside:
+        for task in self._background:
             task.cancel()
-        await asyncio.gather(*self._beside, return_exceptions=True)
-        await self._taken.close()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await self._lost_claims.close()
         await self._adapters.leave()
         await self._series.add_last()
         await self._observer.close()
@@ -281,9 +280,9 @@ class WorkerService:
     def _on_command(self, data: bytes) -> None:
         command = decode_command(data)
         if isinstance(command, CancelCommand):
-            self._taken.note_cancelled(command.request_id)
+            self._lost_claims.drop_cancelled(command.request_id)
         else:
             self._control.receive(command)
 
     def _on_stale(self, partition: int, request_id: str, epoch: int) -> None:
-        self._taken.note_stale(partition, request_id, epoch)
+        self._lost_claims.drop_stale(partition, request_id, epoch)

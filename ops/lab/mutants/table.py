@@ -361,14 +361,14 @@ MUTATIONS = (
     Mutation(
         "the publisher merges deltas of two epochs",
         "worker/serving/publisher.py",
-        "if before is not None and before.epoch == epoch:",
-        "if before is not None:",
+        "if pending is not None and pending.epoch == epoch:",
+        "if pending is not None:",
         PUBLISHER_TESTS,
     ),
     Mutation(
         "the publisher forgets the delta before",
         "worker/serving/publisher.py",
-        "            before.delta.extend(delta)\n            delta = before.delta\n",
+        "            pending.delta.extend(delta)\n            delta = pending.delta\n",
         "            pass\n",
         PUBLISHER_TESTS,
     ),
@@ -380,10 +380,10 @@ MUTATIONS = (
         (*PUBLISHER_TESTS, *CLAIMING_TESTS),
     ),
     Mutation(
-        "what a lost claim gathered is written",
+        "the scheduled tokens of a lost claim are written",
         "worker/serving/publisher.py",
-        "self._gathering.pop(request_id, None)",
-        "self._gathering.get(request_id)",
+        "self._scheduled.pop(request_id, None)",
+        "self._scheduled.get(request_id)",
         PUBLISHER_TESTS,
     ),
     Mutation(
@@ -395,14 +395,14 @@ MUTATIONS = (
     ),
     # Claiming.
     Mutation(
-        "claims that a lost reply handed out are looked for only after a failure",
+        "unknown claims are checked only after a failure",
         "worker/serving/claiming.py",
-        "if (part.may_hold_unseen or is_due) and not part.is_away:",
-        "if part.may_hold_unseen and not part.is_away:",
+        "if (part.may_hold_unknown or is_due) and not part.is_away:",
+        "if part.may_hold_unknown and not part.is_away:",
         CLAIMING_TESTS,
     ),
     Mutation(
-        "unseen claims are looked for before ends are written",
+        "unknown claims are checked before ends are written",
         "worker/serving/claiming.py",
         "                await part.publisher.flush()\n",
         "",

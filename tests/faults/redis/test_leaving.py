@@ -32,7 +32,7 @@ async def test_an_idle_worker_leaves_while_redis_is_away(start: Start) -> None:
     stack = await start(1, *ENDLESS)
     await asyncio.to_thread(stack.kill_redis)
     assert await terminated(stack) == 0
-    assert "lease_not_given_up" in await log_of(stack)
+    assert "lease_not_released" in await log_of(stack)
 
 
 async def test_a_worker_whose_core_has_died_leaves_while_redis_is_away(start: Start) -> None:
@@ -56,7 +56,7 @@ async def test_running_requests_go_on_after_their_worker_left_while_redis_was_aw
         await asyncio.to_thread(stack.kill_redis)
         # Nobody had to be killed, nor was its life line cut.
         assert await terminated(stack) == 0
-        assert "left_without_handing_back" not in await log_of(stack)
+        assert "exited_without_release" not in await log_of(stack)
         await asyncio.to_thread(stack.restart_redis)
         await asyncio.to_thread(stack.start_worker)
         await finish(watched, whole, gate)

@@ -103,15 +103,15 @@ _COUNTS = """
     from penstock.shared.keys import Keys
     from penstock.shared.messages.deltas import Delta
     from penstock.shared.messages.outcome import FinishReason, Usage
-    from penstock.worker.serving.telling.engine_meter import EngineMeter
-    from penstock.worker.serving.telling.series_writer import SeriesWriter
+    from penstock.worker.serving.reporting.engine_meter import EngineMeter
+    from penstock.worker.serving.reporting.series_writer import SeriesWriter
 
     async def main():
         connection, meter = CommandConnection(sys.argv[1]), EngineMeter()
         writer = SeriesWriter(SeriesStore(connection, Keys(sys.argv[2]).model("m")), meter)
         while True:
             for _ in range(10):
-                meter.note_tenant("t", 3, None)
+                meter.count_tenant("t", 3, None)
             await writer.add()
             print(flush=True)
 

@@ -194,4 +194,4 @@ async def test_a_group_shrinks_and_grows_under_load(
         assert await asyncio.gather(*running) == expected
     assert [rank.size for rank in await client.scale_elastic_ep(3)] == [3, 3, 3]
     # In order: no engine was lost for another reason than that it left with the others.
-    assert not any(event["event"] == "core_requests_taken_back" for event in worker.events)
+    assert not any(event["event"] == "core_requests_reclaimed" for event in worker.events)

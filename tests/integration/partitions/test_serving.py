@@ -29,10 +29,10 @@ from penstock.worker.serving.core.client import CoreClient
 from penstock.worker.serving.partitions.served_partitions import ServedPartition, ServedPartitions
 from penstock.worker.serving.publisher import Publisher
 from penstock.worker.serving.redis_pressure import RedisPressure
+from penstock.worker.serving.reporting.engine_meter import EngineMeter
+from penstock.worker.serving.reporting.request_log import RequestLog
 from penstock.worker.serving.requests.intake import Intake
 from penstock.worker.serving.requests.running_generations import RunningGenerations
-from penstock.worker.serving.telling.engine_meter import EngineMeter
-from penstock.worker.serving.telling.request_log import RequestLog
 from penstock.worker.text.tokenizer import TextCodec
 
 from ..client.harness import until
@@ -100,7 +100,7 @@ class Engine:
             max_num_seqs=MAX_NUM_SEQS,
             **sizes,
         )
-        await self.parts.look()
+        await self.parts.refresh()
         for part in self.parts:
 
             def wake(_: object = None, part: ServedPartition = part) -> None:
@@ -180,7 +180,7 @@ async def test_what_comes_anywhere_wakes_an_engine_that_has_room(
     async with engine.claiming(codec, subscriber):
 
         async def is_waiting() -> bool:
-            return all(part.has_our_room for part in engine.parts)
+            return all(part.has_our_capacity for part in engine.parts)
 
         await until(is_waiting)
         for number in (2, 0, 1):
@@ -256,7 +256,7 @@ async def test_partitions_of_an_engine_that_dies_go_to_the_others(
         for request_id in await next_ids(engine, 8 - MAX_NUM_SEQS):
             assert request_id.startswith("home")
         await commands.execute("ZREM", parts[0].keys.leases, "b")
-        await engine.parts.look()
+        await engine.parts.refresh()
         running = waiting[:MAX_NUM_SEQS]
         seen: list[str] = []
         while "other" not in seen:
@@ -275,12 +275,12 @@ async def test_an_engine_serves_what_goes_away_until_it_has_gone(
         await enqueue(parts, 1, "r0")
         await parts.grow(1)
         assert await next_ids(engine, 1) == ["r0"]
-        await engine.parts.look()
+        await engine.parts.refresh()
         assert engine.parts.drop_retired(lambda part: False) == []
         await parts[1].cancel("r0")
         await parts[1].forget("r0")
         await parts.grow(1)
-        await engine.parts.look()
+        await engine.parts.refresh()
         assert engine.parts.drop_retired(lambda part: bool(engine.live.claims(part.number))) == []
         engine.end("r0")
         (dropped,) = engine.parts.drop_retired(lambda part: bool(engine.live.claims(part.number)))

@@ -23,15 +23,15 @@ from penstock.shared.params.sampling import SamplingParams
 from penstock.shared.partitions import Layout
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
-from penstock.worker.serving.claiming import LOOK_FOR_UNSEEN_EVERY_S, ClaimLoop
+from penstock.worker.serving.claiming import CHECK_UNKNOWN_EVERY_S, ClaimLoop
 from penstock.worker.serving.core.client import CoreClient
 from penstock.worker.serving.partitions.served_partitions import ServedPartition, ServedPartitions
 from penstock.worker.serving.publisher import Publisher
 from penstock.worker.serving.redis_pressure import RedisPressure
+from penstock.worker.serving.reporting.engine_meter import EngineMeter
+from penstock.worker.serving.reporting.request_log import RequestLog
 from penstock.worker.serving.requests.intake import Intake
 from penstock.worker.serving.requests.running_generations import RunningGenerations
-from penstock.worker.serving.telling.engine_meter import EngineMeter
-from penstock.worker.serving.telling.request_log import RequestLog
 from penstock.worker.text.chat_template import ChatTemplate
 from penstock.worker.text.tokenizer import TextCodec
 
@@ -136,7 +136,7 @@ async def test_a_claim_whose_reply_was_lost_is_handed_back(broker: Broker, codec
         await loop.pause()
         await enqueue(broker, "b")
         epoch = await claim_unseen(broker)
-        loop.parts[0].may_hold_unseen = True
+        loop.parts[0].may_hold_unknown = True
         loop.resume()
         second = await core.request_ids.get()
     assert (first.partition("#")[0], second.partition("#")[0]) == ("a", "b")
@@ -158,8 +158,8 @@ async def test_claims_nobody_knows_of_are_looked_for_without_a_failure(
         await enqueue(broker, "b")
         epoch = await claim_unseen(broker)
         part = loop.parts[0]
-        assert not part.may_hold_unseen
-        part.looked_for_unseen_at -= 2 * LOOK_FOR_UNSEEN_EVERY_S
+        assert not part.may_hold_unknown
+        part.unknown_checked_at -= 2 * CHECK_UNKNOWN_EVERY_S
         loop.resume()
         second = await core.request_ids.get()
     assert second.startswith("b#")
@@ -191,7 +191,7 @@ async def test_an_end_that_is_not_written_yet_is_not_taken_for_an_unknown_claim(
         publisher.publish(request_id, epoch, Delta(index=0, token_ids=[5], finish_reason=FinishReason.STOP))
         loop._live.remove(request_id)
         await enqueue(broker, "b")
-        part.may_hold_unseen = True
+        part.may_hold_unknown = True
         loop.resume()
         assert (await core.request_ids.get()).startswith("b#")
         assert await broker.state("a") == "finished"
@@ -230,11 +230,11 @@ async def test_the_look_for_unseen_claims_waits_for_redis(server: RedisServer, c
             ((request_id, ended_epoch),) = await broker.claims("e0")
             await enqueue(broker, "unseen")
             epoch = await claim_unseen(broker)
-            assert not part.may_hold_unseen
+            assert not part.may_hold_unknown
             server.kill()
             publisher.publish(request_id, ended_epoch, Delta(index=0, token_ids=[5], finish_reason=FinishReason.STOP))
             loop._live.remove(request_id)
-            part.looked_for_unseen_at -= 2 * LOOK_FOR_UNSEEN_EVERY_S
+            part.unknown_checked_at -= 2 * CHECK_UNKNOWN_EVERY_S
             with capture_logs() as events:
                 loop.resume()
                 while not any(event["event"] == "redis_away" for event in events):

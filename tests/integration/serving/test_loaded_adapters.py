@@ -19,9 +19,9 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.serving.core.client import CoreClient
 from penstock.worker.serving.partitions.served_partitions import ServedPartitions
-from penstock.worker.serving.telling import loaded_adapters
-from penstock.worker.serving.telling.heartbeat import Heartbeat
-from penstock.worker.serving.telling.loaded_adapters import LoadedAdapters
+from penstock.worker.serving.reporting import loaded_adapters
+from penstock.worker.serving.reporting.heartbeat import Heartbeat
+from penstock.worker.serving.reporting.loaded_adapters import LoadedAdapters
 
 CATS, DOGS = "c" * 64, "d" * 64
 
@@ -70,10 +70,10 @@ async def test_what_is_loaded_is_said_at_each_change_and_taken_back_at_the_end(
     monkeypatch.setattr(loaded_adapters, "PATIENCE_S", 60.0)
     running = asyncio.create_task(loaded.run())
     for digests in ([CATS], [CATS, DOGS], [DOGS], []):
-        loaded.note(EngineCoreOutputs(lora_digests=digests))
-        loaded.note(EngineCoreOutputs())  # a step that changed nothing
+        loaded.update(EngineCoreOutputs(lora_digests=digests))
+        loaded.update(EngineCoreOutputs())  # a step that changed nothing
         await until_said(commands, broker, set(digests))
-    loaded.note(EngineCoreOutputs(lora_digests=[CATS]))
+    loaded.update(EngineCoreOutputs(lora_digests=[CATS]))
     await until_said(commands, broker, {CATS})
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -84,9 +84,9 @@ async def test_what_is_loaded_is_said_at_each_change_and_taken_back_at_the_end(
 async def test_a_redis_that_has_lost_it_is_told_again(
     commands: CommandConnection, broker: Broker, loaded: LoadedAdapters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loaded_adapters, "SAY_EVERY_S", 0.05)
+    monkeypatch.setattr(loaded_adapters, "REPORT_EVERY_S", 0.05)
     running = asyncio.create_task(loaded.run())
-    loaded.note(EngineCoreOutputs(lora_digests=[CATS]))
+    loaded.update(EngineCoreOutputs(lora_digests=[CATS]))
     await until_said(commands, broker, {CATS})
     await commands.execute("DEL", broker.keys.prefix + "adapters_of:e0")
     await until_said(commands, broker, {CATS})

@@ -17,9 +17,9 @@ from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.serving import publisher as publisher_module
 from penstock.worker.serving.publisher import Publisher
 from penstock.worker.serving.redis_pressure import RedisPressure
+from penstock.worker.serving.reporting.engine_meter import EngineMeter
 from penstock.worker.serving.requests.generation import Generation
 from penstock.worker.serving.requests.segments import Segment
-from penstock.worker.serving.telling.engine_meter import EngineMeter
 from penstock.worker.text.tokenizer import TextCodec
 
 LONG_S = 600.0  # a test that waited for it would time out
@@ -40,7 +40,7 @@ class Step:
             generation.timing.note_output(output, self._now_s)
             delta, _ = generation.absorb(output)
             if delta is None:
-                self._publisher.gather(generation)
+                self._publisher.schedule(generation)
             else:
                 self._publisher.publish(generation.request_id, generation.epoch, delta)
 
@@ -123,7 +123,7 @@ async def test_a_few_streams_get_their_tokens_one_by_one(broker, codec) -> None:
 
 async def test_where_redis_is_short_of_time_a_few_streams_wait_too(broker, codec, commands) -> None:
     pressure = RedisPressure(commands, broker.keys)
-    await pressure.look()
+    await pressure.check()
     assert pressure.pause_s == 0.0
     pressure.pause_s = LONG_S  # as after looks at a busy server
     async with publishing(broker, codec, LONG_S, assert_never_stale, pressure=pressure) as (publisher, step):

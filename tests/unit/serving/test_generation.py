@@ -41,7 +41,7 @@ def generation() -> Generation:
 
 def test_cached_tokens_are_told_with_the_end(generation: Generation) -> None:
     generation.absorb(EngineCoreOutput("r", [5], num_cached_tokens=16))
-    first = generation.take()
+    first = generation.pop_delta()
     assert first is not None
     assert first.usage is None
     last, _ = generation.absorb(EngineCoreOutput("r", [6], FinishReason.LENGTH, num_cached_tokens=16))
@@ -76,7 +76,7 @@ def test_the_first_delta_of_an_engine_tells_its_weights_and_no_other() -> None:
     deltas = []
     for token_id in (6, 7):
         generation.absorb(EngineCoreOutput("r", [token_id]))
-        deltas.append(generation.take())
+        deltas.append(generation.pop_delta())
     last, _ = generation.absorb(EngineCoreOutput("r", [8], FinishReason.LENGTH))
     told = [(delta.index, delta.weights_version) for delta in (*deltas, last) if delta is not None]
     assert told == [(1, "two"), (2, ""), (3, "")]
@@ -105,7 +105,7 @@ def test_the_text_is_that_of_the_whole_however_it_is_gathered(codec: TextCodec, 
         generation.timing.note_output(output, float(number))
         delta, stop_core = generation.absorb(output)
         if delta is None and data.draw(st.booleans()):
-            delta = generation.take()
+            delta = generation.pop_delta()
         if delta is not None:
             deltas.append(delta)
         if generation.finished:
@@ -142,7 +142,7 @@ def test_who_goes_on_tells_the_rest_of_the_text_however_it_was_written(
             output = EngineCoreOutput("r", [token_id], FinishReason.LENGTH if number == len(token_ids) - 1 else None)
             delta, _ = generation.absorb(output)
             if delta is None and data.draw(st.booleans()):
-                delta = generation.take()
+                delta = generation.pop_delta()
             if delta is not None:
                 yield delta
             if generation.finished:
@@ -244,11 +244,11 @@ def a_step(generation: Generation, *token_ids: int) -> None:
 
 
 def test_a_prompt_is_counted_once_with_its_first_token(generation: Generation) -> None:
-    assert generation.take_prompt() == (0, 0)
+    assert generation.pop_prompt_counts() == (0, 0)
     a_step(generation, 5)
-    assert generation.take_prompt() == (20, 16)
+    assert generation.pop_prompt_counts() == (20, 16)
     a_step(generation, 6)
-    assert generation.take_prompt() == (0, 0)
+    assert generation.pop_prompt_counts() == (0, 0)
 
 
 def test_a_resumed_request_and_a_later_segment_count_what_nobody_has_counted() -> None:
@@ -257,12 +257,12 @@ def test_a_resumed_request_and_a_later_segment_count_what_nobody_has_counted() -
     claim, codec = Claim("r", b"", epoch=1, num_logged_tokens=0, attempt=1), cast(Any, None)
     resumed = Generation(Segment(request, [Delta(token_ids=[4], stats=RequestStats())]), codec, claim)
     a_step(resumed, 5)
-    assert resumed.take_prompt() == (0, 0), "the engine that made its first token has counted it"
+    assert resumed.pop_prompt_counts() == (0, 0), "the engine that made its first token has counted it"
     # Its prompt is a chunk of 8, 5 tokens of output, and a chunk of 7.
     segment = Segment(request, [], number=1, num_former_tokens=5, num_former_prompt_tokens=8)
     later = Generation(segment, codec, claim)
     a_step(later, 5)
-    assert later.take_prompt() == (7, 7)
+    assert later.pop_prompt_counts() == (7, 7)
 
 
 @pytest.fixture(scope="module")
@@ -293,7 +293,7 @@ def tell_text(
         delta, _ = generation.absorb(
             EngineCoreOutput("r", [token_id], new_logprobs=[TokenLogprobs(token_id, -0.5, 1, [])])
         )
-        delta = delta or generation.take()
+        delta = delta or generation.pop_delta()
         deltas += [delta] if delta is not None else []
         if generation.finished:
             return deltas
@@ -338,7 +338,7 @@ def test_the_first_delta_says_whether_the_prompt_of_a_chat_ends_in_thinking(demo
         for logged, expected in (([], is_thinking), ([Delta(token_ids=[5], stats=RequestStats())], None)):
             generation = Generation(Segment(request, logged), codec, claim)
             generation.absorb(EngineCoreOutput("r", [6]))
-            delta = generation.take()
+            delta = generation.pop_delta()
             assert delta is not None
             assert delta.begins_in_reasoning is expected
     assert tell_text(codec, prompt, [5], [], SamplingParams())[0].begins_in_reasoning is None, "it is no chat"
@@ -370,7 +370,7 @@ def test_a_stop_string_counts_once_there_are_min_tokens(
             num_tokens = data.draw(st.integers(1, 3))
             step, rest = rest[:num_tokens], rest[num_tokens:]
             delta, _ = generation.absorb(EngineCoreOutput("r", step, None if rest else last))
-            if (delta := delta or generation.take()) is not None:
+            if (delta := delta or generation.pop_delta()) is not None:
                 deltas.append(delta)
 
     run(token_ids[:num_logged], None)

@@ -14,7 +14,7 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.progress import Phase, ProgressReader, ProgressWriter
 from penstock.worker.serving.core.stall import StallWatch
-from penstock.worker.serving.telling.heartbeat import Heartbeat
+from penstock.worker.serving.reporting.heartbeat import Heartbeat
 
 
 class Recorder(CommandConnection):
@@ -72,10 +72,10 @@ async def test_the_core_s_progress_tells_more() -> None:
         assert await state() == EngineState.COMPILING
     for _ in range(13):
         now += 0.5
-        assert watch.look() is None
+        assert watch.check() is None
     assert await state() == EngineState.STALLED
     writer.end_step(1)
-    watch.look()
+    watch.check()
     heartbeat.stats = SchedulerStats(num_running_reqs=1, device_memory_bytes=5)
     told = await beat(heartbeat, recorder)
     assert (told.state, told.step_counter, told.device_memory_bytes) == (EngineState.BUSY, 1, 5)

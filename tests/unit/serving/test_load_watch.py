@@ -17,7 +17,7 @@ class Core:
         self.now = 100.0
         self.seen: Activity | None = Activity(entered_ns=1, num_bytes=10, rss_bytes=10, pids=frozenset({7}))
         self.watch = LoadWatch(self._see, TIMEOUT_S, clock=lambda: self.now)
-        self.watch.look(self.seen)
+        self.watch.check(self.seen)
 
     async def _see(self) -> Activity | None:
         return self.seen
@@ -30,7 +30,7 @@ class Core:
         end = self.now + seconds
         while self.now < end:
             self.now += interval_s
-            finding = self.watch.look(self.seen)
+            finding = self.watch.check(self.seen)
             if finding is not None:
                 return finding
         return None
@@ -95,5 +95,5 @@ def test_time_before_there_is_a_core_and_in_which_nobody_looked_does_not_count(c
     assert core.pass_time(10 * TIMEOUT_S) is None
     core.seen = Activity()
     core.now += 100 * TIMEOUT_S
-    assert core.watch.look(core.seen) is None
+    assert core.watch.check(core.seen) is None
     assert core.pass_time(TIMEOUT_S - 2) is None

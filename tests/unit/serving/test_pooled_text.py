@@ -41,7 +41,7 @@ async def test_a_text_begins_with_the_prompt_that_is_named_or_the_models_own(cod
     assert (named.prompt, unnamed.prompt) == ("find b", "a b")
     with pytest.raises(ValidationError, match="prompt_name must be one of document, query, got 'other'"):
         await text.complete(request("b", name="other"))
-    with pytest.raises(ValidationError, match="prompt_name='query' needs a prompt of text"):
+    with pytest.raises(ValidationError, match="prompt_name='query' requires a text prompt"):
         await text.complete(request(None, name="query"))
 
 

@@ -20,17 +20,17 @@ class Readings:
     def __init__(self) -> None:
         self.pressure = RedisPressure(cast(CommandConnection, None), Keys().model("m"))
         self._cpu_s = self._at_s = 100.0
-        self.pressure.note(self._cpu_s, self._at_s)
+        self.pressure.record_cpu(self._cpu_s, self._at_s)
 
     def after(self, *shares: float) -> float:
         for share in shares:
             self._cpu_s, self._at_s = self._cpu_s + 2 * share, self._at_s + 2
-            self.pressure.note(self._cpu_s, self._at_s)
+            self.pressure.record_cpu(self._cpu_s, self._at_s)
         return self.pressure.pause_s
 
     def restart(self) -> None:
         self._cpu_s = 0.0
-        self.pressure.note(self._cpu_s, self._at_s + 2)
+        self.pressure.record_cpu(self._cpu_s, self._at_s + 2)
 
 
 def test_nothing_waits_while_redis_has_time_to_spare() -> None:
@@ -59,33 +59,33 @@ def test_a_server_that_was_started_anew_says_nothing() -> None:
 
 
 async def test_who_writes_nothing_asks_nothing_once_no_pause_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.worker.serving.redis_pressure.LOOK_EVERY_S", 0.0)
-    looks: asyncio.Queue[float | None] = asyncio.Queue()
+    monkeypatch.setattr("penstock.worker.serving.redis_pressure.CHECK_EVERY_S", 0.0)
+    checks: asyncio.Queue[float | None] = asyncio.Queue()
     at_s = itertools.count(100.0)
 
-    class Looking(RedisPressure):
-        """Its Redis is idle, and each look a second after the one before."""
+    class Recording(RedisPressure):
+        """Pressure of an idle Redis, checked once per second."""
 
-        async def look(self) -> None:
-            looks.put_nowait(None if self._last is None else self.pause_s)
-            self.note(0.0, next(at_s))
+        async def check(self) -> None:
+            checks.put_nowait(None if self._last is None else self.pause_s)
+            self.record_cpu(0.0, next(at_s))
 
-    async def look_is_over() -> None:
+    async def until_check_is_over() -> None:
         for _ in range(10):
             await asyncio.sleep(0)
 
-    pressure = Looking(cast(CommandConnection, None), Keys().model("m"))
-    pressure.note(0.0, next(at_s))
+    pressure = Recording(cast(CommandConnection, None), Keys().model("m"))
+    pressure.record_cpu(0.0, next(at_s))
     pressure.pause_s = 4 * FIRST_PAUSE_S
     running = asyncio.create_task(pressure.run())
     async with asyncio.timeout(60):
-        assert [await looks.get() for _ in range(3)] == [4 * FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, FIRST_PAUSE_S]
-        await look_is_over()
-        assert looks.empty()
-        assert pressure.pause_of_output() == 0.0
-        assert await looks.get() is None  # the first: the quiet time before it says nothing
-        await look_is_over()
-        assert looks.empty()
+        assert [await checks.get() for _ in range(3)] == [4 * FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, FIRST_PAUSE_S]
+        await until_check_is_over()
+        assert checks.empty()
+        assert pressure.output_pause_s() == 0.0
+        assert await checks.get() is None  # the first: the quiet time before it says nothing
+        await until_check_is_over()
+        assert checks.empty()
     running.cancel()
 
 

@@ -184,7 +184,7 @@ def test_tokens_that_cannot_be_read_end_the_request(
     generation.absorb(EngineCoreOutput("r", [1]))
     fails_in_text(generation, kind, monkeypatch)
     generation.absorb(EngineCoreOutput("r", [2]))
-    gathered = generation.take()
+    gathered = generation.pop_delta()
     last, stop_core = generation.absorb(EngineCoreOutput("r", [3]))
     deltas = [delta for delta in (gathered, last) if delta is not None]
     assert generation.finished

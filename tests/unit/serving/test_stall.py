@@ -35,7 +35,7 @@ class Core:
         while self.now < end:
             self.now += interval_s
             self.waited_s += starved * interval_s
-            finding = self.watch.look()
+            finding = self.watch.check()
             if finding is not None:
                 return finding
         return None
@@ -44,7 +44,7 @@ class Core:
 @pytest.fixture
 def core() -> Core:
     core = Core()
-    core.watch.look()
+    core.watch.check()
     return core
 
 

@@ -11,8 +11,8 @@ from penstock.shared.messages.deltas import Delta, SegmentEnd
 from penstock.shared.messages.from_core import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason, Usage
 from penstock.shared.stats.engine import EngineStats, Histogram, RequestStats, StepStats
-from penstock.worker.serving.telling.engine_meter import EngineMeter
-from penstock.worker.serving.telling.request_timing import RequestTiming
+from penstock.worker.serving.reporting.engine_meter import EngineMeter
+from penstock.worker.serving.reporting.request_timing import RequestTiming
 
 SCHEDULED, PREEMPTED = EngineCoreEventType.SCHEDULED, EngineCoreEventType.PREEMPTED
 
@@ -74,20 +74,20 @@ def test_a_histogram_knows_its_quantiles_by_bucket() -> None:
 
 def test_an_engine_adds_up_its_steps_and_requests() -> None:
     meter = EngineMeter()
-    meter.note_step(StepStats(3, 1, 10, 2, 0.001, 0.02, 0.002))
-    meter.note_step(StepStats(2, 0, 0, 2, 0.001, 0.01, 0.002))
+    meter.record_step(StepStats(3, 1, 10, 2, 0.001, 0.02, 0.002))
+    meter.record_step(StepStats(2, 0, 0, 2, 0.001, 0.01, 0.002))
     stats = meter.stats
     assert (stats.num_steps, stats.num_prefill_tokens, stats.num_decode_tokens) == (2, 10, 4)
     assert stats.execute_time_s == pytest.approx(0.03)
     assert stats.step_time_s.sum == pytest.approx(0.036)
-    meter.note_prompt("t", 8, 4)
-    meter.note_tokens(1, [])
-    meter.note_delta(Delta(token_ids=[1], stats=RequestStats(queue_time_s=0.2, time_to_first_token_s=0.3)))
-    meter.note_tokens(1, [0.02])
+    meter.count_prompt("t", 8, 4)
+    meter.count_tokens(1, [])
+    meter.count_delta(Delta(token_ids=[1], stats=RequestStats(queue_time_s=0.2, time_to_first_token_s=0.3)))
+    meter.count_tokens(1, [0.02])
     assert (stats.num_prompt_tokens, stats.num_output_tokens, stats.num_cached_tokens) == (8, 2, 4), "before its end"
-    meter.note_delta(Delta(index=1, token_ids=[2]))
+    meter.count_delta(Delta(index=1, token_ids=[2]))
     end = RequestStats(prefill_time_s=0.1, decode_time_s=2.0, inter_token_latency_s=2.0, latency_s=2.5)
-    meter.note_delta(Delta(index=2, finish_reason=FinishReason.STOP, stats=end, usage=Usage(8, 2, 4)))
+    meter.count_delta(Delta(index=2, finish_reason=FinishReason.STOP, stats=end, usage=Usage(8, 2, 4)))
     assert stats.num_finished == {"stop": 1}
     assert (stats.num_prompt_tokens, stats.num_output_tokens, stats.num_cached_tokens) == (8, 2, 4)
     assert (stats.num_prompt_tokens_of.sum, stats.num_output_tokens_of.sum) == (8, 2)
@@ -96,14 +96,14 @@ def test_an_engine_adds_up_its_steps_and_requests() -> None:
     counts = {name: getattr(stats, name).count for name in ("queue_time_s", "decode_time_s", "latency_s")}
     assert counts == {"queue_time_s": 1, "decode_time_s": 1, "latency_s": 1}
     assert stats.time_to_first_token_s.sum == pytest.approx(0.3)
-    meter.note_delta(Delta(token_ids=[3], segment_ends=[SegmentEnd(0, 3, FinishReason.STOP)], stats=end))
+    meter.count_delta(Delta(token_ids=[3], segment_ends=[SegmentEnd(0, 3, FinishReason.STOP)], stats=end))
     assert stats.num_finished == {"stop": 1}
     assert stats.latency_s.count == 2
 
 
 def test_tokens_that_come_at_once_have_no_time_between_them() -> None:
     meter = EngineMeter()
-    meter.note_tokens(8, [0.02, 0.02, 0.03], num_at_once=5)
+    meter.count_tokens(8, [0.02, 0.02, 0.03], num_at_once=5)
     found = meter.stats.inter_token_latency_s
     assert (found.count, found.sum) == (8, pytest.approx(0.07))
     assert found.quantile(5 / 8) == found.bounds[0]

@@ -13,8 +13,8 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.messages.worker_status import EngineState
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
-from penstock.worker.serving.telling.heartbeat import Heartbeat
-from penstock.worker.serving.telling.status_lines import StatusLines
+from penstock.worker.serving.reporting.heartbeat import Heartbeat
+from penstock.worker.serving.reporting.status_lines import StatusLines
 
 CONFIG = WorkerConfig(worker_id="w", engine_id="w-0", redis_url="", engine=EngineConfig(model="m"))
 
@@ -28,7 +28,7 @@ def test_a_heartbeat_goes_only_into_a_pipe_that_has_been_read(monkeypatch: pytes
         lines = StatusLines("w-0", heartbeat)
         lines.report(EngineState.STARTING)
         assert "heartbeat" not in json.loads(pipe.read(65_536)), "there is none yet"
-        asyncio.run(heartbeat.look_again(0.0))
+        asyncio.run(heartbeat.refresh(0.0))
         lines.report(EngineState.READY)
         lines.report(EngineState.DRAINING)
         first, second = map(json.loads, pipe.read(65_536).splitlines())

@@ -5,7 +5,7 @@ from pathlib import Path
 from penstock.shared.messages.from_core import EngineCoreOutputs, SchedulerStats
 from penstock.shared.stats.engine import StepStats
 from penstock.shared.stats.recorded_steps import decode_steps
-from penstock.worker.serving.telling.step_log import STEPS_PER_WRITE, StepLog
+from penstock.worker.serving.reporting.step_log import STEPS_PER_WRITE, StepLog
 
 
 def outputs(at_s: float, num_running: int, step_s: float = 0.5) -> EngineCoreOutputs:
@@ -16,9 +16,9 @@ def outputs(at_s: float, num_running: int, step_s: float = 0.5) -> EngineCoreOut
 def test_a_step_takes_what_lies_before_it_unless_there_was_nothing_to_do(tmp_path: Path) -> None:
     log = StepLog(str(tmp_path / "new"), "e0")
     for at_s, num_running in ((10.0, 1), (10.75, 1), (11.5, 0), (20.0, 1)):
-        log.note(outputs(at_s, num_running))
-    log.note(EngineCoreOutputs([], SchedulerStats(), 21.0))  # a word without a step: nothing runs any more
-    log.note(outputs(30.0, 0))
+        log.record(outputs(at_s, num_running))
+    log.record(EngineCoreOutputs([], SchedulerStats(), 21.0))  # a word without a step: nothing runs any more
+    log.record(outputs(30.0, 0))
     log.write()
     steps = decode_steps((tmp_path / "new" / "e0.steps.jsonl").read_bytes())
     assert [step.took_s for step in steps] == [0.5, 0.75, 0.75, 0.5, 0.5]
@@ -28,18 +28,18 @@ def test_a_step_takes_what_lies_before_it_unless_there_was_nothing_to_do(tmp_pat
 def test_steps_are_written_as_they_come_and_a_disk_that_fails_ends_the_log(tmp_path: Path) -> None:
     log, file = StepLog(str(tmp_path), "e0"), tmp_path / "e0.steps.jsonl"
     for number in range(STEPS_PER_WRITE + 1):
-        log.note(outputs(number, 1))
+        log.record(outputs(number, 1))
     assert len(decode_steps(file.read_bytes())) == STEPS_PER_WRITE
     file.unlink()
     file.mkdir()
     log.write()
     for number in range(STEPS_PER_WRITE):
-        log.note(outputs(number, 1))
+        log.record(outputs(number, 1))
     assert [*file.iterdir()] == []
 
 
 def test_without_a_folder_nothing_is_written() -> None:
     log = StepLog("", "e0")
     for number in range(STEPS_PER_WRITE):
-        log.note(outputs(number, 1))
+        log.record(outputs(number, 1))
     log.write()

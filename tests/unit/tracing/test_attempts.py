@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.shared.queue.request_events import EventKind, RequestEvent
-from penstock.worker.serving.telling.attempt_ids import AttemptIds, span_id_of, trace_id_of
-from penstock.worker.serving.telling.attempt_spans import before_claim
+from penstock.worker.serving.reporting.attempt_ids import AttemptIds, span_id_of, trace_id_of
+from penstock.worker.serving.reporting.attempt_spans import before_claim
 
 
 def event(at: float, kind: EventKind, epoch: int = 0) -> RequestEvent:

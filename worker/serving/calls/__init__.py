@@ -1,1 +1,1 @@
-"""Control calls as a worker process answers them."""
+"""Control calls that a worker process answers."""

@@ -1,7 +1,7 @@
-"""Takes control calls from Redis and answers each once, whether the worker process or the core does what is asked.
+"""Receive control calls from Redis and answer each once, in the worker process or in the core.
 
-Calls are carried out one after the other, in the order in which they come, all but questions. Callers
-repeat a call that may have been lost: one whose id is known is passed over, for its reply is in Redis, or will be.
+Calls are executed one after the other in the order of arrival, except for queries. Callers repeat a call that may have
+been lost: a call with a known id is ignored, since its reply is in Redis or will be.
 """
 
 from __future__ import annotations
@@ -29,32 +29,33 @@ from ..leaving import LEAVE_PATIENCE_S
 from .sleep import SleepControl
 
 MAX_KNOWN_CALLS = 4096
-# They change nothing, so they wait for no other call, and are not worth a line in the log.
-_QUESTIONS = IsSleeping | Tokenize | Detokenize | GetTokenizer
+# Queries change nothing, so they wait for no other call and are not logged.
+_QUERIES = IsSleeping | Tokenize | Detokenize | GetTokenizer
 
 log = structlog.get_logger()
 
 
 class UndecodableCall(msgspec.Struct, frozen=True):
-    """Stands for a control command that this version cannot read; it is answered, too."""
+    """Placeholder for a control command that this version cannot decode. It gets a reply too."""
 
     call_id: str
     reason: str
 
 
 class ControlCalls:
-    """One engine's calls.
+    """Control calls of one engine.
 
     Args:
-        core: does what ``sleep`` does not.
+        core: executes the calls that this process does not.
+        sleep: executes the calls about sleep and the prefix cache.
     """
 
     def __init__(self, engine_id: str, calls: EngineCalls, core: CoreClient, sleep: SleepControl) -> None:
         self._engine_id = engine_id
         self._calls = calls
         self._core = core
-        self._works: set[asyncio.Task[None]] = set()
-        self._known: OrderedDict[str, None] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._recent_ids: OrderedDict[str, None] = OrderedDict()
         self._turn = asyncio.Lock()
         self._is_closed = False
         self._functions: dict[type, Callable[[Any], Awaitable[UtilityAnswer]]] = {
@@ -64,48 +65,48 @@ class ControlCalls:
             CollectiveRpc: self._collective_rpc,
         }
 
-    def answer_too(self, functions: dict[type, Callable[[Any], Awaitable[UtilityAnswer]]]) -> None:
-        """Have calls of further types answered, by what is there only once the core is ready."""
+    def add_functions(self, functions: dict[type, Callable[[Any], Awaitable[UtilityAnswer]]]) -> None:
+        """Add functions for further types of calls, which exist only once the core is ready."""
         self._functions |= functions
 
     def receive(self, command: ControlCommand | UndecodableCall) -> None:
-        """Begin with a call, unless it is known already. Returns at once."""
+        """Start a call, unless its id is known. Does not block."""
         call_id = command.call_id
-        if call_id in self._known:
+        if call_id in self._recent_ids:
             return
-        self._known[call_id] = None
-        if len(self._known) > MAX_KNOWN_CALLS:
-            self._known.popitem(last=False)
+        self._recent_ids[call_id] = None
+        if len(self._recent_ids) > MAX_KNOWN_CALLS:
+            self._recent_ids.popitem(last=False)
         if isinstance(command, UndecodableCall):
             work = self._refuse(call_id, ValidationError(f"the engine cannot read the call: {command.reason}"))
         elif self._is_closed:
-            work = self._refuse(call_id, EngineDeadError("the engine is leaving"))
+            work = self._refuse(call_id, EngineDeadError("the engine is stopping"))
         else:
             work = self._carry_out(command)
         task = asyncio.create_task(work)
-        self._works.add(task)
-        task.add_done_callback(self._works.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Break off what is under way, which its callers are told, and begin nothing more."""
+        """Cancel the calls in flight, reply to their callers, and refuse further calls."""
         self._is_closed = True
-        works = {*self._works}
-        # Each time, what a call waits for is broken off: at last that its caller is told.
-        while works:
-            for work in works:
-                work.cancel()
-            _, works = await asyncio.wait(works, timeout=LEAVE_PATIENCE_S)
+        tasks = {*self._tasks}
+        # Each cancellation ends one wait of a call, so repeat it: the last wait is that for the reply.
+        while tasks:
+            for task in tasks:
+                task.cancel()
+            _, tasks = await asyncio.wait(tasks, timeout=LEAVE_PATIENCE_S)
 
     async def _carry_out(self, command: ControlCommand) -> None:
         try:
             async with self._turn_of(command.call):
                 if await self._calls.now_ms() >= command.expires_at_ms:
-                    raise EngineTimeoutError("the engine came to the call too late, and has not begun it")
-                if not isinstance(command.call, _QUESTIONS):
+                    raise EngineTimeoutError("the call expired before the engine could start it")
+                if not isinstance(command.call, _QUERIES):
                     log.info("control_call", call=type(command.call).__name__, call_id=command.call_id)
                 answer = await self._functions.get(type(command.call), self._core.call)(command.call)
         except asyncio.CancelledError:
-            await self._refuse(command.call_id, EngineDeadError("the engine is leaving and has broken off the call"))
+            await self._refuse(command.call_id, EngineDeadError("the engine is stopping and has cancelled the call"))
             raise
         except PenstockError as error:
             await self._refuse(command.call_id, error)
@@ -116,7 +117,7 @@ class ControlCalls:
             await self._calls.reply(ControlReply(call_id=command.call_id, engine_id=self._engine_id, answer=answer))
 
     def _turn_of(self, call: Utility) -> AbstractAsyncContextManager[None]:
-        return nullcontext() if isinstance(call, _QUESTIONS) else self._turn
+        return nullcontext() if isinstance(call, _QUERIES) else self._turn
 
     async def _collective_rpc(self, call: CollectiveRpc) -> UtilityAnswer:
         try:
@@ -124,7 +125,7 @@ class ControlCalls:
                 return await self._core.call(call)
         except TimeoutError:
             raise EngineTimeoutError(
-                f"RPC method {shown(call.method)} has not returned within {call.timeout_s:g} s; it runs on to its end"
+                f"RPC method {shown(call.method)} did not return within {call.timeout_s:g} s; it continues to run"
             ) from None
 
     async def _refuse(self, call_id: str, error: PenstockError) -> None:

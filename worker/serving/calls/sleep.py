@@ -1,7 +1,7 @@
-"""Puts the engine to sleep and wakes it: what becomes of requests is decided here, what becomes of memory in the core.
-Also empties its cache, for which it may have to be cleared of requests as well.
+"""Put the engine to sleep, wake it, and reset its prefix cache: this module handles requests, the core handles memory.
 
-While it sleeps it claims nothing, and its lease and heart go on: its model counts as served, and requests wait.
+A sleeping engine claims nothing, but keeps its lease and sends heartbeats. So its model counts as served, and requests
+are queued.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ....shared.messages.worker_status import EngineState
 from ..claiming import ClaimLoop
 from ..core.client import CoreClient
 from ..partitions.served_partitions import ServedPartition, ServedPartitions
+from ..reporting.heartbeat import Heartbeat
+from ..reporting.request_observer import Departure, RequestObserver
 from ..requests.running_generations import RunningGenerations
-from ..telling.heartbeat import Heartbeat
-from ..telling.request_observer import Departure, RequestObserver
 
 log = structlog.get_logger()
 
 
 class SleepControl:
-    """Its parts are shared with the ``WorkerService``. One call at a time."""
+    """Handler of sleep and cache calls, one at a time. Its collaborators are shared with the ``WorkerService``."""
 
     def __init__(
         self,
@@ -54,40 +54,43 @@ class SleepControl:
         }
 
     async def sleep(self, call: Sleep) -> SleepState:
-        """Claim nothing more, clear the engine of its requests, and let the core give back its memory.
+        """Pause claiming, clear the engine of requests, and have the core release its memory.
 
-        If that fails, an engine that is awake serves on.
+        After a failure, an engine that is awake continues to serve.
         """
         try:
             await self.clear(call.mode, call.drain_timeout_s)
             state = await self._ask(call)
         except Exception:
-            await self.go_on()
+            await self.resume()
             raise
-        await self._follow(state)
+        await self._apply(state)
         return state
 
     async def wake_up(self, call: WakeUp) -> SleepState:
-        """Let the core take its memory again; when all is back, serve."""
+        """Have the core allocate its memory again; serve once all of it is back."""
         state = await self._ask(call)
-        await self._follow(state)
+        await self._apply(state)
         return state
 
     async def reset_prefix_cache(self, call: ResetPrefixCache) -> UtilityAnswer:
-        """Let the core forget its cache; if that is wanted, all that runs is queued again before, here or elsewhere."""
+        """Reset the core's prefix cache. If requested, return running requests to the queue before that."""
         if not call.reset_running_requests:
             return await self._core.call(call)
         try:
             await self.clear("keep", 0.0)
             return await self._core.call(call)
         finally:
-            await self.go_on()
+            await self.resume()
 
     async def clear(self, mode: str, timeout_s: float, *, may_hand_back: bool = True) -> None:
-        """Claim nothing more until ``go_on``, and clear the engine of its requests, as ``Sleep.mode`` says.
+        """Pause claiming until ``resume``, and clear the engine of requests in the way of ``Sleep.mode``.
+
+        Args:
+            may_hand_back: whether requests that still run after ``timeout_s`` may return to the queue.
 
         Raises:
-            EngineTimeoutError: with "wait" some still run after ``timeout_s``, and are not to be queued again.
+            EngineTimeoutError: mode is "wait", requests still run after ``timeout_s``, and ``may_hand_back`` is False.
         """
         await self._claiming.pause()
         await self._modes[mode](timeout_s)
@@ -95,12 +98,12 @@ class SleepControl:
             raise EngineTimeoutError(f"{len(self._live)} requests still run after {timeout_s:g} s (drain_timeout_s)")
         await self._hand_back()
 
-    async def go_on(self) -> None:
+    async def resume(self) -> None:
         """Serve again after ``clear``, if the core is awake."""
-        await self._follow(await self._ask(IsSleeping()))
+        await self._apply(await self._ask(IsSleeping()))
 
-    async def _follow(self, state: SleepState) -> None:
-        """Serve if the core is awake, and say what it does."""
+    async def _apply(self, state: SleepState) -> None:
+        """Apply the state of the core: report it, and claim again if the core is awake."""
         if state.is_sleeping:
             self._heartbeat.state = EngineState.SLEEPING
         else:
@@ -109,7 +112,7 @@ class SleepControl:
         await self._heartbeat.beat()
 
     async def _keep(self, _: float) -> None:
-        """All is handed back, as it is."""
+        """Do nothing: requests are released as they are."""
 
     async def _wait(self, timeout_s: float) -> None:
         try:
@@ -123,13 +126,13 @@ class SleepControl:
             delta = generation.cut_off(FinishReason.ABORT)
             publisher = self._parts[generation.partition].publisher
             publisher.publish(generation.request_id, generation.epoch, delta)
-            self._observer.note_end(generation, delta)
+            self._observer.record_end(generation, delta)
             self._forget(generation.request_id)
 
     async def _hand_back(self) -> None:
-        """Give what is still here to others, with all that it has generated in Redis."""
+        """Return all requests to the queue, after all that they have generated is in Redis."""
         for generation in self._live.all():
-            self._observer.note_departure(generation, Departure.HANDED_BACK)
+            self._observer.record_departure(generation, Departure.HANDED_BACK)
             self._forget(generation.request_id)
         num_returned = sum(await asyncio.gather(*map(self._release, self._parts)))
         if num_returned:
@@ -137,7 +140,7 @@ class SleepControl:
 
     async def _release(self, part: ServedPartition) -> int:
         await part.publisher.flush()
-        # What Redis says, not what we know: the reply of a claim may have been lost.
+        # Ask Redis for the claims, because the reply of a claim may have been lost.
         claims = await part.broker.claims(self._engine_id)
         return await part.broker.release(claims) if claims else 0
 

@@ -1,4 +1,4 @@
-"""Control calls about text, which the worker process answers: it has the tokenizer."""
+"""Control calls about text. The worker process answers them, because it has the tokenizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...text.tokenizer import TOKENIZER_FILE, TextCodec
 
 
 class TextCalls:
-    """Answers with one model's tokenizer and chat template; ``folder`` is the model's."""
+    """Text calls to one model, answered with its tokenizer and chat template; ``folder`` is the model's folder."""
 
     def __init__(self, folder: Path, codec: TextCodec, max_model_len: int, vocab_size: int) -> None:
         self._folder = folder
@@ -27,7 +27,7 @@ class TextCalls:
 
     @property
     def functions(self) -> dict[type, Callable[[Any], Awaitable[UtilityAnswer]]]:
-        """By type of call, what answers it."""
+        """Functions that answer calls, by type of call."""
         return {Tokenize: self._tokenize, Detokenize: self._detokenize, GetTokenizer: self._get_tokenizer}
 
     async def _tokenize(self, call: Tokenize) -> TokenizedText:

@@ -1,1 +1,1 @@
-"""The engine core as its worker process has it: started, spoken to, watched, and its end judged."""
+"""The engine core from the worker process's side: start it, exchange messages, watch it, and classify its exit."""

@@ -1,4 +1,4 @@
-"""Starts an engine core, shakes hands with it, and talks to it.
+"""Start an engine core, shake hands with it, and exchange messages with it.
 
 core                         worker process
 Hello(version, pid)   ──▶
@@ -41,16 +41,16 @@ from .process import CoreProcess, Launch, start_core
 from .trace import CoreTrace
 
 SHUTDOWN_TIMEOUT_S = 5.0
-# How long a core may take to end once it has let go of the channel.
+# How long a core may take to exit once it has closed the channel.
 EXIT_TIMEOUT_S = 10.0
-# How long a hanging core is given to write down where it hangs.
+# How long a hanging core may take to write its traceback.
 TRACE_TIMEOUT_S = 5.0
 
 _STARTUP_ERRORS: dict[str, type[PenstockError]] = {cls.code: cls for cls in (ConfigurationError, ModelLoadError)}
 
 
 class CoreStartupError(PenstockError):
-    """The engine core could not start for a reason nobody foresaw; ``trace`` is its own traceback."""
+    """The engine core failed to start for an unexpected reason; ``trace`` is its traceback."""
 
     code = "core_startup_failed"
 
@@ -60,7 +60,7 @@ class CoreStartupError(PenstockError):
 
 
 class CoreLostError(EngineDeadError):
-    """The engine core ended during start-up, without saying what is wrong; ``death`` is what is known."""
+    """The engine core ended during start-up without reporting an error; ``death`` describes the exit."""
 
     def __init__(self, death: CoreDeath) -> None:
         super().__init__(f"{death.reason} during start-up")
@@ -78,17 +78,17 @@ class LoadTimeoutError(CoreLostError):
 
 
 class CoreClient:
-    """The worker process's hold on its engine core.
+    """The worker process's connection to its engine core.
 
     Args:
         on_outputs: called with each step's outputs.
-        log_options: options of the core's command line that say how it logs.
-        engine_id: whose core it is.
-        fork_server: socket of the fork server that starts it; without one it is started by itself.
+        log_options: logging options of the core's command line.
+        engine_id: id of the engine that the core belongs to.
+        fork_server: socket of the fork server that starts the core; empty to start it as a new process.
 
     Attributes:
-        dead: set when the core is gone, for whatever reason; ``end`` says which.
-        progress: what the core is doing, known without asking it.
+        dead: set when the core has exited or closed its channel; ``end`` returns the cause.
+        progress: progress of the core, in shared memory.
     """
 
     def __init__(
@@ -118,17 +118,17 @@ class CoreClient:
 
     @property
     def pid(self) -> int:
-        """Process id of the core; 0 before it was started."""
+        """Process id of the core; 0 before its start."""
         return self._process.pid if self._process is not None else 0
 
     async def start(self, config: EngineConfig, visible_devices: str | None) -> Ready:
         """Start the core and wait until its model is loaded.
 
         Raises:
-            ConfigurationError, ModelLoadError: what the core says is wrong with its configuration or model.
-            CoreStartupError: it failed in another way; carries its traceback.
-            CoreLostError: it died without a word.
-            LoadTimeoutError: it hung, and ``kill_loading`` was called.
+            ConfigurationError, ModelLoadError: the core reported an error in its configuration or model.
+            CoreStartupError: the core reported another error; carries its traceback.
+            CoreLostError: the core ended without a report.
+            LoadTimeoutError: the core hung, and ``kill_loading`` was called.
         """
         ours, theirs = socket_pair()
         self._num_oom_kills_before = await asyncio.to_thread(num_oom_kills)
@@ -154,26 +154,26 @@ class CoreClient:
         return await self._expect(Ready)
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Hand a request over; its outputs come through ``on_outputs``."""
+        """Send a request to the core; its outputs arrive through ``on_outputs``."""
         self._send(request)
 
     def abort_requests(self, request_ids: list[str]) -> None:
-        """Stop computing these; unknown ones are ignored."""
+        """Stop computing these requests; unknown ids are ignored."""
         self._send(AbortRequests(request_ids))
 
     def tell(self, message: StartWave | LeaveWave) -> None:
-        """Hand on what the core of a rank has to hear of its group."""
+        """Send a message of the data-parallel group to the core of a rank."""
         self._send(message)
 
     async def call(self, call: Utility) -> UtilityAnswer:
-        """Ask the core something and return its answer.
+        """Send a call to the core and return its answer.
 
         Raises:
-            EngineDeadError: the core is gone.
-            PenstockError: it says that the call failed, and how.
+            EngineDeadError: the core has exited.
+            PenstockError: the core reported that the call failed.
         """
         if self.dead.is_set():
-            raise EngineDeadError("the engine core is gone")
+            raise EngineDeadError("the engine core has exited")
         call_id = next(self._call_ids)
         answer: asyncio.Future[UtilityAnswer] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = answer
@@ -181,7 +181,7 @@ class CoreClient:
         return await answer
 
     async def stop(self) -> None:
-        """End the core: asked first, killed after ``SHUTDOWN_TIMEOUT_S``."""
+        """Ask the core to exit, and kill it after ``SHUTDOWN_TIMEOUT_S``."""
         if self._process is not None:
             self._send(Shutdown())
             try:
@@ -195,24 +195,24 @@ class CoreClient:
         self._trace.close()
 
     def kill(self, finding: str) -> None:
-        """Kill a core that hangs, once it has written down where, if it can. ``finding`` is the stall watch's."""
+        """Kill a core that hangs, after it has written its traceback if it can. ``finding`` describes the hang."""
         if self._killing is None and not self.dead.is_set():
             self._killing = asyncio.create_task(self._kill_hanging(finding))
 
     def kill_loading(self, finding: str) -> None:
-        """``kill`` a core that hangs while ``start`` waits for it, which then says so."""
+        """Kill a core that hangs while loading; ``start`` then raises ``LoadTimeoutError``."""
         if self._process is not None:
             self._loss = LoadTimeoutError
             self.kill(finding)
 
     def end_for(self, reason: str) -> None:
-        """Kill a core that cannot go on, for which neither it nor its requests are to blame."""
+        """Kill a core that cannot continue for an external ``reason``, which is not the fault of its requests."""
         if self._process is not None and not self.dead.is_set():
             self._cause = Cause(reason, is_external=True)
             self._kill()
 
     async def end(self) -> CoreDeath:
-        """Say how the core ended; waits for its end, and helps if it lets go of the channel but does not exit."""
+        """Wait for the end of the core and return its cause. Kill a core that closed its channel but does not exit."""
         assert self._process is not None
         await self.dead.wait()
         try:
@@ -237,7 +237,7 @@ class CoreClient:
             await self._trace.settle(TRACE_TIMEOUT_S)
         if not self.dead.is_set():
             self._cause = cause
-            # With what it has started, a compiler or a server, which would go on, and may be what it waits for.
+            # Also kill its children, such as a compiler or a server: they would continue, and it may wait for them.
             await asyncio.to_thread(kill_process_tree, self._process.pid)
             self._kill()
 
@@ -255,14 +255,14 @@ class CoreClient:
         if message is None:
             raise self._loss(await self.end())
         if isinstance(message, StartupFailed):
-            known = _STARTUP_ERRORS.get(message.code)
-            raise known(message.message) if known else CoreStartupError(message.message, message.trace)
+            error_type = _STARTUP_ERRORS.get(message.code)
+            raise error_type(message.message) if error_type else CoreStartupError(message.message, message.trace)
         if not isinstance(message, kind):
-            raise EngineDeadError(f"the engine core sent {type(message).__name__} where {kind.__name__} was due")
+            raise EngineDeadError(f"the engine core sent {type(message).__name__} instead of {kind.__name__}")
         return message
 
     async def _watch(self, process: CoreProcess) -> None:
-        """The process's own end counts too, should somebody else hold its socket open."""
+        """Wait for the exit of the process, in case another process holds its socket open."""
         await process.wait()
         self._on_lost()
 
@@ -283,7 +283,7 @@ class CoreClient:
         elif output.error is not None:
             answer.set_exception(from_wire(output.error.code, output.error.message, retryable=False))
         else:
-            answer.set_exception(EngineCallError("the engine core gave neither an answer nor an error"))
+            answer.set_exception(EngineCallError("the engine core returned neither an answer nor an error"))
 
     def _on_lost(self) -> None:
         if self.dead.is_set():
@@ -292,5 +292,5 @@ class CoreClient:
         self._handshake.put_nowait(None)
         for answer in self._calls.values():
             if not answer.done():
-                answer.set_exception(EngineDeadError("the engine core is gone"))
+                answer.set_exception(EngineDeadError("the engine core has exited"))
         self._calls.clear()

@@ -1,4 +1,4 @@
-"""Why an engine core ended, and who is to blame: the engine and its requests, or something outside."""
+"""Classify the end of an engine core: caused by the engine and its requests, or from outside."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import msgspec
 from ...exit_status import GROUP_BROKEN
 from ...process_tree import is_own_fault, is_stopped, stopped_child
 
-# How the traceback of a core ends that has lost a rank (`engine/ranks/errors.py`), to somebody outside or not.
+# Exceptions of a core that has lost a rank (`engine/ranks/errors.py`), and whether the cause was external.
 _RANK_LOST = {"RankKilledError": True, "RankLostError": False}
 
 
 class Cause(NamedTuple):
-    """A sentence for people, and whether the death came from outside."""
+    """Cause of a death: a sentence for people, and whether it came from outside."""
 
     reason: str
     is_external: bool
 
 
 class CoreDeath(msgspec.Struct, frozen=True):
-    """How a core ended.
+    """End of a core.
 
     Args:
         reason: a sentence for people.
-        is_external: it was ended from outside, so its requests are not to blame.
-        last_step: how many steps it had made.
-        trace: its traceback, of Python or of the fault handler; empty if it left none.
+        is_external: whether it was ended from outside, so that its requests are not the cause.
+        last_step: number of steps that it had executed.
+        trace: its traceback, of Python or of the fault handler; empty without one.
     """
 
     reason: str
@@ -38,12 +38,13 @@ class CoreDeath(msgspec.Struct, frozen=True):
 
 
 def cause_of_exit(returncode: int | None, *, num_oom_kills: int = 0, trace: str = "") -> Cause:
-    """Tell from the exit of a core that nobody here has killed.
+    """Return the cause of the exit of a core that this process did not kill.
 
     Args:
-        returncode: as of ``Popen``: minus the signal, if one ended it. None: it let go of its channel but did not exit.
-        num_oom_kills: how many processes the kernel has killed for want of memory while the core lived.
-        trace: what the core left; that of an exception ends with its name.
+        returncode: as that of ``Popen``: the negative number of a signal that ended it. None if it closed its channel
+            but did not exit.
+        num_oom_kills: number of processes that the kernel killed for lack of memory while the core ran.
+        trace: traceback of the core; that of an exception ends with the exception's name and message.
     """
     if trace and (returncode is None or returncode > 0):
         last_line = trace.splitlines()[-1]
@@ -65,7 +66,7 @@ def cause_of_exit(returncode: int | None, *, num_oom_kills: int = 0, trace: str 
 
 
 def cause_of_stall(sentence: str, pid: int) -> Cause:
-    """Tell of a core that stalled, as long as it lives: if it was stopped by a signal, the stall is not its own."""
+    """Return the cause of a stall, while the core still exists: external if a signal has stopped it or a rank."""
     if is_stopped(pid):
         return Cause(f"{sentence}: it was stopped by a signal", is_external=True)
     rank_pid = stopped_child(pid)

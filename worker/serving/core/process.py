@@ -1,4 +1,4 @@
-"""Starts the process of an engine core: forked by the fork server where there is one, else from nothing."""
+"""Start the process of an engine core: forked by the fork server if one runs, otherwise as a new process."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from ....shared.child_process import start_child
 from ...forked_process import NotForkedError, fork_process
 from ...forking import FORK_VERSION, ForkCore
 
-# The first core of a host waits until the fork server has imported all, as it would for its own imports.
+# The first core of a host waits until the fork server has imported its modules, which takes as long as in the core.
 FORK_TIMEOUT_S = 120.0
 
 log = structlog.get_logger(__name__)
 
 
 class CoreProcess(Protocol):
-    """A running core, whoever its parent is."""
+    """A running core, a child of this process or of the fork server."""
 
     @property
     def pid(self) -> int: ...
 
     async def wait(self) -> int:
-        """Return its exit status as ``Popen.returncode``, once it has ended."""
+        """Wait for its exit and return the exit status as ``Popen.returncode``."""
         ...
 
     def send_signal(self, number: int, /) -> None:
-        """Any signal.
+        """Send it a signal.
 
         Raises:
-            ProcessLookupError: it has ended.
+            ProcessLookupError: it has exited.
         """
         ...
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What a core is started with.
+    """Parameters of the start of a core.
 
     Args:
-        engine_id: whose core it is.
-        visible_devices: its CUDA_VISIBLE_DEVICES; None leaves the environment alone.
-        log_options: options of its command line that say how it logs.
+        engine_id: id of the engine that the core belongs to.
+        visible_devices: its CUDA_VISIBLE_DEVICES; None to inherit this process's.
+        log_options: logging options of its command line.
         channel, progress, trace: descriptors that it inherits.
-        module: the program of its core.
-        python: the interpreter; empty: this one.
+        module: program of the core.
+        python: its interpreter; empty for this process's.
     """
 
     engine_id: str
@@ -62,7 +62,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     python: str = ""
 
     def request(self) -> ForkCore:
-        """What asks a fork server for this core, to be sent with ``channel``, ``progress``, ``trace``, out and err."""
+        """Return the request for a fork server; send it with the descriptors channel, progress, trace, out and err."""
         return ForkCore(
             version=FORK_VERSION,
             engine_id=self.engine_id,
@@ -73,7 +73,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def environment(self) -> dict[bytes, bytes]:
-        """This process's own, with the devices it may see."""
+        """Return this process's environment, with the devices that the core may use."""
         environment = dict(os.environb)
         if self.visible_devices is not None:
             environment[b"CUDA_VISIBLE_DEVICES"] = self.visible_devices.encode()
@@ -81,12 +81,12 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def start_core(launch: Launch, fork_server: str) -> CoreProcess:
-    """Start a core as ``launch`` says; ``fork_server`` is the socket of one, or empty.
+    """Start a core with ``launch``. ``fork_server`` is the socket of a fork server, or empty.
 
-    A fork server that is away or refuses costs time, never the start.
+    If the fork server is unreachable or refuses, the core is started as a new process, which takes longer.
 
     Raises:
-        OSError: the host has no room for another process.
+        OSError: the host cannot start another process.
     """
     if fork_server:
         try:
@@ -94,7 +94,7 @@ async def start_core(launch: Launch, fork_server: str) -> CoreProcess:
             process = await fork_process(fork_server, launch.request(), descriptors, FORK_TIMEOUT_S)
         except NotForkedError as error:
             reason = str(error)
-            log.warning("core_not_forked", reason=reason, remedy="it is started by itself, which takes longer")
+            log.warning("core_not_forked", reason=reason, remedy="the core starts as a new process, which takes longer")
         else:
             log.info("core_started", core_pid=process.pid, is_forked=True)
             return process

@@ -1,1 +1,1 @@
-"""A core that loads: how long it may stand still, and weights that change while it serves."""
+"""Loading of an engine core: detection of a hang, and replacement of weights while it serves."""

@@ -1,4 +1,4 @@
-"""What can be seen of a core that loads, without its help: a core that hangs cannot say so."""
+"""Observe a loading core from outside, because a core that hangs cannot report it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from .watch import Activity, LoadWatch
 
 
 async def until_hung(core: CoreClient, load_timeout_s: float) -> str:
-    """Return what is found when ``core``, which loads, has stood still for so long; else never."""
+    """Return a description of the hang once ``core`` has made no progress for ``load_timeout_s`` while loading."""
 
-    async def see() -> Activity | None:
+    async def observe() -> Activity | None:
         pid, entered_ns = core.pid, core.progress.read().phase_entered_ns
         return await asyncio.to_thread(core_activity, pid, entered_ns) if pid else None
 
-    return await LoadWatch(see, load_timeout_s).run()
+    return await LoadWatch(observe, load_timeout_s).run()
 
 
 def core_activity(pid: int, entered_ns: int) -> Activity:
-    """Look at the core ``pid`` and all that it has started; those that have gone meanwhile count for nothing.
+    """Return the activity of the core ``pid`` and its descendants; processes that have exited are skipped.
 
     Args:
-        entered_ns: when its phase began, as it tells itself.
+        entered_ns: when the core entered its phase, as the core reports.
     """
     pids: set[int] = set()
     num_bytes = rss_bytes = 0
@@ -48,10 +48,10 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def _moved_bytes(process: psutil.Process) -> int:
-    """What it has read and written: by calls, and what the kernel has fetched for memory that maps a file."""
+    """Return the bytes read and written: by system calls, and by the kernel for memory that maps a file."""
     try:
         counters = process.io_counters()
-    except (psutil.AccessDenied, AttributeError, NotImplementedError):  # somebody else's, or no such figures here
+    except (psutil.AccessDenied, AttributeError, NotImplementedError):  # another user's, or no counters on this host
         return 0
     called = getattr(counters, "read_chars", 0) + getattr(counters, "write_chars", 0)
     return called + counters.read_bytes + counters.write_bytes

@@ -1,4 +1,4 @@
-"""Other weights for an engine that serves: what becomes of requests is decided here, of the weights in the core."""
+"""Replace the weights of a serving engine: this module handles the requests, the core handles the weights."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ....shared.errors import BrokerError
 from ....shared.messages.from_core import Ready
 from ..calls.sleep import SleepControl
 from ..core.client import CoreClient
-from ..telling.heartbeat import Heartbeat
+from ..reporting.heartbeat import Heartbeat
 from .activity import until_hung
 
 log = structlog.get_logger(__name__)
 
 
 class WeightsReloading:
-    """Its parts are shared with the ``WorkerService``. One control call at a time.
+    """Handler of ``ReloadWeights``, one call at a time. Its collaborators are shared with the ``WorkerService``.
 
     Args:
-        ready: whose ``weights_version`` each generation is told that begins.
-        on_reloaded: called as soon as other weights are in place, before anybody hears of it: should the engine die
-            then, its next life begins with these.
-        load_timeout_s: how long the core may stand still while it reads.
+        ready: its ``weights_version`` is updated; each new generation reports it.
+        on_reloaded: called as soon as the new weights are in place, before any client is informed. If the engine dies
+            after it, its next process loads the new weights.
+        load_timeout_s: how long the core may make no progress while it reads.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class WeightsReloading:
         self._load_timeout_s = load_timeout_s
 
     async def reload(self, call: ReloadWeights) -> WeightsReloaded:
-        """Let the core look at the folder; then claim nothing, clear it of requests, and let it change.
+        """Have the core check the folder; then pause claiming, clear the core of requests, and replace its weights.
 
-        Whatever fails, the engine serves on with what it had, or its core ends.
+        After a failure the engine continues with its previous weights, or its core ends.
         """
         checked = await self._ask(msgspec.structs.replace(call, only_check=True))
         if call.only_check:
@@ -59,9 +59,9 @@ class WeightsReloading:
             self._ready.weights_version = answer.version
             self._heartbeat.weights_folder, self._heartbeat.weights_version = answer.path, answer.version
             self._on_reloaded()
-            await self._heartbeat.tell_version(answer.version)
+            await self._heartbeat.set_model_version(answer.version)
         finally:
-            await self._sleep.go_on()
+            await self._sleep.resume()
         return answer
 
     async def _ask(self, call: ReloadWeights) -> WeightsReloaded:
@@ -73,11 +73,11 @@ class WeightsReloading:
             watching.cancel()
         if not isinstance(answer, WeightsReloaded):
             raise BrokerError(f"the engine core answered {type(call).__name__} with {type(answer).__name__}")
-        # The core knows a digest, whatever name they were started with.
+        # The core knows only the digest; the weights may have been started under another name.
         return msgspec.structs.replace(answer, former_version=former)
 
     async def _watch(self) -> None:
-        """Kill a core that hangs over a folder: it began its life with another, and will again."""
+        """Kill a core that hangs while it reads the folder; its next process loads the previous weights."""
         finding = await until_hung(self._core, self._load_timeout_s)
         log.error("load_timed_out", finding=finding, core_pid=self._core.pid)
         self._core.kill(finding)

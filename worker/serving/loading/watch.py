@@ -1,8 +1,8 @@
-"""Finds a core that hangs while it loads: for so long nothing at all has moved.
+"""Detect a core that hangs while loading, which means that it makes no progress for the load timeout.
 
-A large model takes as long as it takes. What counts as progress is seen from outside: a stage that the core reports,
-bytes read or written, more memory than ever before, a process that it starts. Time on the processor does not count, or
-a core that waits in a loop would load for ever.
+Loading itself has no time limit, because models differ in size. Progress is observed from outside: a phase that the
+core enters, bytes read or written, more memory than ever before, a process that it starts. CPU time does not count,
+or a core that waits in a busy loop would load for ever.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-LOOKS_PER_TIMEOUT = 20
+CHECKS_PER_TIMEOUT = 20
 MAX_INTERVAL_S = 2.0
 MAX_OVERSLEEP_S = 1.0
-# Less is a library that polls.
+# A library that polls moves less.
 MIN_MOVED_BYTES = 1 << 20
 
 
 class Activity(msgspec.Struct, frozen=True):
-    """One look at a core and what it has started.
+    """Observation of a core and its descendants at one time.
 
     Args:
-        entered_ns: when the stage began that the core reports.
-        num_bytes: read and written so far.
-        rss_bytes: memory that they hold.
-        pids: who they are.
+        entered_ns: when the core entered the phase that it reports.
+        num_bytes: bytes read and written so far.
+        rss_bytes: resident memory of all processes.
+        pids: ids of all processes.
     """
 
     entered_ns: int = 0
@@ -37,44 +37,44 @@ class Activity(msgspec.Struct, frozen=True):
 
 
 class LoadWatch:
-    """Watches one core until it is ready.
+    """Watch of one core until it is ready.
 
     Args:
-        see: takes a look at the core; None while there is none.
-        load_timeout_s: how long nothing may move; 0 lets it load for ever.
+        observe: returns the core's activity; None while the core does not exist.
+        load_timeout_s: how long the core may make no progress; 0 without a limit.
     """
 
     def __init__(
         self,
-        see: Callable[[], Awaitable[Activity | None]],
+        observe: Callable[[], Awaitable[Activity | None]],
         load_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._see = see
+        self._observe = observe
         self._timeout_s = load_timeout_s
-        self._interval_s = min(MAX_INTERVAL_S, load_timeout_s / LOOKS_PER_TIMEOUT)
+        self._interval_s = min(MAX_INTERVAL_S, load_timeout_s / CHECKS_PER_TIMEOUT)
         self._max_oversleep_s = min(MAX_OVERSLEEP_S, load_timeout_s / 2)
         self._clock = clock
-        self._counted = Activity()
-        self._looked_at = self._still_since = clock()
+        self._peak = Activity()
+        self._checked_at = self._still_since = clock()
 
     async def run(self) -> str:
-        """Look on until the core hangs, and say so in a sentence."""
+        """Watch until the core hangs, and return a sentence that says so."""
         if not self._timeout_s:
             await asyncio.Event().wait()
-        self._looked_at = self._still_since = self._clock()
+        self._checked_at = self._still_since = self._clock()
         while True:
             await asyncio.sleep(self._interval_s)
-            finding = self.look(await self._see())
+            finding = self.check(await self._observe())
             if finding is not None:
                 return finding
 
-    def look(self, seen: Activity | None) -> str | None:
-        """Count what was seen; returns the finding if the core hangs."""
+    def check(self, activity: Activity | None) -> str | None:
+        """Process an observation. Returns a sentence if the core hangs."""
         now = self._clock()
-        overslept_s = now - self._looked_at - self._interval_s
-        self._looked_at = now
-        if seen is None or overslept_s > self._max_oversleep_s or self._has_moved(seen):
+        overslept_s = now - self._checked_at - self._interval_s
+        self._checked_at = now
+        if activity is None or overslept_s > self._max_oversleep_s or self._has_moved(activity):
             self._still_since = now
         still_s = now - self._still_since
         if still_s < self._timeout_s:
@@ -84,20 +84,20 @@ class LoadWatch:
             "took no memory and reported no progress"
         )
 
-    def _has_moved(self, seen: Activity) -> bool:
-        counted = self._counted
+    def _has_moved(self, activity: Activity) -> bool:
+        peak = self._peak
         has_moved = (
-            seen.entered_ns != counted.entered_ns
-            or seen.num_bytes >= counted.num_bytes + MIN_MOVED_BYTES
-            or seen.rss_bytes >= counted.rss_bytes + MIN_MOVED_BYTES
-            or not seen.pids <= counted.pids
+            activity.entered_ns != peak.entered_ns
+            or activity.num_bytes >= peak.num_bytes + MIN_MOVED_BYTES
+            or activity.rss_bytes >= peak.rss_bytes + MIN_MOVED_BYTES
+            or not activity.pids <= peak.pids
         )
         if has_moved:
-            # The most of each: memory that goes up and down is no progress, nor is a process that ends.
-            self._counted = Activity(
-                seen.entered_ns,
-                max(seen.num_bytes, counted.num_bytes),
-                max(seen.rss_bytes, counted.rss_bytes),
-                seen.pids | counted.pids,
+            # Compare with the maximum, because memory that goes up and down is no progress, nor is a process that ends.
+            self._peak = Activity(
+                activity.entered_ns,
+                max(activity.num_bytes, peak.num_bytes),
+                max(activity.rss_bytes, peak.rss_bytes),
+                activity.pids | peak.pids,
             )
         return has_moved

@@ -1,1 +1,1 @@
-"""The partitions of its model, as a worker process serves them."""
+"""The partitions of a model that a worker process serves."""

@@ -1,6 +1,6 @@
-"""What goes on in every partition that an engine serves: its lease is renewed, it is listened to and written to.
+"""Background work in every partition that an engine serves: renew its lease, subscribe to its channels, write deltas.
 
-Side by side, so that one whose Redis is away keeps nobody from the others.
+The partitions are handled concurrently, so that an unreachable Redis does not delay the others.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from ....shared.connection import Subscriber, Subscription
 from ....shared.side_by_side import SideBySide
 from ..claiming import ClaimLoop
 from ..requests.running_generations import RunningGenerations
-from .served_partitions import LOOK_EVERY_S, ServedPartition, ServedPartitions
+from .served_partitions import REFRESH_EVERY_S, ServedPartition, ServedPartitions
 
 LEASE_RENEWALS_PER_TTL = 3
-# For as long as it takes.
-NO_HURRY_S = 1e6
+NO_TIMEOUT_S = 1e6
 
 
 class PartitionUpkeep:
-    """``take_leases``, ``begin``, ``run`` until cancelled, ``stop``, ``end``.
+    """Leases, subscriptions and publishers of all partitions of one engine.
+
+    Call ``take_leases``, ``begin``, ``run`` until cancelled, ``stop``, ``end``, in this order.
 
     Args:
-        on_command: takes what is told to the engine; ``on_stale`` what a renewal has found stale: partition, id, epoch.
+        on_command: called with each encoded command to the engine.
+        on_stale: called with partition, request_id and epoch of each claim that a renewal showed to be stale.
     """
 
     def __init__(
@@ -53,17 +55,17 @@ class PartitionUpkeep:
         self._has_another = asyncio.Event()
 
     async def take_leases(self) -> None:
-        """Hold the engine's lease in all partitions; ``run`` renews it."""
-        await self._parts.look()
-        await self._renew_all(self._parts, self._parts.patience_s or NO_HURRY_S)
+        """Acquire the engine's lease in all partitions; ``run`` renews it."""
+        await self._parts.refresh()
+        await self._renew_all(self._parts, self._parts.patience_s or NO_TIMEOUT_S)
 
     async def begin(self) -> None:
-        """Hear what is meant for this engine, and publish; where a Redis is away, later."""
+        """Subscribe to this engine's channels and start to publish; later where a Redis is unreachable."""
         await self._attend_all(self._parts)
 
     async def run(self) -> None:
-        """Renew leases, and serve the partitions that the model is given. Raises what ends a publisher."""
-        works = [asyncio.create_task(work) for work in (self._renew_forever(), self._look_forever(), self._watch())]
+        """Renew leases, and serve partitions added to the model. Raises the exception that ends a publisher."""
+        works = [asyncio.create_task(work) for work in (self._renew_forever(), self._refresh_forever(), self._watch())]
         try:
             done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -74,7 +76,7 @@ class PartitionUpkeep:
             await asyncio.gather(*works, return_exceptions=True)
 
     async def flush(self, part: ServedPartition) -> None:
-        """Wait until everything published there is in Redis, unless its publisher has ended."""
+        """Wait until everything published to ``part`` is in Redis, unless its publisher has ended."""
         publishing = self._publishing.get(part)
         if publishing is None or publishing.done():
             return
@@ -83,17 +85,17 @@ class PartitionUpkeep:
         flushing.cancel()
 
     async def stop(self) -> None:
-        """Renew no more: a lease that is given up must not come back. Doing it twice does nothing."""
+        """Stop renewing, because a released lease must not return. A second call does nothing."""
         await asyncio.gather(self._renewals.close(), self._attentions.close())
 
     async def end(self) -> None:
-        """Publish no more; doing it twice does nothing."""
+        """Stop publishing. A second call does nothing."""
         for task in self._publishing.values():
             task.cancel()
         await asyncio.gather(*self._publishing.values(), return_exceptions=True)
 
     async def _attend_all(self, parts: Iterable[ServedPartition]) -> None:
-        for error in await self._attentions.round(parts, self._parts.patience_s or NO_HURRY_S):
+        for error in await self._attentions.round(parts, self._parts.patience_s or NO_TIMEOUT_S):
             raise error
 
     async def _attend(self, part: ServedPartition) -> None:
@@ -110,7 +112,7 @@ class PartitionUpkeep:
         subscribed.append(await self._subscriber.subscribe(keys.engine_commands(self._engine_id), self._on_command))
 
     async def _leave(self, part: ServedPartition) -> None:
-        """The model has it no more; its lease ends by itself."""
+        """Stop serving a partition that was removed from the model; its lease expires."""
         for subscription in self._subscriptions.pop(part, []):
             self._subscriber.unsubscribe(subscription)
         publishing = self._publishing.pop(part, None)
@@ -119,7 +121,7 @@ class PartitionUpkeep:
             await asyncio.gather(publishing, return_exceptions=True)
 
     async def _watch(self) -> None:
-        """Raises what ends a publisher."""
+        """Raise the exception that ends a publisher, as soon as one ends."""
         while True:
             self._has_another.clear()
             another = asyncio.create_task(self._has_another.wait())
@@ -128,10 +130,10 @@ class PartitionUpkeep:
             for task in done & {*self._publishing.values()}:
                 task.result()
 
-    async def _look_forever(self) -> None:
+    async def _refresh_forever(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            if added := await self._parts.look():
+            await asyncio.sleep(REFRESH_EVERY_S)
+            if added := await self._parts.refresh():
                 await self._renew_all(added, 0.0)
                 await self._attend_all(added)
                 self._claiming.wake()
@@ -142,7 +144,7 @@ class PartitionUpkeep:
         interval_s = self._lease_ttl_s / LEASE_RENEWALS_PER_TTL
         while True:
             await asyncio.sleep(interval_s)
-            # An idle engine polls, which renews its lease as well.
+            # An idle engine polls for requests, which renews its lease too.
             due = [part for part in self._parts if len(self._live) or not part.has_claimed_within(2 * interval_s)]
             await self._renew_all(due, interval_s / 2)
 

@@ -1,8 +1,9 @@
-"""The partitions of its model, as an engine serves them: most models have one.
+"""The partitions of a model, as one engine serves them; most models have one.
 
-An engine begins with its homes (``shared/partitions/homes.py``). If they leave it room, it helps out where most waits,
-and then says everywhere that it has room, so that what comes anywhere can wake it. A partition whose Redis is away is
-set aside until it answers, so that it keeps nobody from the others.
+An engine claims from its home partitions first (``shared/partitions/homes.py``). If it still has capacity, it claims
+from the partitions with the longest queues, and then registers its capacity in all partitions, so that a request in any
+of them can wake it. A partition whose Redis is unreachable is skipped until it answers, so that it does not delay the
+others.
 """
 
 from __future__ import annotations
@@ -19,26 +20,27 @@ from ....shared.partitions import Layout, home_order
 from ..publisher import Publisher
 from ..redis_pressure import RedisPressure
 
-# Within shared.partitions.layout.MAX_AGE_S a new partition is served.
-LOOK_EVERY_S = 3.0
-# How often an engine with room asks what waits where it has said that it has room; wakes come at once.
+# Shorter than shared.partitions.layout.MAX_AGE_S, within which a new partition must be served.
+REFRESH_EVERY_S = 3.0
+# How often an engine with capacity counts the queues of other partitions; a wake needs no count.
 COUNT_EVERY_S = 0.1
 COUNT_PATIENCE_S = 0.25
-# A claim that takes longer is looked for later; with one partition there is nothing else to do meanwhile.
+# A claim that takes longer is checked later. With one partition the engine has nothing else to do meanwhile.
 CLAIM_PATIENCE_S = 1.0
 REDIS_PAUSE_S = 0.2
 
 
 class ServedPartition:
-    """One of them.
+    """One partition of the model.
 
     Attributes:
-        may_hold_unseen: a claim of this engine, also of its former life, may have been carried out of which it knows
-            nothing; ``looked_for_unseen_at`` is when that was last looked for.
+        may_hold_unknown: whether Redis may list claims of this engine, or of its previous process, that the engine
+            does not know.
+        unknown_checked_at: when Redis was last asked for such claims.
         claimed_at: when a claim, which renews the lease, was last answered.
-        has_our_room: the server counts on room of this engine.
-        is_woken: something has come for this engine since its last claim.
-        is_away: its Redis does not answer.
+        has_our_capacity: whether the server has registered capacity of this engine.
+        is_woken: whether a request for this engine has arrived since its last claim.
+        is_away: whether its Redis does not answer.
     """
 
     def __init__(self, broker: Broker, publisher: Publisher, pressure: RedisPressure) -> None:
@@ -46,10 +48,10 @@ class ServedPartition:
         self.broker = broker
         self.publisher = publisher
         self._pressure = pressure
-        self.may_hold_unseen = True
-        self.looked_for_unseen_at = time.monotonic()
+        self.may_hold_unknown = True
+        self.unknown_checked_at = time.monotonic()
         self.claimed_at = 0.0
-        self.has_our_room = False
+        self.has_our_capacity = False
         self.is_woken = False
         self.is_away = False
 
@@ -62,11 +64,11 @@ class ServedPartition:
 
 
 class ServedPartitions:
-    """All of them; there is at least the first.
+    """All partitions of the model, at least the first.
 
     Args:
-        make: makes the partition of a number.
-        read_layout: asks home for the model's layout.
+        make: creates the partition with a number.
+        read_layout: reads the model's layout from the home Redis.
     """
 
     def __init__(
@@ -89,29 +91,33 @@ class ServedPartitions:
 
     @property
     def patience_s(self) -> float | None:
-        """How long a claim may take; None for as long as it takes."""
+        """Longest duration of a claim; None without a limit."""
         return None if len(self._parts) == 1 else CLAIM_PATIENCE_S
 
-    async def look(self) -> list[ServedPartition]:
-        """Ask for the layout, and for the engines that share it; returns the partitions that are new."""
+    async def refresh(self) -> list[ServedPartition]:
+        """Read the layout and the engines that share it. Returns the new partitions."""
         layout, num_known = await self._read_layout(), len(self._parts)
         self._num_known = layout.num_known
         self._parts += [self._make(number) for number in range(num_known, layout.num_known)]
         if layout.num_known > 1:
-            await self._note_engines()
+            await self._read_engines()
         return self._parts[num_known:]
 
     def drop_retired(self, holds_some: Callable[[ServedPartition], bool]) -> list[ServedPartition]:
-        """Return what the model does not have any more, and serve it no more; not while this engine runs some of it."""
+        """Stop serving partitions that were removed from the model, and return them.
+
+        Args:
+            holds_some: whether this engine still runs requests of a partition, which is then kept.
+        """
         dropped: list[ServedPartition] = []
         while len(self._parts) > self._num_known and not holds_some(self._parts[-1]):
             dropped.append(self._parts.pop())
         return dropped
 
-    async def _note_engines(self) -> None:
-        """Each engine holds a lease everywhere, so any partition that answers can tell."""
+    async def _read_engines(self) -> None:
+        """Read the engines of the model from any partition that answers, since each engine has a lease in all."""
         answering = next((part for part in self._parts if not part.is_away), self._parts[0])
-        with suppress(TimeoutError, PenstockError):  # then they are taken to be those that were there
+        with suppress(TimeoutError, PenstockError):  # the engines of the last read are assumed
             async with asyncio.timeout(CLAIM_PATIENCE_S):
                 self._engines = sorted({*await answering.broker.engines(), self._engine_id})
 
@@ -120,27 +126,30 @@ class ServedPartitions:
         return [part for part in self._next_homes() if not part.is_away]
 
     async def others(self) -> list[ServedPartition]:
-        """Return those to claim from if there is still room: where something came, where most waits, where nobody knows
-        of the room of this engine."""
+        """Return the partitions to claim from if capacity remains after the homes.
+
+        The order is: partitions that woke this engine, those with the longest queues, and those in which the
+        capacity of this engine is not registered.
+        """
         homes = self._homes()
         others = [part for part in self._parts if part not in homes and not part.is_away]
         if not others:
             return others
         woken = [part for part in others if part.is_woken]
         fullest = await self._fullest([part for part in others if not part.is_woken])
-        return [*dict.fromkeys((*woken, *fullest, *(part for part in others if not part.has_our_room)))]
+        return [*dict.fromkeys((*woken, *fullest, *(part for part in others if not part.has_our_capacity)))]
 
     async def withdraw(self, *, also_homes: bool = True) -> None:
-        """Let nobody count on this engine's room, where somebody may."""
+        """Withdraw this engine's capacity from the partitions that have registered it."""
         homes = () if also_homes else self._homes()
         await asyncio.gather(*(self._withdraw(part) for part in self._parts if part not in homes))
 
     async def _withdraw(self, part: ServedPartition) -> None:
-        if part.has_our_room and not part.is_away:
-            with suppress(TimeoutError):  # who counts on it meanwhile finds out
+        if part.has_our_capacity and not part.is_away:
+            with suppress(TimeoutError):  # a wake in vain is harmless
                 async with asyncio.timeout(self.patience_s):
                     await part.broker.withdraw(self._engine_id)
-        part.has_our_room = False
+        part.has_our_capacity = False
 
     def _next_homes(self) -> list[ServedPartition]:
         self._turn += 1
@@ -154,7 +163,7 @@ class ServedPartitions:
         return [self._parts[number] for number in home_order(rank, len(self._engines), num, self._turn)]
 
     async def _fullest(self, parts: list[ServedPartition]) -> list[ServedPartition]:
-        """Return those in which something waits, the most first."""
+        """Return the partitions that have queued requests, in order of decreasing number."""
         now = time.monotonic()
         if not parts or now - self._counted_at < COUNT_EVERY_S:
             return []
@@ -162,7 +171,7 @@ class ServedPartitions:
         counts: dict[int, int] = {}
 
         async def count(part: ServedPartition) -> None:
-            with suppress(TimeoutError, PenstockError):  # nobody helps out where it cannot be asked
+            with suppress(TimeoutError, PenstockError):  # a partition that does not answer is skipped
                 async with asyncio.timeout(COUNT_PATIENCE_S):
                     counts[part.number] = await part.broker.count_waiting()
 

@@ -1,1 +1,1 @@
-"""A claimed request on its way through the worker process: from its words to tokens, from tokens to deltas."""
+"""A claimed request in the worker process: its prompt becomes tokens, and generated tokens become deltas."""

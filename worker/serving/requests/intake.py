@@ -1,4 +1,4 @@
-"""From a claim to a request the engine core can run, or to the error its caller gets."""
+"""Turn a claim into a request that the engine core can run, or raise the error that its caller gets."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from ...text.tokenizer import TextCodec
 from .prompt_tokens import PromptTokens
 from .segments import Segment, current_segment
 
-# A bad word costs as much time as so many characters of a text.
+# A bad word costs as much time as this many characters of text.
 BAD_WORD_CHARS = 64
 
 
 class UndecodableEntryError(ValidationError):
-    """The bytes of a stream entry are no request that this version can read."""
+    """The bytes of a stream entry are not a request that this version can decode."""
 
 
 _decoder = msgspec.msgpack.Decoder(EngineCoreRequest)
 _chunk_decoder = msgspec.msgpack.Decoder(InputChunk)
-# What decoding raises: RecursionError of lists that are nested too deep.
+# Exceptions of decoding; RecursionError is raised for lists that are nested too deep.
 _UNREADABLE = (msgspec.MsgspecError, PenstockError, UnicodeDecodeError, RecursionError)
 
 
 def ids_of(claim: Claim) -> dict[str, str]:
-    """What the log calls a claimed request, as far as it reads."""
+    """Return the ids of a claimed request for the log: only the request_id if its bytes cannot be decoded."""
     try:
         request = _decoder.decode(claim.payload)
     except _UNREADABLE:
@@ -51,7 +51,7 @@ def ids_of(claim: Claim) -> dict[str, str]:
 
 
 class Intake:
-    """Decodes, checks and tokenizes claimed requests of one model, whose engine is ``ready``."""
+    """Decodes, checks and tokenizes claimed requests of the model that ``ready`` describes."""
 
     def __init__(self, codec: TextCodec, ready: Ready) -> None:
         self.codec = codec
@@ -66,17 +66,19 @@ class Intake:
         self._scheduling_policy = ready.scheduling_policy
 
     async def prepare(self, claim: Claim) -> EngineCoreRequest:
-        """Return the claimed request with its prompt as token ids, unless it is embeddings, and the claim's epoch.
+        """Return the claimed request with the claim's epoch, and its prompt as token ids unless it is embeddings.
 
         Raises:
-            UndecodableEntryError: the bytes are no request.
-            ValidationError: the request asks for what cannot be.
+            UndecodableEntryError: the bytes are not a request.
+            ValidationError: the request has parameters that this engine does not support.
             PromptTooLongError: prompt and one output token exceed ``max_model_len``.
         """
         try:
             request = _decoder.decode(claim.payload)
         except _UNREADABLE as error:
-            raise UndecodableEntryError(f"the stream entry is not a request this worker can read: {error}") from error
+            raise UndecodableEntryError(
+                f"the stream entry is not a request that this worker can decode: {error}"
+            ) from error
         check_task(request, self._supported_tasks)
         check_adapter(request, has_adapters=self._has_adapters, engine=self._engine)
         check_priority(request, self._scheduling_policy, engine=self._engine)
@@ -88,52 +90,52 @@ class Intake:
             raise UnsupportedParameterError("prompt_embeds: a resumable request's input must be text or token ids")
         await self._tokens.complete(request, len(claim.payload))
         if params.truncate_prompt_tokens is not None:
-            params = msgspec.structs.replace(params, truncate_prompt_tokens=None)  # it is done
+            params = msgspec.structs.replace(params, truncate_prompt_tokens=None)  # already applied
         is_pooled = request.pooling_params is not None
         check_prompt_length(request.num_prompt_tokens, self._max_model_len, is_pooled=is_pooled)
         return msgspec.structs.replace(
             request,
             prediction=None,
             tokenization=None,
-            draft_token_ids=await self._tokens.of_prediction(request),
-            sampling_params=await self._complete(self._with_place_of_grammar(request, params)),
+            draft_token_ids=await self._tokens.prediction_token_ids(request),
+            sampling_params=await self._complete(self._with_grammar_start(request, params)),
             request_id=claim.request_id,
             epoch=claim.epoch,
             attempt=claim.attempt,
         )
 
     async def segment(self, request: EngineCoreRequest, chunks: list[bytes], logged: list[Delta]) -> Segment:
-        """Return what a resumable request, as ``prepare`` gave it, is to generate now.
+        """Return the segment to generate now for a resumable request, as ``prepare`` returned it.
 
         Args:
             chunks: its encoded input after the first chunk.
             logged: its whole log.
 
         Raises:
-            UndecodableEntryError: the bytes of a chunk are none.
-            ValidationError: a chunk has no tokens, or parameters that cannot be.
-            PromptTooLongError: all chunks and their output leave no room for an output token.
+            UndecodableEntryError: the bytes of a chunk cannot be decoded.
+            ValidationError: a chunk has no tokens, or parameters that are not supported.
+            PromptTooLongError: chunks and output so far leave no space for an output token.
         """
         try:
             decoded = [_chunk_decoder.decode(chunk) for chunk in chunks]
         except _UNREADABLE as error:
-            raise UndecodableEntryError(f"a chunk of input is none this worker can read: {error}") from error
-        token_ids = [await self._tokens.of_chunk(number, chunk) for number, chunk in enumerate(decoded, start=1)]
-        each = [chunk.sampling_params for chunk in decoded]
-        segment = current_segment(request, token_ids, logged, self._max_model_len, each)
-        own = each[segment.number - 1] if segment.number else None
-        if own is None:
+            raise UndecodableEntryError(f"a chunk of input is not one that this worker can decode: {error}") from error
+        token_ids = [await self._tokens.chunk_token_ids(number, chunk) for number, chunk in enumerate(decoded, start=1)]
+        chunk_params = [chunk.sampling_params for chunk in decoded]
+        segment = current_segment(request, token_ids, logged, self._max_model_len, chunk_params)
+        own_params = chunk_params[segment.number - 1] if segment.number else None
+        if own_params is None:
             return segment
-        self._checked(own, is_resumable=True)
+        self._checked(own_params, is_resumable=True)
         assert segment.request.sampling_params is not None  # those of the chunk, with a seed
-        # No chat begins in the middle of a conversation.
-        going_on = msgspec.structs.replace(segment.request, messages=None)
-        placed = self._with_place_of_grammar(going_on, segment.request.sampling_params)
-        completed = msgspec.structs.replace(segment.request, sampling_params=await self._complete(placed))
+        # A later segment begins in the middle of a conversation, where no chat template applies.
+        without_chat = msgspec.structs.replace(segment.request, messages=None)
+        params = self._with_grammar_start(without_chat, segment.request.sampling_params)
+        completed = msgspec.structs.replace(segment.request, sampling_params=await self._complete(params))
         return replace(segment, request=completed)
 
     def _checked(self, params: SamplingParams, *, is_resumable: bool) -> SamplingParams:
-        """Return ``params``, of a request or of a chunk. Raises ``ValidationError`` for what cannot be."""
+        """Return the ``params`` of a request or chunk. Raises ``ValidationError`` if they are not supported."""
         params.check_from_caller()
         params.check_supported()
         check_known(params.extra_args, self._logits_processors)
@@ -144,9 +146,10 @@ class Intake:
                 )
         return params
 
-    def _with_place_of_grammar(self, request: EngineCoreRequest, params: SamplingParams) -> SamplingParams:
-        """Say of a grammar whether it waits for the end of thinking, where the caller has not. Other engines decide
-        that themselves.
+    def _with_grammar_start(self, request: EngineCoreRequest, params: SamplingParams) -> SamplingParams:
+        """Return ``params`` in which a grammar has ``enable_in_reasoning``: whether it applies before thinking ends.
+
+        The caller's own value is kept. Other engines decide it themselves.
         """
         grammar = params.structured_outputs
         if grammar is None or grammar.enable_in_reasoning is not None or not self._can_wait_for_thinking:

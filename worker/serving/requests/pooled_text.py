@@ -1,4 +1,4 @@
-"""What a text that is pooled begins with, and texts that are judged two by two."""
+"""Prompts of pooling requests: the named prefix before a text, and tokens of text pairs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...text.tokenizer import TextCodec
 
 
 class PooledText:
-    """Completes the texts of requests to a model that pools, by what its folder says."""
+    """Completes the texts of requests to a pooling model, from the prompts in its folder."""
 
     def __init__(self, codec: TextCodec, setup: PoolingSetup | None, thread: TextThread) -> None:
         self._codec = codec
@@ -20,19 +20,19 @@ class PooledText:
         self._setup = setup or PoolingSetup()
 
     async def complete(self, request: EngineCoreRequest, cut: Cut | None = None) -> None:
-        """Put the prompt that is named, or the model's own, before the text; make token ids of a pair.
+        """Put the named prompt, or the model's default one, before the text. Tokenize a pair of texts.
 
         Args:
-            cut: what is kept of a pair.
+            cut: truncation of a pair.
 
         Raises:
-            ValidationError: the model has no such prompt, or a prompt is named for what is no text.
+            ValidationError: the model has no such prompt, or a prompt is named for an input that is not text.
         """
         params = request.pooling_params
         name = None if params is None else params.prompt_name
         if request.prompt is None:
             if name is not None:
-                raise ValidationError(f"prompt_name={shown(name)} needs a prompt of text; leave it out")
+                raise ValidationError(f"prompt_name={shown(name)} requires a text prompt; leave it out")
             return
         beginning = self._beginning(name)
         if request.text_pair is None:
@@ -49,6 +49,6 @@ class PooledText:
         if name is None:
             return prompts.get(self._setup.default_prompt_name or "", "")
         if name not in prompts:
-            told = f"one of {', '.join(sorted(prompts))}" if prompts else "left out: the model comes with no prompts"
-            raise ValidationError(f"prompt_name must be {told}, got {shown(name)}")
+            allowed = f"one of {', '.join(sorted(prompts))}" if prompts else "left out: the model has no prompts"
+            raise ValidationError(f"prompt_name must be {allowed}, got {shown(name)}")
         return prompts[name]

@@ -1,4 +1,4 @@
-"""The tokens of a claimed request: of its prompt, of its chunks, and of what it is predicted to answer."""
+"""The tokens of a claimed request: of its prompt, its chunks, and its predicted output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .pooled_text import PooledText
 
 
 class PromptTokens:
-    """Makes tokens of the prompts of one model; ``setup`` is that of one that pools. Long texts go to ``thread``."""
+    """Tokenizes the prompts of one model, long ones in ``thread``. ``setup`` is that of a pooling model."""
 
     def __init__(self, codec: TextCodec, max_model_len: int, setup: PoolingSetup | None, thread: TextThread) -> None:
         self._codec = codec
@@ -24,23 +24,23 @@ class PromptTokens:
         self._pooled_text = PooledText(codec, setup, thread)
 
     async def complete(self, request: EngineCoreRequest, num_bytes: int) -> None:
-        """Give ``request``, which has ``num_bytes``, the tokens of its prompt, unless that is embeddings.
+        """Set the prompt tokens of ``request``, which has ``num_bytes``, unless its prompt is embeddings.
 
         Raises:
-            ValidationError: the prompt has no tokens, or there is none; or it cannot be cut as it is asked to be.
-            PromptTooLongError: however it is tokenized, the prompt cannot fit.
+            ValidationError: the prompt is missing or has no tokens, or it cannot be truncated.
+            PromptTooLongError: the prompt cannot fit, however it is tokenized.
         """
-        cut = self._cut_of(request)
+        cut = self._truncation(request)
         if request.pooling_params is not None:
             await self._pooled_text.complete(request, cut)
         if request.prompt_embeds is None:
             request.prompt_token_ids = await self._tokenize(request, cut, num_bytes)
 
-    async def of_chunk(self, number: int, chunk: InputChunk) -> list[int]:
-        """Each chunk by itself, and without the tokens that begin and end a text: it goes on in the middle of one.
+    async def chunk_token_ids(self, number: int, chunk: InputChunk) -> list[int]:
+        """Tokenize a chunk, without the tokens that begin and end a text, since it continues in the middle of one.
 
         Raises:
-            ValidationError: it has no tokens.
+            ValidationError: the chunk has no tokens.
         """
         if chunk.prompt_token_ids is not None:
             token_ids = chunk.prompt_token_ids
@@ -52,27 +52,27 @@ class PromptTokens:
             raise ValidationError(f"chunk {number} of the input has no tokens")
         return token_ids
 
-    async def of_prediction(self, request: EngineCoreRequest) -> list[int] | None:
-        """As the middle of a text: that is where an output begins."""
+    async def prediction_token_ids(self, request: EngineCoreRequest) -> list[int] | None:
+        """Tokenize the predicted output as the middle of a text, since an output continues the prompt."""
         return request.draft_token_ids if request.prediction is None else await self._encode_middle(request.prediction)
 
     async def _encode_middle(self, text: str) -> list[int]:
         return await self._thread.run(lambda: self._codec.encode_chunk(text), len(text))
 
     async def _tokenize(self, request: EngineCoreRequest, cut: Cut | None, num_bytes: int) -> list[int]:
-        said = None if request.tokenization is None else request.tokenization.add_special_tokens
+        add_special_tokens = None if request.tokenization is None else request.tokenization.add_special_tokens
         prompt, messages = request.prompt, request.messages
         if request.prompt_token_ids is not None:
             token_ids = request.prompt_token_ids
-            # A pair was cut when it was made: what is told apart there must not move.
+            # A pair was truncated when it was tokenized, because the start of its second text must not move.
             if cut is not None and request.second_text_at is None:
                 token_ids = cut.of(token_ids)
         elif messages is not None:
             kwargs = request.chat_template_kwargs
             text = await self._thread.run(lambda: self._codec.render_chat(messages, kwargs), num_bytes)
-            token_ids = await self._encode(request, text, cut, add_special_tokens=bool(said))
+            token_ids = await self._encode(request, text, cut, add_special_tokens=bool(add_special_tokens))
         elif prompt is not None:
-            token_ids = await self._encode(request, prompt, cut, add_special_tokens=said is not False)
+            token_ids = await self._encode(request, prompt, cut, add_special_tokens=add_special_tokens is not False)
         else:
             raise ValidationError("the request has no prompt: one of prompt, prompt_token_ids and messages must be set")
         if not token_ids:
@@ -90,10 +90,10 @@ class PromptTokens:
         encode = partial(self._codec.encode, text, add_special_tokens=add_special_tokens, cut=cut, check_length=check)
         return await self._thread.run(encode, len(text))
 
-    def _cut_of(self, request: EngineCoreRequest) -> Cut | None:
-        """What of the prompt is kept; None is all."""
-        wanted, params = request.truncate_prompt_tokens, request.sampling_params
-        if wanted is None:
+    def _truncation(self, request: EngineCoreRequest) -> Cut | None:
+        """Return how the prompt is truncated; None if it is not."""
+        max_tokens, params = request.truncate_prompt_tokens, request.sampling_params
+        if max_tokens is None:
             return None
         if request.prompt_embeds is not None:
             raise UnsupportedParameterError("truncate_prompt_tokens needs a prompt of tokens, not of embeddings")
@@ -105,4 +105,4 @@ class PromptTokens:
             )
         num_output_tokens = 0 if request.pooling_params is not None or params is None else params.max_tokens or 1
         side = None if request.tokenization is None else request.tokenization.truncation_side
-        return Cut(num_kept(wanted, self._max_model_len, num_output_tokens), side or LEFT)
+        return Cut(num_kept(max_tokens, self._max_model_len, num_output_tokens), side or LEFT)

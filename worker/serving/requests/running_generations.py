@@ -1,4 +1,4 @@
-"""The requests an engine is working on."""
+"""The requests that an engine is running."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from .generation import Generation
 
 
 class RunningGenerations:
-    """Found by request_id, or by the id the engine core knows: request_id and epoch.
+    """Running requests by request_id, and by the id that the engine core knows: request_id and epoch.
 
-    The epoch is in the core's id because a request may come back under a new claim while outputs of the old
-    one are still in the pipe; they must not be taken for the new one's.
+    The core's id includes the epoch because a request may return under a new claim while outputs of the old one are
+    still in the pipe. They must not be mistaken for outputs of the new one.
     """
 
     def __init__(self) -> None:
         self._by_core_id: dict[str, Generation] = {}
         self._core_ids: dict[str, str] = {}
-        # That were to be alone when they came, which few are.
+        # The few requests that had to run alone when they arrived.
         self._suspects: dict[str, Generation] = {}
         self.changed = asyncio.Event()
 
@@ -29,7 +29,7 @@ class RunningGenerations:
         return f"{request_id}#{epoch}"
 
     def add(self, generation: Generation) -> str | None:
-        """Take up a generation; returns the core id of an older claim of the same request, which is dropped."""
+        """Add a generation, and drop an older claim of the same request. Returns the core id of that claim, if any."""
         older = self.remove(generation.request_id)
         core_id = self.core_id(generation.request_id, generation.epoch)
         self._by_core_id[core_id] = generation
@@ -39,12 +39,12 @@ class RunningGenerations:
         return older
 
     def num_kv_tokens(self, block_size: int) -> int:
-        """Tokens of the KV cache that are spoken for, in whole blocks."""
+        """Return how many tokens of the KV cache are reserved, in whole blocks."""
         return sum(-(-generation.num_kv_tokens // block_size) for generation in self._by_core_id.values()) * block_size
 
     @property
     def has_probationer(self) -> bool:
-        """Whether a request is here that must be alone."""
+        """Whether a request runs that must be the only one."""
         return any(generation.is_on_probation for generation in self._suspects.values())
 
     def get(self, request_id: str) -> Generation | None:
@@ -55,7 +55,7 @@ class RunningGenerations:
         return self._by_core_id.get(core_id)
 
     def remove(self, request_id: str) -> str | None:
-        """Drop a request; returns its core id, or None if it is not here (any more)."""
+        """Remove a request. Returns its core id; None for an unknown request."""
         core_id = self._core_ids.pop(request_id, None)
         if core_id is not None:
             generation = self._by_core_id.pop(core_id)
@@ -66,7 +66,7 @@ class RunningGenerations:
         return core_id
 
     def claims(self, partition: int = 0) -> list[tuple[str, int]]:
-        """(request_id, epoch) of all that were claimed from a partition."""
+        """Return request_id and epoch of all requests that were claimed from a partition."""
         return [
             (generation.request_id, generation.epoch)
             for generation in self._by_core_id.values()
@@ -80,7 +80,7 @@ class RunningGenerations:
         return list(self._by_core_id.values())
 
     async def until_none(self) -> None:
-        """Wait until there are none."""
+        """Wait until no request runs."""
         while self._by_core_id:
             self.changed.clear()
             await self.changed.wait()

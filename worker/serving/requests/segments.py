@@ -1,10 +1,10 @@
-"""Resumable requests: what of their streamed input is to be answered now.
+"""Segments of resumable requests, whose input is streamed in chunks.
 
-A segment is what is generated from one chunk. To the engine core it is a request of its own, whose prompt is all that
-came before it: chunk 0, its output, chunk 1, …, and the chunk. Prefix caching finds most of that in the KV cache. The
-log says which segments have ended and what of the present one is delivered, so the next owner of the request continues
-wherever the former one stopped. Each segment has a claim of its own: in between nobody holds the request (decision
-0023).
+A segment is the output that is generated from one chunk. To the engine core it is a separate request, whose prompt is
+everything before that output: chunk 0, its output, chunk 1, …, and the chunk. Most of it is in the prefix cache. The
+log shows which segments have ended and which tokens of the current one are delivered, so the next engine continues
+where the former one stopped. Each segment is claimed separately; between two segments no engine holds the request
+(decision 0023).
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from ....shared.params.seeds import derived_seed
 
 @dataclass(frozen=True)
 class Segment:
-    """What to generate under a claim. A request that is not resumable has one segment.
+    """The output to generate under a claim. A request that is not resumable has one segment.
 
     Args:
-        request: its prompt is all that came before the segment's output.
-        logged: the records that the segment has in the log already.
-        number: of its chunk, from 0.
-        num_former_tokens, num_former_prompt_tokens: of the segments before, output and chunks.
+        request: its prompt is everything before the segment's output.
+        logged: records of the segment in the log.
+        number: number of its chunk, from 0.
+        num_former_tokens: output tokens of the segments before.
+        num_former_prompt_tokens: tokens of the chunks before.
     """
 
     request: EngineCoreRequest
@@ -41,7 +42,7 @@ class Segment:
 
     @property
     def output_token_ids(self) -> list[int]:
-        """What of its output is in the log."""
+        """Output tokens of the segment that are in the log."""
         return [token_id for delta in self.logged for token_id in delta.token_ids]
 
 
@@ -58,11 +59,11 @@ def current_segment(
         request: its prompt is chunk 0.
         chunks: token ids of the chunks after that.
         logged: the request's whole log.
-        params_of_chunks: what those chunks have of their own; empty if none has any.
+        params_of_chunks: sampling parameters of those chunks; empty if no chunk has any.
 
     Raises:
-        PromptTooLongError: all before its output leaves no room for an output token.
-        BrokerError: it has answered all its chunks, and should not have been claimed.
+        PromptTooLongError: the tokens before its output leave no space for an output token.
+        BrokerError: all chunks are answered, so the request should not have been claimed.
     """
     prompt = list(request.prompt_token_ids or ())
     number = start = num_former_tokens = num_former_prompt_tokens = 0
@@ -71,7 +72,7 @@ def current_segment(
             continue
         number = delta.segment_ends[-1].number + 1
         if number > len(chunks):
-            raise BrokerError(f"the request was claimed, but has answered all its {number} chunks of input")
+            raise BrokerError(f"the request was claimed, but all its {number} chunks of input are answered")
         prompt += itertools.chain.from_iterable(record.token_ids for record in logged[start:end])
         num_former_prompt_tokens = len(prompt) - delta.next_index
         prompt += chunks[number - 1]
@@ -79,7 +80,7 @@ def current_segment(
     if len(prompt) >= max_model_len:
         raise PromptTooLongError(
             f"with chunk {number} of its input the request has {len(prompt)} tokens, but max_model_len is "
-            f"{max_model_len}, and at least one output token must fit; begin a new request with less"
+            f"{max_model_len}, and at least one output token must fit; start a new request with less input"
         )
     own = params_of_chunks[number - 1] if number and params_of_chunks else None
     params = _params_of(number, own, request.sampling_params)
@@ -88,11 +89,11 @@ def current_segment(
 
 
 def _params_of(number: int, own: SamplingParams | None, of_request: SamplingParams | None) -> SamplingParams | None:
-    """How segment ``number`` is sampled. All follows from what Redis holds, so it is the same at every engine."""
+    """Return the sampling parameters of segment ``number``. They depend only on Redis, so all engines get the same."""
     if own is not None and own.seed is not None:
         return own
     params = own or of_request
     if params is None or of_request is None or of_request.seed is None:
         return params
-    # Randomness depends on the place in the output of a segment: one seed would repeat itself in each.
+    # Randomness depends on the position in a segment's output, so one seed would repeat in each segment.
     return msgspec.structs.replace(params, seed=derived_seed(of_request.seed, number))

@@ -1,4 +1,4 @@
-"""Whether an engine makes spans of requests."""
+"""Creation of the observer that sends spans, if tracing is enabled."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from .request_observer import RequestObserver
 
 
 def attempt_spans(config: WorkerConfig, history_of: Callable[[int], RequestHistory]) -> list[RequestObserver]:
-    """Return what makes them; nothing if that is not wanted.
+    """Return the observer that sends spans, in a list; empty if tracing is disabled.
 
     Args:
-        history_of: of a partition's number, what its requests have lived through.
+        history_of: returns the history of requests in the partition with a number.
 
     Raises:
-        ConfigurationError: the endpoint cannot be one, or OpenTelemetry is not installed.
+        ConfigurationError: the endpoint is invalid, or OpenTelemetry is not installed.
     """
     endpoint = config.otlp_traces_endpoint
     if endpoint is None or not is_enabled(endpoint):
         return []
-    # Imported here, since nobody else is to load OpenTelemetry.
+    # Imported here, so that OpenTelemetry is loaded only if tracing is enabled.
     from .attempt_spans import AttemptSpans
 
     return [AttemptSpans(endpoint, config.engine.model_name, config.engine_id, history_of)]

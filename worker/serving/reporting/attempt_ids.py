@@ -1,4 +1,4 @@
-"""Ids of attempts that any engine can reckon: the next one links to the last, also if that could not tell of itself."""
+"""Span ids of attempts that any engine can compute, so an attempt links to the previous one even if that sent none."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
 
 class AttemptIds(RandomIdGenerator):
-    """Random ids, but for what was chosen for the next span. Of one thread."""
+    """Generator of random ids, except for ids chosen for the next span. Use it in one thread only."""
 
     def __init__(self) -> None:
         self._trace_id = self._span_id = 0
 
     def choose(self, *, trace_id: int, span_id: int = 0) -> None:
-        """Give the next span these ids; the first only if it has no parent, the second unless it is 0."""
+        """Set the ids of the next span: the trace id if it has no parent, the span id unless it is 0."""
         self._trace_id, self._span_id = trace_id, span_id
 
     def generate_trace_id(self) -> int:
@@ -26,12 +26,12 @@ class AttemptIds(RandomIdGenerator):
 
 
 def trace_id_of(model: str, request_id: str) -> int:
-    """Return the trace of a request that came without one."""
+    """Return the trace id of a request that has no trace context."""
     return _digest(f"{model} {request_id}", 16)
 
 
 def span_id_of(trace_id: int, request_id: str, epoch: int) -> int:
-    """Return the span of an attempt."""
+    """Return the span id of an attempt."""
     return _digest(f"{trace_id:032x} {request_id} {epoch}", 8)
 
 

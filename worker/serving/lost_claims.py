@@ -1,6 +1,6 @@
-"""Requests that Redis has taken from this engine: it has ended them, or given them to another.
+"""Drop requests that this engine no longer owns: they were ended elsewhere, or claimed by another engine.
 
-A cancellation is told; all else is noticed when Redis refuses a write, or in answer to the renewal of the lease.
+Cancellations arrive as messages. All other losses show when Redis refuses a write or the renewal of a lease.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .claiming import ClaimLoop
 from .core.client import CoreClient
 from .leaving import LEAVE_PATIENCE_S
 from .partitions.served_partitions import ServedPartition, ServedPartitions
+from .reporting.request_observer import Departure, RequestObserver
 from .requests.generation import Generation
 from .requests.running_generations import RunningGenerations
-from .telling.request_observer import Departure, RequestObserver
 
-_ENDED_FROM_OUTSIDE: dict[str | None, FinishReason] = {
+_ENDED_ELSEWHERE: dict[str | None, FinishReason] = {
     RequestState.CANCELLED: FinishReason.CANCELLED,
     RequestState.EXPIRED: FinishReason.EXPIRED,
 }
@@ -29,8 +29,8 @@ _ENDED_FROM_OUTSIDE: dict[str | None, FinishReason] = {
 log = structlog.get_logger()
 
 
-class TakenAway:
-    """Drops them, and says why. Its parts are the ``WorkerService``'s."""
+class LostClaims:
+    """Drops requests whose claim is lost, and logs the reason. Its collaborators belong to the ``WorkerService``."""
 
     def __init__(
         self,
@@ -45,62 +45,62 @@ class TakenAway:
         self._core = core
         self._claiming = claiming
         self._observer = observer
-        self._telling: set[asyncio.Task[None]] = set()
+        self._reports: set[asyncio.Task[None]] = set()
 
-    def note_cancelled(self, request_id: str) -> None:
-        """Its cancellation was told; nothing to do for one that is not here."""
+    def drop_cancelled(self, request_id: str) -> None:
+        """Drop a cancelled request. Unknown ids are ignored."""
         generation = self._live.get(request_id)
         if generation is not None:
             part = self._parts[generation.partition]
-            self._tell_later(part, generation.request_id, generation.epoch, generation, is_refused=False)
+            self._schedule_report(part, generation.request_id, generation.epoch, generation, is_refused=False)
             self._drop(generation)
 
-    def note_stale(self, partition: int, request_id: str, epoch: int) -> None:
-        """Redis has refused us: the request was cancelled, or moved while we were taken for dead."""
+    def drop_stale(self, partition: int, request_id: str, epoch: int) -> None:
+        """Drop a request whose write Redis refused: it was cancelled, or reclaimed while this engine seemed dead."""
         part = self._parts[partition]
-        part.may_hold_unseen = True
+        part.may_hold_unknown = True
         generation = self._live.get(request_id)
         if generation is not None and generation.epoch != epoch:
             generation = None
-        self._tell_later(part, request_id, epoch, generation, is_refused=True)
+        self._schedule_report(part, request_id, epoch, generation, is_refused=True)
         self._drop(generation)
 
     async def close(self) -> None:
-        """Wait for what is still to be told, but not for a Redis that is away."""
+        """Wait until the reasons of all drops are logged, at most ``LEAVE_PATIENCE_S`` if Redis is unreachable."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_PATIENCE_S):
-                await asyncio.gather(*self._telling, return_exceptions=True)
+                await asyncio.gather(*self._reports, return_exceptions=True)
 
-    def _tell_later(
+    def _schedule_report(
         self, part: ServedPartition, request_id: str, epoch: int, generation: Generation | None, *, is_refused: bool
     ) -> None:
-        telling = asyncio.create_task(self._tell_why(part, request_id, epoch, generation, is_refused=is_refused))
-        self._telling.add(telling)
-        telling.add_done_callback(self._telling.discard)
+        report = asyncio.create_task(self._report_reason(part, request_id, epoch, generation, is_refused=is_refused))
+        self._reports.add(report)
+        report.add_done_callback(self._reports.discard)
 
-    async def _tell_why(
+    async def _report_reason(
         self, part: ServedPartition, request_id: str, epoch: int, generation: Generation | None, *, is_refused: bool
     ) -> None:
-        """Log why work on a request was dropped: that it was cancelled is ordinary, that a claim has moved is not."""
+        """Log why a request was dropped: at debug level if it was ended, as a warning if its claim moved."""
         ids = {"request_id": request_id} if generation is None else generation.ids
         try:
             state = await part.broker.state(request_id)
         except DamagedRecordError as error:
             state = error.code
-        end = _ENDED_FROM_OUTSIDE.get(state)
+        end = _ENDED_ELSEWHERE.get(state)
         if generation is not None and not generation.finished:
-            self._note_dropped(generation, end)
+            self._record_drop(generation, end)
         if end is not None or not is_refused:
             log.debug("request_dropped", **ids, epoch=epoch, state=state)
         else:
             log.warning("claim_stale", **ids, epoch=epoch, state=state)
 
-    def _note_dropped(self, generation: Generation, end: FinishReason | None) -> None:
-        """Redis has ended it, or, with no ``end``, given it to others."""
+    def _record_drop(self, generation: Generation, end: FinishReason | None) -> None:
+        """Record how a request left: with ``end``, or without one if another engine claimed it."""
         if end is None:
-            self._observer.note_departure(generation, Departure.CLAIM_STALE)
+            self._observer.record_departure(generation, Departure.CLAIM_STALE)
         else:
-            self._observer.note_end(generation, generation.cut_off(end))
+            self._observer.record_end(generation, generation.cut_off(end))
 
     def _drop(self, generation: Generation | None) -> None:
         if generation is None:

@@ -1,4 +1,4 @@
-"""Writes down each step of an engine, for who fits how fast it is (`penstock sim fit`)."""
+"""Record each step of an engine in a file, to fit a model of its speed (`penstock sim fit`)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import structlog
 from ....shared.messages.from_core import EngineCoreOutputs
 from ....shared.stats.recorded_steps import SUFFIX, RecordedStep, encode_steps
 
-# So much is lost if the process is killed.
+# At most this many steps are lost if the process is killed.
 STEPS_PER_WRITE = 256
 
 log = structlog.get_logger()
 
 
 class StepLog:
-    """A file in ``folder``, called by the engine; none where that is empty. A disk that fails ends the log alone."""
+    """Log of steps in ``folder``, in a file with the engine's id; no log if ``folder`` is empty.
+
+    An error of the disk ends the log, but not the engine.
+    """
 
     def __init__(self, folder: str, engine_id: str) -> None:
         self._path = Path(folder) / f"{engine_id}{SUFFIX}" if folder else None
@@ -24,8 +27,8 @@ class StepLog:
         self._ended_s = 0.0
         self._has_more = False
 
-    def note(self, outputs: EngineCoreOutputs) -> None:
-        """Write a step down; what tells of none is no step."""
+    def record(self, outputs: EngineCoreOutputs) -> None:
+        """Record a step; outputs without step statistics are none."""
         if self._path is None or outputs.scheduler_stats is None:
             return
         if outputs.step_stats is not None:
@@ -38,7 +41,7 @@ class StepLog:
             self.write()
 
     def write(self) -> None:
-        """Write what is not in the file yet."""
+        """Write the recorded steps that are not in the file yet."""
         steps, self._steps = self._steps, []
         if self._path is None or not steps:
             return

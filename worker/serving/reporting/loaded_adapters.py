@@ -1,7 +1,4 @@
-"""Tells of the adapters that the core has loaded, as claims and heartbeats go by it.
-
-Pinned ones it has loaded at the start.
-"""
+"""Report the adapters that the core has loaded, which claims and heartbeats use, and load pinned ones at the start."""
 
 from __future__ import annotations
 
@@ -22,15 +19,18 @@ from ..core.client import CoreClient
 from ..partitions.served_partitions import ServedPartition, ServedPartitions
 from .heartbeat import Heartbeat
 
-SAY_EVERY_S = LOADED_TTL_MS / 3000
-# A partition whose Redis is away hears of it at the next round.
+REPORT_EVERY_S = LOADED_TTL_MS / 3000
+# A partition whose Redis is unreachable gets the report in the next round.
 PATIENCE_S = 1.0
 
 log = structlog.get_logger()
 
 
 class LoadedAdapters:
-    """``note`` what the core says; ``run`` until cancelled, then ``leave``. Its parts are the ``WorkerService``'s."""
+    """Reporter of loaded adapters. Its collaborators belong to the ``WorkerService``.
+
+    Call ``update`` with the core's outputs, ``run`` until cancelled, then ``leave``.
+    """
 
     def __init__(
         self,
@@ -48,40 +48,40 @@ class LoadedAdapters:
         self._core = core
         self._heartbeat = heartbeat
         self._has_changed = asyncio.Event()
-        self._has_said_some = False
+        self._has_reported = False
 
-    def note(self, outputs: EngineCoreOutputs) -> None:
-        """Take which adapters are loaded, where the core says it."""
+    def update(self, outputs: EngineCoreOutputs) -> None:
+        """Record which adapters are loaded, if the outputs contain it."""
         if outputs.lora_digests is not None:
             self._heartbeat.lora_digests = outputs.lora_digests
             self._has_changed.set()
 
     async def run(self) -> None:
-        """Have pinned adapters loaded, and say what is, at each change and every now and then."""
+        """Load pinned adapters, and report all loaded ones at each change and every ``REPORT_EVERY_S``."""
         loading = asyncio.create_task(self._load_pinned())
         try:
             while True:
                 self._has_changed.clear()
-                if self._heartbeat.lora_digests or self._has_said_some:
-                    await self._say(self._heartbeat.lora_digests)
+                if self._heartbeat.lora_digests or self._has_reported:
+                    await self._report(self._heartbeat.lora_digests)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(SAY_EVERY_S):
+                    async with asyncio.timeout(REPORT_EVERY_S):
                         await self._has_changed.wait()
         finally:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
 
     async def leave(self) -> None:
-        """Let nobody leave requests to this engine any more. Not for long: that heals by itself."""
-        if self._has_said_some:
-            await self._say([])
+        """Report that no adapter is loaded, so that no requests wait for this engine. Otherwise the report expires."""
+        if self._has_reported:
+            await self._report([])
 
-    async def _say(self, digests: list[str]) -> None:
-        self._has_said_some = True
-        await asyncio.gather(*(self._say_to(part, digests) for part in self._parts))
+    async def _report(self, digests: list[str]) -> None:
+        self._has_reported = True
+        await asyncio.gather(*(self._report_to(part, digests) for part in self._parts))
 
-    async def _say_to(self, part: ServedPartition, digests: list[str]) -> None:
-        with suppress(TimeoutError, PenstockError):  # requests are then computed wherever they come
+    async def _report_to(self, part: ServedPartition, digests: list[str]) -> None:
+        with suppress(TimeoutError, PenstockError):  # without the report, any engine may claim the requests
             async with asyncio.timeout(PATIENCE_S):
                 await say_loaded(self._connection, part.broker.keys, self._engine_id, digests)
 
@@ -91,7 +91,7 @@ class LoadedAdapters:
             await self._load(record)
 
     async def _load(self, record: AdapterRecord) -> None:
-        """One that cannot be loaded keeps nothing from its place: requests with it say why."""
+        """Load and pin an adapter. A failure is only logged, since requests that use the adapter report it too."""
         try:
             await self._core.call(AddLora(record.request()))
             await self._core.call(PinLora(record.number))

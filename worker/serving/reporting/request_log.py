@@ -1,6 +1,6 @@
-"""One line of the log for each request at its end in this engine, with what it was and how long it took.
+"""Log one line for each request at its end in this engine, with its parameters and durations.
 
-Ids, parameters and figures: nothing of what callers write or get, unless prompts are asked for.
+A line has ids, parameters and numbers. It has no prompts unless they are enabled, and never any output.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ....shared.params.sampling import SamplingParams
 from ..requests.generation import Generation
 from .request_observer import RequestObserver
 
-_PLAIN = {
+_DEFAULTS = {
     field.name: field.default
     for field in msgspec.structs.fields(SamplingParams)
     if isinstance(field.default, bool | int | float) or field.name in ("seed", "logprobs", "prompt_logprobs")
@@ -24,18 +24,24 @@ log = structlog.get_logger()
 
 
 class RequestLog(RequestObserver):
-    """``is_on`` False writes no ends. ``model`` is the name that the model is served by."""
+    """Observer that logs requests.
 
-    def __init__(self, model: str, *, is_on: bool = True, tells_prompts: bool = False) -> None:
+    Args:
+        model: name under which the model is served.
+        is_on: whether ends of requests are logged.
+        logs_prompts: whether prompts are logged.
+    """
+
+    def __init__(self, model: str, *, is_on: bool = True, logs_prompts: bool = False) -> None:
         self._model = model
         self._is_on = is_on
-        self._tells_prompts = tells_prompts
+        self._tells_prompts = logs_prompts
 
-    def note_begin(self, generation: Generation, request: EngineCoreRequest) -> None:
+    def record_begin(self, generation: Generation, request: EngineCoreRequest) -> None:
         if self._tells_prompts:
             log.info("request_prompt", **generation.ids, model=self._model, prompt_token_ids=request.prompt_token_ids)
 
-    def note_end(self, generation: Generation, last: Delta) -> None:
+    def record_end(self, generation: Generation, last: Delta) -> None:
         if not self._is_on or last.usage is None or last.stats is None:
             return
         stats, reason = last.stats, last.finish_reason
@@ -46,7 +52,7 @@ class RequestLog(RequestObserver):
             **generation.ids,
             model=self._model,
             tenant=generation.tenant,
-            params=_plain(generation.params),
+            params=_changed_params(generation.params),
             finish_reason=reason,
             num_prompt_tokens=last.usage.num_prompt_tokens,
             num_output_tokens=last.usage.num_output_tokens,
@@ -57,7 +63,10 @@ class RequestLog(RequestObserver):
         )
 
 
-def _plain(params: SamplingParams) -> dict[str, bool | int | float]:
-    """The parameters that were set to a number or a switch; words and lists are their callers' contents."""
-    told = {name: getattr(params, name) for name in _PLAIN}
-    return {name: value for name, value in told.items() if value is not None and value != _PLAIN[name]}
+def _changed_params(params: SamplingParams) -> dict[str, bool | int | float]:
+    """Return numeric and boolean parameters that differ from their defaults.
+
+    Strings and lists are omitted, because they are content of the caller.
+    """
+    values = {name: getattr(params, name) for name in _DEFAULTS}
+    return {name: value for name, value in values.items() if value is not None and value != _DEFAULTS[name]}

@@ -1,4 +1,4 @@
-"""Tell Redis, every second and under a time to live, what this engine is and does, and what model it serves."""
+"""Write the state of this engine and of the model that it serves to Redis, every second and with a time to live."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from ...config.worker_config import WorkerConfig
 from ...progress import Phase, Progress, ProgressReader
 from ..core.stall import StallWatch
 
-ENTERED_AGAIN_EVERY = 10
+REGISTER_EVERY = 10
 
 log = structlog.get_logger()
 
 
 class Heartbeat:
-    """Holds the engine's last known state; ``run`` writes it until cancelled.
+    """The engine's last known state; ``run`` writes it until cancelled.
 
     Attributes:
-        told: the last ``EngineHeartbeat`` that was made, as JSON; empty before the first.
-        weights_version: of what is served; empty before the engine is ready.
-        weights_folder: where it came from, if it was put in the place of what was loaded first.
+        encoded: the last ``EngineHeartbeat`` as JSON; empty before the first.
+        weights_version: version of the served weights; empty before the engine is ready.
+        weights_folder: folder of the served weights if they replaced those loaded at the start; otherwise empty.
     """
 
     def __init__(self, config: WorkerConfig, connection: CommandConnection) -> None:
@@ -52,36 +52,36 @@ class Heartbeat:
         self.weights_folder = ""
         self._group: GroupStanding | None = None
         self._started_at = time.time()
-        self._num_beats = 0
+        self._num_heartbeats = 0
         self._card: ModelCard | None = None
         self._last = (time.monotonic(), 0)
         self._tokens_per_s = 0.0
-        self._looked_at = 0.0
-        self.told = b""
+        self._encoded_at = 0.0
+        self.encoded = b""
         self._progress: ProgressReader | None = None
         self._stall_watch: StallWatch | None = None
 
     def watch(self, progress: ProgressReader, stall_watch: StallWatch) -> None:
-        """Tell what these know of the core, too; without them the core is seen to do nothing."""
+        """Include the progress of the core in the heartbeat. Without it, the core seems idle."""
         self._progress, self._stall_watch = progress, stall_watch
 
-    def tell_group(self, group: GroupStanding) -> None:
-        """Tell where it stands in its data-parallel group, too."""
+    def set_group_status(self, group: GroupStanding) -> None:
+        """Include the status in its data-parallel group in the heartbeat."""
         self._group = group
 
     async def register(self, card: ModelCard) -> None:
-        """Let clients know of the model that is served from now on."""
+        """Publish the card of the model, which is served from now on."""
         await self._connection.execute("HSET", self._keys.models(), card.model, msgspec.json.encode(card))
         self._card = card
 
-    async def tell_version(self, version: str) -> None:
-        """Let the card and the next beat say what is served from now on."""
+    async def set_model_version(self, version: str) -> None:
+        """Set the version of the served weights in the card and the next heartbeat."""
         self.weights_version = version
         if self._card is not None:
             await self.register(msgspec.structs.replace(self._card, weights_version=version, registered_at=time.time()))
 
     async def run(self) -> None:
-        """Beat for ever. A Redis that is away is waited for: the beat says nothing while it cannot be heard."""
+        """Write heartbeats until cancelled, except while Redis is unreachable."""
         while True:
             try:
                 await self.beat()
@@ -93,43 +93,44 @@ class Heartbeat:
         """Write the heartbeat once."""
         engine_id = self._config.engine_id
         ttl_ms = int(self._config.heartbeat_ttl_s * 1000)
-        await self._look()
-        former = await self._connection.execute("SET", self._keys.engine(engine_id), self.told, "PX", ttl_ms, "GET")
-        if former is None or self._num_beats % ENTERED_AGAIN_EVERY == 0:
-            await self._enter()
-        self._num_beats += 1
+        await self._encode()
+        former = await self._connection.execute("SET", self._keys.engine(engine_id), self.encoded, "PX", ttl_ms, "GET")
+        if former is None or self._num_heartbeats % REGISTER_EVERY == 0:
+            await self._register_engine()
+        self._num_heartbeats += 1
 
-    async def look_again(self, age_s: float) -> None:
-        """Make ``told`` anew if it is older than that: a beat that waits for Redis keeps nobody else from knowing."""
-        if time.monotonic() - self._looked_at >= age_s:
-            await self._look()
+    async def refresh(self, age_s: float) -> None:
+        """Update ``encoded`` if it is older than ``age_s``, so that other readers need not wait for Redis."""
+        if time.monotonic() - self._encoded_at >= age_s:
+            await self._encode()
 
-    async def _look(self) -> None:
+    async def _encode(self) -> None:
         own, *others = await asyncio.to_thread(_rss_bytes, os.getpid(), self.core_pid, *self._other_ranks)
-        self.told = msgspec.json.encode(self._snapshot(own, sum(others)))
-        self._looked_at = time.monotonic()
+        self.encoded = msgspec.json.encode(self._snapshot(own, sum(others)))
+        self._encoded_at = time.monotonic()
 
     @property
     def _other_ranks(self) -> list[int]:
-        """Process ids of the ranks beside the core."""
+        """Process ids of the ranks other than the core."""
         setup = self._card.setup if self._card is not None else None
         return [] if setup is None or setup.ranks is None else setup.ranks.pids[1:]
 
-    async def _enter(self) -> None:
-        """Write what stays in Redis without a time to live, where it is missing.
+    async def _register_engine(self) -> None:
+        """Write the records without a time to live if they are missing: the list of engines, and the model's card.
 
-        Whoever lists engines drops those that do not beat; seldom, one drops this one just as it begins again. And
-        Redis may have lost all that it had: then nobody would know of this engine, its model, or requests to reap.
+        They can be missing for two reasons. A process that lists engines removes those without a heartbeat, and may
+        remove this one just as it starts again. Redis may have lost its data; without the records no process would know
+        this engine, its model, or the requests to reap.
         """
-        entering = [self._connection.execute("SADD", self._keys.engines(), self._config.engine_id)]
+        writes = [self._connection.execute("SADD", self._keys.engines(), self._config.engine_id)]
         if self._card is not None:
-            # A newer card than ours, of an engine that began later, stays.
+            # HSETNX keeps a newer card of an engine that started later.
             card = msgspec.json.encode(self._card)
-            entering.append(self._connection.execute("HSETNX", self._keys.models(), self._card.model, card))
-        await asyncio.gather(*entering)
+            writes.append(self._connection.execute("HSETNX", self._keys.models(), self._card.model, card))
+        await asyncio.gather(*writes)
 
     async def leave(self) -> None:
-        """Take this engine off the list."""
+        """Remove this engine from the list."""
         engine_id = self._config.engine_id
         await asyncio.gather(
             self._connection.execute("DEL", self._keys.engine(engine_id)),
@@ -169,7 +170,7 @@ class Heartbeat:
         )
 
     def _state(self, progress: Progress) -> EngineState:
-        """What was set, told more finely by what the core is seen to do."""
+        """Return the state that was set, refined by the progress of the core."""
         if self.state not in (EngineState.STARTING, EngineState.READY):
             return self.state
         if progress.phase is Phase.COMPILING:
@@ -182,7 +183,7 @@ class Heartbeat:
 
     def _rate(self) -> float:
         (then, before), now = self._last, time.monotonic()
-        # What a moment shorter than this has brought says nothing of a rate.
+        # A shorter interval gives no meaningful rate.
         if now - then >= self._config.heartbeat_interval_s / 2:
             self._tokens_per_s = (self.num_tokens - before) / max(now - then, 1e-3)
             self._last = (now, self.num_tokens)
@@ -190,7 +191,7 @@ class Heartbeat:
 
 
 def _rss_bytes(*pids: int) -> list[int]:
-    """Resident memory of each process; 0 for one that is not there."""
+    """Return the resident memory of each process; 0 for a process that does not exist."""
     sizes: list[int] = []
     for pid in pids:
         try:

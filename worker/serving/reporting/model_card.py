@@ -1,4 +1,4 @@
-"""What a worker process tells clients of the model that it serves."""
+"""The card of a served model, which clients read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ....shared.messages.from_core import Ready
 from ...config.engine_config import EngineConfig
 from ...text.tokenizer import TextCodec
 
-# Of generation_config.json, what a caller can follow with SamplingParams.
+# Fields of generation_config.json that a caller can set in SamplingParams.
 _RECOMMENDED = frozenset(
     {"do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "eos_token_id"}
 )
@@ -81,7 +81,7 @@ def _setup(config: EngineConfig, ready: Ready) -> EngineSetup:
 
 
 def _generation_config(folder: Path) -> dict[str, Any]:
-    """The recommendations of a model folder; none where there is no file, or one that nobody can read."""
+    """Return the recommendations of a model folder; empty if its file is missing or invalid."""
     try:
         recommended = json.loads((folder / "generation_config.json").read_text())
     except (OSError, ValueError):

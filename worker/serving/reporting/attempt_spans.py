@@ -1,14 +1,14 @@
-"""Spans of what an engine did for a request: how long that had waited, the attempt, and in it prefill and decode.
+"""Spans of a request at an engine: time in the queue, the attempt, and in it prefill and decode.
 
-    enqueue ─┬─ queue      from its arrival, or from when it was put back in line, to the claim
-             ├─ attempt    from the claim to its end here; links to the attempt before
+    enqueue ─┬─ queue      from its arrival, or from its return to the queue, to the claim
+             ├─ attempt    from the claim to its end here; links to the previous attempt
              │   ├─ prefill    from when it was first scheduled to its first token here
-             │   └─ decode     from there to its last token here
+             │   └─ decode     from its first token to its last token here
              ├─ queue
              └─ attempt    by the next engine
 
-All of them are made when the request leaves, from what is known of it anyhow: one that runs costs nothing, nor does the
-step. The sampler, which OTEL_* variables choose, is asked then, and goes by the parent.
+All spans are created when the request leaves, from data that exists anyway. So they cost nothing while it runs, and
+nothing per step. The sampler, which OTEL_* variables choose, decides then, and follows the decision of the parent.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from ..requests.generation import Generation
 from .attempt_ids import AttemptIds, span_id_of, trace_id_of
 from .request_observer import Departure, RequestObserver
 
-# What a request has lived through is not waited for longer: its spans are told without it then.
+# Longest wait for the history of a request; after it, the spans are sent without the queue span and the link.
 HISTORY_TIMEOUT_S = 10.0
 
-_INTO_LINE = (
+_QUEUE_EVENTS = (
     EventKind.QUEUED,
     EventKind.REPLAYED,
     EventKind.HANDED_BACK,
@@ -59,7 +59,10 @@ _INTO_LINE = (
 
 
 class AttemptSpans(RequestObserver):
-    """Sends the spans of one engine to ``endpoint``. ``history_of`` a partition tells what its requests lived through.
+    """Sender of the spans of one engine to ``endpoint``.
+
+    Args:
+        history_of: returns the history of requests in a partition.
 
     Raises:
         ConfigurationError: as ``check_endpoint``.
@@ -73,45 +76,46 @@ class AttemptSpans(RequestObserver):
         self._model = model
         self._engine_id = engine_id
         self._history_of = history_of
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._unfinished: set[asyncio.Task[None]] = set()
 
-    def note_end(self, generation: Generation, last: Delta) -> None:
-        self._note(generation, lambda span: _tell_end(span, last))
+    def record_end(self, generation: Generation, last: Delta) -> None:
+        self._send(generation, lambda span: _set_end(span, last))
 
-    def note_departure(self, generation: Generation, departure: Departure, cause: str = "") -> None:
-        self._note(generation, lambda span: _tell_departure(span, departure, cause))
+    def record_departure(self, generation: Generation, departure: Departure, cause: str = "") -> None:
+        self._send(generation, lambda span: _set_departure(span, departure, cause))
 
     async def open(self) -> None:
-        # It asks the host who it is, in threads for which it waits.
+        # In a thread, because it resolves the host's name and waits for that.
         self._provider = await asyncio.to_thread(
             open_provider, self._endpoint, service="penstock-worker", instance=self._engine_id, ids=self._ids
         )
         self._tracer = tracer_of(self._provider)
 
     async def close(self) -> None:
-        await asyncio.gather(*self._under_way)
+        await asyncio.gather(*self._unfinished)
         provider, self._provider = self._provider, None
         if provider is not None:
             await close_provider(provider)
 
-    def _note(self, generation: Generation, tell: Callable[[Span], None]) -> None:
+    def _send(self, generation: Generation, set_outcome: Callable[[Span], None]) -> None:
+        """Send the spans of a request that leaves now; ``set_outcome`` adds its outcome to the attempt's span."""
         attempt = _Attempt(generation)
         trace_id = attempt.trace_id or trace_id_of(self._model, generation.request_id)
         self._ids.choose(trace_id=trace_id, span_id=span_id_of(trace_id, generation.request_id, generation.epoch))
-        started_ns = attempt.ns(attempt.moments.claimed_at_s)
+        started_ns = attempt.ns(attempt.timestamps.claimed_at_s)
         span = self._tracer.start_span("attempt", attempt.parent, SpanKind.CONSUMER, start_time=started_ns)
         if not span.is_recording():
             return
-        span.set_attributes(self._of(generation))
-        tell(span)
+        span.set_attributes(self._attributes(generation))
+        set_outcome(span)
         if generation.attempt == 1:
-            self._finish(attempt, span, attempt.ns(attempt.moments.arrived_at_s))
+            self._finish(attempt, span, attempt.ns(attempt.timestamps.arrived_at_s))
             return
         task = asyncio.create_task(self._finish_later(attempt, span))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._unfinished.add(task)
+        task.add_done_callback(self._unfinished.discard)
 
-    def _of(self, generation: Generation) -> dict[str, AttributeValue]:
+    def _attributes(self, generation: Generation) -> dict[str, AttributeValue]:
         return {
             **attributes.of_request(self._model, generation.request_id, generation.tenant),
             **attributes.of_params(generation.params),
@@ -125,7 +129,7 @@ class AttemptSpans(RequestObserver):
         }
 
     async def _finish_later(self, attempt: _Attempt, span: Span) -> None:
-        """One of an engine that was not the first: when it was put back in line, and why, others have written down."""
+        """Finish a later attempt. The history tells when and why the request returned to the queue before it."""
         generation = attempt.generation
         events: list[RequestEvent] = []
         try:
@@ -134,77 +138,80 @@ class AttemptSpans(RequestObserver):
         except (TimeoutError, PenstockError, RedisError):
             pass
         queued_ns = None
-        before = before_claim(events, generation.epoch)
-        if before is not None:
-            claimed, into_line, now = before
-            queued_ns = attempt.ns(attempt.moments.claimed_at_s) - int(1e9 * (now.at - into_line.at))
-            if claimed is not None:
+        previous = before_claim(events, generation.epoch)
+        if previous is not None:
+            last_claim, queued, claim = previous
+            queued_ns = attempt.ns(attempt.timestamps.claimed_at_s) - int(1e9 * (claim.at - queued.at))
+            if last_claim is not None:
                 trace_id = span.get_span_context().trace_id
-                span_id = span_id_of(trace_id, generation.request_id, claimed.epoch)
-                told = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
-                span.add_link(told, _of_link(claimed, into_line))
+                span_id = span_id_of(trace_id, generation.request_id, last_claim.epoch)
+                context = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+                span.add_link(context, _link_attributes(last_claim, queued))
         self._finish(attempt, span, queued_ns)
 
     def _finish(self, attempt: _Attempt, span: Span, queued_ns: int | None) -> None:
-        """Tell the parts of an attempt, and end it. ``queued_ns`` is since when it had waited, where that is known."""
-        moments, inside = attempt.moments, set_span_in_context(span, Context())
+        """Send the parts of an attempt, and end its span. ``queued_ns`` is when it was queued; None if unknown."""
+        times, inside = attempt.timestamps, set_span_in_context(span, Context())
         self._ids.choose(trace_id=span.get_span_context().trace_id)
         if queued_ns is not None:
-            self._tell("queue", attempt.parent, queued_ns, attempt.ns(moments.claimed_at_s))
-        if moments.scheduled_at_s is not None:
-            prefilled_at_s = moments.first_token_at_s or attempt.ended_at_s
-            self._tell("prefill", inside, attempt.ns(moments.scheduled_at_s), attempt.ns(prefilled_at_s))
-        if moments.first_token_at_s is not None and moments.last_token_at_s is not None:
-            self._tell("decode", inside, attempt.ns(moments.first_token_at_s), attempt.ns(moments.last_token_at_s))
+            self._send_part("queue", attempt.parent, queued_ns, attempt.ns(times.claimed_at_s))
+        if times.scheduled_at_s is not None:
+            prefilled_at_s = times.first_token_at_s or attempt.ended_at_s
+            self._send_part("prefill", inside, attempt.ns(times.scheduled_at_s), attempt.ns(prefilled_at_s))
+        if times.first_token_at_s is not None and times.last_token_at_s is not None:
+            self._send_part("decode", inside, attempt.ns(times.first_token_at_s), attempt.ns(times.last_token_at_s))
         span.end(attempt.ns(attempt.ended_at_s))
 
-    def _tell(self, name: str, context: Context, started_ns: int, ended_ns: int) -> None:
+    def _send_part(self, name: str, context: Context, started_ns: int, ended_ns: int) -> None:
         self._tracer.start_span(name, context, start_time=started_ns).end(max(started_ns, ended_ns))
 
 
 class _Attempt:
-    """What is known of an attempt when it ends, which is now."""
+    """An attempt that ends now."""
 
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
         self.parent = context_of(generation.trace_headers)
         self.trace_id = get_current_span(self.parent).get_span_context().trace_id
-        self.moments = generation.timing.moments
+        self.timestamps = generation.timing.timestamps
         self.ended_at_s = time.monotonic()
         self._offset_ns = time.time_ns() - int(1e9 * self.ended_at_s)
 
     def ns(self, monotonic_s: float) -> int:
-        """Nanoseconds since 1970, as spans have them."""
+        """Convert a monotonic time to nanoseconds since 1970, the unit of spans."""
         return self._offset_ns + int(1e9 * monotonic_s)
 
 
 def before_claim(
     events: Sequence[RequestEvent], epoch: int
 ) -> tuple[RequestEvent | None, RequestEvent, RequestEvent] | None:
-    """Return the claim before the one of this epoch, what put the request into line after it, and this claim itself."""
-    claimed: RequestEvent | None = None
-    into_line: RequestEvent | None = None
+    """Return the claim before the one of ``epoch``, the event that queued the request after it, and the claim itself.
+
+    None if the history has no such claim, or no event that queued the request before it.
+    """
+    last_claim: RequestEvent | None = None
+    queued: RequestEvent | None = None
     for event in events:
-        if event.kind in _INTO_LINE:
-            into_line = event
+        if event.kind in _QUEUE_EVENTS:
+            queued = event
         elif event.kind is EventKind.CLAIMED:
             if event.epoch == epoch:
-                return None if into_line is None else (claimed, into_line, event)
-            claimed = event
+                return None if queued is None else (last_claim, queued, event)
+            last_claim = event
     return None
 
 
-def _of_link(claimed: RequestEvent, into_line: RequestEvent) -> dict[str, AttributeValue]:
+def _link_attributes(last_claim: RequestEvent, queued: RequestEvent) -> dict[str, AttributeValue]:
     return {
-        attributes.ENGINE_ID: claimed.engine_id,
-        attributes.EPOCH: claimed.epoch,
-        attributes.OUTCOME: into_line.kind.value,
-        attributes.CAUSE: into_line.cause,
-        attributes.NEXT_TOKEN_INDEX: into_line.num_output_tokens,
+        attributes.ENGINE_ID: last_claim.engine_id,
+        attributes.EPOCH: last_claim.epoch,
+        attributes.OUTCOME: queued.kind.value,
+        attributes.CAUSE: queued.cause,
+        attributes.NEXT_TOKEN_INDEX: queued.num_output_tokens,
     }
 
 
-def _tell_end(span: Span, last: Delta) -> None:
+def _set_end(span: Span, last: Delta) -> None:
     reason = last.finish_reason or last.segment_finish_reason
     span.set_attribute(attributes.OUTCOME, "ended")
     if reason is not None:
@@ -218,7 +225,7 @@ def _tell_end(span: Span, last: Delta) -> None:
         span.set_status(Status(StatusCode.ERROR))
 
 
-def _tell_departure(span: Span, departure: Departure, cause: str) -> None:
+def _set_departure(span: Span, departure: Departure, cause: str) -> None:
     span.set_attributes({attributes.OUTCOME: departure.value, attributes.CAUSE: cause})
     if departure is Departure.ENGINE_DIED:
         span.set_attribute(attributes.ERROR, departure.value)

@@ -1,6 +1,6 @@
-"""What a worker process tells its supervisor: a line of JSON at every change of state, and one a second.
+"""Status lines for the supervisor: a line of JSON at every change of state, and one per second.
 
-With it goes what the heartbeat tells Redis, so that the supervisor knows its engines while Redis is away.
+A line includes the heartbeat for Redis, so that the supervisor knows its engines while Redis is unreachable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .heartbeat import Heartbeat
 
 
 class StatusLines:
-    """Writes to standard output. ``state`` is the one that was told last."""
+    """Writer of status lines to standard output. ``state`` is the last state written."""
 
     def __init__(self, engine_id: str, heartbeat: Heartbeat) -> None:
         self._engine_id = engine_id
@@ -29,18 +29,18 @@ class StatusLines:
         self.state = EngineState.STARTING
 
     async def run(self) -> None:
-        """Tell the state again and again, until it has failed or this is cancelled."""
+        """Write the state every ``STATUS_INTERVAL_S``, until it is FAILED or this is cancelled."""
         while self.state != EngineState.FAILED:
-            # A supervisor that is stopped reads nothing, and a full pipe would stop us, too.
+            # Skip a full pipe, because a paused supervisor reads nothing, and the write would block this process too.
             if select.select([], [sys.stdout], [], 0)[1]:
-                await self._heartbeat.look_again(STATUS_INTERVAL_S)
+                await self._heartbeat.refresh(STATUS_INTERVAL_S)
                 self.report(self.state)
             await asyncio.sleep(STATUS_INTERVAL_S)
 
     def report(
         self, state: EngineState, *, code: str = "", message: str = "", trace: str = "", is_external: bool = False
     ) -> None:
-        """Write a line now."""
+        """Set the state, and write a line immediately."""
         self.state = state
         status = WorkerStatus(
             engine_id=self._engine_id,
@@ -53,10 +53,10 @@ class StatusLines:
             weights_folder=self._heartbeat.weights_folder,
             weights_version=self._heartbeat.weights_version if self._heartbeat.weights_folder else "",
         )
-        # It has some kilobytes, for which a pipe that is not full may still have no room.
-        if self._heartbeat.told and _all_is_read():
-            status.heartbeat = msgspec.Raw(self._heartbeat.told)
-        with contextlib.suppress(BrokenPipeError):  # the supervisor is gone; the lifeline says so too
+        # Only into an empty pipe, because the some kilobytes of a heartbeat may not fit into one that is partly full.
+        if self._heartbeat.encoded and _all_is_read():
+            status.heartbeat = msgspec.Raw(self._heartbeat.encoded)
+        with contextlib.suppress(BrokenPipeError):  # the supervisor has exited; the end of standard input shows it too
             sys.stdout.buffer.write(msgspec.json.encode(status) + b"\n")
             sys.stdout.buffer.flush()
 
@@ -66,5 +66,5 @@ def _all_is_read() -> bool:
     try:
         unread = fcntl.ioctl(sys.stdout, termios.FIONREAD, struct.pack("i", 0))
     except OSError:
-        return False  # no pipe: somebody has started this by hand
+        return False  # standard output is not a pipe, because the process was started by hand
     return struct.unpack("i", unread) == (0,)

@@ -1,4 +1,4 @@
-"""Adds up what an engine does."""
+"""Counters and histograms of one engine's work."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from ....shared.stats.engine import EngineStats, StepStats
 
 
 class EngineMeter:
-    """Keeps ``stats`` of one engine, from the start of its worker process on."""
+    """Statistics of one engine in ``stats``, from the start of its worker process."""
 
     def __init__(self) -> None:
         self.stats = EngineStats()
         self._tenants: dict[str, TenantPoint] = {}
 
-    def note_tenant(self, tenant: str, num_tokens: int, delta: Delta | None) -> None:
+    def count_tenant(self, tenant: str, num_tokens: int, delta: Delta | None) -> None:
         """Count new output tokens of a tenant, and an end if the delta is one."""
         is_end = delta is not None and delta.finish_reason is not None
         if not (num_tokens or is_end):
             return
-        point = self._of_tenant(tenant)
+        point = self._tenant_point(tenant)
         point.tokens_out += num_tokens
         if is_end:
             point.requests += 1
 
-    def note_prompt(self, tenant: str, num_tokens: int, num_cached: int) -> None:
-        """Count a prompt whose first output token has come."""
+    def count_prompt(self, tenant: str, num_tokens: int, num_cached: int) -> None:
+        """Count a prompt whose first output token was generated."""
         self.stats.num_prompt_tokens += num_tokens
         self.stats.num_cached_tokens += num_cached
-        self._of_tenant(tenant).tokens_in += num_tokens
+        self._tenant_point(tenant).tokens_in += num_tokens
 
-    def _of_tenant(self, tenant: str) -> TenantPoint:
+    def _tenant_point(self, tenant: str) -> TenantPoint:
         point = self._tenants.get(tenant)
         if point is None:
             point = self._tenants[tenant] = TenantPoint()
         return point
 
-    def take_tenants(self) -> dict[str, TenantPoint]:
-        """Return what was counted of each tenant since the last call."""
-        taken, self._tenants = self._tenants, {}
-        return taken
+    def pop_tenants(self) -> dict[str, TenantPoint]:
+        """Return the counts of each tenant since the last call."""
+        tenants, self._tenants = self._tenants, {}
+        return tenants
 
-    def note_scheduler(self, scheduler: SchedulerStats) -> None:
-        """Take over the core's own counters, which run since its start."""
+    def copy_scheduler_stats(self, scheduler: SchedulerStats) -> None:
+        """Copy the core's own counters, which run since its start."""
         self.stats.num_preemptions = scheduler.num_preemptions
         self.stats.prefix_cache_queries = scheduler.prefix_cache_queries
         self.stats.prefix_cache_hits = scheduler.prefix_cache_hits
@@ -54,7 +54,7 @@ class EngineMeter:
         self.stats.kv_offload = scheduler.kv_offload
         self.stats.images = scheduler.images
 
-    def note_step(self, step: StepStats) -> None:
+    def record_step(self, step: StepStats) -> None:
         """Count a step."""
         stats = self.stats
         stats.num_steps += 1
@@ -68,13 +68,13 @@ class EngineMeter:
         if num_tokens:
             stats.num_step_tokens.observe(num_tokens)
 
-    def note_tokens(self, num_tokens: int, seconds: list[float], num_at_once: int = 0) -> None:
-        """Count what a step has generated.
+    def count_tokens(self, num_tokens: int, seconds: list[float], num_at_once: int = 0) -> None:
+        """Count the tokens that a step has generated.
 
         Args:
-            num_tokens: of all requests together.
-            seconds: the times between two tokens of a request that it ended: mostly one and the same.
-            num_at_once: how many tokens came together with the one before.
+            num_tokens: number for all requests together.
+            seconds: time since the previous token, one per request; mostly the same value.
+            num_at_once: number of tokens that were generated together with the one before.
         """
         self.stats.num_output_tokens += num_tokens
         for interval_s, count in Counter(seconds).items():
@@ -82,25 +82,25 @@ class EngineMeter:
         if num_at_once:
             self.stats.inter_token_latency_s.observe(0.0, num_at_once)
 
-    def note_delta(self, delta: Delta) -> None:
-        """Count what goes out to a caller: a first token, or an end."""
-        stats, told = self.stats, delta.stats
-        if told is not None and (delta.token_ids or delta.pooled) and told.decode_time_s == 0:
-            stats.queue_time_s.observe(told.queue_time_s)
-            stats.prefill_time_s.observe(told.prefill_time_s)
-            stats.time_to_first_token_s.observe(told.time_to_first_token_s)
+    def count_delta(self, delta: Delta) -> None:
+        """Count a delta that a client receives, if it has a first token or an end."""
+        stats, request_stats = self.stats, delta.stats
+        if request_stats is not None and (delta.token_ids or delta.pooled) and request_stats.decode_time_s == 0:
+            stats.queue_time_s.observe(request_stats.queue_time_s)
+            stats.prefill_time_s.observe(request_stats.prefill_time_s)
+            stats.time_to_first_token_s.observe(request_stats.time_to_first_token_s)
         if delta.finish_reason is None and not delta.segment_ends:
             return
         if delta.finish_reason is not None:
             reason = delta.finish_reason.value
             stats.num_finished[reason] = stats.num_finished.get(reason, 0) + 1
-        if told is not None:
-            stats.latency_s.observe(told.latency_s)
+        if request_stats is not None:
+            stats.latency_s.observe(request_stats.latency_s)
             if delta.next_index > 0:
-                stats.decode_time_s.observe(told.decode_time_s)
-                stats.inference_time_s.observe(told.prefill_time_s + told.decode_time_s)
+                stats.decode_time_s.observe(request_stats.decode_time_s)
+                stats.inference_time_s.observe(request_stats.prefill_time_s + request_stats.decode_time_s)
             if delta.next_index > 1:
-                stats.token_time_s.observe(told.inter_token_latency_s)
+                stats.token_time_s.observe(request_stats.inter_token_latency_s)
         if delta.finish_reason is not None and delta.usage is not None:
             stats.num_prompt_tokens_of.observe(delta.usage.num_prompt_tokens)
             stats.num_output_tokens_of.observe(delta.usage.num_output_tokens)

@@ -1,4 +1,4 @@
-"""Adds what an engine has counted to the series of its model, by differences."""
+"""Add the counts of an engine to the time series of its model, as differences."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from .engine_meter import EngineMeter
 
 INTERVAL_S = 10.0
 LAST_TIMEOUT_S = 1.0
-# Of an interval, so many tenants are told apart: those with the most tokens.
+# Per interval, this many tenants are written separately: those with the most tokens.
 MAX_TENANTS = 100
 
 log = structlog.get_logger()
 
 
 class SeriesWriter:
-    """One life of one engine. What it has counted since its last addition is lost with its process, and no more."""
+    """Writer of one engine process. If the process dies, only the counts since its last write are lost."""
 
     def __init__(self, store: SeriesStore, meter: EngineMeter) -> None:
         self._store = store
         self._meter = meter
         self._writer = uuid.uuid4().hex
         self._number = 0
-        self._before = EngineStats()
+        self._written = EngineStats()
 
     async def run(self) -> None:
-        """Add every ``INTERVAL_S`` until cancelled."""
+        """Write every ``INTERVAL_S`` until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_S)
             try:
@@ -45,7 +45,7 @@ class SeriesWriter:
                 log.warning("series_not_written", error=str(error))
 
     async def add_last(self) -> None:
-        """Add what there is, as long as that is soon done: a Redis that is away keeps nobody from leaving."""
+        """Write the counts so far, within ``LAST_TIMEOUT_S``, so that an unreachable Redis does not delay the exit."""
         try:
             async with asyncio.timeout(LAST_TIMEOUT_S):
                 await self.add()
@@ -53,11 +53,11 @@ class SeriesWriter:
             log.warning("series_not_written", error=str(error) or "Redis does not answer")
 
     async def add(self) -> None:
-        """Add what there is now."""
+        """Write the counts since the last write."""
         now = msgspec.convert(msgspec.to_builtins(self._meter.stats), EngineStats)
-        tenants = self._meter.take_tenants()
-        amounts = _difference(now, self._before)
-        self._before = now
+        tenants = self._meter.pop_tenants()
+        amounts = _difference(now, self._written)
+        self._written = now
         amounts["tokens_out"] = sum(point.tokens_out for point in tenants.values())
         amounts = {name: amount for name, amount in amounts.items() if amount}
         if amounts or tenants:
@@ -66,15 +66,15 @@ class SeriesWriter:
 
 
 def most_active(tenants: dict[str, TenantPoint]) -> dict[str, TenantPoint]:
-    """Return those with the most tokens by name, and the sums of all others under ""."""
+    """Return the tenants with the most tokens by name, and the sums of all others under ""."""
     ranked = sorted(tenants, key=lambda tenant: -(tenants[tenant].tokens_in + tenants[tenant].tokens_out))
-    found = {tenant: tenants[tenant] for tenant in ranked[:MAX_TENANTS]}
+    points = {tenant: tenants[tenant] for tenant in ranked[:MAX_TENANTS]}
     for tenant in ranked[MAX_TENANTS:]:
-        rest, point = found.setdefault("", TenantPoint()), tenants[tenant]
+        rest, point = points.setdefault("", TenantPoint()), tenants[tenant]
         rest.tokens_in += point.tokens_in
         rest.tokens_out += point.tokens_out
         rest.requests += point.requests
-    return found
+    return points
 
 
 def _difference(now: EngineStats, before: EngineStats) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Follows one claimed request through time."""
+"""Timing of one claimed request."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ....shared.messages.from_core import EngineCoreEventType, EngineCoreOutput
 from ....shared.stats.engine import RequestStats
 
 
-class Moments(NamedTuple):
-    """When what happened to a request at this engine, by the monotonic clock of this host; None for what has not."""
+class RequestTimestamps(NamedTuple):
+    """Times of a request's events at this engine, in monotonic seconds; None for events that did not occur."""
 
     arrived_at_s: float
     claimed_at_s: float
@@ -22,13 +22,13 @@ class Moments(NamedTuple):
 
 
 class RequestTiming:
-    """Knows the request's age at what happens to it, from its arrival in Redis on, by the monotonic clock of this host.
+    """Ages of a request at its events, since its arrival in Redis, by this host's monotonic clock.
 
-    A resumed request had its first token elsewhere: what the log says of that is kept. The result of a prompt that is
-    pooled counts as its first token.
+    For a resumed request, the statistics of its first token are those in the log. The result of a pooling request
+    counts as its first token.
 
     Args:
-        logged: what former engines have delivered.
+        logged: deltas that former engines have delivered.
     """
 
     def __init__(self, claim: Claim, logged: list[Delta]) -> None:
@@ -39,16 +39,15 @@ class RequestTiming:
         self._age_scheduled_s: float | None = None
         first = next((delta.stats for delta in logged if delta.stats is not None), None)
         self._first = first
-        self._was_told = first is not None
+        self._is_first_from_log = first is not None
         self._token_at_s: float | None = None
         self._first_token_at_s: float | None = None
 
     def note_output(self, output: EngineCoreOutput, timestamp: float) -> float | None:
-        """Take in what the core tells; returns the seconds from this engine's last token to the first of these, if
-        there are both.
+        """Process an output of the core. Returns the seconds since this engine's previous token, if it had one.
 
         Args:
-            timestamp: monotonic seconds at which the step ended.
+            timestamp: when the step ended, in monotonic seconds.
         """
         for event in output.events:
             if event.type is EngineCoreEventType.SCHEDULED and self._age_scheduled_s is None:
@@ -64,21 +63,23 @@ class RequestTiming:
         return timestamp - last
 
     @property
-    def moments(self) -> Moments:
+    def timestamps(self) -> RequestTimestamps:
         scheduled_at_s = None if self._age_scheduled_s is None else self._arrived_at_s + self._age_scheduled_s
-        return Moments(self._arrived_at_s, self._claimed_at_s, scheduled_at_s, self._first_token_at_s, self._token_at_s)
+        return RequestTimestamps(
+            self._arrived_at_s, self._claimed_at_s, scheduled_at_s, self._first_token_at_s, self._token_at_s
+        )
 
     @property
-    def has_told_first_token(self) -> bool:
+    def has_sent_first_token(self) -> bool:
         return self._first is not None
 
     @property
-    def made_first_token(self) -> bool:
-        """Whether the first token was told of, and came from this engine."""
-        return self._first is not None and not self._was_told
+    def has_generated_first_token(self) -> bool:
+        """Whether the first token was sent, and this engine generated it."""
+        return self._first is not None and not self._is_first_from_log
 
     def first_token(self) -> RequestStats | None:
-        """What to say with the first token, once; None if it came before."""
+        """Return the statistics to send with the first token, once; None in later calls or before that token."""
         if self._first is not None or self._token_at_s is None:
             return None
         age_s = self._age_s(self._token_at_s)
@@ -94,7 +95,7 @@ class RequestTiming:
         return self._first
 
     def whole(self, num_output_tokens: int) -> RequestStats:
-        """What to say at the end, which is now."""
+        """Return the statistics to send at the end, which is now."""
         latency_s = self._age_s(time.monotonic())
         first = self._first or RequestStats(queue_time_s=latency_s)
         decode_time_s = 0.0
