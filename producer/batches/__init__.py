@@ -8,7 +8,7 @@
         async with Client.connect("redis://localhost") as client:
             batch = await run_batch(client, store, batch.id)
 
-Whatever dies meanwhile, each row has one line in the end; see ``runner.py``.
+Each row has exactly one line in the output, no matter which processes die meanwhile; see ``runner.py``.
 """
 
 from .batch_records import Batch, BatchStatus, FileObject, Page

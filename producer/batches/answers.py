@@ -1,4 +1,4 @@
-"""From one row to the line that its caller gets."""
+"""Run one row, and return the line of its answer."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from .gathering import all_or_none
 from .input_rows import InputRow
 from .journal import JournalRow
 
-# Room in the queue comes sooner than its estimate where others give up.
+# The queue may have capacity sooner than estimated, if other callers give up.
 MAX_REFUSED_PAUSE_S = 30.0
-# A result can expire between its end and its reader only if the reader was stopped for that long.
+# A result expires before it is read only if this process was stopped for that long.
 MAX_ATTEMPTS = 5
-# What says nothing of the row: the run ends, and is taken up again.
-_NOT_THE_ROWS_FAULT = (RedisUnavailableError, ClientClosedError, BrokerError)
+# Errors that are not the row's: the run ends and is resumed later.
+_RUN_ERRORS = (RedisUnavailableError, ClientClosedError, BrokerError)
 
 log = get_logger(__name__)
 
 
 class RowResponse(msgspec.Struct, kw_only=True):
-    """What the endpoint would have answered over HTTP."""
+    """The endpoint's response, as over HTTP."""
 
     status_code: int
     request_id: str
@@ -52,14 +52,14 @@ class RowResponse(msgspec.Struct, kw_only=True):
 
 
 class RowError(msgspec.Struct, kw_only=True):
-    """Why the endpoint was not asked, or was not waited for."""
+    """Why the endpoint was not called, or its answer not awaited."""
 
     code: str
     message: str
 
 
 class RowAnswer(msgspec.Struct, kw_only=True):
-    """A line of the output or of the error file."""
+    """A line of the output or error file."""
 
     id: str
     custom_id: str
@@ -76,11 +76,11 @@ _encoder = msgspec.json.Encoder()
 
 
 class Rows:
-    """Asks for rows of one batch. The request of a row has an id of its own, by which asking again attaches to it.
+    """Runs rows of one batch. Each row's request has a fixed id, so submitting it again attaches to it.
 
     Args:
-        band: the queue's band in which rows wait.
-        parsers: read tool calls and reasoning in the model's answers.
+        band: the queue's band for the rows.
+        parsers: parsers of tool calls and reasoning in the model's answers.
     """
 
     def __init__(self, client: Client, spec: BatchSpec, band: str, parsers: Parsers) -> None:
@@ -91,10 +91,10 @@ class Rows:
         self._id = spec.id.removeprefix("batch_")
 
     async def answer(self, number: int, row: InputRow) -> JournalRow | None:
-        """Ask for a row and wait for its end; None if it expired with the batch. What is wrong with it is an answer.
+        """Submit a row and wait for its end; None if it expired with the batch. An error of the row is an answer.
 
         Raises:
-            RedisUnavailableError, ClientClosedError, BrokerError: nothing is known of the row.
+            RedisUnavailableError, ClientClosedError, BrokerError: the state of the row is unknown.
         """
         try:
             prepared = prepare(self._spec.endpoint, bytes(row.body), self._parsers)
@@ -102,7 +102,7 @@ class Rows:
             if "timeout_s" not in prepared.options and any(map(_expired, outputs)):
                 return None
             body = prepared.answer(*outputs, response_id=new_id(prepared.id_prefix))
-        except _NOT_THE_ROWS_FAULT:
+        except _RUN_ERRORS:
             raise
         except PenstockError as error:
             return self._failed(number, row, error_of(error))
@@ -120,18 +120,18 @@ class Rows:
         )
 
     def unfinished(self, number: int, row: InputRow, code: str) -> JournalRow:
-        """Return the line of a row that was not waited for."""
+        """Return the line of a row that was not finished."""
         line = self._line(number, row, None, RowError(code=code, message=UNFINISHED[code]))
         return JournalRow(row=number, failed=True, line=line)
 
     async def cancel(self, number: int, row: InputRow) -> None:
-        """End the requests of a row, if there are some."""
+        """Cancel the requests of a row, if it has any."""
         try:
             prepared = prepare(self._spec.endpoint, bytes(row.body), self._parsers)
         except PenstockError:
-            return  # it never became a request
+            return  # it was never submitted
         ids = self._request_ids(number, len(prepared.prompts))
-        cancels = [self._client.cancel(one, model=prepared.model, n=prepared.num_answers) for one in ids]
+        cancels = [self._client.cancel(request_id, model=prepared.model, n=prepared.num_answers) for request_id in ids]
         for result in await asyncio.gather(*cancels, return_exceptions=True):
             if isinstance(result, BaseException) and not isinstance(result, RequestNotFoundError):
                 raise result
@@ -141,11 +141,14 @@ class Rows:
         ids = self._request_ids(number, len(prepared.prompts))
         names = numbered("prompt", prepared.prompts)
         return await all_or_none(
-            [self._output(*each, prepared) for each in zip(names, ids, prepared.prompts, strict=True)]
+            [
+                self._output(name, request_id, prompt, prepared)
+                for name, request_id, prompt in zip(names, ids, prepared.prompts, strict=True)
+            ]
         )
 
     async def _output(self, name: str, request_id: str, prompt: Prompt, prepared: PreparedBody) -> RequestOutput:
-        """The output of one prompt, which errors call by ``name``."""
+        """Return the output of one prompt; errors refer to it as ``name``."""
         options = prepared.options | {
             "request_id": request_id,
             "tenant": self._spec.tenant,
@@ -162,7 +165,7 @@ class Rows:
             except RequestConflictError as error:
                 if error.field == "tenant":
                     raise
-                # A version before this one has asked for the same row in other words.
+                # An earlier version submitted the same row with other parameters.
                 handle = await self._client.handle(request_id, model=prepared.model, n=prepared.num_answers)
                 return await handle.result()
             except RefusedForNowError as error:
@@ -192,4 +195,4 @@ class Rows:
 
 
 def _expired(output: RequestOutput) -> bool:
-    return any(one.finish_reason is FinishReason.EXPIRED for one in output.outputs)
+    return any(answer.finish_reason is FinishReason.EXPIRED for answer in output.outputs)

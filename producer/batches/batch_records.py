@@ -1,7 +1,7 @@
-"""Files and batches as OpenAI's API shows them, and what Redis holds of them.
+"""Files and batches as in OpenAI's API, and their records in Redis.
 
-A batch goes validating → in_progress → finalizing → completed | expired, with validating | in_progress → failed and
-validating | in_progress → cancelling → cancelled; ``scripts/lib.lua`` has the table.
+Transitions of a batch: validating → in_progress → finalizing → completed | expired, validating | in_progress → failed,
+and validating | in_progress → cancelling → cancelled; see the table in ``scripts/lib.lua``.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ...shared.shown import shown
 
 MAX_FILE_BYTES = 200 * 1024 * 1024
 MAX_ROWS = 50_000
-# OpenAI has the first only.
+# OpenAI has only "24h".
 COMPLETION_WINDOWS_S = {"24h": 24 * 3600, "7d": 7 * 24 * 3600}
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 PURPOSES = ("batch", "batch_output")
-# OpenAI's bounds of expires_after and output_expires_after, and what a file for a batch has by default: 30 days.
+# OpenAI's limits of expires_after and output_expires_after; an input file expires after 30 days by default.
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000
 MAX_METADATA_PAIRS, MAX_METADATA_KEY_CHARS, MAX_METADATA_VALUE_CHARS = 16, 64, 512
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class BatchStatus(enum.StrEnum):
-    """Where a batch stands."""
+    """Status of a batch."""
 
     VALIDATING = "validating"
     FAILED = "failed"
@@ -47,7 +47,7 @@ class BatchStatus(enum.StrEnum):
 
 
 class FileObject(msgspec.Struct, kw_only=True, frozen=True):
-    """OpenAI's file object; times are Unix seconds by the clock of Redis."""
+    """OpenAI's file object. Times are Unix seconds by the clock of Redis."""
 
     id: str
     bytes: int
@@ -61,9 +61,9 @@ class FileObject(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class FileRecord(msgspec.Struct, kw_only=True, frozen=True):
-    """A file as Redis holds it: what is shown, whose it is, and the digest of its contents.
+    """Record of a file in Redis: its file object, its tenant, and the digest of its contents.
 
-    Old records are read for ever (``tests/unit/batches/test_records.py``): new fields have a default.
+    Old records must always decode (``tests/unit/batches/test_records.py``), so new fields have a default.
     """
 
     version: int = WIRE_VERSION
@@ -73,7 +73,7 @@ class FileRecord(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Deleted(msgspec.Struct, kw_only=True, frozen=True):
-    """The answer to a deletion."""
+    """The response to a deletion."""
 
     id: str
     object: str = "file"
@@ -81,7 +81,7 @@ class Deleted(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Page(msgspec.Struct, Generic[T], kw_only=True, frozen=True):
-    """A part of a list; ``after=last_id`` asks for the next one."""
+    """One page of a list; ``after=last_id`` requests the next one."""
 
     data: list[T]
     object: str = "list"
@@ -91,7 +91,7 @@ class Page(msgspec.Struct, Generic[T], kw_only=True, frozen=True):
 
 
 class RowProblem(msgspec.Struct, kw_only=True, frozen=True):
-    """What is wrong with a line of an input file, counted from 1; with the file as a whole if ``line`` is None."""
+    """A problem of a line of an input file, counted from 1, or of the whole file if ``line`` is None."""
 
     code: str
     message: str
@@ -100,14 +100,14 @@ class RowProblem(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class RowProblems(msgspec.Struct, kw_only=True, frozen=True):
-    """All problems that were found."""
+    """All problems of an input file."""
 
     data: list[RowProblem]
     object: str = "list"
 
 
 class RequestCounts(msgspec.Struct, kw_only=True, frozen=True):
-    """Rows of a batch: all, answered, and ended without an answer."""
+    """Numbers of rows of a batch: all, answered, and failed."""
 
     total: int = 0
     completed: int = 0
@@ -121,13 +121,13 @@ class InputTokensDetails(msgspec.Struct, frozen=True):
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
-    """Output tokens spent on reasoning; they are not counted apart."""
+    """Output tokens used for reasoning; not counted separately, so 0."""
 
     reasoning_tokens: int = 0
 
 
 class BatchUsage(msgspec.Struct, kw_only=True, frozen=True):
-    """Tokens of all answered rows."""
+    """Token counts of all answered rows."""
 
     input_tokens: int = 0
     input_tokens_details: InputTokensDetails = InputTokensDetails()
@@ -137,11 +137,14 @@ class BatchUsage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class BatchSpec(msgspec.Struct, kw_only=True, frozen=True):
-    """What a batch was made with; it never changes.
+    """The arguments of a batch, which never change.
 
-    ``is_private``: its maker runs it, perhaps from a folder that no other host has; nobody else does before it expires.
-    ``trace_headers`` are those of who asked for it, which its requests have, too. Old ones are read for ever, as of
-    ``FileRecord``.
+    Args:
+        is_private: the creator runs it, possibly from a folder that no other host has. No other process runs it before
+            it expires.
+        trace_headers: trace of the creator, which the batch's requests continue.
+
+    Old records must always decode; see ``FileRecord``.
     """
 
     version: int = WIRE_VERSION
@@ -160,7 +163,7 @@ class BatchSpec(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Batch(msgspec.Struct, kw_only=True, frozen=True):
-    """OpenAI's batch object; times are Unix seconds by the clock of Redis."""
+    """OpenAI's batch object. Times are Unix seconds by the clock of Redis."""
 
     id: str
     endpoint: str
@@ -187,7 +190,7 @@ class Batch(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class BatchRecord(msgspec.Struct, frozen=True):
-    """A batch as Redis holds it; ``event_is_due`` says that its end has not been told yet."""
+    """Record of a batch in Redis. ``event_is_due``: its end was not reported yet."""
 
     spec: BatchSpec
     batch: Batch
@@ -199,7 +202,7 @@ _spec_decoder = msgspec.json.Decoder(BatchSpec)
 
 
 def read_batch(fields: dict[str, bytes]) -> BatchRecord:
-    """Return the batch that a hash of Redis holds."""
+    """Return the record of a batch from its Redis hash."""
     spec = _spec_decoder.decode(fields["spec"])
 
     def number(name: str) -> int:
@@ -230,10 +233,10 @@ def read_batch(fields: dict[str, bytes]) -> BatchRecord:
 
 
 def check_metadata(metadata: dict[str, str] | None) -> dict[str, str] | None:
-    """Return ``metadata`` if it is at most 16 pairs of short strings.
+    """Return ``metadata`` if it has at most 16 pairs of short strings.
 
     Raises:
-        ValidationError: it is not.
+        ValidationError: it has not.
     """
     if metadata is None:
         return None
@@ -254,10 +257,10 @@ def check_metadata(metadata: dict[str, str] | None) -> dict[str, str] | None:
 
 
 def check_expiry(field: str, seconds: int | None) -> int | None:
-    """Return ``seconds`` if a file may expire after so long.
+    """Return ``seconds`` if a file may expire after this time.
 
     Raises:
-        ValidationError: it may not.
+        ValidationError: it is out of range.
     """
     if seconds is None:
         return None

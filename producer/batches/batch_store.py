@@ -1,4 +1,4 @@
-"""Files and batches of a deployment: what web apps, the gateway, jobs and commands see of them."""
+"""Store of a deployment's files and batches, for web apps, the gateway, jobs and commands."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class BatchStore:
     """Files and batches. Use ``async with BatchStore(url) as store:`` (or ``open`` and ``close``).
 
     Args:
-        url: of the Redis that holds the records.
-        folder: where contents are; every host that makes, runs or reads them sees the same one. PENSTOCK_FILES_DIR, or
-            "files" in the user's data folder, when None.
-        lease_ttl_s: how long after the death of a runner its batches are free to be taken up.
+        url: URL of the Redis that holds the records.
+        folder: folder of contents, shared by all hosts that create, run or read them. If None, PENSTOCK_FILES_DIR, or
+            "files" in the user's data folder.
+        lease_ttl_s: how long after a runner's death its batches can be claimed by another.
         retry_for_s: how long a call waits for a Redis that is away, ``inf`` for ever.
-        namespace: prefix of all keys, as given to the workers.
+        namespace: prefix of all keys, the same as for the workers.
 
     Raises:
-        ConfigurationError: the URL cannot be read.
+        ConfigurationError: the URL is malformed.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class BatchStore:
         """Connect.
 
         Raises:
-            RedisUnavailableError: nothing answers at the URL, or it refuses us.
+            RedisUnavailableError: Redis is unreachable, or refuses the login.
         """
         await self._connection.open()
 
@@ -114,17 +114,18 @@ class BatchStore:
         is_private: bool = False,
         trace_headers: dict[str, str] | None = None,
     ) -> Batch:
-        """Make a batch of an uploaded file; whoever sweeps for open ones runs it. Lines are checked when it is run.
+        """Create a batch from an uploaded file. A jobs process runs it, and checks its lines then.
 
         Args:
-            webhook_url: told of the end, as ``penstock jobs`` delivers events.
-            completion_window: "24h" as with OpenAI, or "7d"; then it ends as "expired", with the rows that are done.
-            batch_id: idempotency key; a batch of that id is returned as it is.
-            is_private: the caller runs it with ``run_batch``, and no sweep takes it up before it expires.
-            trace_headers: of all its requests, as of ``Client.submit``.
+            webhook_url: notified of the end, by ``penstock jobs``.
+            completion_window: "24h" as with OpenAI, or "7d". After it, the batch ends as "expired", with its finished
+                rows.
+            batch_id: idempotency key; an existing batch with this id is returned unchanged.
+            is_private: the caller runs it with ``run_batch``, and no jobs process runs it before it expires.
+            trace_headers: trace of all its requests, as for ``Client.submit``.
 
         Raises:
-            ValidationError: an argument is wrong.
+            ValidationError: an argument is invalid.
             UnknownFileError: the tenant has no such file.
         """
         if endpoint not in ENDPOINTS:
@@ -162,10 +163,10 @@ class BatchStore:
         return await self.get(spec.id, tenant=tenant)
 
     async def get(self, batch_id: str, *, tenant: str = "default") -> Batch:
-        """Return a batch as it stands.
+        """Return a batch in its current state.
 
         Raises:
-            UnknownBatchError: the tenant has none of that id.
+            UnknownBatchError: the tenant has no batch with this id.
         """
         record = await self.record(batch_id)
         if record.spec.tenant != tenant:
@@ -173,10 +174,10 @@ class BatchStore:
         return record.batch
 
     async def record(self, batch_id: str) -> BatchRecord:
-        """Return a batch of any tenant with all that is known of it, for whoever runs it.
+        """Return the record of a batch of any tenant, for a runner.
 
         Raises:
-            UnknownBatchError: there is none of that id.
+            UnknownBatchError: no batch has this id.
         """
         (record,) = await self._read([batch_id])
         if record is None:
@@ -186,10 +187,10 @@ class BatchStore:
     async def list(
         self, *, tenant: str = "default", after: str | None = None, limit: int = DEFAULT_LIMIT
     ) -> Page[Batch]:
-        """Return a page of the tenant's batches, the newest first.
+        """Return a page of the tenant's batches, newest first.
 
         Raises:
-            ValidationError: an argument is wrong, or ``after`` no batch of the tenant.
+            ValidationError: an argument is invalid, or ``after`` is not a batch of the tenant.
         """
 
         async def read(ids: Sequence[str]) -> list[Batch | None]:
@@ -197,16 +198,17 @@ class BatchStore:
 
         key = self._keys.batches(tenant)
         return await read_page(
-            self._connection, key, read, lambda batch: batch.id, after=after, limit=limit, most=MAX_LIMIT
+            self._connection, key, read, lambda batch: batch.id, after=after, limit=limit, max_limit=MAX_LIMIT
         )
 
     async def cancel(self, batch_id: str, *, tenant: str = "default") -> Batch:
-        """Ask for the end of a batch: its runner stops within a second, and keeps what is done. Twice does nothing.
+        """Request the cancellation of a batch. Its runner stops within a second, and keeps finished rows. Repeating it
+        has no effect.
 
-        A batch that is "finalizing" has all its answers and comes to its own end.
+        A "finalizing" batch has all its answers and still completes.
 
         Raises:
-            UnknownBatchError: the tenant has none of that id.
+            UnknownBatchError: the tenant has no batch with this id.
             BatchEndedError: it has ended.
         """
         await self.get(batch_id, tenant=tenant)
@@ -215,13 +217,13 @@ class BatchStore:
             raise BatchEndedError(f"batch {shown(batch_id)} has ended ({status.decode()}) and cannot be cancelled")
         return await self.get(batch_id, tenant=tenant)
 
-    async def take(self, batch_id: str) -> Lease:
-        """Take the lease of an open batch, to be entered with ``async with``.
+    async def claim(self, batch_id: str) -> Lease:
+        """Claim the lease of an open batch, to be entered with ``async with``.
 
         Raises:
-            UnknownBatchError: there is none of that id.
-            BatchEndedError: it has ended, and that was told.
-            BatchHeldError: another runner has it.
+            UnknownBatchError: no batch has this id.
+            BatchEndedError: it has ended, and its end was reported.
+            BatchHeldError: another runner holds it.
         """
         record = await self.record(batch_id)
         holder, ttl_ms = secrets.token_hex(12), int(self._lease_ttl_s * 1000)
@@ -231,29 +233,32 @@ class BatchStore:
             raise BatchEndedError(f"batch {shown(batch_id)} has ended")
         if answer[0] == b"held":
             raise BatchHeldError(
-                f"batch {shown(batch_id)} is being run by another; its lease lasts {answer[1] / 1000:.1f} s"
+                f"batch {shown(batch_id)} is held by another runner; its lease lasts {answer[1] / 1000:.1f} s"
             )
         return Lease(self._connection, self._keys, record.spec, holder, epoch=answer[1], ttl_ms=ttl_ms)
 
-    async def tell_end(self, record: BatchRecord) -> None:
-        """Have the end of a batch told to whom it concerns; doing it again makes no second event."""
+    async def report_end(self, record: BatchRecord) -> None:
+        """Create the webhook event of a batch's end. Repeating it creates no second event."""
         event = event_of_end(record)
         if event is not None:
             await self._events.create(event)
 
     async def open_batches(self, limit: int = MAX_LIMIT) -> Sequence[BatchRecord]:
-        """Return the batches of all tenants that have not ended, those first whose runner's lease ends first."""
+        """Return the open batches of all tenants, sorted by the expiry of their leases."""
         ids = await self._connection.execute("ZRANGE", self._keys.open, 0, limit - 1)
-        return [record for record in await self._read([one.decode() for one in ids]) if record is not None]
+        return [record for record in await self._read([batch_id.decode() for batch_id in ids]) if record is not None]
 
     async def free_batches(self) -> Sequence[str]:
-        """Return the open batches that no live runner holds, as far as is known, to be taken up."""
+        """Return the open batches that no live runner seems to hold."""
         now_s = await self.files.time_s()
         now_ms, ttl_ms = int(now_s * 1000), int(self._lease_ttl_s * 1000)
         ids = await self._connection.execute("ZRANGEBYSCORE", self._keys.open, "-inf", now_ms)
-        # Leases that were set by a clock that was ahead: an attempt to take one cuts it.
+        # Also leases set by a clock that was ahead: an attempt to claim one shortens it.
         ids += await self._connection.execute("ZRANGEBYSCORE", self._keys.open, f"({now_ms + ttl_ms}", "+inf")
-        specs = [None if record is None else record.spec for record in await self._read([one.decode() for one in ids])]
+        specs = [
+            None if record is None else record.spec
+            for record in await self._read([batch_id.decode() for batch_id in ids])
+        ]
         return [spec.id for spec in specs if spec is not None and (not spec.is_private or now_s >= spec.expires_at)]
 
     async def _read(self, ids: Sequence[str]) -> Sequence[BatchRecord | None]:
@@ -263,7 +268,7 @@ class BatchStore:
 
 
 def _to_record(reply: Any) -> BatchRecord | None:
-    """HGETALL comes as a map or as a flat list, by the protocol that was agreed on."""
+    """Return the record of a reply to HGETALL, which is a map or a flat list, depending on the protocol."""
     pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
     fields = {name.decode(): value for name, value in pairs}
     return read_batch(fields) if "spec" in fields else None
@@ -277,4 +282,4 @@ def _checked_id(batch_id: str) -> str:
 
 
 def _unknown(batch_id: str) -> UnknownBatchError:
-    return UnknownBatchError(f"no batch {shown(batch_id)} is known")
+    return UnknownBatchError(f"unknown batch {shown(batch_id)}")

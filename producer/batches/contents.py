@@ -1,11 +1,11 @@
-"""The folder of file contents and of what batches work with. All of it runs beside the event loop.
+"""The folder of file contents and working data of batches. All access runs in threads.
 
-    incoming/FILE        an upload, until all of it is there
-    files/FILE           the contents of a file, complete and on the disk: they come here by a rename
-    work/BATCH/          a batch's input and the rows it has done, see journal.py
+    incoming/FILE        an upload, until it is complete
+    files/FILE           the contents of a file, complete and synced to disk: moved here by a rename
+    work/BATCH/          a batch's input and its finished rows, see journal.py
 
-What this folder should not hold any more stands in the list of garbage in Redis, from before it is written: a process
-that dies at any point leaves nothing behind for ever. Several hosts share the folder by a shared file system.
+Data to be deleted is listed as garbage in Redis, before it is written: so a process that dies at any point leaves
+nothing forever. Several hosts share the folder on a shared file system.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def files_folder(explicit: str | Path | None = None) -> Path:
 
 
 class Received(msgspec.Struct, frozen=True):
-    """How much was received, and its digest."""
+    """Size and digest of a received file."""
 
     num_bytes: int
     sha256: str
@@ -50,7 +50,8 @@ class Contents:
     """Reads and writes the folder.
 
     Args:
-        explicit: as ``files_folder`` takes it, when it is used first: who has no use for it need not have one.
+        explicit: argument of ``files_folder``, resolved at first use, because a process that does not use the folder
+            need not have one.
     """
 
     def __init__(self, explicit: str | Path | None) -> None:
@@ -65,31 +66,31 @@ class Contents:
         return files_folder(self._explicit)
 
     async def prepare(self) -> None:
-        """Make the folder where it is missing, for this user alone.
+        """Create the folder if it is missing, with access for this user only.
 
         Raises:
-            ConfigurationError: it cannot be made or written to.
+            ConfigurationError: it cannot be created or written to.
         """
         await asyncio.to_thread(self._make)
 
     async def exists(self) -> bool:
-        """Whether there is such a folder."""
+        """Return whether the folder exists."""
         return await asyncio.to_thread((self.folder / "files").is_dir)
 
     def path(self, file_id: str) -> Path:
-        """Where the contents of a file are."""
+        """Return the path of a file's contents."""
         return self.folder / "files" / file_id
 
     def work(self, batch_id: str) -> Path:
-        """The working folder of a batch."""
+        """Return the working folder of a batch."""
         return self.folder / "work" / batch_id
 
     async def receive(self, file_id: str, chunks: AsyncIterable[bytes], max_bytes: int) -> Received:
-        """Write ``chunks`` as they come, and put the whole in its place.
+        """Write ``chunks`` as they arrive, and move the complete file to its path.
 
         Raises:
-            ValidationError: nothing came.
-            PayloadTooLargeError: more than ``max_bytes`` came.
+            ValidationError: there were no bytes.
+            PayloadTooLargeError: there were more than ``max_bytes``.
             ConfigurationError: as ``prepare``.
         """
         await self.prepare()
@@ -106,7 +107,7 @@ class Contents:
                 raise ValidationError("file must not be empty, got 0 bytes")
             await asyncio.to_thread(put_in_place, file, self.path(file_id))
         except BaseException:
-            await asyncio.to_thread(_drop, file, incoming)
+            await asyncio.to_thread(_discard, file, incoming)
             raise
         return Received(num_bytes, digest.hexdigest())
 
@@ -114,7 +115,7 @@ class Contents:
         """Iterate over the contents of a file.
 
         Raises:
-            UnknownFileError: they are not there, or not ``num_bytes`` long: before the first chunk.
+            UnknownFileError: before the first chunk: they are missing, or not ``num_bytes`` long.
         """
         file = await asyncio.to_thread(self._open, file_id, num_bytes)
         try:
@@ -124,14 +125,14 @@ class Contents:
             file.close()
 
     async def check(self, file_id: str, num_bytes: int) -> None:
-        """Check that the contents of a file are there.
+        """Check that the contents of a file exist and are complete.
 
         Raises: as ``read``.
         """
         (await asyncio.to_thread(self._open, file_id, num_bytes)).close()
 
     async def clear(self, item_id: str) -> None:
-        """Remove whatever is here of a file or a batch; nothing is no error."""
+        """Delete all data of a file or a batch, if there is any."""
         await asyncio.to_thread(self._clear, item_id)
 
     def _make(self) -> None:
@@ -154,10 +155,10 @@ class Contents:
                 f"the contents of file {shown(file_id)} are not in {self.folder}; is it the folder that all hosts "
                 "share?"
             ) from None
-        found = os.fstat(file.fileno()).st_size
-        if found != num_bytes:
+        size = os.fstat(file.fileno()).st_size
+        if size != num_bytes:
             file.close()
-            raise UnknownFileError(f"the contents of file {shown(file_id)} are damaged: {found} bytes of {num_bytes}")
+            raise UnknownFileError(f"the contents of file {shown(file_id)} are damaged: {size} bytes of {num_bytes}")
         return file
 
     def _clear(self, item_id: str) -> None:
@@ -167,7 +168,7 @@ class Contents:
 
 
 async def read_local(path: Path) -> AsyncIterator[bytes]:
-    """Iterate over a file of the caller's own."""
+    """Iterate over the chunks of a local file."""
     file = await asyncio.to_thread(path.open, "rb")
     try:
         while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
@@ -177,7 +178,7 @@ async def read_local(path: Path) -> AsyncIterator[bytes]:
 
 
 def put_in_place(file: BinaryIO, path: Path) -> None:
-    """Close ``file`` with all of it on the disk and rename it to ``path``: there it is whole, or not at all."""
+    """Sync ``file`` to disk, close it, and rename it to ``path``, where it is complete or missing."""
     file.flush()
     os.fsync(file.fileno())
     file.close()
@@ -194,6 +195,6 @@ def _write(file: BinaryIO, chunk: bytes, digest: hashlib._Hash) -> None:
     digest.update(chunk)
 
 
-def _drop(file: BinaryIO, path: Path) -> None:
+def _discard(file: BinaryIO, path: Path) -> None:
     file.close()
     path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What is told of the end of a batch: a webhook event, once."""
+"""The webhook event of the end of a batch, created once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .batch_records import BatchRecord
 
 
 def event_of_end(record: BatchRecord) -> WebhookEvent | None:
-    """Return the event of an ended batch; None if nobody is to be told. Its id follows from batch and end.
+    """Return the event of an ended batch; None if it has no webhook. Its id is derived from the batch and its status.
 
     Types and body: https://platform.openai.com/docs/guides/webhooks.
     """

@@ -1,4 +1,4 @@
-"""Files: a record in Redis, the contents in a folder."""
+"""Manage files: records in Redis, contents in a folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .script_texts import SCRIPTS
 
 MAX_LIMIT = 10_000
 MAX_FILENAME_CHARS = 512
-# What is begun and not known as a file after so long is no file any more.
+# Received contents that do not become a file within this time are garbage.
 UPLOAD_TTL_S = 24 * 3600.0
 _CLEAR_AT_ONCE = 100
 
@@ -28,7 +28,7 @@ _record_decoder = msgspec.json.Decoder(FileRecord)
 
 
 class Upload(msgspec.Struct, frozen=True):
-    """Contents that are stored, and not yet a file."""
+    """Stored contents that are not a file yet."""
 
     file_id: str
     num_bytes: int
@@ -36,23 +36,23 @@ class Upload(msgspec.Struct, frozen=True):
 
 
 def check_upload(purpose: str, filename: str, expires_after_s: int | None) -> None:
-    """Check what is said of an upload beside its contents.
+    """Check the fields of an upload.
 
     Raises:
-        ValidationError: a field is wrong.
+        ValidationError: a field is invalid.
     """
     if purpose != "batch":
-        raise ValidationError(f"purpose must be 'batch', the only one that is served here, got {shown(purpose)}")
+        raise ValidationError(f"purpose must be 'batch', the only supported one, got {shown(purpose)}")
     check_expiry("expires_after.seconds", expires_after_s)
     if not 1 <= len(filename) <= MAX_FILENAME_CHARS or not filename.isprintable():
         raise ValidationError(f"filename must be 1 to {MAX_FILENAME_CHARS} printable characters, got {shown(filename)}")
 
 
 class Files:
-    """Makes, shows, reads and deletes files. Those of other tenants are unknown.
+    """Creates, lists, reads and deletes files. Files of other tenants are unknown.
 
     Args:
-        max_file_bytes: most bytes of an upload.
+        max_file_bytes: limit of an upload.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class Files:
         purpose: str = "batch",
         expires_after_s: int | None = None,
     ) -> FileObject:
-        """Store what ``chunks`` give, a part at a time; the file is known once all of it is on the disk.
+        """Store ``chunks`` as they arrive. The file exists once it is complete on disk.
 
         Args:
             expires_after_s: 3600 to 2592000 (30 days, the default).
 
         Raises:
-            ValidationError: a field is wrong, or the file empty.
+            ValidationError: a field is invalid, or the file is empty.
             PayloadTooLargeError: it has more than ``max_file_bytes``.
         """
         check_upload(purpose, filename, expires_after_s)
@@ -94,11 +94,11 @@ class Files:
         )
 
     async def receive(self, chunks: AsyncIterable[bytes]) -> Upload:
-        """Store contents that are no file yet: ``keep`` makes them one, or a day makes them garbage.
+        """Store contents that are not a file yet. ``keep`` makes them one; otherwise they are garbage after a day.
 
         Raises:
-            ValidationError: nothing came.
-            PayloadTooLargeError: more than ``max_file_bytes`` came.
+            ValidationError: there were no bytes.
+            PayloadTooLargeError: there were more than ``max_file_bytes``.
         """
         file_id = f"file-{secrets.token_hex(16)}"
         await self.reserve(file_id)
@@ -114,10 +114,10 @@ class Files:
         purpose: str = "batch",
         expires_after_s: int | None = None,
     ) -> FileObject:
-        """Make received contents a file.
+        """Create a file from received contents.
 
         Raises:
-            ValidationError: a field is wrong.
+            ValidationError: a field is invalid.
         """
         check_upload(purpose, filename, expires_after_s)
         check_name("tenant", tenant)
@@ -136,23 +136,23 @@ class Files:
         return file
 
     async def discard(self, upload: Upload) -> None:
-        """Remove contents that will not be kept."""
+        """Delete contents that will not become a file."""
         await self._clear(upload.file_id)
 
     async def reserve(self, file_id: str) -> None:
-        """Note that contents of that id are about to be written, to be cleared should they never become a file."""
+        """Register contents before they are written, so that they are cleared if they never become a file."""
         clear_ms = int((await self.time_s() + UPLOAD_TTL_S) * 1000)
         await self._connection.execute("ZADD", self._keys.garbage, clear_ms, file_id)
 
     async def record(self, file_id: str, *, tenant: str = "default") -> FileRecord:
-        """Return all that is known of a file.
+        """Return the record of a file.
 
         Raises:
-            UnknownFileError: the tenant has none of that id.
+            UnknownFileError: the tenant has no file with this id.
         """
         (record,) = await self._read([file_id])
         if record is None or record.tenant != tenant:
-            raise UnknownFileError(f"no file {shown(file_id)} is known; it may have been deleted, or have expired")
+            raise UnknownFileError(f"unknown file {shown(file_id)}; it may have been deleted or have expired")
         return record
 
     async def get(self, file_id: str, *, tenant: str = "default") -> FileObject:
@@ -163,21 +163,22 @@ class Files:
         return (await self.record(file_id, tenant=tenant)).file
 
     async def is_known(self, file_id: str) -> bool:
-        """Whether there is such a file, whoever's it is."""
+        """Return whether the file exists, for any tenant."""
         return (await self._read([file_id]))[0] is not None
 
     async def content(self, file_id: str, *, tenant: str = "default") -> AsyncIterator[bytes]:
-        """Iterate over the contents, a part at a time.
+        """Iterate over the contents in chunks.
 
         Raises:
-            UnknownFileError: as ``record``, or the folder does not hold the contents whole; before the first part.
+            UnknownFileError: before the first chunk: as ``record``, or the contents are missing or incomplete in the
+                folder.
         """
         file = await self.get(file_id, tenant=tenant)
         async for chunk in self.contents.read(file_id, file.bytes):
             yield chunk
 
     async def path(self, file_id: str, *, tenant: str = "default") -> Path:
-        """Return where the contents are, whole, for a server that sends files by itself.
+        """Return the path of the complete contents, for a server that sends files itself.
 
         Raises: as ``content``.
         """
@@ -194,10 +195,10 @@ class Files:
         order: str = "desc",
         purpose: str | None = None,
     ) -> Page[FileObject]:
-        """Return a page of the tenant's files, the newest first unless ``order`` is "asc".
+        """Return a page of the tenant's files, newest first unless ``order`` is "asc".
 
         Raises:
-            ValidationError: an argument is wrong, or ``after`` no file of the tenant.
+            ValidationError: an argument is invalid, or ``after`` is not a file of the tenant.
         """
         if purpose is not None and purpose not in PURPOSES:
             raise ValidationError(f"purpose must be one of {', '.join(PURPOSES)}, got {shown(purpose)}")
@@ -212,16 +213,16 @@ class Files:
             lambda file: file.id,
             after=after,
             limit=limit,
-            most=MAX_LIMIT,
+            max_limit=MAX_LIMIT,
             order=order,
-            wanted=lambda file: purpose is None or file.purpose == purpose,
+            matches=lambda file: purpose is None or file.purpose == purpose,
         )
 
     async def delete(self, file_id: str, *, tenant: str = "default") -> Deleted:
-        """Forget a file and remove its contents. A batch that was made of it is not touched.
+        """Delete a file and its contents. A batch created from it is not affected.
 
         Raises:
-            UnknownFileError: the tenant has none of that id.
+            UnknownFileError: the tenant has no file with this id.
         """
         await self.record(file_id, tenant=tenant)
         keys = [self._keys.file(file_id), self._keys.files(tenant), self._keys.garbage]
@@ -230,9 +231,9 @@ class Files:
         return Deleted(id=file_id)
 
     async def clear_garbage(self) -> int:
-        """Remove contents of expired and deleted files, and of what was never finished; returns how many those were.
+        """Delete contents of expired and deleted files, and of unfinished uploads. Returns their number.
 
-        A process that has no such folder leaves it to those who have it.
+        Does nothing if this process has no such folder; processes that have it do it.
         """
         num_cleared = 0
         if not await self.contents.exists():
@@ -248,7 +249,7 @@ class Files:
                 return num_cleared
 
     async def time_s(self) -> float:
-        """Unix time by the clock of Redis, which all hosts share."""
+        """Return the Unix time of Redis, which all hosts share."""
         seconds, microseconds = await self._connection.execute("TIME")
         return int(seconds) + int(microseconds) / 1e6
 
@@ -257,19 +258,19 @@ class Files:
         await self._connection.execute("ZREM", self._keys.garbage, item_id)
 
     async def _read(self, ids: Sequence[str]) -> list[FileRecord | None]:
-        found = await self._connection.execute("MGET", *map(self._keys.file, ids))
-        return [None if record is None else _record_decoder.decode(record) for record in found]
+        records = await self._connection.execute("MGET", *map(self._keys.file, ids))
+        return [None if record is None else _record_decoder.decode(record) for record in records]
 
 
 def file_args(record: FileRecord, created_s: float) -> list[str | bytes | int]:
-    """Return what the scripts take of a file: id, record, created_ms, expires_ms."""
+    """Return the scripts' arguments for a file: id, record, created_ms, expires_ms."""
     expires_at = record.file.expires_at
     expires_ms = "" if expires_at is None else expires_at * 1000
     return [record.file.id, msgspec.json.encode(record), int(created_s * 1000), expires_ms]
 
 
 def new_file(file_id: str, num_bytes: int, filename: str, expires_after_s: int | None, now: float) -> FileObject:
-    """Return the file object of a batch's output; it never expires unless ``expires_after_s`` says so."""
+    """Return the file object of a batch's output, which never expires unless ``expires_after_s`` is set."""
     return FileObject(
         id=file_id,
         bytes=num_bytes,

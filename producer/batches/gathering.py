@@ -1,4 +1,4 @@
-"""Waiting for several at once."""
+"""Await several coroutines together."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 
 async def all_or_none(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return all results in order; the first error is raised as it is, when the others have been cancelled."""
-    tasks = [asyncio.create_task(one) for one in coroutines]
+    """Return all results in order. The first error cancels the others, and is raised unchanged."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
     finally:

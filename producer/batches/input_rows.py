@@ -1,4 +1,4 @@
-"""The lines of an input file: checked as a whole before the first is run, and read one at a time afterwards."""
+"""Read the rows of an input file: check the whole file first, then read one row at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from ...shared.shown import shown
 from .batch_records import MAX_ROWS, RowProblem
 
-# Later ones are of the same kinds; who mends these sees them at the next try.
+# Limit of reported problems; further ones are usually of the same kinds.
 MAX_PROBLEMS = 100
 MAX_CUSTOM_ID_CHARS = 512
 
@@ -28,7 +28,7 @@ class InputRow(msgspec.Struct, frozen=True):
 
 
 class _BodyHead(msgspec.Struct, frozen=True):
-    """What is checked of a body here; the rest is the endpoint's, and an error of that row alone."""
+    """The fields of a body that are checked here. The endpoint checks the rest, as an error of that row alone."""
 
     model: Any = None
     stream: Any = False
@@ -39,7 +39,7 @@ _head_decoder = msgspec.json.Decoder(_BodyHead)
 
 
 class InputRows:
-    """The rows of a checked file, by their number from 0; ``model`` is that of all of them. Close it after use."""
+    """The rows of a checked file by number, from 0; all have the same ``model``. Close it after use."""
 
     def __init__(self, path: Path, offsets: array[int], model: str) -> None:
         self._offsets = offsets
@@ -50,7 +50,7 @@ class InputRows:
         return len(self._offsets) - 1
 
     def read(self, row: int) -> InputRow:
-        """Read one row; blocks for the disk."""
+        """Read one row. Blocks on disk access."""
         start = self._offsets[row]
         return _row_decoder.decode(os.pread(self._fd, self._offsets[row + 1] - start, start))
 
@@ -59,7 +59,7 @@ class InputRows:
 
 
 class _Check:
-    """What is known after some lines: where they are, whose ids, the model, and what is wrong."""
+    """State of the check after some lines: offsets, ids, model and problems."""
 
     def __init__(self, endpoint: str) -> None:
         self.offsets = array("Q")
@@ -73,50 +73,50 @@ class _Check:
         try:
             row = _row_decoder.decode(line)
         except msgspec.ValidationError:
-            return self._note("invalid_json_line", number, "the line must be a JSON object")
+            return self._report("invalid_json_line", number, "the line must be a JSON object")
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return self._note("invalid_json_line", number, f"the line must be valid JSON: {error}")
+            return self._report("invalid_json_line", number, f"the line must be valid JSON: {error}")
         for name in ("custom_id", "method", "url"):
             if not isinstance(getattr(row, name), str):
-                return self._note("missing_required_parameter", number, f"{name} must be given, as a string", name)
+                return self._report("missing_required_parameter", number, f"{name} must be given, as a string", name)
         if row.method != "POST":
-            return self._note("invalid_method", number, f"method must be 'POST', got {shown(row.method)}", "method")
+            return self._report("invalid_method", number, f"method must be 'POST', got {shown(row.method)}", "method")
         if row.url != self._endpoint:
             message = f"url must be the endpoint of the batch, {self._endpoint}, got {shown(row.url)}"
-            return self._note("url_mismatch", number, message, "url")
+            return self._report("url_mismatch", number, message, "url")
         if not 1 <= len(row.custom_id) <= MAX_CUSTOM_ID_CHARS:
             message = f"custom_id must have 1 to {MAX_CUSTOM_ID_CHARS} characters, got {len(row.custom_id)}"
-            return self._note("invalid_custom_id", number, message, "custom_id")
+            return self._report("invalid_custom_id", number, message, "custom_id")
         first = self._lines_of.setdefault(row.custom_id, number)
         if first != number:
-            message = f"custom_id must be unique, got {shown(row.custom_id)}, which line {first} has"
-            return self._note("duplicate_custom_id", number, message, "custom_id")
+            message = f"custom_id must be unique, got {shown(row.custom_id)} as in line {first}"
+            return self._report("duplicate_custom_id", number, message, "custom_id")
         return self._check_body(number, bytes(row.body))
 
     def _check_body(self, number: int, body: bytes) -> None:
         try:
             head = _head_decoder.decode(body)
         except msgspec.ValidationError:
-            return self._note("missing_required_parameter", number, "body must be given, as a JSON object", "body")
+            return self._report("missing_required_parameter", number, "body must be given, as a JSON object", "body")
         if not isinstance(head.model, str) or not head.model:
-            return self._note("missing_required_parameter", number, "body.model must be given", "body.model")
+            return self._report("missing_required_parameter", number, "body.model must be given", "body.model")
         if head.stream not in (False, None):
-            message = "body.stream must be left out: nobody listens to a row"
-            return self._note("unsupported_parameter", number, message, "body.stream")
+            message = "body.stream must be left out: rows are not streamed"
+            return self._report("unsupported_parameter", number, message, "body.stream")
         self.model = self.model or head.model
         if head.model != self.model:
             message = f"body.model must be the same in all lines, got {shown(head.model)} after {shown(self.model)}"
-            return self._note("model_mismatch", number, message, "body.model")
+            return self._report("model_mismatch", number, message, "body.model")
         return None
 
-    def _note(self, code: str, line: int, message: str, param: str | None = None) -> None:
+    def _report(self, code: str, line: int, message: str, param: str | None = None) -> None:
         self.problems.append(RowProblem(code=code, message=message, line=line, param=param))
 
 
 def check_input(path: Path, endpoint: str) -> InputRows | list[RowProblem]:
-    """Read a file once; blocks for the disk. Returns its rows, or what is wrong with it.
+    """Read a file once, and return its rows or its problems. Blocks on disk access.
 
-    Blank lines are passed over. Memory: 8 bytes and the ``custom_id`` of each row.
+    Blank lines are skipped. Memory: 8 bytes and the ``custom_id`` of each row.
     """
     check, end = _Check(endpoint), 0
     with path.open("rb") as file:
@@ -140,11 +140,11 @@ def check_linked(source: Path, folder: Path, endpoint: str) -> InputRows | list[
     """Link ``source`` into the working folder of its batch, where it outlives the deletion of its file, and check it.
 
     Raises:
-        FileNotFoundError: it is not there, and was not when the batch was run before.
+        FileNotFoundError: it does not exist, and did not at an earlier run of the batch.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / "input.jsonl"
     if not path.exists():
-        with contextlib.suppress(FileExistsError):  # another runner, a moment before it loses its lease
+        with contextlib.suppress(FileExistsError):  # created by another runner just before it lost its lease
             os.link(source, path)
     return check_input(path, endpoint)

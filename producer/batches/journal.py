@@ -1,8 +1,8 @@
-"""What is done of a batch: a file for each holder of its lease, a line for each row, on the disk before it counts.
+"""The finished rows of a batch: one file per holder of its lease, one line per row, synced to disk before a row counts.
 
-Invariant: a row's line in the final files is the first that one pass of one runner finds in these files. A row may
-stand in them twice, when a runner that had lost its lease wrote once more, in the file of its own: both lines have the
-answer of the same request, and one is taken. A line that was cut off by a death is no JSON, and is passed over.
+Invariant: a row's line in the output is the first one that a pass of one runner finds in these files. A row may occur
+twice, if a runner that had lost its lease wrote once more to its own file. Both lines then have the answer of the same
+request, and one is used. A line truncated by a crash is invalid JSON, and is skipped.
 
     work/BATCH/input.jsonl           the input; here it outlives the deletion of its file
     work/BATCH/rows-EPOCH-HOLDER     JournalRow lines
@@ -23,7 +23,7 @@ log = get_logger(__name__)
 
 
 class JournalRow(msgspec.Struct, array_like=True, frozen=True):
-    """A row that is done: ``line`` is what its caller gets, into the output file or, if it failed, the errors."""
+    """A finished row. ``line`` goes to the output file or, if the row failed, to the error file."""
 
     row: int
     failed: bool
@@ -38,48 +38,48 @@ _decoder = msgspec.json.Decoder(JournalRow)
 
 
 class Tally:
-    """Rows and tokens so far; ``is_done`` says of each row whether it counts already."""
+    """Rows and tokens so far. ``is_done`` tells for each row whether it was counted."""
 
     def __init__(self, num_rows: int) -> None:
         self.is_done = bytearray(num_rows)
         self.completed = self.failed = 0
         self.input_tokens = self.cached_tokens = self.output_tokens = 0
 
-    def add(self, done: JournalRow) -> bool:
-        """Count a row; False if it was counted before."""
-        if self.is_done[done.row]:
+    def add(self, row: JournalRow) -> bool:
+        """Count a row. Returns False if it was counted before."""
+        if self.is_done[row.row]:
             return False
-        self.is_done[done.row] = 1
-        self.failed += done.failed
-        self.completed += not done.failed
-        self.input_tokens += done.num_prompt_tokens
-        self.cached_tokens += done.num_cached_tokens
-        self.output_tokens += done.num_output_tokens
+        self.is_done[row.row] = 1
+        self.failed += row.failed
+        self.completed += not row.failed
+        self.input_tokens += row.num_prompt_tokens
+        self.cached_tokens += row.num_cached_tokens
+        self.output_tokens += row.num_output_tokens
         return True
 
 
 class Journal:
-    """Appends rows for one holder. Rows of many tasks that are done at once share a write and an fsync."""
+    """Appends rows for one holder. Rows that finish at the same time share a write and an fsync."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._pending: list[tuple[bytes, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
 
-    async def append(self, done: JournalRow) -> None:
-        """Return when ``done`` is on the disk.
+    async def append(self, row: JournalRow) -> None:
+        """Write a row, and return when it is on disk.
 
         Raises:
-            OSError: the disk is full or gone; the row does not count.
+            OSError: the disk is full or missing; the row does not count.
         """
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pending.append((_encoder.encode(done) + b"\n", written))
+        on_disk: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pending.append((_encoder.encode(row) + b"\n", on_disk))
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
-        await written
+        await on_disk
 
     async def close(self) -> None:
-        """Wait for what is being written, and close."""
+        """Wait for pending writes, and close the file."""
         if self._writing is not None:
             await asyncio.wait([self._writing])
         os.close(self._fd)
@@ -92,39 +92,39 @@ class Journal:
                 await asyncio.to_thread(_write_all, self._fd, b"".join(line for line, _ in rows))
             except OSError as caught:
                 error = caught
-            for _, written in rows:
-                if written.cancelled():
+            for _, on_disk in rows:
+                if on_disk.cancelled():
                     continue
                 if error is None:
-                    written.set_result(None)
+                    on_disk.set_result(None)
                 else:
-                    written.set_exception(error)
+                    on_disk.set_exception(error)
 
 
 def journal_path(folder: Path, epoch: int, holder: str) -> Path:
-    """Where the holder of an epoch notes its rows."""
+    """Return the path of the journal of an epoch's holder."""
     return folder / f"rows-{epoch:08d}-{holder}"
 
 
 def read_rows(folder: Path, num_rows: int) -> Iterator[JournalRow]:
-    """Iterate over all lines of all holders, the earliest epoch first; blocks for the disk."""
+    """Iterate over all lines of all holders, starting with the earliest epoch. Blocks on disk access."""
     for path in sorted(folder.glob("rows-*")):
         with path.open("rb") as file:
             for line in file:
                 try:
-                    done = _decoder.decode(line)
+                    row = _decoder.decode(line)
                 except (msgspec.DecodeError, UnicodeDecodeError):
                     log.warning("batch_row_cut_off", journal=path.name)
                     continue
-                if 0 <= done.row < num_rows:
-                    yield done
+                if 0 <= row.row < num_rows:
+                    yield row
 
 
-def tally(folder: Path, num_rows: int) -> Tally:
-    """Count what is done; blocks for the disk."""
+def count_rows(folder: Path, num_rows: int) -> Tally:
+    """Count the finished rows. Blocks on disk access."""
     counted = Tally(num_rows)
-    for done in read_rows(folder, num_rows):
-        counted.add(done)
+    for row in read_rows(folder, num_rows):
+        counted.add(row)
     return counted
 
 

@@ -1,8 +1,8 @@
-"""The right to run a batch: one runner at a time by the clock of Redis, and only its writes are accepted.
+"""The lease of a batch: one runner at a time by the clock of Redis, and only its writes are accepted.
 
-A runner that stopped for longer than the lease lasts may find that another has taken the batch. All that it writes from
-then on is refused by the script, because the holder that it names is no more the one in the batch. The holder is a
-random token and not the epoch: a Redis that loses its last second with its machine would give an epoch out twice.
+A runner that was stopped for longer than the lease may find that another has claimed the batch. The script refuses all
+its later writes, because its holder token is no longer the one in the batch. The holder is a random token and not the
+epoch, because a Redis that loses its last second in a crash could issue an epoch twice.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .files import file_args
 from .script_texts import SCRIPTS
 
 LEASE_TTL_S = 5.0
-# A cancellation is seen, and the counts are told, as often as the lease is renewed.
+# Each renewal also reads cancellations and writes the counts.
 RENEW_INTERVAL_S = 1.0
-# Leaving waits no longer for Redis; the lease then ends by itself.
-LET_GO_TIMEOUT_S = 2.0
-# The rows that a batch has done outlive its end by so long: a Redis that lost its last second may not know of the end.
+# Limit of the wait for Redis at the end; after that the lease expires.
+RELEASE_TIMEOUT_S = 2.0
+# How long the finished rows outlive the batch's end, since a Redis that lost its last second may not know of the end.
 WORK_TTL_MS = 3600 * 1000
 BATCH_TTL_MS = 90 * 24 * 3600 * 1000
 
@@ -42,11 +42,11 @@ class Interruption(enum.Enum):
 
 
 class Lease:
-    """The lease of one batch, held inside ``async with``: renewed, and let go at the end.
+    """The lease of one batch. Inside ``async with`` it is renewed; at the end it is released.
 
     Attributes:
-        epoch: how often the batch was taken, this time included.
-        interruption: done when the run is to end early; an exception in it is why the lease could not be kept.
+        epoch: how often the batch was claimed, including this time.
+        interruption: done when the run must end early. Its exception is why the lease could not be renewed.
         counts: returns the fields to write with each renewal.
     """
 
@@ -61,46 +61,46 @@ class Lease:
         self._connection = connection
         self._keys = keys
         self._ttl_ms = ttl_ms
-        self._renewing: asyncio.Task[None] | None = None
+        self._renewal: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Lease:
-        self._renewing = asyncio.create_task(self._renew())
+        self._renewal = asyncio.create_task(self._renew())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._renewing is not None
-        self._renewing.cancel()
-        await asyncio.wait([self._renewing])
+        assert self._renewal is not None
+        self._renewal.cancel()
+        await asyncio.wait([self._renewal])
         if self.interruption.done() and not self.interruption.cancelled():
-            self.interruption.exception()  # heard, should nobody else have
-        # What cannot be let go ends by itself; why, is told by what the block itself ran into.
+            self.interruption.exception()  # mark the exception as retrieved
+        # A lease that cannot be released expires. The block itself raises the reason.
         with contextlib.suppress(PenstockError, TimeoutError):
-            async with asyncio.timeout(LET_GO_TIMEOUT_S):
+            async with asyncio.timeout(RELEASE_TIMEOUT_S):
                 await self._write(ttl_ms=0)
 
     async def write(
         self, status: BatchStatus | None = None, fields: Fields | None = None, files: Sequence[FileRecord] = ()
     ) -> BatchStatus:
-        """Write fields, and with them go to ``status`` and make ``files``: all of it or nothing. Returns the status.
+        """Write fields, change to ``status`` and create ``files``, all or nothing. Returns the status.
 
-        What is returned is not ``status`` if the batch was cancelled meanwhile; nothing was written then.
+        The status returned differs from ``status`` if the batch was cancelled; then nothing was written.
 
         Raises:
-            BatchTakenOverError: another runner has taken the batch.
+            BatchTakenOverError: another runner has claimed the batch.
         """
         status_now, _ = await self._write(status, fields, files, ttl_ms=self._ttl_ms)
         return status_now
 
     async def close(self) -> bool:
-        """The end was told: the batch is open no more. Returns whether it was still ours."""
+        """Close the batch, after its end was reported. Returns whether this runner still held it."""
         keys = [self._keys.batch(self.spec.id), self._keys.open]
         args = [self.spec.id, self.holder, BATCH_TTL_MS]
         return bool(await self._connection.run_script(SCRIPTS["close"], keys, args))
 
     async def _renew(self) -> None:
-        """Renew until the end of the block, also while the run is ending."""
+        """Renew the lease until the end of the block, even while the run is ending."""
         interval_s = min(RENEW_INTERVAL_S, self._ttl_ms / 3000)
         while True:
             await asyncio.sleep(interval_s)
@@ -125,8 +125,8 @@ class Lease:
         *,
         ttl_ms: int,
     ) -> tuple[BatchStatus, float]:
-        """Returns the status, and the time by Redis in seconds."""
-        batch_id, given = self.spec.id, fields or {}
+        """Write, and return the status and the time of Redis in seconds."""
+        batch_id, values = self.spec.id, fields or {}
         keys = [self._keys.batch(batch_id), self._keys.open, self._keys.garbage, self._keys.files(self.spec.tenant)]
         keys += [self._keys.file(record.file.id) for record in files]
         args: list[Any] = [
@@ -135,18 +135,16 @@ class Lease:
             ttl_ms,
             "" if status is None else status.value,
             WORK_TTL_MS,
-            len(given),
+            len(values),
         ]
-        for name, value in given.items():
+        for name, value in values.items():
             args += (name, value)
         for record in files:
             args += file_args(record, record.file.created_at)
         answer = await self._connection.run_script(SCRIPTS["write"], keys, args)
         if answer[0] == b"stale":
-            raise BatchTakenOverError(
-                f"batch {shown(batch_id)} was taken over by another runner, which goes on with it"
-            )
-        found = BatchStatus(answer[1].decode())
-        if answer[0] == b"refused" and found is not BatchStatus.CANCELLING:
-            raise BrokerError(f"batch {shown(batch_id)} is {found}, and cannot become {status}")
-        return found, answer[2] / 1000
+            raise BatchTakenOverError(f"batch {shown(batch_id)} was taken over by another runner, which continues it")
+        current = BatchStatus(answer[1].decode())
+        if answer[0] == b"refused" and current is not BatchStatus.CANCELLING:
+            raise BrokerError(f"batch {shown(batch_id)} is {current}, and cannot become {status}")
+        return current, answer[2] / 1000

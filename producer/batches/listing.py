@@ -1,4 +1,4 @@
-"""Pages of a tenant's files or batches, newest or oldest first, from a sorted set of ids."""
+"""Read pages of a tenant's files or batches from a sorted set of ids, newest or oldest first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .batch_records import Page
 
 T = TypeVar("T")
 
-READ_AT_ONCE = 200
+PAGE_READ_SIZE = 200
 
 
 async def read_page(
@@ -24,21 +24,22 @@ async def read_page(
     *,
     after: str | None,
     limit: int,
-    most: int,
+    max_limit: int,
     order: str = "desc",
-    wanted: Callable[[T], bool] = lambda _: True,
+    matches: Callable[[T], bool] = lambda _: True,
 ) -> Page[T]:
     """Return up to ``limit`` records that follow ``after``.
 
     Args:
-        read: returns the record of each id, None for one that is gone; such ids are dropped from the list.
-        most: the highest ``limit``.
+        read: returns the record of each id; None for a deleted one, whose id is removed from the list.
+        max_limit: the highest ``limit``.
+        matches: selects the records.
 
     Raises:
-        ValidationError: ``limit`` or ``order`` is none, or ``after`` is not in the list.
+        ValidationError: ``limit`` or ``order`` is invalid, or ``after`` is not in the list.
     """
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= most:
-        raise ValidationError(f"limit must be 1 to {most}, got {shown(limit)}")
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= max_limit:
+        raise ValidationError(f"limit must be 1 to {max_limit}, got {shown(limit)}")
     if order not in ("asc", "desc"):
         raise ValidationError(f"order must be 'asc' or 'desc', got {shown(order)}")
     suffix = "RANK" if order == "asc" else "REVRANK"
@@ -48,22 +49,22 @@ async def read_page(
         if rank is None:
             raise ValidationError(f"after must be an id of this list, got {shown(after)}")
         start = int(rank) + 1
-    found: list[T] = []
-    while len(found) <= limit:
+    selected: list[T] = []
+    while len(selected) <= limit:
         command = "ZRANGE" if order == "asc" else "ZREVRANGE"
-        ids = await connection.execute(command, key, start, start + READ_AT_ONCE - 1)
+        ids = await connection.execute(command, key, start, start + PAGE_READ_SIZE - 1)
         if not ids:
             break
-        records = await read([one.decode() for one in ids])
-        gone: list[Any] = [one for one, record in zip(ids, records, strict=True) if record is None]
-        if gone:
-            await connection.execute("ZREM", key, *gone)
-        start += len(ids) - len(gone)
-        found += [record for record in records if record is not None and wanted(record)]
-    data = found[:limit]
+        records = await read([item_id.decode() for item_id in ids])
+        deleted: list[Any] = [item_id for item_id, record in zip(ids, records, strict=True) if record is None]
+        if deleted:
+            await connection.execute("ZREM", key, *deleted)
+        start += len(ids) - len(deleted)
+        selected += [record for record in records if record is not None and matches(record)]
+    data = selected[:limit]
     return Page(
         data=data,
         first_id=id_of(data[0]) if data else None,
         last_id=id_of(data[-1]) if data else None,
-        has_more=len(found) > limit,
+        has_more=len(selected) > limit,
     )

@@ -1,4 +1,4 @@
-"""The final files of a batch, made of its journal in one pass."""
+"""Write the output files of a batch from its journal, in one pass."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .journal import JournalRow, Tally, read_rows
 from .lease import Fields
 
 
-class Written(msgspec.Struct, frozen=True):
-    """What was written: size and digest by kind ("output", "error") of the files that have lines, and the sums."""
+class WrittenFiles(msgspec.Struct, frozen=True):
+    """Size and digest by kind ("output", "error") of the files that have lines, and the batch's totals."""
 
     sizes: dict[str, tuple[int, str]]
     fields: Fields
     num_unfinished: int
 
     def records(self, spec: BatchSpec, names: Mapping[str, str], now_s: float) -> dict[str, FileRecord]:
-        """Return the record of each file, by kind; ``names`` has their ids."""
+        """Return the record of each file by kind; ``names`` has their ids."""
         return {
             kind: FileRecord(
                 file=new_file(names[kind], num_bytes, f"{spec.id}_{kind}.jsonl", spec.output_expires_after_s, now_s),
@@ -36,8 +36,8 @@ class Written(msgspec.Struct, frozen=True):
         }
 
 
-class _Part:
-    """One of the two files while it is written."""
+class _FileWriter:
+    """Writer of one of the two files."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -57,33 +57,33 @@ class _Part:
 
 def write_output(
     folder: Path, paths: Mapping[str, Path], num_rows: int, unfinished: Callable[[int], JournalRow]
-) -> Written:
-    """Write each row's line once, and put the files that have lines in their places; blocks for the disk.
+) -> WrittenFiles:
+    """Write each row's line once, and move the files that have lines to their paths. Blocks on disk access.
 
     Args:
         folder: the batch's working folder.
-        paths: where the files go, by kind: "output" and "error".
+        paths: destinations by kind: "output" and "error".
         unfinished: returns the line of a row that is not in the journal.
     """
     tally, num_unfinished = Tally(num_rows), 0
-    parts = {kind: _Part((folder / path.name).open("wb")) for kind, path in paths.items()}
+    writers = {kind: _FileWriter((folder / path.name).open("wb")) for kind, path in paths.items()}
     try:
-        for done in read_rows(folder, num_rows):
-            if tally.add(done):
-                parts["error" if done.failed else "output"].add(bytes(done.line))
+        for row in read_rows(folder, num_rows):
+            if tally.add(row):
+                writers["error" if row.failed else "output"].add(bytes(row.line))
         for number in [number for number, is_done in enumerate(tally.is_done) if not is_done]:
-            done = unfinished(number)
-            tally.add(done)
+            row = unfinished(number)
+            tally.add(row)
             num_unfinished += 1
-            parts["error"].add(bytes(done.line))
-        sizes = {kind: part.size for kind, part in parts.items() if part.num_bytes}
+            writers["error"].add(bytes(row.line))
+        sizes = {kind: writer.size for kind, writer in writers.items() if writer.num_bytes}
         for kind in sizes:
-            put_in_place(parts[kind].file, paths[kind])
+            put_in_place(writers[kind].file, paths[kind])
     finally:
-        for part in parts.values():
-            part.file.close()
-            Path(part.file.name).unlink(missing_ok=True)
-    return Written(sizes, _fields(tally), num_unfinished)
+        for writer in writers.values():
+            writer.file.close()
+            Path(writer.file.name).unlink(missing_ok=True)
+    return WrittenFiles(sizes, _fields(tally), num_unfinished)
 
 
 def _fields(tally: Tally) -> Fields:

@@ -1,14 +1,14 @@
-"""The run of a batch, from wherever it stands to its end.
+"""Run a batch from its current state to its end.
 
-Invariant: whatever is killed, or stopped and woken up, and however many runners there are, each ``custom_id`` has one
-line in the files of the ended batch.
+Invariant: no matter what is killed, or stopped and resumed, and how many runners there are, each ``custom_id`` has
+exactly one line in the files of the ended batch.
 
-- A row is a detached request whose id follows from batch and row: asked for twice, it is one request with one answer.
-- A row counts once its answer is in the journal, on the disk; what is not there is asked for again.
-- The final files are made from the journal in one pass that takes each row once, under names of this holder's own.
-- One script, refused to all but the holder of the lease, ends the batch and makes these files known. Others never are.
+- A row is a detached request whose id is derived from batch and row: submitted twice, it is one request.
+- A row counts once its answer is in the journal on disk; otherwise it is submitted again.
+- The output files are written from the journal in one pass that uses each row once, under names unique to this holder.
+- One script, which only the holder of the lease may run, ends the batch and publishes these files, and no others.
 
-So nothing in Redis and no file is written twice to any effect, and no step needs to know which one died before.
+So repeated writes to Redis and files have no effect, and no step depends on knowing which one died before.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from .batch_records import Batch, BatchStatus, RowProblem, RowProblems
 from .batch_store import BatchStore
 from .gathering import all_or_none
 from .input_rows import InputRow, InputRows, check_linked
-from .journal import Journal, Tally, journal_path, tally
+from .journal import Journal, Tally, count_rows, journal_path
 from .lease import Fields, Lease
 from .output import write_output
 
-# Rows under way at a time: enough to fill an engine's batch, little for the queue to hold.
+# Concurrent rows: enough to fill an engine's batch, and few for the queue to hold.
 DEFAULT_WINDOW = 128
 MAX_WINDOW = 10_000
 BATCH_BAND = "batch"
-# Results that wait in Redis for a runner that died; what takes longer to come back computes its window again.
+# How long results wait in Redis for a runner that died. If its replacement takes longer, its window is computed again.
 ROW_RESULT_TTL_S = 900.0
-_CANCEL_AT_ONCE = 256
+_CANCEL_BATCH_SIZE = 256
 
-PARSERS_OF_THE_MODEL = ParserChoice()
+PARSERS_BY_CARD = ParserChoice()
 
 OnProgress = Callable[[Tally], None]
 
@@ -57,50 +57,51 @@ async def run_batch(
     *,
     window: int = DEFAULT_WINDOW,
     slice_s: float | None = None,
-    parsers: ParserChoice = PARSERS_OF_THE_MODEL,
+    parsers: ParserChoice = PARSERS_BY_CARD,
     on_progress: OnProgress = lambda _: None,
 ) -> Batch:
-    """Run a batch from where it stands to its end, or for a slice of time; returns it as it stands then.
+    """Run a batch from its current state to its end, or for a slice of time. Returns it in its state then.
 
-    Any process may call this for any open batch: the lease lets one at a time. Whatever ends this call, what is done is
-    kept, and the next one goes on. Requests under way run on, and the next run attaches to them.
+    Any process may call this for any open batch, since the lease admits one at a time. If the call ends early for any
+    reason, finished rows are kept, and the next call continues. Running requests keep running, and the next run
+    attaches to them.
 
     Args:
-        client: asks for the rows; its ``result_ttl_s`` is how long an answer waits for a runner (ROW_RESULT_TTL_S is
-            enough), its ``tenant`` does not matter.
-        window: most rows under way.
-        slice_s: stop after so long, with the batch still open; None runs to the end.
-        parsers: what reads tool calls and reasoning in answers to chats; by default what the model's card says.
+        client: submits the rows. Its ``result_ttl_s`` is how long an answer waits for a runner (ROW_RESULT_TTL_S is
+            enough); its ``tenant`` is not used.
+        window: limit of concurrent rows.
+        slice_s: stop after this time with the batch still open; None runs to the end.
+        parsers: parsers of tool calls and reasoning in chat answers; by default those of the model's card.
         on_progress: called after each row.
 
     Raises:
         ValidationError: ``window`` is out of range.
-        UnknownBatchError: there is none of that id.
-        BatchEndedError: it has ended, and that was told.
-        BatchHeldError: another runner has it; BatchTakenOverError: it took it over meanwhile.
-        UnknownFileError: this process's folder does not hold the input.
+        UnknownBatchError: no batch has this id.
+        BatchEndedError: it has ended, and its end was reported.
+        BatchHeldError: another runner holds it; BatchTakenOverError: another runner claimed it meanwhile.
+        UnknownFileError: this process's folder does not contain the input.
         RedisUnavailableError: Redis was away for longer than client or store wait for it.
-        OSError: the folder cannot be read or written.
+        OSError: the folder cannot be read or output.
     """
     if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= MAX_WINDOW:
         raise ValidationError(f"window must be 1 to {MAX_WINDOW}, got {shown(window)}")
-    async with await store.take(batch_id) as lease:
+    async with await store.claim(batch_id) as lease:
         log.info("batch_started", batch=batch_id, epoch=lease.epoch)
         record = await store.record(batch_id)
         if not record.batch.status.is_end:
             await _Run(client, store, lease, parsers, window, slice_s, on_progress).run(record.batch)
             record = await store.record(batch_id)
         if record.batch.status.is_end:
-            await store.tell_end(record)
+            await store.report_end(record)
             if not await lease.close():
                 raise BatchTakenOverError(
-                    f"batch {shown(batch_id)} was taken over by another runner, which tells its end"
+                    f"batch {shown(batch_id)} was taken over by another runner, which reports its end"
                 )
         return record.batch
 
 
 class _Run:
-    """One runner's part of a batch."""
+    """One runner's work on a batch."""
 
     def __init__(
         self,
@@ -123,7 +124,7 @@ class _Run:
         self._folder = store.files.contents.work(lease.spec.id)
 
     async def run(self, batch: Batch) -> None:
-        """Take the batch as far as it goes."""
+        """Run the batch as far as possible."""
         checked = await self._checked_input()
         if not isinstance(checked, InputRows):
             await self._fail(checked)
@@ -139,27 +140,27 @@ class _Run:
         except UnknownModelError as error:
             await self._fail([RowProblem(code="model_not_found", message=str(error), param="body.model")])
             return
-        card = await self._client.get_model_config(inputs.model)  # by the name of an adapter, that of its base
+        card = await self._client.get_model_config(inputs.model)  # for an adapter, the card of its base model
         rows = Rows(self._client, self._spec, band, self._parsers.for_model(card))
         status = batch.status
         if status is BatchStatus.VALIDATING:
             fields: Fields = {"total": len(inputs), "model": inputs.model}
             status = await self._lease.write(BatchStatus.IN_PROGRESS, fields)
-        done = await in_long_thread(LongWork.BATCHES, tally, self._folder, len(inputs))
-        self._lease.counts = lambda: {"completed": done.completed, "failed": done.failed}
-        self._on_progress(done)
+        tally = await in_long_thread(LongWork.BATCHES, count_rows, self._folder, len(inputs))
+        self._lease.counts = lambda: {"completed": tally.completed, "failed": tally.failed}
+        self._on_progress(tally)
         if status is BatchStatus.IN_PROGRESS:
-            if not await self._feed(rows, inputs, done):
+            if not await self._feed(rows, inputs, tally):
                 return
-            # Cancelled since: the write is not done, and says so.
+            # If the batch was cancelled, nothing is written, and the status shows it.
             status = await self._lease.write(BatchStatus.FINALIZING, self._lease.counts())
         is_cancelled = status is BatchStatus.CANCELLING
-        if 0 in done.is_done:
-            await self._cancel_rows(rows, inputs, done)
+        if 0 in tally.is_done:
+            await self._cancel_rows(rows, inputs, tally)
         await self._finish(rows, inputs, is_cancelled=is_cancelled)
 
     async def _checked_input(self) -> InputRows | list[RowProblem]:
-        """Return the rows. The input is linked to the working folder first, so that its file may be deleted."""
+        """Return the rows. The input is first linked to the working folder, so that its file may be deleted."""
         await self._store.files.contents.prepare()
         source = self._store.files.contents.path(self._spec.input_file_id)
         try:
@@ -168,14 +169,14 @@ class _Run:
             file_id = self._spec.input_file_id
             if await self._store.files.is_known(file_id):
                 raise UnknownFileError(
-                    f"the contents of file {shown(file_id)} are not in {self._store.files.contents.folder}; whoever "
-                    "runs batches needs the folder in which files are stored, by a file system that hosts share"
+                    f"the contents of file {shown(file_id)} are not in {self._store.files.contents.folder}; run "
+                    "batches with the folder in which files are stored, on a file system that hosts share"
                 ) from None
-            message = f"input_file_id {shown(file_id)} was deleted, or has expired, before the batch was begun"
+            message = f"input_file_id {shown(file_id)} was deleted or has expired before the batch was started"
             return [RowProblem(code="input_file_not_found", message=message, param="input_file_id")]
 
     async def _band(self, model: str) -> str:
-        """Return the band for batches; if the queue has been given other bands, its least urgent."""
+        """Return the band for batches, or the queue's least urgent band if it has no such band."""
         bands = (await self._client.queue_policy(model)).bands
         return BATCH_BAND if BATCH_BAND in bands else bands[-1]
 
@@ -185,57 +186,59 @@ class _Run:
         if status is BatchStatus.CANCELLING:
             await self._lease.write(BatchStatus.CANCELLED, {"errors": errors})
 
-    async def _feed(self, rows: Rows, inputs: InputRows, done: Tally) -> bool:
-        """Ask for all rows that are not done; False if the slice was over first.
+    async def _feed(self, rows: Rows, inputs: InputRows, tally: Tally) -> bool:
+        """Submit all rows that are not finished. Returns False if the slice ended first.
 
-        True as well when the batch was cancelled, or its window closed: it has rows that are not done, then.
+        Also returns True if the batch was cancelled or its window closed; then some rows are not finished.
         """
-        pending = iter([number for number, is_done in enumerate(done.is_done) if not is_done])
+        pending = iter([number for number, is_done in enumerate(tally.is_done) if not is_done])
         path = journal_path(self._folder, self._lease.epoch, self._lease.holder)
         journal = await asyncio.to_thread(Journal, path)
-        feeding = asyncio.create_task(self._feed_all(rows, inputs, done, pending, journal))
+        feed = asyncio.create_task(self._feed_all(rows, inputs, tally, pending, journal))
         try:
             await asyncio.wait(
-                {feeding, self._lease.interruption}, timeout=self._time_left_s(), return_when=asyncio.FIRST_COMPLETED
+                {feed, self._lease.interruption}, timeout=self._time_left_s(), return_when=asyncio.FIRST_COMPLETED
             )
-            if feeding.done():
-                feeding.result()
+            if feed.done():
+                feed.result()
                 return True
             return self._lease.interruption.done() and bool(self._lease.interruption.result())
         finally:
-            feeding.cancel()
-            await asyncio.gather(feeding, return_exceptions=True)
+            feed.cancel()
+            await asyncio.gather(feed, return_exceptions=True)
             await journal.close()
 
     async def _feed_all(
-        self, rows: Rows, inputs: InputRows, done: Tally, pending: Iterator[int], journal: Journal
+        self, rows: Rows, inputs: InputRows, tally: Tally, pending: Iterator[int], journal: Journal
     ) -> None:
         async def feed() -> None:
             for number in pending:
                 answered = await rows.answer(number, await asyncio.to_thread(inputs.read, number))
                 if answered is not None:
                     await journal.append(answered)
-                    done.add(answered)
-                    self._on_progress(done)
+                    tally.add(answered)
+                    self._on_progress(tally)
 
         await all_or_none([feed() for _ in range(min(self._window, len(inputs)))])
 
-    async def _cancel_rows(self, rows: Rows, inputs: InputRows, done: Tally) -> None:
-        """End what this runner or one before it has under way."""
-        left = [number for number, is_done in enumerate(done.is_done) if not is_done]
-        for start in range(0, len(left), _CANCEL_AT_ONCE):
-            part = left[start : start + _CANCEL_AT_ONCE]
-            read: list[InputRow] = await asyncio.to_thread(lambda part=part: [inputs.read(number) for number in part])
-            await asyncio.gather(*map(rows.cancel, part, read))
+    async def _cancel_rows(self, rows: Rows, inputs: InputRows, tally: Tally) -> None:
+        """Cancel the requests of unfinished rows, submitted by this or an earlier runner."""
+        left = [number for number, is_done in enumerate(tally.is_done) if not is_done]
+        for start in range(0, len(left), _CANCEL_BATCH_SIZE):
+            numbers = left[start : start + _CANCEL_BATCH_SIZE]
+            input_rows: list[InputRow] = await asyncio.to_thread(
+                lambda numbers=numbers: [inputs.read(number) for number in numbers]
+            )
+            await asyncio.gather(*map(rows.cancel, numbers, input_rows))
 
     async def _finish(self, rows: Rows, inputs: InputRows, *, is_cancelled: bool) -> None:
-        """Make the final files and end the batch, both or neither."""
+        """Write the output files and end the batch, both or neither."""
         files, spec = self._store.files, self._spec
         names = {kind: _file_id(spec.id, self._lease.holder, kind) for kind in ("output", "error")}
         for file_id in names.values():
             await files.reserve(file_id)
         code = "batch_cancelled" if is_cancelled else "batch_expired"
-        written = await in_long_thread(
+        output = await in_long_thread(
             LongWork.BATCHES,
             write_output,
             self._folder,
@@ -244,19 +247,20 @@ class _Run:
             lambda number: rows.unfinished(number, inputs.read(number), code),
         )
         now = await files.time_s()
-        records = written.records(spec, names, now)
-        fields: Fields = dict(written.fields)
+        records = output.records(spec, names, now)
+        fields: Fields = dict(output.fields)
         fields |= {f"{kind}_file_id": record.file.id for kind, record in records.items()}
-        ended = BatchStatus.EXPIRED if written.num_unfinished else BatchStatus.COMPLETED
+        ended = BatchStatus.EXPIRED if output.num_unfinished else BatchStatus.COMPLETED
         if is_cancelled:
             ended = BatchStatus.CANCELLED
         await self._lease.write(ended, fields, list(records.values()))
-        log.info("batch_ended", batch=spec.id, status=str(ended), unfinished=written.num_unfinished)
+        log.info("batch_ended", batch=spec.id, status=str(ended), unfinished=output.num_unfinished)
 
     def _time_left_s(self) -> float | None:
         return None if self._stop_at is None else max(0.0, self._stop_at - time.monotonic())
 
 
 def _file_id(batch_id: str, holder: str, kind: str) -> str:
-    """Return the id of a final file, of this holder alone: what a runner that lost its lease writes has another."""
+    """Return the id of an output file. It includes the holder, so that a runner without the lease writes to other
+    files."""
     return f"file-{hashlib.sha256(f'{batch_id} {holder} {kind}'.encode()).hexdigest()[:32]}"

@@ -1,4 +1,5 @@
-"""The Lua scripts of files and batches. Any of them may run twice without harm: the connection repeats what it lost."""
+"""The Lua scripts of files and batches. Each can safely run twice, because the connection repeats calls with lost
+replies."""
 
 from __future__ import annotations
 

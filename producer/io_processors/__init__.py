@@ -1,4 +1,4 @@
-"""I/O processors: what turns data of other kinds into prompts for a model that pools, and its results into answers."""
+"""I/O processors: convert other kinds of data to prompts for a pooling model, and its results to answers."""
 
 from .interface import IOProcessor
 from .registry import IOProcessors, NamedProcessor

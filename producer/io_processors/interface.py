@@ -1,6 +1,6 @@
-"""I/O processors of an operator's own, which requests choose by name.
+"""Interface of an operator's I/O processors, which requests select by name.
 
-A processor is a class that ``penstock gateway --io-processor my_module:Products`` names, or an app by
+A processor is a class, passed as ``penstock gateway --io-processor my_module:Products`` or by an app as
 ``Client.connect(url, io_processors=["my_module:Products"])``::
 
     from penstock.producer.io_processors import IOProcessor
@@ -14,8 +14,8 @@ A processor is a class that ``penstock gateway --io-processor my_module:Products
         def post_process(self, model_output, request_id=None):
             return [output.outputs.vector for output in model_output]
 
-Its methods are those of vLLM's ``IOProcessor``. It works on this side of the queue: engines get prompts as of any other
-request, so no code and no objects of it travel.
+The methods are those of vLLM's ``IOProcessor``. It runs on the client's side of the queue: engines get ordinary
+prompts, and neither its code nor its objects are sent.
 """
 
 from __future__ import annotations
@@ -29,24 +29,23 @@ from ..results.pooling import PoolingRequestOutput
 
 
 class IOProcessor(ABC):
-    """Turns a request's data into prompts, and what they are pooled to into its answer.
+    """Converts a request's data to prompts, and their pooled outputs to the answer.
 
-    It is made once in each process that names it, without arguments, and serves all requests. Each method but
-    ``output_to_response`` and ``merge_pooling_params`` may be ``async def``. One that is not runs in a thread beside
-    the event loop, possibly in several at a time: what it changes of itself it has to guard.
+    Each process that names it creates one instance, without arguments, for all requests. Every method but
+    ``output_to_response`` and ``merge_pooling_params`` may be ``async def``. Other methods run in threads, possibly
+    concurrently, so they must guard state that they change.
 
     Attributes:
-        name: by which requests choose it.
+        name: the name by which requests select it.
 
-    Raises: each method whatever it likes, which ends its request alone. A ``ValueError`` of ``parse_request`` or
-    ``pre_process`` says that the data is wrong, which its caller is told in these words. Anything else is a failure of
-    the processor.
+    Raises: any exception, which ends only its request. A ``ValueError`` of ``parse_request`` or ``pre_process`` means
+    invalid data, and its message is returned to the caller. Any other exception is a failure of the processor.
     """
 
     name: ClassVar[str]
 
     def parse_request(self, data: Any) -> Any:
-        """Return what ``pre_process`` is given of ``data``: over HTTP plain data, from Python whatever was passed."""
+        """Return the argument of ``pre_process`` for ``data``: plain data over HTTP, any object from Python."""
         return data
 
     def merge_pooling_params(self, params: PoolingParams | None = None) -> PoolingParams | None:
@@ -55,10 +54,10 @@ class IOProcessor(ABC):
 
     @abstractmethod
     def pre_process(self, prompt: Any, request_id: str | None = None) -> Any:
-        """Return one prompt, or a sequence of them, as ``Client.encode`` takes them.
+        """Return one prompt, or a sequence of prompts, as ``Client.encode`` accepts them.
 
-        A call that is made again with the same ``request_id`` attaches to the requests of the first, by their number.
-        So the same data should give the same prompts.
+        A repeated call with the same ``request_id`` attaches to the requests of the first call by number, so the same
+        data should give the same prompts.
         """
 
     @abstractmethod
@@ -66,5 +65,5 @@ class IOProcessor(ABC):
         """Return the answer, given the output of each prompt in order."""
 
     def output_to_response(self, output: Any) -> Any:
-        """Return what an answer is over HTTP: plain data, or a struct or dataclass of it."""
+        """Return an answer in its form for HTTP: plain data, or a struct or dataclass of it."""
         return output

@@ -1,4 +1,4 @@
-"""The I/O processors of a client: found by name, and called so that what they raise is their request's own error."""
+"""The I/O processors of a client, by name. Their exceptions become errors of the request."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ class NamedProcessor:
     """One processor, called for requests.
 
     Raises, each method:
-        ValidationError: the data is wrong, says the processor; or what Penstock says of what it has made.
-        RequestFailedError: it raised anything else, or gave what cannot be used; ``code`` is "io_processor_failed".
+        ValidationError: the processor refused the data, or Penstock its prompts.
+        RequestFailedError: it raised another exception, or returned an unusable value; ``code`` is
+            "io_processor_failed".
     """
 
     def __init__(self, processor: IOProcessor) -> None:
@@ -39,41 +40,43 @@ class NamedProcessor:
         self._processor = processor
 
     async def prompts(self, data: Any, request_id: str) -> list[Any]:
-        """Return the prompts that it makes of ``data``, at least one."""
-        parsed = await self._awaited("parse_request", data)
-        made = await self._awaited("pre_process", parsed, request_id=request_id)
-        if not isinstance(made, str | bytes) and (made is None or not hasattr(made, "__len__")):
-            raise self._failed(f"returned {shown(made)} from pre_process, which is neither a prompt nor a list of them")
-        prompts = as_prompts(made)
+        """Return the prompts for ``data``, at least one."""
+        parsed = await self._call_async("parse_request", data)
+        result = await self._call_async("pre_process", parsed, request_id=request_id)
+        if not isinstance(result, str | bytes) and (result is None or not hasattr(result, "__len__")):
+            raise self._failed(
+                f"returned {shown(result)} from pre_process, which is neither a prompt nor a list of them"
+            )
+        prompts = as_prompts(result)
         if not prompts:
             raise self._failed("returned no prompt from pre_process")
         return prompts
 
     def params(self, params: PoolingParams | None) -> PoolingParams | None:
-        """Return the parameters of its prompts."""
-        merged = self._outcome("merge_pooling_params", lambda: self._processor.merge_pooling_params(params))
+        """Return the parameters of the prompts."""
+        merged = self._call("merge_pooling_params", lambda: self._processor.merge_pooling_params(params))
         if not isinstance(merged, PoolingParams | None):
-            raise self._failed(f"returned {shown(merged)} from merge_pooling_params, which is no PoolingParams")
+            raise self._failed(f"returned {shown(merged)} from merge_pooling_params, which is not a PoolingParams")
         return merged
 
     async def answer(self, outputs: list[PoolingRequestOutput], request_id: str) -> Any:
-        """Return what it makes of the outputs of its prompts."""
-        return await self._awaited("post_process", outputs, request_id=request_id)
+        """Return the answer for the outputs of the prompts."""
+        return await self._call_async("post_process", outputs, request_id=request_id)
 
     def response(self, output: Any) -> msgspec.Raw:
         """Return ``output`` as JSON."""
-        told = self._outcome("output_to_response", lambda: self._processor.output_to_response(output))
+        response = self._call("output_to_response", lambda: self._processor.output_to_response(output))
         try:
-            return msgspec.Raw(msgspec.json.encode(told))
-        except Exception as error:  # also of strings that are no text, or a loop in it
-            raise self._failed(f"gave an answer that is no JSON: {error}") from error
+            return msgspec.Raw(msgspec.json.encode(response))
+        except Exception as error:  # also for invalid strings and circular references
+            raise self._failed(f"returned an answer that cannot be encoded as JSON: {error}") from error
 
-    async def _awaited(self, method: str, argument: Any, **named: Any) -> Any:
-        """What a method returns; it raises as all do."""
+    async def _call_async(self, method: str, argument: Any, **named: Any) -> Any:
+        """Return the result of a method, which may be async. Raises as all methods do."""
         function = getattr(self._processor, method)
         if not inspect.iscoroutinefunction(function):
             call = partial(function, argument, **named)
-            return await in_long_thread(LongWork.IO_PROCESSORS, self._outcome, method, call)
+            return await in_long_thread(LongWork.IO_PROCESSORS, self._call, method, call)
         try:
             return await function(argument, **named)
         except BaseException as error:  # whatever its code raises
@@ -81,11 +84,11 @@ class NamedProcessor:
                 raise
             raise self._error_of(method, error) from error
 
-    def _outcome(self, method: str, call: Callable[[], Any]) -> Any:
-        """What a method returns; errors are made here, since a StopIteration would never leave a thread."""
+    def _call(self, method: str, call: Callable[[], Any]) -> Any:
+        """Return the result of a method. Errors are converted here, since a StopIteration cannot leave a thread."""
         try:
             return call()
-        except BaseException as error:  # whatever its code raises; nothing is awaited here, so this cancels no task
+        except BaseException as error:  # any exception of its code; nothing is awaited here, so none is a cancellation
             raise self._error_of(method, error) from error
 
     def _error_of(self, method: str, error: BaseException) -> PenstockError:
@@ -96,67 +99,71 @@ class NamedProcessor:
         log.error("io_processor_failed", io_processor=self.name, method=method, exc_info=error)
         return self._failed(f"raised {type(error).__name__} in {method}: {message_of(error)}")
 
-    def _failed(self, what: str) -> RequestFailedError:
-        return RequestFailedError(f"I/O processor {shown(self.name)} {what}", code=PROCESSOR_FAILED)
+    def _failed(self, reason: str) -> RequestFailedError:
+        return RequestFailedError(f"I/O processor {shown(self.name)} {reason}", code=PROCESSOR_FAILED)
 
 
 class IOProcessors:
-    """Those that an operator or an app has named.
+    """The I/O processors that an operator or an app has named.
 
     Args:
-        given: entry points of the group ``penstock.io_processors``, ``MODULE:CLASS``, or processors.
+        processors: entry points of the group ``penstock.io_processors``, ``MODULE:CLASS``, or instances.
 
     Raises:
-        ConfigurationError: one cannot be found or made, is no processor, or has another's name.
+        ConfigurationError: one cannot be loaded or created, is not a processor, or has the name of another.
     """
 
-    def __init__(self, given: Iterable[str | IOProcessor] = ()) -> None:
-        if isinstance(given, str):
+    def __init__(self, processors: Iterable[str | IOProcessor] = ()) -> None:
+        if isinstance(processors, str):
             raise ConfigurationError(
-                f"io_processors must be a list of names, got {shown(given)}; pass [{shown(given)}]"
+                f"io_processors must be a list of names, got {shown(processors)}; pass [{shown(processors)}]"
             )
         self._named: dict[str, NamedProcessor] = {}
-        for one in given:
-            processor = _made(one) if isinstance(one, str) else one
-            _check(processor, one)
+        for item in processors:
+            processor = _load(item) if isinstance(item, str) else item
+            _check(processor, item)
             if processor.name in self._named:
                 raise ConfigurationError(f"two I/O processors are called {shown(processor.name)}; name one of them")
             self._named[processor.name] = NamedProcessor(processor)
 
     def find(self, name: str | None) -> NamedProcessor:
-        """Return the one that is meant, which is the only one where ``name`` is None.
+        """Return the processor with this name, or the only one if ``name`` is None.
 
         Raises:
-            UnsupportedParameterError: there is none of that name, or none at all.
-            ValidationError: there are several, and none is named.
+            UnsupportedParameterError: no processor has that name, or there is none.
+            ValidationError: there are several, and no name was passed.
         """
         if not self._named:
             raise UnsupportedParameterError(
-                "data needs an I/O processor, and none was named: start the gateway with --io-processor NAME, or pass "
-                "io_processors=[NAME] to the client"
+                "data needs an I/O processor, and none is configured: start the gateway with --io-processor NAME, or "
+                "pass io_processors=[NAME] to the client"
             )
-        known = ", ".join(self._named)
+        names = ", ".join(self._named)
         if name is None:
             if len(self._named) > 1:
-                raise WrongData(f"io_processor must name one of {known}, since there are several")
+                raise WrongData(f"io_processor must name one of {names}, since there are several")
             (name,) = self._named
         if not isinstance(name, str) or name not in self._named:
-            raise UnsupportedParameterError(f"io_processor {shown(name)} is not there; those there are: {known}")
+            raise UnsupportedParameterError(f"unknown io_processor {shown(name)}; available: {names}")
         return self._named[name]
 
 
-def _made(named: str) -> Any:
-    kind = load_object(IO_PROCESSORS, named)
-    if not callable(kind):
-        raise ConfigurationError(f"--io-processor {named} is {shown(kind)}; name a class, a subclass of IOProcessor")
+def _load(path: str) -> Any:
+    processor_class = load_object(IO_PROCESSORS, path)
+    if not callable(processor_class):
+        raise ConfigurationError(
+            f"--io-processor {path} is {shown(processor_class)}; name a class, a subclass of IOProcessor"
+        )
     try:
-        return kind()
+        return processor_class()
     except Exception as error:  # whatever its code raises
-        raise ConfigurationError(f"--io-processor {named} cannot be made: {type(error).__name__}: {error}") from error
+        raise ConfigurationError(f"--io-processor {path} cannot be created: {type(error).__name__}: {error}") from error
 
 
-def _check(processor: Any, given: object) -> None:
+def _check(processor: Any, item: object) -> None:
     if not isinstance(processor, IOProcessor):
-        raise ConfigurationError(f"--io-processor {shown(given)} is no IOProcessor of penstock.producer.io_processors")
+        raise ConfigurationError(
+            f"--io-processor {shown(item)} is not an IOProcessor of penstock.producer.io_processors"
+        )
     if not isinstance(getattr(processor, "name", None), str) or not processor.name:
-        raise ConfigurationError(f"--io-processor {shown(given)} has no name; give its class an attribute of that name")
+        raise ConfigurationError(f"--io-processor {shown(item)} has no name; give its class an attribute of that name")

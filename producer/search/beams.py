@@ -1,9 +1,9 @@
-"""Beam search: of all beginnings that grow by a token at a time, the best few are kept.
+"""Beam search: extend sequences one token at a time, and keep the best.
 
-As vLLM has it: each beam is asked for its ``2 * beam_width`` most probable tokens, of all that follow the best
-``beam_width`` go on, and what has met an end of sequence waits beside them to be compared at the end. Nothing here
-knows how beams are asked.
-Source: Freitag and Al-Onaizan 2017, arXiv:1702.01806; the penalty by length: Wu et al. 2016, arXiv:1609.08144.
+As in vLLM, each beam gets its ``2 * beam_width`` most probable tokens, the best ``beam_width`` sequences continue, and
+sequences that reach an end of sequence are set aside until the end. This module does not depend on how tokens are
+requested.
+Source: Freitag and Al-Onaizan 2017, arXiv:1702.01806; length penalty: Wu et al. 2016, arXiv:1609.08144.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ MAX_BEAM_WIDTH = MAX_LOGPROBS // 2
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How to search, in vLLM's words.
+    """Parameters of a search, with vLLM's names.
 
     Args:
-        beam_width: how many beams go on, and how many sequences are returned. Range [1, 10].
-        max_tokens: most output tokens.
-        ignore_eos: an end of sequence is a token like others.
-        temperature: with which one more candidate of each beam is drawn; 0 draws none. What is compared are the
+        beam_width: number of beams that continue, and of sequences returned. Range [1, 10].
+        max_tokens: limit of output tokens.
+        ignore_eos: treat an end of sequence like any token.
+        temperature: of one more candidate that is sampled per beam; 0 samples none. Sequences are compared by the
             model's own log probabilities, as in vLLM.
-        length_penalty: sequences are compared by the sum of their log probabilities, divided by their number of tokens,
-            the prompt's included, to the power of this.
+        length_penalty: sequences are compared by the sum of their log probabilities, divided by the number of tokens
+            (including the prompt) to the power of this.
         include_stop_str_in_output: keep the end of sequence among the tokens.
 
     Raises:
@@ -58,13 +58,13 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValidationError(f"{name} must be True or False, got {shown(value)}")
 
     @property
-    def of_one_step(self) -> SamplingParams:
-        """What each beam is asked for: its next token, and which are the most probable."""
+    def step_params(self) -> SamplingParams:
+        """Sampling parameters of one step: the next token, and the most probable ones."""
         return SamplingParams(
             max_tokens=1,
             temperature=self.temperature,
             logprobs=2 * self.beam_width,
-            ignore_eos=True,  # an end of sequence is told like any token
+            ignore_eos=True,  # an end of sequence is returned like any token
             detokenize=False,
         )
 
@@ -85,11 +85,12 @@ class BeamSearchSequence(msgspec.Struct, kw_only=True):
 
     @property
     def output_token_ids(self) -> list[int]:
-        """The tokens behind the prompt."""
+        """The tokens after the prompt."""
         return self.tokens[self.num_prompt_tokens :]
 
     def score(self, length_penalty: float) -> float:
-        """By what sequences are compared; an end of sequence counts for the sum, and not for the length."""
+        """Return the value by which sequences are compared. An end of sequence counts for the sum, but not for the
+        length."""
         num_tokens = len(self.tokens)
         if self.stop_reason is not None and self.tokens[-1] == self.stop_reason:
             num_tokens -= 1
@@ -97,7 +98,7 @@ class BeamSearchSequence(msgspec.Struct, kw_only=True):
 
 
 class BeamSearchOutput(msgspec.Struct):
-    """What was found for one prompt: at most ``beam_width`` sequences, the best first."""
+    """Result for one prompt: at most ``beam_width`` sequences, the best first."""
 
     prompt: object
     sequences: list[BeamSearchSequence]
@@ -106,7 +107,7 @@ class BeamSearchOutput(msgspec.Struct):
 async def search_beams(
     prompt_token_ids: list[int],
     params: BeamSearchParams,
-    ask: Callable[[list[list[int]]], Awaitable[list[TokenLogprobs]]],
+    next_tokens: Callable[[list[list[int]]], Awaitable[list[TokenLogprobs]]],
     *,
     eos_token_ids: Collection[int],
     max_model_len: int,
@@ -114,40 +115,40 @@ async def search_beams(
     """Return the best sequences, without their texts.
 
     Args:
-        ask: of the tokens of each beam, returns what may come next.
-        max_model_len: most tokens of prompt and output together; 0 is no limit.
+        next_tokens: returns the candidates for the next token of each beam, given the tokens of the beams.
+        max_model_len: limit of prompt and output tokens together; 0 without a limit.
     """
     num_prompt_tokens = len(prompt_token_ids)
     beams = [BeamSearchSequence(tokens=prompt_token_ids, logprobs=[], cum_logprob=0.0)]
     beams[0].num_prompt_tokens = num_prompt_tokens
     ended: list[BeamSearchSequence] = []
-    room = params.max_tokens if not max_model_len else min(params.max_tokens, max_model_len - num_prompt_tokens)
-    for _ in range(room):
+    num_steps = params.max_tokens if not max_model_len else min(params.max_tokens, max_model_len - num_prompt_tokens)
+    for _ in range(num_steps):
         grown: list[BeamSearchSequence] = []
-        for beam, told in zip(beams, await ask([beam.tokens for beam in beams]), strict=True):
-            for token_id, logprob in _candidates(told, 2 * params.beam_width):
+        for beam, token in zip(beams, await next_tokens([beam.tokens for beam in beams]), strict=True):
+            for token_id, logprob in _candidates(token, 2 * params.beam_width):
                 is_end = token_id in eos_token_ids and not params.ignore_eos
-                (ended if is_end else grown).append(_followed_by(beam, token_id, logprob, params, is_end=is_end))
-        # The order of equals is that of their beams: the same search gives the same sequences.
+                (ended if is_end else grown).append(_extended(beam, token_id, logprob, params, is_end=is_end))
+        # Equal scores keep the order of their beams, so that the same search gives the same sequences.
         beams = sorted(grown, key=lambda beam: -beam.score(params.length_penalty))[: params.beam_width]
         if not beams:
             break
     return sorted([*ended, *beams], key=lambda beam: -beam.score(params.length_penalty))[: params.beam_width]
 
 
-def _candidates(told: TokenLogprobs, num_most_probable: int) -> list[tuple[int, float]]:
-    """The most probable tokens, and the one that was drawn."""
-    top = told.top[:num_most_probable]
-    is_among = any(token_id == told.token_id for token_id, _ in top)
-    return [pair for pair in (top if is_among else [*top, (told.token_id, told.logprob)]) if pair[1] > -math.inf]
+def _candidates(token: TokenLogprobs, num_most_probable: int) -> list[tuple[int, float]]:
+    """Return the most probable tokens, and the sampled one."""
+    top = token.top[:num_most_probable]
+    is_listed = any(token_id == token.token_id for token_id, _ in top)
+    return [pair for pair in (top if is_listed else [*top, (token.token_id, token.logprob)]) if pair[1] > -math.inf]
 
 
-def _followed_by(
+def _extended(
     beam: BeamSearchSequence, token_id: int, logprob: float, params: BeamSearchParams, *, is_end: bool
 ) -> BeamSearchSequence:
-    is_kept = not is_end or params.include_stop_str_in_output
+    is_included = not is_end or params.include_stop_str_in_output
     return BeamSearchSequence(
-        tokens=[*beam.tokens, token_id] if is_kept else beam.tokens,
+        tokens=[*beam.tokens, token_id] if is_included else beam.tokens,
         logprobs=[*beam.logprobs, logprob],
         cum_logprob=beam.cum_logprob + logprob,
         finish_reason=FinishReason.STOP if is_end else FinishReason.LENGTH,

@@ -1,13 +1,13 @@
 """Limits on a connection: the size of a request's head, the time for it, and the time between two requests.
 
-uvicorn limits only the time between two requests.
+uvicorn itself limits only the time between two requests.
 
 Invariants:
 
-- Bytes that are not a whole request are limited in time by ``_waiting``. Once a request is whole, or is being answered,
-  no timer here ends the connection.
-- Bytes that are not part of a body are limited in number: the parser gathers them before the application sees the
-  request, and its time grows with the square of their number.
+- Bytes that are not a complete request are limited in time by ``_timer``. Once a request is complete, or is being
+  answered, no timer here closes the connection.
+- Bytes outside of bodies are limited in number: the parser collects them before the application sees the request,
+  and its time grows with the square of their number.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ KEEP_ALIVE_TIMEOUT_S = 130.0
 MAX_HEAD_BYTES = 64 * 1024
 # For each byte of a body, the framing may have this many: a chunk of one byte has five.
 MAX_FRAMING_PER_BODY_BYTE = 8
-# The parser takes what was read in pieces of this size, so that the limits are checked in between.
+# Received data is parsed in pieces of this size, so that the limits are checked in between.
 _PIECE_BYTES = 16 * 1024
-# For so long the rest of a refused request is read and dropped. If the server closed at once, the kernel's reset could
+# How long the rest of a refused request is read and dropped. If the server closed immediately, the kernel's reset could
 # reach the caller before the response.
 _LINGER_S = 2.0
 
@@ -42,10 +42,10 @@ _REFUSAL = f"the head of a request must have at most {MAX_HEAD_BYTES} bytes\n".e
 class LimitedConnection(HttpToolsProtocol):
     """uvicorn's connection with limits.
 
-    - A head of more than ``MAX_HEAD_BYTES`` is answered with 431. This includes the request line.
-    - A body whose framing (chunk sizes, chunk extensions, trailers) grows out of proportion ends the connection.
-    - A head that is late ends the connection. The application waits for the body: see ``RequestBody``. What is left of
-      a body after its answer gets the same time as a head.
+    - A head of more than ``MAX_HEAD_BYTES``, including the request line, is answered with 431.
+    - A body whose framing (chunk sizes, chunk extensions, trailers) is too large for its size closes the connection.
+    - A head that is late closes the connection. The application waits for the body; see ``RequestBody``. The rest of a
+      body after its response gets the same time as a head.
 
     Args:
         request_timeout_s: time for a head, from the start of the connection or the first byte of a later request.
@@ -56,8 +56,8 @@ class LimitedConnection(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.timeout_keep_alive = keep_alive_timeout_s  # uvicorn's own setting is in whole seconds
         self._request_timeout_s = request_timeout_s
-        self._is_whole = False
-        self._waiting: asyncio.TimerHandle | None = None
+        self._is_complete = False
+        self._timer: asyncio.TimerHandle | None = None
         self._has_head = False
         self._has_begun_in_piece = False
         self._num_piece_body_bytes = 0
@@ -69,16 +69,16 @@ class LimitedConnection(HttpToolsProtocol):
         super().connection_made(transport)
         if self.client is not None:
             self.client = (_plain_address(self.client[0]), self.client[1])
-        self._wait()
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
+        self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        self._is_whole = False
+        self._is_complete = False
         if len(data) <= _PIECE_BYTES:
             self._feed(data)
         else:
@@ -87,10 +87,10 @@ class LimitedConnection(HttpToolsProtocol):
                 if self._is_refused or self.transport.is_closing():
                     break
                 self._feed(view[start : start + _PIECE_BYTES])
-        if self._is_whole:
-            self._stop_waiting()
-        elif self._waiting is None and not self.transport.is_closing():
-            self._wait()
+        if self._is_complete:
+            self._stop_timer()
+        elif self._timer is None and not self.transport.is_closing():
+            self._start_timer()
 
     def _feed(self, piece: bytes | memoryview) -> None:
         self._has_begun_in_piece, self._num_piece_body_bytes = False, 0
@@ -104,7 +104,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._refuse()
 
     def on_message_begin(self) -> None:
-        self._is_whole = self._has_head = False
+        self._is_complete = self._has_head = False
         self._has_begun_in_piece = True
         self._num_framing_bytes, self._max_framing_bytes = 0, MAX_HEAD_BYTES
         super().on_message_begin()
@@ -121,11 +121,11 @@ class LimitedConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._is_whole = True
+        self._is_complete = True
         super().on_message_complete()
 
     def _refuse(self) -> None:
-        """Take no more from this connection, and answer 431 if this answer can be told from others."""
+        """Read nothing more from this connection, and answer 431 if no other response is in progress."""
         self._is_refused = True
         if self._has_head:
             self.transport.close()
@@ -138,25 +138,25 @@ class LimitedConnection(HttpToolsProtocol):
                 b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain; charset=utf-8\r\n"
                 b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(_REFUSAL), _REFUSAL)
             )
-            self._stop_waiting()
-            self._waiting = self.loop.call_later(min(_LINGER_S, self._request_timeout_s), self._expire)
+            self._stop_timer()
+            self._timer = self.loop.call_later(min(_LINGER_S, self._request_timeout_s), self._expire)
             if self.transport.can_write_eof():
                 self.transport.write_eof()
 
-    def _wait(self) -> None:
-        self._waiting = self.loop.call_later(self._request_timeout_s, self._expire)
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(self._request_timeout_s, self._expire)
 
-    def _stop_waiting(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _expire(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
-            self._waiting = None
+            self._timer = None
             self.transport.close()
         else:
-            self._wait()
+            self._start_timer()
 
 
 def connection_class(
@@ -167,9 +167,9 @@ def connection_class(
 
 
 def _close_after(cycle: RequestResponseCycle) -> None:
-    """Let the end of the connection end the body of the response.
+    """Mark the end of the response's body by closing the connection.
 
-    Callers of HTTP/1.0 do not know chunks, which uvicorn sends to everyone.
+    HTTP/1.0 clients do not support chunked encoding, which uvicorn would use.
     """
     send: Any = cycle.send
     cycle.chunked_encoding = False
@@ -188,7 +188,7 @@ def _close_after(cycle: RequestResponseCycle) -> None:
 
 
 def _plain_address(host: str) -> str:
-    """Return an IPv4 address as such, also where the socket is one of IPv6 that takes both."""
+    """Return an IPv4 address in its own form, even if an IPv6 socket accepted it."""
     if not host.startswith("::ffff:"):
         return host
     try:

@@ -1,4 +1,4 @@
-"""A web application as a process: where it listens, one line when it is ready, an end in order."""
+"""Run a web application as a process: its socket, one line when it is ready, and a graceful shutdown."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ...shared.standard_streams import print_if_read
 from .connection import KEEP_ALIVE_TIMEOUT_S, connection_class
 from .request_body import REQUEST_TIMEOUT_S
 
-# Waiting connections on top of those that run.
+# Connections that wait to be accepted.
 BACKLOG = 2048
 
 
 class WebServer(uvicorn.Server):
-    """Says when it serves, and ends in order on a signal, which uvicorn would raise again."""
+    """Server that reports when it is ready, and shuts down gracefully on a signal, which uvicorn would raise again."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -48,7 +48,7 @@ class WebServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def _stop(self) -> None:
-        """The first signal ends in order, a second one at once."""
+        """Shut down: gracefully at the first signal, immediately at the second."""
         service_manager.tell_stopping()
         self.force_exit = self.should_exit
         self.should_exit = True
@@ -62,18 +62,18 @@ def web_config(
     keep_alive_timeout_s: float = KEEP_ALIVE_TIMEOUT_S,
     **options: Any,
 ) -> uvicorn.Config:
-    """Return how uvicorn serves an application of ours.
+    """Return the configuration with which uvicorn serves an application.
 
     Args:
         shutdown_timeout_s: how long running answers may take to end after a signal.
-        request_timeout_s, keep_alive_timeout_s: as of ``LimitedConnection``.
-        options: further ones of uvicorn's ``Config``.
+        request_timeout_s, keep_alive_timeout_s: as for ``LimitedConnection``.
+        options: further options of uvicorn's ``Config``.
     """
     connection = connection_class(request_timeout_s=request_timeout_s, keep_alive_timeout_s=keep_alive_timeout_s)
     return uvicorn.Config(
         app,
         http=connection,  # type: ignore[arg-type]  # uvicorn only calls it
-        lifespan="off",  # begun by ``serve_app``: uvicorn would log a traceback of what is a sentence
+        lifespan="off",  # started by ``serve_app``, since uvicorn would log a traceback of a plain error
         log_config=None,
         log_level="warning",
         access_log=False,
@@ -88,13 +88,13 @@ def web_config(
 async def serve_app(
     app: Starlette, config: uvicorn.Config, listener: socket.socket, on_ready: Callable[[], None]
 ) -> None:
-    """Begin the application, serve it until a signal comes, and end it."""
+    """Start the application, serve it until a signal arrives, and stop it."""
     async with app.router.lifespan_context(app), service_manager.watched():
         await WebServer(config, on_ready).serve([listener])
 
 
 def announce(listener: socket.socket, path: str = "") -> None:
-    """Print the line that says where it is served, with ``path`` behind, and tell the service manager."""
+    """Print the line with the address followed by ``path``, and notify the service manager."""
     host, port = listener.getsockname()[:2]
     line = f"ready: http://{f'[{host}]' if ':' in host else host}:{port}{path}"
     print_if_read(line)
@@ -103,15 +103,15 @@ def announce(listener: socket.socket, path: str = "") -> None:
 
 @contextmanager
 def listening(host: str, port: int) -> Generator[socket.socket]:
-    """Listen there; a port of 0 is a free one. The host ``::`` takes callers of IPv4, too.
+    """Listen on an address; port 0 selects a free port. The host ``::`` also accepts IPv4.
 
     Raises:
-        ConfigurationError: that cannot be done; says why.
+        ConfigurationError: listening fails; the message has the reason.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    takes_both = host == "::" and socket.has_dualstack_ipv6()
+    is_dual_stack = host == "::" and socket.has_dualstack_ipv6()
     try:
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=takes_both)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=is_dual_stack)
     except (OSError, OverflowError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0].rstrip(".")
         raise ConfigurationError(

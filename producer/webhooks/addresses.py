@@ -1,11 +1,11 @@
-"""Which addresses may be called: those of the public Internet, and networks that the operator has named.
+"""Decide which addresses webhooks may call: those of the public Internet, and networks that the operator names.
 
-A webhook's URL comes from a caller, and the one who calls it stands inside the deployment's network: without a guard a
-caller could have it ask a metadata service, a database or a neighbour (server-side request forgery). What counts is the
-address, so every address that a name resolves to is checked, and the connection goes to one that was.
+A webhook's URL comes from a caller, and the process that calls it runs inside the deployment's network. Without this
+check a caller could make it send requests to a metadata service, a database or a neighbour (server-side request
+forgery). Every address that a name resolves to is checked, and the connection goes to a checked address.
 
-Sources: IANA's registries of special-purpose addresses, as Python's ``ipaddress`` has them, and ``_SPECIAL``; RFC 4291,
-3056, 4380, 5214, 6052 for IPv4 inside IPv6.
+Sources: IANA's registries of special-purpose addresses, as in Python's ``ipaddress``, and ``_SPECIAL``; RFC 4291, 3056,
+4380, 5214, 6052 for IPv4 inside IPv6.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ALL = "all"
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-# What ``is_global`` lets pass, in some version of Python: no host of the public Internet has such an address.
+# Addresses that ``is_global`` accepts in some version of Python, though no public host has them.
 _SPECIAL = tuple(
     map(
         ipaddress.ip_network,
@@ -35,8 +35,8 @@ _SPECIAL = tuple(
             "192.52.193.0/24",  # multicast relays
             "192.88.99.0/24",  # relays of 6to4
             "192.175.48.0/24",  # AS112
-            "64:ff9b:1::/48",  # NAT64 of a network's own
-            "100::/32",  # discarded, and dummies
+            "64:ff9b:1::/48",  # NAT64 inside a network
+            "100::/32",  # discard-only and dummy addresses
             "2001::/23",  # protocol assignments; Teredo is judged by its inner address
             "2001:db8::/32",  # documentation
             "2620:4f:8000::/48",  # AS112
@@ -54,7 +54,7 @@ class Networks:
     """The addresses that may be called.
 
     Raises:
-        ConfigurationError: one of ``allowed`` is no network.
+        ConfigurationError: an item of ``allowed`` is not a network.
     """
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
@@ -68,7 +68,10 @@ class Networks:
             ) from error
 
     def permits(self, address: Address) -> bool:
-        """Whether it is public, or named; an address that holds another is judged by that one, too."""
+        """Return whether an address is public or allowed.
+
+        An IPv6 address that contains an IPv4 address is judged by both.
+        """
         if self._all or any(address in network for network in self._allowed):
             return True
         inner = _inner(address)
@@ -82,7 +85,7 @@ class Networks:
 
 
 def _inner(address: Address) -> ipaddress.IPv4Address | None:
-    """The IPv4 address that is reached by an IPv6 one; None if it is no such."""
+    """Return the IPv4 address that an IPv6 address leads to; None if it is not of that kind."""
     if isinstance(address, ipaddress.IPv4Address):
         return None
     if address in _NAT64:
@@ -92,14 +95,14 @@ def _inner(address: Address) -> ipaddress.IPv4Address | None:
 
 
 def _isatap(address: Address) -> ipaddress.IPv4Address | None:
-    """Return the IPv4 address to which a network with ISATAP tunnels; None if the address has not that form."""
+    """Return the IPv4 address to which a network with ISATAP tunnels; None if the address does not have that form."""
     if isinstance(address, ipaddress.IPv4Address) or (int(address) >> 32) & 0xFFFFFFFF not in _ISATAP:
         return None
     return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
 
 
 def literal_address(host: str) -> Address | None:
-    """Return the address that a host is spelled as, old ways of IPv4 (``0x7f.1``) included; None if it is a name."""
+    """Return the address that a host is written as, including old forms of IPv4 (``0x7f.1``); None if it is a name."""
     host = host.rstrip(".").partition("%")[0]
     if host.lower() == "localhost" or host.lower().endswith(".localhost"):
         return ipaddress.IPv4Address("127.0.0.1")
@@ -114,10 +117,10 @@ def literal_address(host: str) -> Address | None:
 
 
 def check_url(url: object) -> str:
-    """Return ``url`` if it is one that can be called, whatever the address.
+    """Return ``url`` if it is a valid webhook URL. Its address is not checked.
 
     Raises:
-        ValidationError: it is none; the message names ``webhook_url``.
+        ValidationError: it is invalid; the message names ``webhook_url``.
     """
     if not isinstance(url, str) or not 0 < len(url) <= MAX_URL_CHARS or not url.isprintable() or " " in url:
         raise ValidationError(f"webhook_url must be a URL of at most {MAX_URL_CHARS} characters, got {_shown_url(url)}")
@@ -130,7 +133,7 @@ def check_url(url: object) -> str:
     if parts.scheme not in ("http", "https") or not host or port == 0:
         raise ValidationError(f"webhook_url must be http://HOST… or https://HOST…, got {_shown_url(url)}")
     if parts.username is not None or parts.password is not None:
-        raise ValidationError("webhook_url must hold no user or password: events are signed instead")
+        raise ValidationError("webhook_url must not contain a user or password: events are signed instead")
     return url
 
 
@@ -139,14 +142,14 @@ def _shown_url(url: object) -> str:
 
 
 def check_literal(url: str, networks: Networks) -> None:
-    """Refuse a URL whose host is spelled as an address that may not be called; names are looked up when they are.
+    """Refuse a URL whose host is written as a forbidden address. Names are checked when they are resolved.
 
     Raises:
-        ValidationError: it is such a URL.
+        ValidationError: the address is forbidden.
     """
     address = literal_address(urlsplit(url).hostname or "")
     if address is not None and not networks.permits(address):
         raise ValidationError(
-            f"webhook_url must not lead to {address}, which is no public address, got {_shown_url(url)}; if it is "
-            "meant, start 'penstock jobs' with --allow-private-webhooks and its network"
+            f"webhook_url must not lead to {address}, which is not a public address, got {_shown_url(url)}; to allow "
+            "it, start 'penstock jobs' with --allow-private-webhooks and its network"
         )

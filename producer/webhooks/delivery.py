@@ -1,10 +1,10 @@
-"""An attempt to deliver an event, and what follows from it.
+"""Deliver an event by attempts.
 
-    2xx: delivered. 410: the receiver wants no more. An address that may not be called: nobody tries again.
-    Anything else, a redirect too: again after a delay that grows, until ``max_attempts``; then the dead letter.
+    2xx: delivered. 410: the receiver wants no more events. Forbidden address: not tried again.
+    Anything else, including a redirect: retried with a growing delay, up to ``max_attempts``; then the dead letter.
 
-An attempt is written down after it was made. So a process that dies in between makes the receiver see the event again,
-with the same id: delivered at least once, and known by its id.
+An attempt is recorded after it was made. If the process dies in between, the receiver gets the event again with the
+same id: delivery is at least once, and the id identifies duplicates.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from .sender import ForbiddenAddressError, Sender
 from .settings import WebhookSettings
 
 MAX_ATTEMPTS_SHOWN = 20
-# A receiver that answers slowly must not take all places of its tenant, and no tenant those of all others.
+# A slow receiver must not use all places of its tenant, nor a tenant those of all others.
 MAX_PER_HOST = 16
 MAX_PER_TENANT = 24
 PAUSE_WHILE_BUSY_S = 1.0
-# Events that find no place are due again at this rate for each tenant. Due at the same time, a backlog of one tenant
-# would stand before all events of others.
+# Events without a free place are rescheduled at this rate per tenant. If they all were due at the same time, the
+# backlog of one tenant would precede all events of others.
 DEFERRED_PER_S = 200.0
 JITTER = 0.1
 
@@ -49,7 +49,7 @@ class Delivery:
     """Delivers events of one namespace.
 
     Args:
-        num_places: how many attempts this process can make at a time.
+        num_places: how many attempts this process can make concurrently.
     """
 
     def __init__(
@@ -65,42 +65,43 @@ class Delivery:
         self._settings = settings
         self._sender = Sender(settings)
         self._places = Places(num_places, MAX_PER_TENANT)
-        self._under_way: Counter[tuple[str, str]] = Counter()
-        # By tenant: when its last deferred event is due again, by the clock of the event loop.
+        self._num_in_flight: Counter[tuple[str, str]] = Counter()
+        # By tenant: when its last deferred event is due again, in the time of the event loop.
         self._deferred_until: dict[str, float] = {}
 
     async def close(self) -> None:
         await self._sender.close()
 
     async def deliver(self, event_id: str) -> float | None:
-        """Make the attempt that is due; returns in how many seconds the next is, or None if there is none."""
+        """Make the attempt that is due. Returns the delay in seconds before the next, or None if there is no next."""
         stored = await self._store.read(event_id)
         if stored is None or stored.event.state is not EventState.PENDING:
             return None
         event = stored.event
-        # Further ahead than any delay: this clock, or that of the host of the last attempt, was set back since.
+        # Within the longest delay. A later time means that a clock, here or on the host of the last attempt, was set
+        # back.
         if 0 < (early_s := event.next_attempt_at - time.time()) <= self._settings.max_delay_s * (1 + JITTER):
             return early_s
         receiver = (event.tenant, urlsplit(event.url).netloc)
         with self._places.take(event.tenant) as has_place:
-            if not has_place or self._under_way[receiver] >= MAX_PER_HOST:
+            if not has_place or self._num_in_flight[receiver] >= MAX_PER_HOST:
                 return self._pause_s(event.tenant)
-            self._under_way[receiver] += 1
+            self._num_in_flight[receiver] += 1
             try:
                 attempt, is_last = await self._attempt(event)
             finally:
-                self._under_way[receiver] -= 1
-                if not self._under_way[receiver]:
-                    del self._under_way[receiver]
-        after, delay_s = self._after(event, attempt, is_last)
-        if not await self._store.change(stored, after, keep_delivered_s=self._settings.keep_delivered_s):
-            return 0.0  # replayed or purged meanwhile: look again
-        if after.state is EventState.DEAD:
+                self._num_in_flight[receiver] -= 1
+                if not self._num_in_flight[receiver]:
+                    del self._num_in_flight[receiver]
+        updated, delay_s = self._apply(event, attempt, is_last)
+        if not await self._store.change(stored, updated, keep_delivered_s=self._settings.keep_delivered_s):
+            return 0.0  # replayed or purged meanwhile: read it again
+        if updated.state is EventState.DEAD:
             log.warning("webhook_event_given_up", event_id=event_id, url=mask_url(event.url), reason=attempt.error)
         return delay_s
 
     def _pause_s(self, tenant: str) -> float:
-        """Return in how many seconds an event is due again for which there is no place."""
+        """Return the delay in seconds of an event for which no place is free."""
         now = asyncio.get_running_loop().time()
         self._deferred_until = {name: until for name, until in self._deferred_until.items() if until > now}
         until = max(now + PAUSE_WHILE_BUSY_S, self._deferred_until.get(tenant, 0.0) + 1 / DEFERRED_PER_S)
@@ -108,7 +109,7 @@ class Delivery:
         return until - now
 
     async def _attempt(self, event: WebhookEvent) -> tuple[WebhookAttempt, bool]:
-        """Return the attempt, and whether no other is to follow it should it have failed."""
+        """Make one attempt. Returns it, and whether a failure is final."""
         at, started_at = time.time(), time.monotonic()
 
         def attempt(status: int = 0, error: str = "") -> WebhookAttempt:
@@ -132,7 +133,7 @@ class Delivery:
         error = f"status {reply.status}" + (f": {reply.excerpt}" if reply.excerpt else "")
         return attempt(reply.status, error), reply.status == HTTPStatus.GONE
 
-    def _after(self, event: WebhookEvent, attempt: WebhookAttempt, is_last: bool) -> tuple[WebhookEvent, float | None]:
+    def _apply(self, event: WebhookEvent, attempt: WebhookAttempt, is_last: bool) -> tuple[WebhookEvent, float | None]:
         """Return the event after an attempt, and the delay before the next."""
         num_attempts, delay_s = event.num_attempts + 1, None
         if attempt.error and not is_last:
@@ -144,18 +145,19 @@ class Delivery:
         else:
             state = EventState.PENDING
             delay_s *= 1 + random.uniform(-JITTER, JITTER)
-        after = msgspec.structs.replace(
+        updated = msgspec.structs.replace(
             event,
             state=state,
             num_attempts=num_attempts,
             next_attempt_at=0.0 if delay_s is None else time.time() + delay_s,
             attempts=[*event.attempts, attempt][-MAX_ATTEMPTS_SHOWN:],
         )
-        return after, delay_s
+        return updated, delay_s
 
 
 def signed_headers(event: WebhookEvent, secret: WebhookSecret, at: float) -> dict[str, str]:
-    """Return the headers of Standard Webhooks for an attempt at Unix time ``at``: a signature for each valid secret."""
+    """Return the headers of Standard Webhooks for an attempt at Unix time ``at``, with a signature for each valid
+    secret."""
     secrets = [secret.current, *([secret.previous] if secret.previous and at < secret.previous_until else [])]
     signed_at = datetime.fromtimestamp(int(at), UTC)
     return {
@@ -163,5 +165,5 @@ def signed_headers(event: WebhookEvent, secret: WebhookSecret, at: float) -> dic
         "user-agent": "penstock",
         "webhook-id": event.event_id,
         "webhook-timestamp": str(int(at)),
-        "webhook-signature": " ".join(Webhook(one).sign(event.event_id, signed_at, event.body) for one in secrets),
+        "webhook-signature": " ".join(Webhook(key).sign(event.event_id, signed_at, event.body) for key in secrets),
     }

@@ -1,6 +1,6 @@
-"""What of webhooks is kept in Redis, as JSON, so that people can read it.
+"""Records of webhooks in Redis, as JSON, so that people can read them.
 
-Same rules as for messages: new fields are only appended and carry a default, old bytes still decode (tests/compat).
+The rules of messages apply: new fields are appended and have a default, and old bytes still decode (tests/compat).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ...shared.urls import MaskedRepr
 
 
 class EventFamily(enum.StrEnum):
-    """Which names the events of a request have: ours, or those of OpenAI's Responses."""
+    """Naming of the events of a request: Penstock's, or that of OpenAI's Responses."""
 
     REQUEST = "request"
     RESPONSE = "response"
 
 
 class WebhookTarget(MaskedRepr, msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
-    """Who is told of an end; goes with the request."""
+    """The receiver of a request's event; stored with the request."""
 
     version: int = WIRE_VERSION
     url: str
@@ -32,9 +32,9 @@ class WebhookTarget(MaskedRepr, msgspec.Struct, omit_defaults=True, frozen=True,
 
 
 class WebhookSecret(MaskedRepr, msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
-    """What signs the events of a tenant, to one URL or to all that have none of their own.
+    """A secret that signs the events of a tenant, to one URL or to all URLs without a separate secret.
 
-    ``previous`` signs beside ``current`` until ``previous_until`` (Unix time), so that receivers may change over.
+    ``previous`` also signs until ``previous_until`` (Unix time), so that receivers can switch.
     """
 
     _secret_fields: ClassVar[frozenset[str]] = frozenset({"current", "previous"})
@@ -49,7 +49,7 @@ class WebhookSecret(MaskedRepr, msgspec.Struct, omit_defaults=True, frozen=True,
 
 
 class EventState(enum.StrEnum):
-    """Where an event stands. ``DEAD`` is the dead letter: nobody tries any more, until it is replayed."""
+    """State of an event. ``DEAD`` is the dead letter: it is not tried again until it is replayed."""
 
     PENDING = "pending"
     DELIVERED = "delivered"
@@ -57,7 +57,7 @@ class EventState(enum.StrEnum):
 
 
 class WebhookAttempt(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
-    """One POST. ``status`` is 0 where no answer came; ``error`` says why it counts as failed, empty if it does not."""
+    """One POST. ``status`` is 0 without a response. ``error`` is the reason of a failure, empty after success."""
 
     at: float
     duration_s: float = 0.0
@@ -66,9 +66,9 @@ class WebhookAttempt(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=Tr
 
 
 class WebhookEvent(MaskedRepr, msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
-    """An event and what became of it. ``body`` is what is sent, the same at every attempt.
+    """An event and the state of its delivery. ``body`` is sent unchanged at every attempt.
 
-    ``num_attempts`` counts since the event was made, or replayed; ``attempts`` are the last ones of all.
+    ``num_attempts`` counts since the event was created or replayed. ``attempts`` has the last attempts of all.
     """
 
     version: int = WIRE_VERSION

@@ -1,4 +1,4 @@
-"""The events of one namespace: made once each, changed by whoever saw their last state."""
+"""Store the events of one namespace: create each once, and change them by compare-and-set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...shared.shown import shown
 from ..agenda import Agenda
 from .event_records import EventState, WebhookEvent
 
-# The kind of item on the agenda, and so the name of the job.
+# Kind of the agenda's item, and name of the job.
 DELIVER = "deliver_webhook"
 PAGE = 200
 
@@ -24,7 +24,7 @@ _decoder = msgspec.json.Decoder(WebhookEvent)
 _STATES = list(EventState)
 
 
-# KEYS: event, pending. ARGV: record, id, created_ms. Returns 0 if there is one of that id.
+# KEYS: event, pending. ARGV: record, id, created_ms. Returns 0 if the id exists.
 _CREATE = script_of(
     "webhook_create",
     """
@@ -33,8 +33,9 @@ redis.call('ZADD', KEYS[2], ARGV[3], ARGV[2])
 return 1
 """,
 )
-# KEYS: event, one for each state. ARGV: record as it was, as it is to be (empty to drop it), id, created_ms, number of
-# its state's key, ttl_ms (0 for ever), ms before which delivered ones have expired. Returns 0 if it is not as it was.
+# KEYS: event, then one key per state. ARGV: old record, new record (empty to delete it), id, created_ms, index of the
+# key of the new state, ttl_ms (0 for none), time in ms before which delivered events have expired. Returns 0 if the
+# record has changed.
 _CHANGE = script_of(
     "webhook_change",
     """
@@ -54,16 +55,16 @@ return 1
 
 
 class StoredEvent(msgspec.Struct, frozen=True):
-    """An event with the bytes it was read from, by which a change knows that nobody else has changed it."""
+    """An event with the bytes it was read from, by which a change detects concurrent changes."""
 
     event: WebhookEvent
     data: bytes
 
 
 class EventStore:
-    """Makes, changes and finds events.
+    """Creates, changes and reads events.
 
-    All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries.
+    All methods raise ``RedisUnavailableError`` when Redis is away for longer than the connection retries.
     """
 
     def __init__(self, connection: CommandConnection, keys: Keys, agenda: Agenda) -> None:
@@ -72,11 +73,11 @@ class EventStore:
         self._agenda = agenda
 
     async def create(self, event: WebhookEvent) -> None:
-        """Make an event, unless there is one of its id, and have it delivered."""
+        """Create an event, unless its id exists, and schedule its delivery."""
         keys = [self._keys.webhook_event(event.event_id), self._keys.webhook_events(EventState.PENDING)]
         args = [msgspec.json.encode(event), event.event_id, round(event.created_at * 1000)]
         await self._connection.run_script(_CREATE, keys, args)
-        # Should it be delivered by now, the job finds that out.
+        # If it is delivered already, the job detects that.
         await self._agenda.add(DELIVER, event.event_id)
 
     async def read(self, event_id: str) -> StoredEvent | None:
@@ -87,17 +88,17 @@ class EventStore:
         """Return one event.
 
         Raises:
-            RequestNotFoundError: there is none of this id, or it was delivered and is past its time.
+            RequestNotFoundError: no event has this id, or it was delivered and has expired.
         """
-        return (await self._known(event_id)).event
+        return (await self._read_existing(event_id)).event
 
     async def list(self, state: EventState) -> list[WebhookEvent]:
         """Return the events in one state, oldest first."""
         ids = await self._connection.execute("ZRANGE", self._keys.webhook_events(state), 0, -1)
-        found: list[WebhookEvent] = []
+        events: list[WebhookEvent] = []
         for start in range(0, len(ids), PAGE):
-            found += await self._read_all(ids[start : start + PAGE])
-        return found
+            events += await self._read_all(ids[start : start + PAGE])
+        return events
 
     async def newest(self, state: EventState, limit: int) -> Sequence[WebhookEvent]:
         """Return the last events in one state, newest first."""
@@ -105,48 +106,46 @@ class EventStore:
         return await self._read_all(ids[::-1]) if ids else []
 
     async def _read_all(self, ids: Sequence[bytes]) -> Sequence[WebhookEvent]:
-        """Return the events of these ids, but those that are gone or cannot be read."""
+        """Return the events with these ids, except those that are missing or unreadable."""
         names = [event_id.decode() for event_id in ids]
-        found = await self._connection.execute("MGET", *map(self._keys.webhook_event, names))
-        pairs = [(name, data) for name, data in zip(names, found, strict=True) if data]
+        records = await self._connection.execute("MGET", *map(self._keys.webhook_event, names))
+        pairs = [(name, data) for name, data in zip(names, records, strict=True) if data]
         return [*decode_records("webhook event", pairs, WebhookEvent)]
 
     async def count(self, state: EventState) -> int:
-        """Return how many events are in one state."""
+        """Return the number of events in one state."""
         return int(await self._connection.execute("ZCARD", self._keys.webhook_events(state)))
 
     async def change(self, stored: StoredEvent, event: WebhookEvent, *, keep_delivered_s: float) -> bool:
-        """Write an event anew; False, and nothing is written, if somebody else has changed it since it was read."""
+        """Replace an event. Returns False and writes nothing if it was changed since it was read."""
         ttl_ms = round(keep_delivered_s * 1000) if event.state is EventState.DELIVERED else 0
         return await self._change(stored, msgspec.json.encode(event), event.state, ttl_ms)
 
     async def replay(self, event_id: str) -> None:
-        """Deliver an event again, from its first attempt on and at once, whatever its state; its id stays the same.
+        """Deliver an event again immediately, starting with its first attempt, in any state. Its id stays the same.
 
         Raises:
-            RequestNotFoundError: there is none of this id.
+            RequestNotFoundError: no event has this id.
         """
         while True:
-            stored = await self._known(event_id)
+            stored = await self._read_existing(event_id)
             fresh = msgspec.structs.replace(stored.event, state=EventState.PENDING, num_attempts=0, next_attempt_at=0.0)
             if await self._change(stored, msgspec.json.encode(fresh), fresh.state, 0):
                 break
         await self._agenda.add(DELIVER, event_id)
 
     async def purge(self, event_id: str) -> bool:
-        """Throw an event away, delivered or not; False if there is none of this id."""
+        """Delete an event, delivered or not. Returns False if no event has this id."""
         while (stored := await self.read(event_id)) is not None:
             if await self._change(stored, b"", stored.event.state, 0):
                 await self._agenda.remove(DELIVER, event_id)
                 return True
         return False
 
-    async def _known(self, event_id: str) -> StoredEvent:
+    async def _read_existing(self, event_id: str) -> StoredEvent:
         stored = await self.read(event_id)
         if stored is None:
-            raise RequestNotFoundError(
-                f"no webhook event {shown(event_id)} is known; 'penstock webhook list' shows them"
-            )
+            raise RequestNotFoundError(f"unknown webhook event {shown(event_id)}; 'penstock webhook list' shows all")
         return stored
 
     async def _change(self, stored: StoredEvent, data: bytes, state: EventState, ttl_ms: int) -> bool:

@@ -1,4 +1,4 @@
-"""What an event says: its type and data, from the end of a request as the broker has put it into the outbox.
+"""Create an event from the outbox entry that the broker wrote at the end of a request.
 
 Types of OpenAI's Responses: https://platform.openai.com/docs/guides/webhooks.
 """
@@ -20,7 +20,7 @@ _target_decoder = msgspec.json.Decoder(WebhookTarget)
 _delta_decoder = msgspec.msgpack.Decoder(Delta)
 
 _STATE, _RECORD = b"state:", b"record:"
-# State of an answer -> what its request's event is called; of several answers the first of these that one has.
+# State of an answer -> name of the request's event. With several answers, the first state in this order applies.
 _OUTCOMES = {
     RequestState.FAILED: "failed",
     RequestState.PARKED: "parked",
@@ -28,12 +28,12 @@ _OUTCOMES = {
     RequestState.CANCELLED: "cancelled",
     RequestState.FINISHED: "completed",
 }
-# OpenAI knows no parked and no expired response: the one has failed, the other kept what it had.
+# OpenAI has no parked and no expired responses. A parked one counts as failed; an expired one keeps its partial output.
 _RESPONSE_OUTCOMES = {"parked": "failed", "expired": "incomplete"}
 
 
 class Answer(msgspec.Struct):
-    """How one answer to a request ended."""
+    """The end of one answer to a request."""
 
     request_id: str
     state: RequestState
@@ -41,10 +41,10 @@ class Answer(msgspec.Struct):
 
 
 def event_of(fields: Mapping[bytes, bytes]) -> WebhookEvent:
-    """Return the event that an entry of an outbox stands for.
+    """Return the event of an outbox entry.
 
     Raises:
-        KeyError, ValueError, msgspec.MsgspecError: it is no such entry.
+        KeyError, ValueError, msgspec.MsgspecError: the entry is malformed.
     """
     target = _target_decoder.decode(fields[b"target"])
     event_id, ended_at = fields[b"event"].decode(), int(fields[b"ended_at"]) / 1000
@@ -65,10 +65,10 @@ def event_of(fields: Mapping[bytes, bytes]) -> WebhookEvent:
 
 
 def _answers(fields: Mapping[bytes, bytes]) -> list[Answer]:
-    """The answers in their order: the first has the request's own id, the others a number behind it."""
+    """Return the answers in order: the first has the request's id, the others the id with a number appended."""
     ids = sorted((name.removeprefix(_STATE) for name in fields if name.startswith(_STATE)), key=lambda i: (len(i), i))
     if not ids:
-        raise ValidationError("it has no answer")
+        raise ValidationError("the entry has no answer")
     return [
         Answer(
             request_id=answer.decode(),
@@ -90,7 +90,7 @@ def _type_of(answers: list[Answer], family: EventFamily) -> str:
 
 
 def _data_of(request_id: str, answers: list[Answer], target: WebhookTarget) -> dict[str, Any]:
-    """What a receiver needs to know and to fetch the rest; the text itself is not sent."""
+    """Return the data that a receiver needs to fetch the answer. The text itself is not sent."""
     if target.family is EventFamily.RESPONSE:
         return {"id": request_id}
     usages = [answer.delta.usage for answer in answers if answer.delta.usage is not None]

@@ -1,7 +1,7 @@
-"""HTTP calls to addresses that were checked: no redirects, no proxies, nothing waited for without limit.
+"""HTTP calls to checked addresses, without redirects or proxies, and with a time limit on every wait.
 
-The name is resolved here, once, every address of it is checked, and the connection goes to one of those: a name that
-resolves to something else a moment later changes nothing. Certificate and ``Host`` are still the name's.
+A name is resolved here once. All its addresses are checked, and the connection goes to one of them, so a name that
+resolves differently a moment later has no effect. Certificate and ``Host`` are those of the name.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from .resolver import Resolver
 
 
 class ForbiddenAddressError(Exception):
-    """The URL leads where this deployment may not call."""
+    """The URL leads to an address that this deployment may not call."""
 
 
 class GuardedHTTP:
-    """Calls URLs that others have named, any number at a time.
+    """Calls URLs from untrusted sources, any number concurrently.
 
     Args:
         networks: the addresses that may be called.
-        connect_timeout_s: to look up a name, and to connect to one address of it.
-        remedy: what to do where an address that is forbidden is meant, to end the sentence that forbids it.
+        connect_timeout_s: to resolve a name, and to connect to one of its addresses.
+        remedy: how to allow a forbidden address; the end of the error message.
     """
 
     def __init__(self, networks: Networks, *, connect_timeout_s: float, remedy: str) -> None:
@@ -32,13 +32,13 @@ class GuardedHTTP:
         self._remedy = remedy
         self._resolver = Resolver(connect_timeout_s)
         self._http = httpx.AsyncClient(
-            # This alone looks at the environment: SSL_CERT_FILE may name a private authority.
+            # Only this reads the environment: SSL_CERT_FILE may name a private authority.
             verify=httpx.create_ssl_context(),
             trust_env=False,
             follow_redirects=False,
-            # The whole has a limit of its caller's; this one leaves time for other addresses.
+            # The caller limits the whole time; this limit leaves time for other addresses.
             timeout=httpx.Timeout(None, connect=connect_timeout_s),
-            # A connection is its address's in httpx's eyes, and that of one name must not serve another.
+            # httpx identifies connections by address, so one opened for one name could serve another.
             limits=httpx.Limits(max_keepalive_connections=0),
         )
 
@@ -48,14 +48,14 @@ class GuardedHTTP:
     async def open(
         self, method: str, url: str, headers: Mapping[str, str], content: bytes = b"", *, tenant: str
     ) -> httpx.Response:
-        """Return the answer as soon as its head is there; the caller reads and closes it.
+        """Return the response as soon as its head has arrived; the caller reads and closes it.
 
         Args:
-            tenant: who named the URL. Names of one tenant that do not resolve hold up no other tenant.
+            tenant: the tenant that passed the URL. Names of one tenant that do not resolve delay no other tenant.
 
         Raises:
             ForbiddenAddressError: an address of the host may not be called; nothing was sent.
-            httpx.TransportError, OSError: there was no answer.
+            httpx.TransportError, OSError: no response arrived.
         """
         target = httpx.URL(url)
         addresses = await self._resolve(target, tenant)
@@ -79,6 +79,6 @@ class GuardedHTTP:
         for address in addresses:
             if not self._networks.permits(address):
                 raise ForbiddenAddressError(
-                    f"{target.host} leads to {address}, which is no public address; if it is meant, {self._remedy}"
+                    f"{target.host} leads to {address}, which is not a public address; to allow it, {self._remedy}"
                 )
         return addresses

@@ -1,4 +1,4 @@
-"""From ends to events: what the broker's scripts (and batches) have put into outboxes is made an event, once each."""
+"""Create events from outbox entries, which the broker's scripts and batches write; one event per entry."""
 
 from __future__ import annotations
 
@@ -19,42 +19,43 @@ from .event_store import EventStore
 from .events import event_of
 from .targets import encode_target
 
-# A sweep takes no more of one outbox; the next is a second later.
+# Most entries of one outbox per sweep; sweeps follow each other after a second.
 MAX_ENTRIES = 200
-# An outbox whose Redis is away is waited for by later sweeps.
+# After this time, a sweep no longer waits for an outbox whose Redis is away; later sweeps do.
 PATIENCE_S = 5.0
 
 log = get_logger(__name__)
 
 
 class Outbox:
-    """All outboxes of one namespace: one per model, and one for what belongs to none."""
+    """All outboxes of one namespace: one per model partition, and one for events without a model."""
 
     def __init__(self, connection: CommandConnection, keys: Keys, store: EventStore) -> None:
         self._connection = connection
         self._keys = keys
         self._store = store
-        self._taking = SideBySide(self._take_all)
+        self._drains = SideBySide(self._drain)
 
     async def collect(self) -> None:
-        """Make events of what is there. An entry goes when its event is made: who dies in between does it again."""
+        """Create events from all entries. An entry is deleted after its event was created, so after a crash it is
+        processed again."""
         outboxes = await outboxes_of(self._connection, self._keys)
-        for error in await self._taking.round(outboxes, PATIENCE_S):
+        for error in await self._drains.round(outboxes, PATIENCE_S):
             raise error
 
     async def close(self) -> None:
-        """Leave what is under way to the next process."""
-        await self._taking.close()
+        """Stop. Unfinished entries are left to the next process."""
+        await self._drains.close()
 
-    async def _take_all(self, key: str) -> None:
+    async def _drain(self, key: str) -> None:
         for entry_id, flat in await self._connection.execute("XRANGE", key, "-", "+", "COUNT", MAX_ENTRIES):
-            await self._take(dict(zip(flat[::2], flat[1::2], strict=True)), key, entry_id)
+            await self._process(dict(zip(flat[::2], flat[1::2], strict=True)), key, entry_id)
 
-    async def _take(self, fields: Mapping[bytes, bytes], key: str, entry_id: bytes) -> None:
+    async def _process(self, fields: Mapping[bytes, bytes], key: str, entry_id: bytes) -> None:
         try:
             event = event_of(fields)
         except (msgspec.MsgspecError, PenstockError, KeyError, ValueError) as error:
-            # Nobody can make anything of it, now or later.
+            # It cannot be decoded later either.
             log.error("outbox_entry_dropped", outbox=key, entry=entry_id, reason=str(error))
         else:
             await self._store.create(event)
@@ -75,9 +76,9 @@ async def outboxes_of(connection: CommandConnection, keys: Keys) -> list[str]:
 def outbox_command(
     keys: Keys, target: WebhookTarget, event_type: str, data: Mapping[str, Any], ended_at: float
 ) -> list[Any]:
-    """Return the Redis command that tells an end that no broker's script knows of (a batch's).
+    """Return the Redis command that records an end that no broker script records, such as a batch's.
 
-    It belongs into the transaction that writes the end. Sent twice it makes one event.
+    Include it in the transaction that writes the end. Sent twice, it creates one event.
     """
     event_id = f"evt_{os.urandom(20).hex()}"
     fields = {

@@ -1,10 +1,10 @@
-"""Looks up host names in threads of its own, so that names that do not resolve hold up their owner alone.
+"""Resolve host names in dedicated threads, so that names that do not resolve delay only their owner.
 
-The system's lookup (``getaddrinfo``) blocks a thread, for up to half a minute where no name server answers, and cannot
-be cancelled. The event loop's own threads are few and serve everything else, too.
+The system's lookup (``getaddrinfo``) blocks a thread, for up to half a minute if no name server answers, and cannot be
+cancelled. The event loop's own threads are few and serve everything else.
 
 Invariants: at most ``MAX_THREADS`` lookups run, and at most ``MAX_PER_OWNER`` of one owner. Owners with waiting lookups
-take turns. Callers that ask for the same name on account of the same owner share one lookup.
+take turns. Callers with the same owner and name share one lookup.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import suppress
 from ...shared.shown import shown
 from .addresses import Address
 
-# They only wait for a reply of the network.
+# Threads only wait for a reply from the network.
 MAX_THREADS = 128
 MAX_PER_OWNER = 4
 
@@ -31,7 +31,7 @@ class UnresolvedNameError(OSError):
 
 
 class _Lookup:
-    """One name that is looked up, or waits for a thread."""
+    """One lookup, running or waiting for a thread."""
 
     def __init__(self, owner: str, key: _Key) -> None:
         self.owner = owner
@@ -50,7 +50,7 @@ class Resolver:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._running: dict[str, dict[_Key, _Lookup]] = {}
-        # By owner, the one whose turn is next first.
+        # By owner; the next owner is first.
         self._waiting: OrderedDict[str, OrderedDict[_Key, _Lookup]] = OrderedDict()
         self._num_running = 0
 
@@ -58,28 +58,28 @@ class Resolver:
         """Return the addresses of ``host``, at least one.
 
         Args:
-            owner: whose account the lookup is on: a tenant.
+            owner: the tenant that the lookup is charged to.
 
         Raises:
-            UnresolvedNameError: there was no reply in time.
-            OSError, ValueError: there is no such name, or it is no name.
+            UnresolvedNameError: no reply arrived in time.
+            OSError, ValueError: the name does not exist or is invalid.
         """
         with suppress(ValueError):
             return [ipaddress.ip_address(host.partition("%")[0])]
-        lookup = self._find(owner, (host, port))
+        lookup = self._get_or_start(owner, (host, port))
         lookup.num_callers += 1
         try:
             async with asyncio.timeout(self._timeout_s):
-                # Others may wait for the same lookup.
+                # Other callers may wait for the same lookup.
                 return await asyncio.shield(lookup.addresses)
         except TimeoutError:
             raise UnresolvedNameError(f"{shown(host)} was not resolved within {self._timeout_s:g} s") from None
         finally:
             lookup.num_callers -= 1
             if not lookup.num_callers:
-                self._forget(lookup)
+                self._drop_unused(lookup)
 
-    def _find(self, owner: str, key: _Key) -> _Lookup:
+    def _get_or_start(self, owner: str, key: _Key) -> _Lookup:
         for lookups in (self._running, self._waiting):
             lookup = lookups.get(owner, {}).get(key)
             if lookup is not None:
@@ -88,8 +88,8 @@ class Resolver:
         self._start()
         return lookup
 
-    def _forget(self, lookup: _Lookup) -> None:
-        """Drop a lookup for which nobody waits, if it has no thread yet."""
+    def _drop_unused(self, lookup: _Lookup) -> None:
+        """Drop a lookup that has no callers left, unless it has a thread."""
         waiting = self._waiting.get(lookup.owner, {})
         if waiting.get(lookup.key) is lookup:
             del waiting[lookup.key]
@@ -97,7 +97,7 @@ class Resolver:
                 del self._waiting[lookup.owner]
 
     def _start(self) -> None:
-        """Give free threads to waiting lookups; the owners take turns."""
+        """Assign free threads to waiting lookups. The owners take turns."""
         while self._num_running < MAX_THREADS:
             owner = next((name for name in self._waiting if len(self._running.get(name, ())) < MAX_PER_OWNER), None)
             if owner is None:
@@ -108,14 +108,14 @@ class Resolver:
                 self._waiting[owner] = waiting
             self._running.setdefault(owner, {})[lookup.key] = lookup
             self._num_running += 1
-            # A daemon: a process that ends does not wait for a name server.
+            # A daemon thread, so that a process can end without waiting for a name server.
             thread = threading.Thread(
                 target=self._look_up, args=(asyncio.get_running_loop(), lookup), name="resolver", daemon=True
             )
             thread.start()
 
     def _look_up(self, loop: asyncio.AbstractEventLoop, lookup: _Lookup) -> None:
-        """Ask the system, in a thread."""
+        """Call the system's lookup, in a thread."""
         addresses: list[Address] = []
         failure: Exception | None = None
         try:
@@ -123,7 +123,7 @@ class Resolver:
             addresses = [ipaddress.ip_address(str(info[4][0]).partition("%")[0]) for info in infos]
         except Exception as error:  # the caller's loop raises it
             failure = error
-        with suppress(RuntimeError):  # the loop was closed meanwhile
+        with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(self._end, lookup, addresses, failure)
 
     def _end(self, lookup: _Lookup, addresses: list[Address], failure: Exception | None) -> None:

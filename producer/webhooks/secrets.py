@@ -1,4 +1,4 @@
-"""Secrets that sign events: per tenant, and per URL where one has its own."""
+"""Secrets that sign events: one per tenant, or per tenant and URL."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ...shared.shown import shown
 from .event_records import WebhookSecret
 
 PREFIX = "whsec_"
-# Standard Webhooks asks for 24 to 64 bytes.
+# Standard Webhooks requires 24 to 64 bytes.
 NUM_BYTES, MIN_BYTES, MAX_BYTES = 32, 24, 64
 KEEP_PREVIOUS_S = 86400.0
 
-# In the index of secrets, once it names those that versions before it have made.
+# Member of the index of secrets that marks it as complete, including secrets of earlier versions.
 INDEXED = ""
 
 _decoder = msgspec.json.Decoder(WebhookSecret)
@@ -53,7 +53,7 @@ redis.call('SREM', KEYS[2], ARGV[1])
 return redis.call('HDEL', KEYS[1], ARGV[1])
 """,
 )
-# ARGV: what says that the index is whole.
+# ARGV: the member that marks the index as complete.
 _INDEX = script_of(
     "webhook_secret_index",
     """
@@ -65,9 +65,9 @@ return 1
 
 
 class SecretStore:
-    """The secrets of one namespace. They are in Redis as they are: an HMAC is made with the secret itself.
+    """The secrets of one namespace. They are stored unencrypted, because an HMAC needs the secret itself.
 
-    All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries.
+    All methods raise ``RedisUnavailableError`` when Redis is away for longer than the connection retries.
     """
 
     def __init__(self, connection: CommandConnection, keys: Keys) -> None:
@@ -76,68 +76,72 @@ class SecretStore:
         self._index_key = keys.webhooks_signed()
 
     async def create(self, tenant: str, url: str = "", secret: str | None = None) -> WebhookSecret:
-        """Give a tenant a secret, drawn at random unless given, for one URL or for all without their own.
+        """Create a secret of a tenant for one URL, or for all URLs without a separate one. Random unless passed.
 
         Raises:
-            ValidationError: there is one already, or ``secret`` is none.
+            ValidationError: one exists already, or ``secret`` is invalid.
         """
-        made = WebhookSecret(
+        record = WebhookSecret(
             tenant=check_name("tenant", tenant),
             url=check_text("url", url),
             current=new_secret() if secret is None else check_secret(secret),
             created_at=time.time(),
         )
-        if not await self._run(_CREATE, _field(tenant, url), msgspec.json.encode(made)):
-            if await self.get(tenant, url) == made:
-                return made  # the call was sent again after a lost reply
-            raise ValidationError(f"{_named(tenant, url)} has a secret; 'penstock webhook secret rotate' replaces it")
-        return made
+        if not await self._run(_CREATE, _field(tenant, url), msgspec.json.encode(record)):
+            if await self.get(tenant, url) == record:
+                return record  # the call was sent again after a lost reply
+            raise ValidationError(
+                f"{_describe(tenant, url)} has a secret; 'penstock webhook secret rotate' replaces it"
+            )
+        return record
 
     async def rotate(
         self, tenant: str, url: str = "", secret: str | None = None, *, keep_previous_s: float = KEEP_PREVIOUS_S
     ) -> WebhookSecret:
-        """Replace a secret; the one before signs, too, for ``keep_previous_s``, and any older one no more.
+        """Replace a secret. The previous one also signs for ``keep_previous_s``; any older one no longer signs.
 
         Raises:
-            ValidationError: there is none, or ``secret`` is none.
+            ValidationError: there is no secret yet, or ``secret`` is invalid.
         """
         before = await self.get(tenant, url)
         if before is None:
-            raise ValidationError(f"{_named(tenant, url)} has no secret; 'penstock webhook secret create' makes one")
-        made = msgspec.structs.replace(
+            raise ValidationError(
+                f"{_describe(tenant, url)} has no secret; 'penstock webhook secret create' creates one"
+            )
+        record = msgspec.structs.replace(
             before,
             current=new_secret() if secret is None else check_secret(secret),
             created_at=time.time(),
             previous=before.current,
             previous_until=time.time() + keep_previous_s,
         )
-        await self._run(_PUT, _field(tenant, url), msgspec.json.encode(made))
-        return made
+        await self._run(_PUT, _field(tenant, url), msgspec.json.encode(record))
+        return record
 
     async def get(self, tenant: str, url: str = "") -> WebhookSecret | None:
-        """Return the secret of exactly this tenant and URL."""
+        """Return the secret of exactly this tenant and URL; None if there is none."""
         data = await self._connection.execute("HGET", self._key, _field(tenant, url))
         return None if data is None else _decoder.decode(data)
 
     async def find(self, tenant: str, url: str) -> WebhookSecret | None:
-        """Return the secret that signs a tenant's events to a URL; None if there is none for them."""
-        own, of_all = await self._connection.execute("HMGET", self._key, _field(tenant, url), _field(tenant, ""))
-        data = own or of_all
+        """Return the secret that signs a tenant's events to a URL; None if there is none."""
+        specific, general = await self._connection.execute("HMGET", self._key, _field(tenant, url), _field(tenant, ""))
+        data = specific or general
         return None if data is None else _decoder.decode(data)
 
     async def list(self) -> list[WebhookSecret]:
-        """Return all, by tenant and URL."""
+        """Return all secrets, sorted by tenant and URL."""
         flat = await self._connection.execute("HGETALL", self._key)
         pairs = [(field.decode(), data) for field, data in zip(flat[::2], flat[1::2], strict=True)]
-        found = decode_records("webhook secret", pairs, WebhookSecret)
-        return sorted(found, key=lambda secret: (secret.tenant, secret.url))
+        secrets = decode_records("webhook secret", pairs, WebhookSecret)
+        return sorted(secrets, key=lambda secret: (secret.tenant, secret.url))
 
     async def delete(self, tenant: str, url: str = "") -> bool:
-        """Remove a secret; False if there is none. Events that only it signs fail until there is another."""
+        """Delete a secret. Returns False if there is none. Events signed only by it fail until there is another."""
         return bool(await self._run(_DELETE, _field(tenant, url)))
 
     async def index(self) -> None:
-        """Enter the secrets into the index that versions without one have made."""
+        """Add the secrets that versions without an index have created to the index."""
         await self._run(_INDEX, INDEXED)
 
     async def _run(self, script: Script, *args: str | bytes) -> Any:
@@ -145,7 +149,7 @@ class SecretStore:
 
 
 class SignedTargets:
-    """Which tenants and URLs have a secret. Clients may know that, and not the secrets."""
+    """Tells which tenants and URLs have a secret. Clients may read that, but not the secrets."""
 
     def __init__(self, connection: CommandConnection, keys: Keys) -> None:
         self._connection = connection
@@ -159,7 +163,7 @@ class SignedTargets:
             return True
         if await self._are_any("SISMEMBER", self._index_key, [INDEXED]):
             return False
-        # No jobs process of this version has run yet. Users of older ACL files may look at the secrets.
+        # No jobs process of this version has run yet. Users of older ACL files may read the secrets.
         return await self._are_any("HEXISTS", self._secrets_key, fields)
 
     async def _are_any(self, command: str, key: str, fields: Iterable[bytes | str]) -> bool:
@@ -174,10 +178,10 @@ def new_secret() -> str:
 
 
 def check_secret(secret: str) -> str:
-    """Return ``secret`` if it is one of Standard Webhooks.
+    """Return ``secret`` if it is valid for Standard Webhooks.
 
     Raises:
-        ValidationError: it is none.
+        ValidationError: it is invalid.
     """
     try:
         num_bytes = len(base64.b64decode(secret.removeprefix(PREFIX), validate=True))
@@ -185,19 +189,19 @@ def check_secret(secret: str) -> str:
         num_bytes = 0
     if not secret.startswith(PREFIX) or not MIN_BYTES <= num_bytes <= MAX_BYTES:
         raise ValidationError(
-            f"a secret must be {PREFIX!r} and {MIN_BYTES} to {MAX_BYTES} bytes in base64; leave it out to draw one"
+            f"a secret must be {PREFIX!r} and {MIN_BYTES} to {MAX_BYTES} bytes in base64; omit it to generate one"
         )
     return secret
 
 
 def no_secret(tenant: str) -> str:
     command = f"'penstock webhook secret create --tenant {tenant}'"
-    return f"tenant {shown(tenant)} has no webhook secret; make one with {command}"
+    return f"tenant {shown(tenant)} has no webhook secret; create one with {command}"
 
 
 def _field(tenant: str, url: str) -> bytes:
     return msgspec.json.encode([check_name("tenant", tenant), check_text("url", url)])
 
 
-def _named(tenant: str, url: str) -> str:
+def _describe(tenant: str, url: str) -> str:
     return f"tenant {shown(tenant)}" + (f" with {url}" if url else "")

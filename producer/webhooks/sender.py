@@ -1,4 +1,4 @@
-"""One POST of an event to an address that was checked (``guarded_http.py``)."""
+"""Post an event to a checked address (``guarded_http.py``)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MAX_EXCERPT_CHARS = 200
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """``excerpt`` is the beginning of what an answer says, for people."""
+    """A response. ``excerpt`` is the start of its body, for people."""
 
     status: int
     excerpt: str
 
 
 class Sender:
-    """Posts to webhooks, any number at a time."""
+    """Posts events, any number concurrently."""
 
     def __init__(self, settings: WebhookSettings) -> None:
         self._settings = settings
@@ -39,11 +39,11 @@ class Sender:
         await self._http.close()
 
     async def post(self, url: str, headers: Mapping[str, str], body: str, *, tenant: str) -> Reply:
-        """Send ``body`` of ``tenant`` and return what came back, a redirect or an error status included.
+        """Send ``body`` of ``tenant`` and return the response, which may be a redirect or an error status.
 
         Raises:
             ForbiddenAddressError: an address of the host may not be called; nothing was sent.
-            httpx.TransportError, OSError, TimeoutError: there was no answer.
+            httpx.TransportError, OSError, TimeoutError: no response arrived.
         """
         async with asyncio.timeout(self._settings.timeout_s):
             response = await self._http.open("POST", url, headers, body.encode(), tenant=tenant)
@@ -54,9 +54,9 @@ class Sender:
 
     async def _excerpt(self, response: httpx.Response) -> str:
         read = b""
-        # What comes after the status is of no weight: an answer that breaks off has been given.
+        # Only the status matters, so a response that breaks off in its body counts.
         with contextlib.suppress(httpx.TransportError):
-            # Raw: what is packed is not unpacked, however large it would become.
+            # Raw, because decompressed data could become arbitrarily large.
             async for chunk in response.aiter_raw():
                 read += chunk
                 if len(read) >= self._settings.max_response_bytes:

@@ -1,4 +1,4 @@
-"""How events are delivered."""
+"""Settings of webhook deliveries."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from .addresses import Networks
 
 
 class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of deliveries, checked when made. The defaults try eleven times, in 26 hours.
+    """Settings of deliveries, validated on creation. The defaults make eleven attempts in 26 hours.
 
     Args:
-        allowed_networks: networks (CIDR) that may be called though they are private, loopback or the like; "all" for
-            every address.
-        timeout_s: how long an attempt may take as a whole.
-        max_response_bytes: how much of an answer is read; the rest is not waited for.
-        first_delay_s: between the first attempt and the second; each delay is four times the one before, up to
-            ``max_delay_s``, and up to a tenth longer or shorter by chance.
-        max_attempts: after that many the event is in the dead letter.
-        keep_delivered_s: how long a delivered event can be looked at and replayed.
+        allowed_networks: private, loopback or other special networks (CIDR) that may be called; "all" for every
+            address.
+        timeout_s: time limit of a whole attempt.
+        max_response_bytes: how much of a response is read; the rest is ignored.
+        first_delay_s: between the first and second attempt. Each delay is four times the previous one, up to
+            ``max_delay_s``, and randomly up to a tenth longer or shorter.
+        max_attempts: after this many the event becomes a dead letter.
+        keep_delivered_s: how long a delivered event can be inspected and replayed.
 
     Raises:
-        ConfigurationError: a value is out of range or no network; the message names it.
+        ConfigurationError: a value is out of range, or not a network; the message names it.
     """
 
     allowed_networks: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return Networks(self.allowed_networks)
 
     def delay_s(self, num_attempts: int) -> float | None:
-        """Seconds from the last of so many attempts to the next, before chance; None if there is no next."""
+        """Return the seconds from attempt ``num_attempts`` to the next, without jitter; None if there is no next."""
         if num_attempts >= self.max_attempts:
             return None
         return min(self.max_delay_s, self.first_delay_s * 4 ** min(num_attempts - 1, 20))

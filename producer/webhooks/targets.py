@@ -1,4 +1,4 @@
-"""What is checked before anything with a webhook is accepted, so that its events can be delivered at all."""
+"""Check that the events of a webhook can be delivered, before its request is accepted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _networks_decoder = msgspec.json.Decoder(list[str])
 
 
 class WebhookTargets:
-    """Admits targets of one namespace."""
+    """Checks the targets of one namespace."""
 
     def __init__(self, connection: CommandConnection, keys: Keys) -> None:
         self._connection = connection
@@ -29,39 +29,39 @@ class WebhookTargets:
         self._signed = SignedTargets(connection, keys)
 
     async def admit(self, target: WebhookTarget) -> None:
-        """See that events to ``target`` will be found, signed, and may be sent.
+        """Check that events to ``target`` can be signed and sent, and register its outbox.
 
         Raises:
-            ValidationError: its tenant has no secret, or its address may not be called by any jobs process.
+            ValidationError: its tenant has no secret, or no jobs process may call its address.
         """
         execute = self._connection.execute
-        noting = [execute("SADD", self._keys.webhook_models(), target.model)] if target.model else []
-        finding = self._signed.has(target.tenant, target.url)
+        registration = [execute("SADD", self._keys.webhook_models(), target.model)] if target.model else []
+        lookup = self._signed.has(target.tenant, target.url)
         is_signed, (networks, *_) = await asyncio.gather(
-            finding, asyncio.gather(execute("GET", self._keys.webhook_networks()), *noting)
+            lookup, asyncio.gather(execute("GET", self._keys.webhook_networks()), *registration)
         )
         if not is_signed:
             raise ValidationError(f"webhook_url: {no_secret(target.tenant)}")
         if networks is not None:
-            # Before any jobs process has said which it may call, this cannot be known.
+            # Unknown until a jobs process has published its networks.
             check_literal(target.url, Networks(_networks_decoder.decode(networks)))
 
     async def publish(self, allowed: tuple[str, ...]) -> None:
-        """Let clients know what jobs processes may call, besides what is public, and for whom there are secrets."""
+        """Publish the networks that jobs processes may call in addition to public ones, and index the secrets."""
         await self._connection.execute("SET", self._keys.webhook_networks(), msgspec.json.encode(allowed))
         await SecretStore(self._connection, self._keys).index()
 
 
 def webhook_target(request: EngineCoreRequest, options: Mapping[str, Any]) -> WebhookTarget | None:
-    """Return who is to be told of a request's end; None if its options name nobody.
+    """Return the receiver of a request's event; None if its options name none.
 
     Raises:
-        ValidationError: ``webhook_url`` or ``webhook_events`` is wrong.
+        ValidationError: ``webhook_url`` or ``webhook_events`` is invalid.
     """
     url, family = options.get("webhook_url"), options.get("webhook_events")
     if family is not None and (family not in list(EventFamily) or url is None):
         raise ValidationError(
-            f"webhook_events must be one of {', '.join(EventFamily)}, beside a webhook_url, got {shown(family)}"
+            f"webhook_events must be one of {', '.join(EventFamily)}, together with a webhook_url, got {shown(family)}"
         )
     if url is None:
         return None
@@ -70,5 +70,5 @@ def webhook_target(request: EngineCoreRequest, options: Mapping[str, Any]) -> We
 
 
 def encode_target(target: WebhookTarget) -> str:
-    """Return it as it goes with a request (as text: Redis's msgpack knows no bytes)."""
+    """Return the target as stored with a request (as text, since Redis's msgpack has no bytes)."""
     return msgspec.json.encode(target).decode()

@@ -165,7 +165,7 @@ def test_the_command_says_what_is_wrong_and_runs_what_is_right(
 
     run = ("run", str(source), "-o", str(output), "--files-dir", str(tmp_path / "files"))
     source.write_text(line("a", prompt="spell 407:") + line("a", prompt="spell 8:"))
-    wrong = f"{source}:2: custom_id must be unique, got 'a', which line 1 has (duplicate_custom_id)\n"
+    wrong = f"{source}:2: custom_id must be unique, got 'a' as in line 1 (duplicate_custom_id)\n"
     assert batch(*run) == (1, "", wrong)
     source.write_text(line("a", prompt="spell 407:") + line("b", prompt="spell 8:", temperature=-1))
     assert batch(*run)[:2] == (1, f"completed: 1 of 2 rows are in {output}\n")

@@ -77,7 +77,7 @@ async def test_all_steps_have_the_time_of_the_search(client: Client, monkeypatch
     assert len(asked) == 1 + 2 + 2
     assert asked[0][0] is not None
     assert set(asked) == {(asked[0][0], None)}
-    with pytest.raises(errors.RequestFailedError, match="the search ended with request") as caught:
+    with pytest.raises(errors.RequestFailedError, match="the search ended because its step") as caught:
         await client.beam_search(PROMPT, params, deadline=1.0)
     assert caught.value.code == "expired"
 

@@ -103,7 +103,7 @@ async def test_a_runner_whose_lease_was_taken_writes_nothing_more(
     store: BatchStore, client: Client, engine: Engine, commands: CommandConnection, namespace: str
 ) -> None:
     batch = await make_batch(store, row(0), row(1))
-    stale = await store.take(batch.id)
+    stale = await store.claim(batch.id)
     open_batches = Keys(namespace).batches().open
     await commands.execute("ZADD", open_batches, "XX", "GT", 1e15, batch.id)  # however slowly this runs
     with pytest.raises(BatchHeldError, match="run by another"):
@@ -125,7 +125,7 @@ async def test_a_runner_whose_lease_was_taken_writes_nothing_more(
 async def test_a_renewal_beside_the_end_changes_no_counts(store: BatchStore) -> None:
     """It was made before the end, and comes after it."""
     batch = await make_batch(store, row(0), row(1))
-    async with await store.take(batch.id) as lease:
+    async with await store.claim(batch.id) as lease:
         await lease.write(BatchStatus.IN_PROGRESS, {"total": 2})
         await lease.write(BatchStatus.FINALIZING, {"completed": 1, "failed": 0})
         await lease.write(BatchStatus.EXPIRED, {"completed": 1, "failed": 1})

@@ -81,5 +81,5 @@ async def test_jobs_run_batches_and_a_killed_one_is_followed(
     assert [(event.type, event.url) for event in found] == [("batch.completed", URL)]
     assert msgspec.json.decode(found[0].body)["data"] == {"id": batch.id}
     record = await store.record(batch.id)
-    await store.tell_end(record)
+    await store.report_end(record)
     assert len(await told()) == 1

@@ -102,7 +102,7 @@ async def test_only_public_addresses_are_asked_by_https_if_any_is(fetcher: Image
     guarded, none = ImageFetcher(is_allowed=True), ImageFetcher(is_allowed=False)
     async with Server(answer(png()), tls) as server:
         for host in ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "169.254.169.254"):
-            assert "no public address" in await told(guarded, f"https://{host}:{server.port}/")
+            assert "not a public address" in await told(guarded, f"https://{host}:{server.port}/")
         assert "this gateway does not fetch images" in await told(none, f"https://127.0.0.1:{server.port}/")
         assert "must be a data URL or begin with https" in await told(fetcher, f"http://127.0.0.1:{server.port}/")
         assert server.heads == []

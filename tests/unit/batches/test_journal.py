@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.producer.batches.journal import Journal, JournalRow, journal_path, tally
+from penstock.producer.batches.journal import Journal, JournalRow, count_rows, journal_path
 from penstock.producer.batches.output import write_output
 
 
@@ -34,7 +34,7 @@ def test_each_row_has_one_line_whatever_the_journals_hold(tmp_path: Path) -> Non
     # A runner of long ago wakes up, and writes after what it had cut off, and once more a row of another's.
     write(journal_path(tmp_path, 1, "c"), done(1, "late"), done(7, "none of this batch"))
 
-    counted = tally(tmp_path, 5)
+    counted = count_rows(tmp_path, 5)
     assert list(counted.is_done) == [1, 1, 1, 1, 0]
     assert (counted.completed, counted.failed, counted.input_tokens, counted.output_tokens) == (3, 1, 20, 8)
 

@@ -65,7 +65,7 @@ async def test_the_sequences_are_those_of_the_reference(
         length_penalty=length_penalty,
         include_stop_str_in_output=is_end_kept,
     )
-    num_asked = params.of_one_step.logprobs
+    num_asked = params.step_params.logprobs
     assert num_asked is not None
 
     @cache

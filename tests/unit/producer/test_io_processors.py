@@ -49,8 +49,8 @@ class Unmade(Nearest):
         (["nowhere"], "--io-processor 'nowhere' is no entry point of the group penstock.io_processors"),
         ([f"{HERE}:Gone"], "cannot be imported: AttributeError"),
         (["math:pi"], "--io-processor math:pi is 3.14.*; name a class"),
-        (["collections:Counter"], "is no IOProcessor of penstock.producer.io_processors"),
-        ([f"{__name__}:Unmade"], "cannot be made: OSError: no table here"),
+        (["collections:Counter"], "is not an IOProcessor of penstock.producer.io_processors"),
+        ([f"{__name__}:Unmade"], "cannot be created: OSError: no table here"),
         ([Nameless()], "has no name; give its class"),
         ([Nearest(), f"{HERE}:Nearest"], "two I/O processors are called 'nearest'"),
         ("nearest", r"io_processors must be a list of names, got 'nearest'; pass \['nearest'\]"),
@@ -117,7 +117,7 @@ async def test_what_it_does_wrong_with_results_is_its_own_failure() -> None:
         with pytest.raises(errors.RequestFailedError, match=r"raised .*Error in output_to_response"):
             broken.response({"how": f"response:{how}"})
     for what in (object(), {"a": "\ud800"}):
-        with pytest.raises(errors.RequestFailedError, match="gave an answer that is no JSON"):
+        with pytest.raises(errors.RequestFailedError, match="returned an answer that cannot be encoded as JSON"):
             broken.response({"how": "response:returns", "what": what})
 
 
@@ -129,7 +129,7 @@ def test_parameters_are_its_to_choose() -> None:
         def merge_pooling_params(self, params: PoolingParams | None = None) -> Any:
             return {"task": "embed"}
 
-    with pytest.raises(errors.RequestFailedError, match="from merge_pooling_params, which is no PoolingParams"):
+    with pytest.raises(errors.RequestFailedError, match="from merge_pooling_params, which is not a PoolingParams"):
         IOProcessors([Wrong()]).find(None).params(None)
 
 
