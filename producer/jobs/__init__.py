@@ -1,13 +1,13 @@
-"""Jobs with arq: generations that an app's own arq jobs ask for, webhooks, batches.
+"""Jobs with arq: generations requested by an app's arq jobs, webhooks, and batches.
 
     from penstock.producer.jobs import JobSet, JobSettings
 
-``JobSet`` has the parts of an arq worker's settings, to be put into an app's own; ``penstock jobs`` runs them alone.
+``JobSet`` has the parts of an arq worker's settings, for an app's own settings; ``penstock jobs`` runs them alone.
 Needs the extra ``jobs``.
 """
 
 try:
-    # Told here, where the remedy can be said.
+    # Imported here, to report a missing package with its remedy.
     import arq  # noqa: F401
     import httpx  # noqa: F401
     import standardwebhooks  # noqa: F401

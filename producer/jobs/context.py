@@ -1,4 +1,4 @@
-"""What every job has at hand; opened when the process starts, closed when it ends."""
+"""Collaborators of all jobs; opened when the process starts, and closed when it ends."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ CONTEXT_KEY = "penstock"
 
 
 class JobContext:
-    """A client, a connection of commands, and what works with it; ``of(ctx)`` finds it in arq's ``ctx``."""
+    """A client, a connection for commands, and the services that use them; ``from_ctx(ctx)`` gets it from arq's
+    ``ctx``."""
 
     def __init__(self, settings: JobSettings, tracing: Tracing) -> None:
         self.settings = settings
         self.keys = settings.keys
-        # Jobs wait for a Redis that is away as long as it takes: they have nobody to tell.
+        # Jobs wait for Redis as long as it is away, since they have no caller.
         self.connection = make_commands(settings.redis_url, settings.shards, self.keys, retry_for_s=float("inf"))
         self._tracing = tracing
         self.client = Client(
@@ -41,7 +42,7 @@ class JobContext:
             tracer_provider=tracing.provider,
         )
         self.agenda = Agenda(self.connection, self.keys, lease_ttl_s=settings.lease_ttl_s)
-        # Its results wait for a runner only, and there are many of them.
+        # The results only wait for a runner, and there are many of them.
         self.batch_client = Client(
             settings.redis_url,
             result_ttl_s=ROW_RESULT_TTL_S,
@@ -53,7 +54,7 @@ class JobContext:
         self.batches = BatchStore(
             settings.redis_url, settings.files_dir, retry_for_s=float("inf"), namespace=settings.namespace
         )
-        # A batch holds its place for long, so batches have half of the places.
+        # Batches use at most half of the places, because each keeps its place for long.
         self.batch_places = Places(settings.max_jobs // 2, settings.max_jobs)
         events = EventStore(self.connection, self.keys, self.agenda)
         self.outbox = Outbox(self.connection, self.keys, events)
@@ -61,17 +62,17 @@ class JobContext:
         self._presence = Presence(self.connection, self.keys, ProcessKind.JOBS, {"queue": settings.queue})
 
     @classmethod
-    def of(cls, ctx: dict[str, Any]) -> JobContext:
-        """Return the one of this arq worker.
+    def from_ctx(cls, ctx: dict[str, Any]) -> JobContext:
+        """Return the context of this arq worker.
 
         Raises:
-            ConfigurationError: the worker was started without our ``on_startup``.
+            ConfigurationError: the worker was started without ``JobSet.on_startup``.
         """
         context = ctx.get(CONTEXT_KEY)
         if not isinstance(context, cls):
             raise ConfigurationError(
                 "the arq worker has Penstock's functions but did not run its on_startup; set on_startup in its "
-                "WorkerSettings, or await it in your own"
+                "WorkerSettings, or await it in your on_startup"
             )
         return context
 
@@ -79,7 +80,7 @@ class JobContext:
         """Connect.
 
         Raises:
-            ConfigurationError: Redis cannot be reached or used.
+            ConfigurationError: Redis is unreachable or unusable.
         """
         await self.client.open()
         await self.batch_client.open()
@@ -89,7 +90,7 @@ class JobContext:
         self._presence.start()
 
     async def close(self) -> None:
-        """Disconnect; doing it twice does nothing."""
+        """Disconnect. The second call has no effect."""
         await self._presence.leave()
         await self.client.close()
         await self.batch_client.close()

@@ -1,8 +1,8 @@
-"""Jobs that the agenda asks for: each kind of item has a function, and an arq job of the same name runs it.
+"""Jobs of the agenda: each kind of item has a function, and an arq job of the same name runs it.
 
-To add a kind, write a function that takes the context and the item's id, and enter it in ``DUE_JOBS``. It returns None
-when the item is done, or in how many seconds it is due again. It may be cancelled or killed at any point, and is then
-run again; what it has to remember it writes itself.
+To add a kind, write a function of the context and the item's id, and add it to ``DUE_JOBS``. It returns None when the
+item is done, or the delay in seconds until it is due again. It may be cancelled or killed at any point, and is then run
+again, so it must store its own progress.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .settings import JOB_TIMEOUT_S
 
 DueJob = Callable[[JobContext, str], Coroutine[Any, Any, float | None]]
 
-# After an error that nobody foresaw: often enough to get well soon, seldom enough to read the log.
+# After an unexpected error: often enough to recover soon, rarely enough to keep the log readable.
 PAUSE_AFTER_ERROR_S = 30.0
 
 
@@ -33,10 +33,10 @@ DUE_JOBS: dict[str, DueJob] = {DELIVER: _deliver_webhook, RUN_BATCH: run_open_ba
 
 
 def arq_function(kind: str, job: DueJob) -> Function:
-    """Return an arq function that runs ``job`` for an item that is due, and lets go of it as the job says."""
+    """Return an arq function that runs ``job`` for a due item, and releases the item as the job returns."""
 
     async def run(ctx: dict[str, Any], item_id: str) -> None:
-        context = JobContext.of(ctx)
+        context = JobContext.from_ctx(ctx)
         hold = await context.agenda.hold(kind, item_id)
         if hold is None:
             return

@@ -1,4 +1,4 @@
-"""The job ``generate``: one generation, asked and answered in plain data."""
+"""The job ``generate``: one generation, with plain data as arguments and result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..inputs.prompt import Prompt
 from .context import JobContext
 from .holding import CutOffError, run_held
 
-# Items of this kind stand for arq jobs that somebody else has enqueued: the sweep makes arq start them again.
+# Items of this kind are arq jobs enqueued by apps: after a crash, the sweep makes arq start them again.
 ARQ_JOB = "arq"
 _NESTED: dict[str, type] = {
     "structured_outputs": StructuredOutputsParams,
@@ -33,18 +33,18 @@ async def generate(
 ) -> dict[str, Any]:
     """Generate from ``prompt`` and return the whole ``RequestOutput`` as plain data.
 
-    The request is detached and its id is the arq job's, unless ``options`` name one: a job that is run again, because
-    its process died, finds the request where it is. Aborting the job leaves the request: ``Client.cancel(job_id)``
-    ends that.
+    The request is detached, and its id is that of the arq job unless ``options`` has one. So a job that is run again
+    after its process died attaches to the running request. Aborting the job does not cancel the request;
+    ``Client.cancel(job_id)`` does.
 
     Args:
         prompt: text, token ids or messages.
         params: fields of ``SamplingParams`` by name; ``structured_outputs`` and ``repetition_detection`` as dicts.
         options: those of ``Client.submit``.
 
-    Raises: as ``Client.submit`` and ``RequestHandle.result``; arq keeps the error as the job's result.
+    Raises: as ``Client.submit`` and ``RequestHandle.result``; arq stores the error as the job's result.
     """
-    context, job_id = JobContext.of(ctx), ctx["job_id"]
+    context, job_id = JobContext.from_ctx(ctx), ctx["job_id"]
     await context.agenda.add(ARQ_JOB, job_id)
     hold = await context.agenda.hold(ARQ_JOB, job_id)
     if hold is None:
@@ -66,7 +66,7 @@ async def _generate(
 
 
 def _plain(value: Any) -> Any:
-    """Return structs as dicts, those too that are arrays on the wire: here they are read by people's code."""
+    """Return structs as dicts, including those encoded as arrays on the wire, because apps read the result."""
     if isinstance(value, msgspec.Struct):
         return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, list | tuple):
@@ -75,22 +75,24 @@ def _plain(value: Any) -> Any:
 
 
 def params_from(plain: Mapping[str, Any] | None) -> SamplingParams | None:
-    """Return sampling parameters given by name.
+    """Return the sampling parameters for fields by name.
 
     Raises:
-        ValidationError: a name is none of a sampling parameter, or its value is wrong.
+        ValidationError: a name is not a sampling parameter, or its value is invalid.
     """
-    return None if plain is None else _made("params", SamplingParams, plain)
+    return None if plain is None else _struct_from("params", SamplingParams, plain)
 
 
-def _made(field: str, kind: type, plain: object) -> Any:
+def _struct_from(field: str, struct: type, plain: object) -> Any:
     if not isinstance(plain, Mapping):
-        raise ValidationError(f"{field} must be a dict of fields of {kind.__name__}, got {shown(plain)}")
-    if unknown := plain.keys() - set(kind.__struct_fields__):
+        raise ValidationError(f"{field} must be a dict of fields of {struct.__name__}, got {shown(plain)}")
+    if unknown := plain.keys() - set(struct.__struct_fields__):
         raise ValidationError(f"{field} has no {', '.join(sorted(map(str, unknown)))}")
-    return kind(
+    return struct(
         **{
-            name: _made(f"{field}.{name}", _NESTED[name], value) if name in _NESTED and value is not None else value
+            name: _struct_from(f"{field}.{name}", _NESTED[name], value)
+            if name in _NESTED and value is not None
+            else value
             for name, value in plain.items()
         }
     )

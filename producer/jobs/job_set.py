@@ -1,4 +1,4 @@
-"""The function set: what an arq worker needs to run our jobs, its own or an app's."""
+"""The function set: everything that an arq worker needs to run Penstock's jobs, its own worker or an app's."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ from .serializer import deserialize, serialize
 from .settings import JOB_TIMEOUT_S, JobSettings
 from .sweep import sweep
 
-# A generation is cut into slices of four minutes, and each of them, like each death, counts as a try.
+# A generation runs in slices of four minutes. Each slice counts as a try, and so does each crash.
 MAX_TRIES = 1000
-# About a minute in which a command is sent again to a Redis that is away.
+# A command is retried for about a minute while Redis is away.
 RETRIES, MAX_PAUSE_S = 65, 1.0
 
 
 class JobQueue(ArqRedis):
-    """arq's connection to a queue. arq closes it by a name that redis-py has deprecated."""
+    """arq's connection to a queue. arq closes it by a method name that redis-py has deprecated."""
 
     async def close(self, close_connection_pool: bool | None = None) -> None:
         await self.aclose(close_connection_pool)
 
 
 class JobSet:
-    """Our jobs as parts of an arq worker's settings.
+    """Penstock's jobs as parts of an arq worker's settings.
 
-        jobs = JobSet(JobSettings(redis_url="redis://localhost"))
+            jobs = JobSet(JobSettings(redis_url="redis://localhost"))
 
-        class WorkerSettings:
-            functions = [*jobs.functions, my_own_job]
-            cron_jobs = jobs.cron_jobs
-            on_startup = jobs.on_startup
-            on_shutdown = jobs.on_shutdown
-            redis_pool = jobs.pool()
-            queue_name = jobs.queue_name
-            job_serializer = jobs.job_serializer
-            job_deserializer = jobs.job_deserializer
+            class WorkerSettings:
+                functions = [*jobs.functions, my_own_job]
+                cron_jobs = jobs.cron_jobs
+                on_startup = jobs.on_startup
+                on_shutdown = jobs.on_shutdown
+                redis_pool = jobs.pool()
+                queue_name = jobs.queue_name
+                job_serializer = jobs.job_serializer
+                job_deserializer = jobs.job_deserializer
 
-    A worker with hooks of its own awaits ours in them: ``await jobs.on_startup(ctx)`` first, ``on_shutdown`` last.
+    A worker with its own hooks awaits these in them: ``await jobs.on_startup(ctx)`` first, ``on_shutdown`` last.
     """
 
     job_serializer = staticmethod(serialize)
@@ -63,24 +63,24 @@ class JobSet:
 
     @property
     def queue_name(self) -> str:
-        """arq's queue of our jobs."""
+        """Name of arq's queue of these jobs."""
         return self.settings.queue
 
     @property
     def functions(self) -> list[Function]:
-        """``generate``, and what the agenda asks for."""
-        generating = func(
+        """``generate``, and the jobs of the agenda."""
+        generation = func(
             generate,
             name="generate",
             timeout=JOB_TIMEOUT_S,
             max_tries=MAX_TRIES,
             keep_result=self.settings.result_ttl_s,
         )
-        return [generating, *(arq_function(kind, job) for kind, job in DUE_JOBS.items())]
+        return [generation, *(arq_function(kind, job) for kind, job in DUE_JOBS.items())]
 
     @property
     def cron_jobs(self) -> list[CronJob]:
-        """The sweep. Its name has the namespace, since arq's ids of cron jobs are those of a whole Redis."""
+        """The sweep. Its name includes the namespace, since arq's ids of cron jobs are unique per Redis."""
         return [
             cron(
                 sweep,
@@ -97,20 +97,20 @@ class JobSet:
         return f"{self.settings.namespace}:sweep"
 
     async def on_startup(self, ctx: dict[str, Any]) -> None:
-        """Open a client for the jobs of this process.
+        """Open the clients for the jobs of this process.
 
         Raises:
-            ConfigurationError: Redis cannot be used, or the worker would write our jobs with pickle.
+            ConfigurationError: Redis is unusable, or the worker would encode these jobs with pickle.
         """
         if ctx["redis"].job_serializer is None:
             raise ConfigurationError(
-                "this arq worker writes its jobs with pickle, which Penstock's do not take: set job_serializer and "
+                "this arq worker encodes jobs with pickle, which is not supported: set job_serializer and "
                 "job_deserializer in WorkerSettings to those of the JobSet, or keep pickled jobs in another queue "
                 "and worker"
             )
-        # It asks the host who it is, in threads for which it waits.
+        # In a thread, because it waits for threads that query the host's name.
         tracing = await asyncio.to_thread(open_tracing, self.settings.otlp_traces_endpoint, "penstock-jobs")
-        # Its sender of webhooks reads certificates.
+        # In a thread, because its sender of webhooks reads certificates.
         context = await asyncio.to_thread(JobContext, self.settings, tracing)
         try:
             await context.open()
@@ -120,14 +120,14 @@ class JobSet:
         ctx[CONTEXT_KEY] = context
 
     async def on_shutdown(self, ctx: dict[str, Any]) -> None:
-        """Close what ``on_startup`` has opened."""
+        """Close everything that ``on_startup`` opened."""
         if CONTEXT_KEY in ctx:
-            await JobContext.of(ctx).close()
+            await JobContext.from_ctx(ctx).close()
 
     def pool(self) -> JobQueue:
         """Return arq's connection to the queue: ``await pool.enqueue_job("generate", prompt, params)``.
 
-        URLs mean what they mean everywhere else here, which arq's own ``RedisSettings.from_dsn`` does not know.
+        URLs have the same meaning as everywhere in Penstock, unlike in arq's ``RedisSettings.from_dsn``.
         """
         connections = parse_pool(
             self.settings.redis_url,
@@ -139,14 +139,15 @@ class JobSet:
         )
 
     def worker(self, *, burst: bool = False) -> Worker:
-        """Return an arq worker with our jobs alone, for the running event loop; in a burst it ends when none is due."""
+        """Return an arq worker with these jobs alone, for the running event loop; in a burst it ends when no job is
+        due."""
         settings = self.settings
-        # What another process has left in the queue may be a sweep.
-        sweeping = [func(sweep, name=self._sweep_name, keep_result=0)] if burst else []
+        # The queue may contain a sweep of another process.
+        sweep_functions = [func(sweep, name=self._sweep_name, keep_result=0)] if burst else []
         return Worker(
-            [*self.functions, *sweeping],
+            [*self.functions, *sweep_functions],
             queue_name=self.queue_name,
-            # A burst ends when the queue is empty, which the next sweep would never let it be.
+            # No cron jobs in a burst, which ends when the queue is empty.
             cron_jobs=None if burst else self.cron_jobs,
             redis_pool=self.pool(),
             burst=burst,

@@ -1,4 +1,4 @@
-"""What a process that runs our jobs may be told."""
+"""Settings of a process that runs jobs."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from ..agenda import LEASE_TTL_S
 from ..client import RESULT_TTL_S
 from ..webhooks.settings import WebhookSettings
 
-# arq counts a job as lost when its longest time-out has passed, so ours return before that and go on as another run.
+# arq counts a job as lost after its timeout, so jobs return before that and continue as another run.
 JOB_TIMEOUT_S = 300.0
 
 
 class JobSettings(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of our jobs, checked when made.
+    """Settings of jobs, validated on creation.
 
     Args:
-        redis_url: as of ``Client``; of requests and jobs alike.
-        namespace: prefix of all keys, as given to the workers.
-        shards: as of ``Client``.
-        model: what ``generate`` asks where the job names none; may be left out while exactly one is known.
-        tenant: on whose account ``generate`` queues where the job names none.
-        result_ttl_s: how long results can be read after the end, of requests and of ``generate`` jobs.
-        queue_name: arq's queue; ``NAMESPACE:jobs`` when empty. Jobs of two serializers must not share one.
-        max_jobs: how many run at a time in a process. They mostly wait.
-        poll_delay_s: how often the queue is looked at.
-        sweep_every_s: how often what is due is looked for: ended requests with a webhook, retries, the jobs of
-            processes that died. It divides 60.
-        lease_ttl_s: how long after its process's death a job is taken up by another.
-        drain_timeout_s: how long running jobs have after SIGTERM; then they are handed back.
-        health_check_interval_s: how often the process says that it lives.
+        redis_url: as for ``Client``; of requests and jobs alike.
+        namespace: prefix of all keys, the same as for the workers.
+        shards: as for ``Client``.
+        model: model of ``generate`` jobs that name none; may be omitted while exactly one model is known.
+        tenant: tenant of ``generate`` jobs that name none.
+        result_ttl_s: how long results of requests and of ``generate`` jobs can be read after their end.
+        queue_name: arq's queue; ``NAMESPACE:jobs`` if empty. Jobs of two serializers must not share a queue.
+        max_jobs: limit of concurrent jobs per process. They mostly wait.
+        poll_delay_s: interval of polling the queue.
+        sweep_every_s: interval of collecting due work: ended requests with a webhook, retries, and jobs of processes
+            that died. Must divide 60.
+        lease_ttl_s: how long after its process's death a job is claimed by another.
+        drain_timeout_s: how long running jobs may take after SIGTERM before they are returned to the queue.
+        health_check_interval_s: interval of the process's health reports.
         webhooks: how events are delivered.
-        files_dir: where the files of batches are; as ``BatchStore`` has it when None.
-        otlp_traces_endpoint: where spans of requests are sent, by OTLP over HTTP. Extra ``penstock[otel]``.
+        files_dir: folder of the files of batches; the default of ``BatchStore`` if None.
+        otlp_traces_endpoint: where spans of requests are sent, by OTLP over HTTP. Needs the extra ``penstock[otel]``.
 
     Raises:
         ConfigurationError: a value is out of range; the message names it.
@@ -79,5 +79,5 @@ class JobSettings(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, forbid_
 
     @property
     def queue(self) -> str:
-        """The name of arq's queue."""
+        """Name of arq's queue."""
         return self.queue_name or self.keys.jobs()

@@ -29,7 +29,7 @@ def test_errors_come_back_as_what_they_were() -> None:
     error = deserialize(serialize({"r": QueueFullError("full", retry_after_s=1.0)}))["r"]
     assert isinstance(error, RequestFailedError)
     assert (error.code, error.retryable) == ("queue_full", True)
-    assert str(deserialize(serialize({"r": asyncio.CancelledError()}))["r"]) == "it was aborted"
+    assert str(deserialize(serialize({"r": asyncio.CancelledError()}))["r"]) == "the job was aborted"
     with pytest.raises(TypeError, match="plain data"):
         serialize({"a": (object(),)})
 
