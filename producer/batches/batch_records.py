@@ -81,7 +81,7 @@ class Deleted(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Page(msgspec.Struct, Generic[T], kw_only=True, frozen=True):
-    """One page of a list; ``after=last_id`` requests the next one."""
+    """A page of a list; ``after=last_id`` requests the next one."""
 
     data: list[T]
     object: str = "list"

@@ -19,7 +19,7 @@ MAX_CUSTOM_ID_CHARS = 512
 
 
 class InputRow(msgspec.Struct, frozen=True):
-    """One line: a request, and the name by which its caller finds the answer."""
+    """A line: a request, and the name by which its caller finds the answer."""
 
     custom_id: Any = None
     method: Any = None

@@ -101,7 +101,7 @@ async def run_batch(
 
 
 class _Run:
-    """One runner's work on a batch."""
+    """The work of one runner on a batch."""
 
     def __init__(
         self,

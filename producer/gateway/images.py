@@ -31,7 +31,7 @@ INVALID_URL = "invalid_image_url"
 
 @dataclass
 class _ByteBudget:
-    """How many more bytes the images of one body may have."""
+    """Number of bytes left for the images of one body."""
 
     num_bytes: int
 

@@ -87,7 +87,7 @@ def _metric(family: Family) -> Metric:
 
 
 class Reading(msgspec.Struct, frozen=True, array_like=True):
-    """One sample. ``name`` includes the suffix of a bucket, a sum or a count."""
+    """A sample. ``name`` includes the suffix of a bucket, a sum or a count."""
 
     name: str
     labels: tuple[tuple[str, str], ...]

@@ -114,7 +114,7 @@ class GatewayMiddleware:
 
 
 class Exchange:
-    """One request and its response. It adds the request id to the head of the response, and records its status.
+    """A request and its response. It adds the request id to the head of the response, and records its status.
 
     If the body arrived too late, the connection is closed after the response, since the rest of the body is not
     awaited.

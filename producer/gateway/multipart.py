@@ -21,7 +21,7 @@ MAX_HEADER_BYTES = 8 * 1024
 
 
 class FormPart(msgspec.Struct, frozen=True):
-    """One part: a file if it has a ``filename``. Read all ``chunks`` before requesting the next part."""
+    """A part: a file if it has a ``filename``. Read all ``chunks`` before requesting the next part."""
 
     name: str
     filename: str | None

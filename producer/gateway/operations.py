@@ -35,7 +35,7 @@ _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """One method of one path. Each family of endpoints has a tuple of them.
+    """A method of one path. Each family of endpoints has a tuple of them.
 
     Args:
         path: in Starlette's form, with ``{name}`` or ``{name:path}``.

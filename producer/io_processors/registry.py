@@ -27,7 +27,7 @@ log = get_logger(__name__)
 
 
 class NamedProcessor:
-    """One processor, called for requests.
+    """A processor, called for requests.
 
     Raises, each method:
         ValidationError: the processor refused the data, or Penstock its prompts.

@@ -38,7 +38,7 @@ from .tools.registry import ToolCallStyle, find_tool_call_style
 
 
 class PredictedText(msgspec.Struct, forbid_unknown_fields=True):
-    """One part of a prediction."""
+    """A part of a prediction."""
 
     type: Literal["text"]
     text: str

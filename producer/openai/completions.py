@@ -39,7 +39,7 @@ class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
-    """One answer. ``index`` counts the answers of the first prompt, then those of the second. ``stop_reason`` is
+    """An answer. ``index`` counts the answers of the first prompt, then those of the second. ``stop_reason`` is
     vLLM's."""
 
     index: int

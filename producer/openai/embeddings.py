@@ -25,7 +25,7 @@ class EmbeddingsBody(PoolingBody, kw_only=True, forbid_unknown_fields=True):
 
 
 class Embedding(msgspec.Struct):
-    """One vector: numbers, or their little-endian ``float32`` bytes in base64."""
+    """A vector: numbers, or their little-endian ``float32`` bytes in base64."""
 
     index: int
     embedding: list[float] | str

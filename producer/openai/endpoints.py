@@ -25,7 +25,7 @@ RESPONSES = "/v1/responses"
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """How the bodies of one path are decoded and prepared.
+    """Decoding and preparation of the bodies of one path.
 
     ``neutral`` lists values of unsupported fields that have no effect.
     """

@@ -30,7 +30,7 @@ _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 
 
 class ErrorDetail(msgspec.Struct):
-    """One error: ``param`` is the invalid field, ``code`` is for programs."""
+    """An error: ``param`` is the invalid field, ``code`` is for programs."""
 
     message: str
     type: str

@@ -22,7 +22,7 @@ class ImageURL(msgspec.Struct):
 
 
 class ContentPart(msgspec.Struct):
-    """One part of a message's content: a text, or an image as a URL. Other parts are refused by name."""
+    """A part of a message's content: a text, or an image as a URL. Other parts are refused by name."""
 
     type: str
     text: str | None = None
@@ -31,7 +31,7 @@ class ContentPart(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """One message. Other fields that a template needs are passed by ``chat_template_kwargs``."""
+    """A message. Other fields that a template needs are passed by ``chat_template_kwargs``."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None

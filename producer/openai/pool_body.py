@@ -47,7 +47,7 @@ class PoolBody(PoolingBody, kw_only=True, forbid_unknown_fields=True):
 
 
 class PoolingData(msgspec.Struct):
-    """One result: a vector, one vector per token, or the bytes of either in base64."""
+    """A result: a vector, one vector per token, or the bytes of either in base64."""
 
     index: int
     data: list[float | list[float]] | str

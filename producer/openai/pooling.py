@@ -199,7 +199,7 @@ class RerankBody(PoolingBody, kw_only=True, forbid_unknown_fields=True):
 
 
 class Ranked(msgspec.Struct, omit_defaults=True):
-    """One document; ``index`` is its position in the request."""
+    """A document; ``index`` is its position in the request."""
 
     index: int
     relevance_score: float

@@ -22,7 +22,7 @@ _SWITCHES = ("enable_thinking", "thinking")
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """How a family of models marks its reasoning.
+    """Marks of reasoning of a family of models.
 
     Args:
         starts_in_prompt: the chat template puts ``start`` at the end of the prompt, so the text begins inside the

@@ -70,7 +70,7 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BeamSearchSequence(msgspec.Struct, kw_only=True):
-    """One sequence: ``tokens`` of prompt and output, the log probability of each output token, and their sum.
+    """A sequence: ``tokens`` of prompt and output, the log probability of each output token, and their sum.
 
     ``text`` is that of the output. ``finish_reason`` is "stop" at an end of sequence, whose id is ``stop_reason``.
     """

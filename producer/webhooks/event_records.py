@@ -57,7 +57,7 @@ class EventState(enum.StrEnum):
 
 
 class WebhookAttempt(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
-    """One POST. ``status`` is 0 without a response. ``error`` is the reason of a failure, empty after success."""
+    """A POST. ``status`` is 0 without a response. ``error`` is the reason of a failure, empty after success."""
 
     at: float
     duration_s: float = 0.0

@@ -31,7 +31,7 @@ class UnresolvedNameError(OSError):
 
 
 class _Lookup:
-    """One lookup, running or waiting for a thread."""
+    """A lookup, running or waiting for a thread."""
 
     def __init__(self, owner: str, key: _Key) -> None:
         self.owner = owner

@@ -17,7 +17,7 @@ from ..operations import Operation
 
 
 class Model(msgspec.Struct, kw_only=True):
-    """One model or adapter. ``created`` is when a worker last started to serve the model, or when the adapter was
+    """A model or adapter. ``created`` is when a worker last started to serve the model, or when the adapter was
     named, in Unix time.
 
     ``max_model_len``, ``root`` and ``parent`` are vLLM's fields; for an adapter, ``root`` is its folder and ``parent``

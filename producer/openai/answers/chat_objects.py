@@ -59,7 +59,7 @@ class AssistantMessage(msgspec.Struct, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
-    """One of the ``n`` answers. ``stop_reason`` is vLLM's: the string or token id that stopped it, unless it was the
+    """An answer, of ``n``. ``stop_reason`` is vLLM's: the string or token id that stopped it, unless it was the
     end of sequence."""
 
     index: int
@@ -102,7 +102,7 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatCompletionChunk(msgspec.Struct, kw_only=True):
-    """One event of a stream. The one with ``usage`` has no choices."""
+    """An event of a stream. The event with ``usage`` has no choices."""
 
     id: str
     object: Literal["chat.completion.chunk"]

@@ -13,7 +13,7 @@ LOWEST_LOGPROB = -9999.0
 
 
 class TopLogprob(msgspec.Struct):
-    """One of the most probable tokens of a position."""
+    """A token among the most probable ones of a position."""
 
     token: str
     logprob: float

@@ -70,9 +70,9 @@ class OpenMessage:
         )
 
     def closing(self, status: ItemStatus) -> list[Event]:
-        done = OutputTextDone(item_id=self._id, output_index=self._place, text=self._text, logprobs=self._logprobs)
+        text_done = OutputTextDone(item_id=self._id, output_index=self._place, text=self._text, logprobs=self._logprobs)
         return [
-            done,
+            text_done,
             ContentPartDone(item_id=self._id, output_index=self._place, part=self._part()),
             OutputItemDone(output_index=self._place, item=self.item(status)),
         ]

@@ -29,7 +29,7 @@ from .writer import Ending, ResponseWriter
 
 
 class ParsingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the text of a request is parsed.
+    """Options for parsing the text of a request.
 
     Args:
         parser: a new parser, which splits text into reasoning, content and calls.

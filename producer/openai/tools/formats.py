@@ -21,7 +21,7 @@ Grammar = Callable[[CallReader, str], Reader[None]]
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How a family of models writes calls.
+    """Format in which a family of models writes calls.
 
     Args:
         read_section: the grammar.

@@ -12,7 +12,7 @@ from .formats import HERMES, LLAMA3_JSON, MISTRAL, CallFormat
 
 @dataclass(frozen=True)
 class ToolCallStyle:
-    """How a family of models calls tools.
+    """Style in which a family of models calls tools.
 
     Args:
         num_id_chars: length of a call's id after ``id_prefix``. Mistral's templates accept only ids of nine characters.
