@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...producer.web.request_body import REQUEST_TIMEOUT_S, RequestBody
+from ...producer.web.connection import REQUEST_TIMEOUT_S, RequestBody
 from ...shared.deployment.audit import Actor, ActorSource, acting_as
 from ..views.access import Access
 from .access import KeyAccess, Resolve

@@ -12,7 +12,7 @@ import msgspec
 from redis.exceptions import RedisError
 
 from ...producer.control.deployment_samples import PATIENCE_S, ModelState, read_models
-from ...producer.webhooks.event_records import EventState
+from ...producer.webhooks.events import EventState
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,14 +23,13 @@ from ...shared.messages.outcome import FinishReason
 from ..client import Client
 from ..inputs.prompt import Prompt
 from ..inputs.prompt_names import naming, numbered
-from ..openai.answers.response_ids import new_id
+from ..openai.answers.common import new_id
 from ..openai.endpoints import prepare
 from ..openai.errors import OpenAIError, error_of
 from ..openai.parsers import Parsers
 from ..openai.prepared import PreparedBody
 from ..results.outputs import RequestOutput
 from .batch_records import BatchSpec
-from .gathering import all_or_none
 from .input_rows import InputRow
 from .journal import JournalRow
 
@@ -41,6 +41,13 @@ MAX_ATTEMPTS = 5
 _RUN_ERRORS = (RedisUnavailableError, ClientClosedError, BrokerError)
 
 log = get_logger(__name__)
+
+UNFINISHED = {
+    "batch_expired": "the row had not ended when the completion window of the batch closed",
+    "batch_cancelled": "the row had not ended when the batch was cancelled",
+}
+_encoder = msgspec.json.Encoder()
+T = TypeVar("T")
 
 
 class RowResponse(msgspec.Struct, kw_only=True):
@@ -65,14 +72,6 @@ class RowAnswer(msgspec.Struct, kw_only=True):
     custom_id: str
     response: RowResponse | None
     error: RowError | None
-
-
-UNFINISHED = {
-    "batch_expired": "the row had not ended when the completion window of the batch closed",
-    "batch_cancelled": "the row had not ended when the batch was cancelled",
-}
-
-_encoder = msgspec.json.Encoder()
 
 
 class Rows:
@@ -196,3 +195,15 @@ class Rows:
 
 def _expired(output: RequestOutput) -> bool:
     return any(answer.finish_reason is FinishReason.EXPIRED for answer in output.outputs)
+
+
+async def all_or_none(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return all results in order. The first error cancels the others, and is raised unchanged."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +20,8 @@ from ...shared.shown import shown
 from ..agenda import Agenda
 from ..inputs.options import trace_headers_of
 from ..webhooks.addresses import check_url
-from ..webhooks.event_records import WebhookTarget
 from ..webhooks.event_store import EventStore
+from ..webhooks.events import WebhookEvent, WebhookTarget
 from ..webhooks.targets import WebhookTargets
 from .batch_records import (
     COMPLETION_WINDOWS_S,
@@ -35,11 +36,9 @@ from .batch_records import (
     read_batch,
 )
 from .contents import Contents
-from .ends import event_of_end
-from .files import Files
+from .files import SCRIPTS, Files
 from .lease import LEASE_TTL_S, Lease
 from .listing import read_page
-from .script_texts import SCRIPTS
 
 MAX_LIMIT, DEFAULT_LIMIT = 100, 20
 _BATCH_ID_CHARS = 64
@@ -283,3 +282,24 @@ def _checked_id(batch_id: str) -> str:
 
 def _unknown(batch_id: str) -> UnknownBatchError:
     return UnknownBatchError(f"unknown batch {shown(batch_id)}")
+
+
+def event_of_end(record: BatchRecord) -> WebhookEvent | None:
+    """Return the event of an ended batch; None if it has no webhook. Its id is derived from the batch and its status.
+
+    Types and body: https://platform.openai.com/docs/guides/webhooks.
+    """
+    spec, batch = record.spec, record.batch
+    if spec.webhook_url is None:
+        return None
+    event_id = f"evt_{hashlib.sha256(f'{batch.id} {batch.status}'.encode()).hexdigest()[:40]}"
+    event_type, ended_at = f"batch.{batch.status}", getattr(batch, f"{batch.status}_at")
+    body = {"object": "event", "id": event_id, "type": event_type, "created_at": ended_at, "data": {"id": batch.id}}
+    return WebhookEvent(
+        event_id=event_id,
+        type=event_type,
+        url=spec.webhook_url,
+        tenant=spec.tenant,
+        created_at=ended_at,
+        body=msgspec.json.encode(body).decode(),
+    )

@@ -1,13 +1,16 @@
-"""Manage files: records in Redis, contents in a folder."""
+"""Manage files: records in Redis, contents in a folder. Has the Lua scripts of files and batches."""
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from importlib import resources
 from pathlib import Path
 
 import msgspec
 
+from ...shared.broker.script import CLOCK, Script
 from ...shared.connection import CommandConnection
 from ...shared.errors import UnknownFileError, ValidationError
 from ...shared.keys import BatchKeys
@@ -16,15 +19,24 @@ from ...shared.shown import shown
 from .batch_records import MAX_EXPIRY_S, MAX_FILE_BYTES, PURPOSES, Deleted, FileObject, FileRecord, Page, check_expiry
 from .contents import Contents
 from .listing import read_page
-from .script_texts import SCRIPTS
+
+_NAMES = ("put_file", "delete_file", "create", "take", "write", "close", "cancel")
 
 MAX_LIMIT = 10_000
 MAX_FILENAME_CHARS = 512
 # Received contents that do not become a file within this time are garbage.
 UPLOAD_TTL_S = 24 * 3600.0
 _CLEAR_AT_ONCE = 100
-
 _record_decoder = msgspec.json.Decoder(FileRecord)
+
+
+def _load(name: str) -> Script:
+    folder = resources.files(__name__.rpartition(".")[0]) / "scripts"
+    text = CLOCK + "".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("lib", name))
+    return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+SCRIPTS: dict[str, Script] = {name: _load(name) for name in _NAMES}
 
 
 class Upload(msgspec.Struct, frozen=True):

@@ -19,8 +19,7 @@ from ...shared.errors import BatchTakenOverError, BrokerError, PenstockError
 from ...shared.keys import BatchKeys
 from ...shared.shown import shown
 from .batch_records import BatchSpec, BatchStatus, FileRecord
-from .files import file_args
-from .script_texts import SCRIPTS
+from .files import SCRIPTS, file_args
 
 LEASE_TTL_S = 5.0
 # Each renewal also reads cancellations and writes the counts.

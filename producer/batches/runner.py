@@ -26,14 +26,12 @@ from ...shared.shown import shown
 from ..client import Client
 from ..long_work import LongWork, in_long_thread
 from ..openai.parsers import ParserChoice
-from .answers import Rows
+from .answers import Rows, all_or_none
 from .batch_records import Batch, BatchStatus, RowProblem, RowProblems
 from .batch_store import BatchStore
-from .gathering import all_or_none
 from .input_rows import InputRow, InputRows, check_linked
-from .journal import Journal, Tally, count_rows, journal_path
+from .journal import Journal, Tally, count_rows, journal_path, write_output
 from .lease import Fields, Lease
-from .output import write_output
 
 # Concurrent rows: enough to fill an engine's batch, and few for the queue to hold.
 DEFAULT_WINDOW = 128

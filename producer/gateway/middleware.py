@@ -19,7 +19,7 @@ from ...shared.log import get_logger, log_ids
 from ...shared.names import MAX_NAME_CHARS
 from ...shared.shown import MAX_SHOWN_CHARS, cut, shown
 from ..openai.errors import CLIENT_CLOSED_REQUEST, OpenAIError
-from ..web.request_body import RequestBody
+from ..web.connection import RequestBody
 from .auth import Authenticator
 from .http import error_response, trace_headers
 from .metrics import Metrics

@@ -11,8 +11,7 @@ from ...shared.names import DEFAULT_NAMESPACE, check_name
 from ...shared.urls import MaskedRepr
 from ..client import RESULT_TTL_S
 from ..openai.parsers import ParserChoice
-from ..web.connection import KEEP_ALIVE_TIMEOUT_S
-from ..web.request_body import REQUEST_TIMEOUT_S
+from ..web.connection import KEEP_ALIVE_TIMEOUT_S, REQUEST_TIMEOUT_S
 from ..webhooks.addresses import Networks
 from .cors import ANY, origin_pattern
 

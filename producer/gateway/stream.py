@@ -21,7 +21,7 @@ import msgspec
 
 from ...shared.json_lines import encode_line
 from ...shared.log import get_logger
-from ..openai.answers.response_ids import fingerprint_of
+from ..openai.answers.common import fingerprint_of
 from ..openai.errors import OpenAIError, error_of
 from ..openai.prepared import ChunkMaker, Prepared
 from ..results.answer_positions import AnswerPositions

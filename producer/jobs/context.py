@@ -1,14 +1,22 @@
-"""Collaborators of all jobs; opened when the process starts, and closed when it ends."""
+"""Collaborators of all jobs, and the run of a job that holds an item of the agenda.
+
+A long job runs in slices, each a separate arq job, so that arq's timeouts can be short. arq counts the jobs of a dead
+process as running until the longest timeout has passed, including an app's own functions in the same worker. A job must
+survive kill -9 anyway, so ending a slice costs only the restart.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from ...shared.deployment.presence import Presence, ProcessKind
 from ...shared.errors import ConfigurationError
+from ...shared.log import get_logger
 from ...shared.shards import make_commands
 from ...shared.tracing.tracing import Tracing
-from ..agenda import Agenda
+from ..agenda import Agenda, Hold
 from ..batches import ROW_RESULT_TTL_S, BatchStore
 from ..client import Client
 from ..places import Places
@@ -19,6 +27,10 @@ from ..webhooks.targets import WebhookTargets
 from .settings import JobSettings
 
 CONTEXT_KEY = "penstock"
+
+SLICE_S = 240.0
+T = TypeVar("T")
+log = get_logger(__name__)
 
 
 class JobContext:
@@ -99,3 +111,27 @@ class JobContext:
         await self.outbox.close()
         await self.connection.close()
         await self._tracing.close()
+
+
+class CutOffError(Exception):
+    """The slice ended, or the hold was lost; the job must be run again, here or elsewhere."""
+
+
+async def run_held(hold: Hold, work: Coroutine[Any, Any, T]) -> T:
+    """Await ``work`` for at most one slice, while the hold lasts.
+
+    Raises:
+        CutOffError: the work did not end, and was cancelled.
+    """
+    body, renewal = asyncio.create_task(work), asyncio.create_task(hold.keep())
+    try:
+        await asyncio.wait({body, renewal}, timeout=SLICE_S, return_when=asyncio.FIRST_COMPLETED)
+        if renewal.done() and not body.done():
+            log.warning("job_hold_lost", item=hold.item, why="this process was stopped or disconnected for too long")
+    finally:
+        body.cancel()
+        renewal.cancel()
+        await asyncio.gather(body, renewal, return_exceptions=True)
+    if body.cancelled():
+        raise CutOffError(hold.item)
+    return body.result()

@@ -17,8 +17,7 @@ from ...shared.params.structured import StructuredOutputsParams
 from ...shared.shown import shown
 from ..inputs.options import RequestOptions
 from ..inputs.prompt import Prompt
-from .context import JobContext
-from .holding import CutOffError, run_held
+from .context import CutOffError, JobContext, run_held
 
 # Items of this kind are arq jobs enqueued by apps: after a crash, the sweep makes arq start them again.
 ARQ_JOB = "arq"

@@ -18,11 +18,10 @@ from ...shared.errors import ConfigurationError
 from ...shared.redis_access.url import parse_pool
 from ...shared.tracing.tracing import open_tracing
 from .context import CONTEXT_KEY, JobContext
-from .due_jobs import DUE_JOBS, arq_function
+from .due_jobs import DUE_JOBS, arq_function, sweep
 from .generation import generate
 from .serializer import deserialize, serialize
 from .settings import JOB_TIMEOUT_S, JobSettings
-from .sweep import sweep
 
 # A generation runs in slices of four minutes. Each slice counts as a try, and so does each crash.
 MAX_TRIES = 1000

@@ -22,19 +22,16 @@ from .answers.chat_objects import (
     ToolCall,
     ToolCallDelta,
 )
-from .answers.ends import OpenAIFinishReason, finish_reason_of, stop_reason_of
-from .answers.form import AnswerForm, answer_form
+from .answers.common import OpenAIFinishReason, Usage, UsageCounter, finish_reason_of, response_head, stop_reason_of
+from .answers.form import AnswerForm, AnswerParser, CallDelta, MessageParts, answer_form
 from .answers.logprobs import ChatLogprobs, chat_logprobs
-from .answers.parts import AnswerParser, CallDelta, MessageParts
-from .answers.response_ids import response_head
-from .answers.usage import Usage, UsageCounter
 from .errors import bad_field
 from .generation_body import GenerationBody
 from .messages import ChatMessage, template_messages
 from .parsers import Parsers
 from .prepared import Prepared
 from .reasoning import effort_kwargs
-from .tools.registry import ToolCallStyle, find_tool_call_style
+from .tools.formats import ToolCallStyle, find_tool_call_style
 
 
 class PredictedText(msgspec.Struct, forbid_unknown_fields=True):

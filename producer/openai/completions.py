@@ -12,10 +12,8 @@ from ...shared.messages.deltas import Delta
 from ...shared.messages.outcome import Usage as TokenCounts
 from ..inputs.prompt import Prompt
 from ..results.outputs import CompletionOutput, RequestOutput
-from .answers.ends import OpenAIFinishReason, finish_reason_of, stop_reason_of
+from .answers.common import OpenAIFinishReason, Usage, UsageCounter, finish_reason_of, response_head, stop_reason_of
 from .answers.logprobs import CompletionLogprobs, completion_logprobs, num_chars
-from .answers.response_ids import response_head
-from .answers.usage import Usage, UsageCounter
 from .errors import bad_field
 from .generation_body import GenerationBody
 from .prepared import Prepared

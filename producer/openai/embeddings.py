@@ -9,8 +9,7 @@ import msgspec
 from ...shared.errors import ClientClosedError
 from ..results.outputs import RequestOutput
 from ..results.pooling import PoolingOutput, PoolingRequestOutput
-from .answers.ends import finish_reason_of
-from .answers.response_ids import created_at
+from .answers.common import created_at, finish_reason_of
 from .pooling import Input, Listed, PoolingBody, PoolingUsage, PreparedPooling, encode_vector
 
 ID_PREFIX = "embd"

@@ -1,4 +1,9 @@
-"""Translate the path and body of a request to requests of the client; gateway, batches and responses share this."""
+"""Translate the path and body of a request to requests of the client; gateway, batches and responses share this.
+
+SDKs, proxies and user interfaces send the defaults of the reference, also for fields that are not supported here. Such
+a field is ignored; with any other value it is refused by name. Null is the default of every field.
+Sources: OpenAI's API reference; vLLM's ``ChatCompletionRequest``, ``CompletionRequest`` and ``ResponsesRequest``.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +18,63 @@ from .chat import ChatCompletionBody, prepare_chat
 from .completions import CompletionBody, prepare_completion
 from .embeddings import EmbeddingsBody, prepare_embeddings
 from .errors import OpenAIError, error_of
-from .neutral import NEUTRAL_IN_CHAT, NEUTRAL_IN_COMPLETIONS, NEUTRAL_IN_RESPONSES, Neutral, without_neutral
 from .parsers import Parsers
 from .prepared import PreparedBody
 from .responses.body import ResponseBody
-from .responses.rows import prepare_row
+from .responses.prepared import prepare_row
+
+Neutral = Mapping[str, tuple[Any, ...]]
+
+_NEUTRAL_IN_VLLM: Neutral = {
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "detokenize": (True,),
+    "logits_processors": ([],),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "kv_transfer_params": ({},),
+    "mm_processor_kwargs": ({},),
+    "vllm_xargs": ({},),
+}
+NEUTRAL_IN_CHAT: Neutral = {
+    "modalities": (["text"],),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "verbosity": ("medium",),
+    "echo": (False,),
+    "best_of": (1,),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    **_NEUTRAL_IN_VLLM,
+}
+NEUTRAL_IN_COMPLETIONS: Neutral = {
+    "response_format": ({"type": "text"},),
+    **_NEUTRAL_IN_VLLM,
+}
+NEUTRAL_IN_RESPONSES: Neutral = {
+    "enable_response_messages": (False,),
+    **_NEUTRAL_IN_VLLM,
+}
 
 CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 # For batches: a response that is not stored. Stored responses are handled by ``responses.service``.
 RESPONSES = "/v1/responses"
+
+
+def without_neutral(body: Mapping[str, Any], supported: frozenset[str], neutral: Neutral) -> dict[str, Any]:
+    """Return ``body`` without the fields that are not ``supported`` and have a neutral value."""
+    return {
+        name: value
+        for name, value in body.items()
+        if name in supported
+        or not (value is None or any(_is_same(value, default) for default in neutral.get(name, ())))
+    }
+
+
+def _is_same(value: Any, neutral: Any) -> bool:
+    """Return whether two JSON values are equal; true is not 1."""
+    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
 
 
 class Endpoint(msgspec.Struct, frozen=True):

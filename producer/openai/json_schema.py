@@ -1,14 +1,16 @@
-"""JSON schemas sent by callers: check their form, and embed one in another.
+"""JSON schemas sent by callers: check their form, embed one in another, and translate ``response_format``.
 
 Only the engine can tell whether its grammar library supports a schema.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from ...shared.errors import ValidationError
-from ...shared.params.structured import check_nesting
+from ...shared.params.structured import StructuredOutputsParams, check_nesting
 from ...shared.shown import shown
 
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
@@ -16,6 +18,10 @@ _MAPS_OF_SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")
 _LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties", "not")
 _VALUES = ("const", "enum", "default", "examples")
+
+# The caller's name for the schema, which replaces the engine's in error messages.
+SCHEMA_FIELD = "response_format.json_schema.schema"
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def check_schema(schema: object, field: str) -> dict[str, Any]:
@@ -115,3 +121,48 @@ def _rebase_references(node: Any, root: str) -> Any:
         else:
             moved[key] = value if key in _VALUES else _rebase_references(value, root)
     return moved
+
+
+def structured_outputs_of(response_format: object) -> StructuredOutputsParams | None:
+    """Return the grammar that enforces ``response_format``; None for text.
+
+    JSON gets the fixed whitespace of ``json.dumps``, since a model restricted to a grammar may otherwise write
+    whitespace forever. With ``strict``, objects have only the properties that their schema lists.
+
+    Raises:
+        ValidationError: it is not a response format; names the field.
+    """
+    if response_format is None:
+        return None
+    kind = _mapping(response_format, "response_format").get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return StructuredOutputsParams(json_object=True, disable_any_whitespace=True)
+    if kind == "json_schema":
+        return _grammar_of_schema(_mapping(response_format, "response_format").get("json_schema"))
+    raise ValidationError(f"response_format.type must be 'text', 'json_object' or 'json_schema', got {shown(kind)}")
+
+
+def _grammar_of_schema(description: object) -> StructuredOutputsParams:
+    field = "response_format.json_schema"
+    fields = _mapping(description, field)
+    name = fields.get("name")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ValidationError(f"{field}.name must be 1 to 64 of a-z, A-Z, 0-9, _ and -, got {shown(name)}")
+    strict = fields.get("strict")
+    if not isinstance(strict, bool | None):
+        raise ValidationError(f"{field}.strict must be true or false, got {shown(strict)}")
+    schema = check_schema(fields.get("schema"), SCHEMA_FIELD)
+    try:
+        return StructuredOutputsParams(
+            json=schema, disable_any_whitespace=True, disable_additional_properties=bool(strict)
+        )
+    except ValidationError as error:
+        raise ValidationError(str(error).replace("structured_outputs.json", SCHEMA_FIELD)) from error
+
+
+def _mapping(value: object, field: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValidationError(f"{field} must be an object, got {shown(value)}")
+    return value

@@ -1,17 +1,19 @@
-"""Chat messages as in a body, and as a chat template expects them."""
+"""Chat messages as in a body, and as a chat template expects them; checks of their tool calls and results."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from ...shared.errors import ValidationError
 from ...shared.params.chat_parts import TEXT_TYPES
 from ...shared.shown import shown
 from .errors import bad_field
-from .tools.messages import check_tool_calls, check_tool_result
+
+_PASSED_ON = ("name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
 
 
 class ImageURL(msgspec.Struct):
@@ -41,9 +43,6 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     reasoning: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType | None = UNSET
     refusal: str | UnsetType | None = UNSET
-
-
-_PASSED_ON = ("name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -110,3 +109,36 @@ def _text(path: str, part: ContentPart) -> str:
     if part.text is None:
         raise bad_field(f"{path}.text", f"{path}.text must be given")
     return part.text
+
+
+def check_tool_calls(calls: Sequence[object], field: str) -> None:
+    """Check the calls of an assistant's message. Arguments may be any text, since models also write invalid JSON.
+
+    Raises:
+        ValidationError: a call is incomplete; names the field.
+    """
+    for position, call in enumerate(calls):
+        place = f"{field}[{position}]"
+        if not isinstance(call, Mapping):
+            raise ValidationError(f"{place} must be an object, got {shown(call)}")
+        if call.get("type", "function") != "function":
+            raise ValidationError(f"{place}.type must be 'function', got {shown(call['type'])}")
+        function = call.get("function")
+        if not isinstance(function, Mapping):
+            raise ValidationError(f"{place}.function must be an object, got {shown(function)}")
+        for name, value in (("id", call.get("id")), ("function.name", function.get("name"))):
+            if not isinstance(value, str) or not value:
+                raise ValidationError(f"{place}.{name} must be a non-empty string, got {shown(value)}")
+        arguments = function.get("arguments")
+        if not isinstance(arguments, str):
+            raise ValidationError(f"{place}.function.arguments must be JSON as a string, got {shown(arguments)}")
+
+
+def check_tool_result(tool_call_id: object, field: str) -> None:
+    """Check the id in a tool's message.
+
+    Raises:
+        ValidationError: it is missing.
+    """
+    if not isinstance(tool_call_id, str) or not tool_call_id:
+        raise ValidationError(f"{field} must be the id of the call that the message answers, got {shown(tool_call_id)}")

@@ -14,7 +14,7 @@ from ...shared.errors import ConfigurationError, PenstockError, ValidationError
 from ...shared.params.reasoning import AUTO, NONE
 from ..client import Client
 from .reasoning import find_reasoning_format
-from .tools.registry import DEFAULT_TOOL_CALL_PARSER, find_tool_call_style
+from .tools.formats import DEFAULT_TOOL_CALL_PARSER, find_tool_call_style
 
 _CACHE_TTL_S = 30.0
 _MISSING_TTL_S = 1.0

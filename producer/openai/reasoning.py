@@ -14,10 +14,16 @@ from typing import Any, NamedTuple
 from ...shared.errors import ValidationError
 from ...shared.params.reasoning import REASONING_MARKS
 from ...shared.shown import shown
-from .markers import safe_prefix_len
 
 # Names of the switch that turns thinking off in chat templates of Qwen, DeepSeek and Granite.
 _SWITCHES = ("enable_thinking", "thinking")
+
+
+def safe_prefix_len(text: str, marker: str) -> int:
+    """Return how many characters of ``text`` cannot be part of ``marker`` or of the whitespace before it."""
+    longest = min(len(marker) - 1, len(text))
+    num_held = next((num for num in range(longest, 0, -1) if text.endswith(marker[:num])), 0)
+    return len(text[: len(text) - num_held].rstrip())
 
 
 @dataclass(frozen=True)

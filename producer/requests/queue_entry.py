@@ -18,7 +18,7 @@ from ...shared.params.images import ImageInput
 from ...shared.params.tokenization import MODEL_LENGTH
 from ..inputs.options import RequestOptions
 from ..inputs.prompt import encode_request
-from ..webhooks.event_records import WebhookTarget
+from ..webhooks.events import WebhookTarget
 from ..webhooks.targets import encode_target
 from .digests import conversation_digests
 

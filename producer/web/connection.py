@@ -1,4 +1,5 @@
-"""Limits on a connection: the size of a request's head, the time for it, and the time between two requests.
+"""Limits on a connection: the size of a request's head, the time for it and for a body, and the time between two
+requests.
 
 uvicorn itself limits only the time between two requests.
 
@@ -19,14 +20,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from starlette.types import Message, Receive
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from .request_body import REQUEST_TIMEOUT_S
+REQUEST_TIMEOUT_S = 30.0
+# A body at this rate, 64 kbit/s, may take any time: uploads are long, and links may be slow.
+MIN_BYTES_PER_S = 8 * 1024
 
 # Longer than callers keep an idle connection: httpx and the openai package 5 s, aiohttp 15 s, nginx and Amazon's load
 # balancer 60 s, Go 90 s, Caddy 120 s. If the server closes first, it may close while a request is on its way.
 KEEP_ALIVE_TIMEOUT_S = 130.0
-
 MAX_HEAD_BYTES = 64 * 1024
 # For each byte of a body, the framing may have this many: a chunk of one byte has five.
 MAX_FRAMING_PER_BODY_BYTE = 8
@@ -35,8 +38,47 @@ _PIECE_BYTES = 16 * 1024
 # How long the rest of a refused request is read and dropped. If the server closed immediately, the kernel's reset could
 # reach the caller before the response.
 _LINGER_S = 2.0
-
 _REFUSAL = f"the head of a request must have at most {MAX_HEAD_BYTES} bytes\n".encode()
+
+
+class RequestBody:
+    """An ASGI ``receive`` that waits ``timeout_s`` in total, and one more second for each 8 KiB received.
+
+    Only time in which the application waits counts, not time in which it works and the network waits. After the end of
+    the body, messages are passed on unchanged.
+
+    Args:
+        late: creates the exception for a late body from a reason about it.
+    """
+
+    def __init__(self, receive: Receive, timeout_s: float, late: Callable[[str], Exception]) -> None:
+        self._receive = receive
+        self._timeout_s = timeout_s
+        self._late = late
+        self._is_complete = False
+        self.time_left_s = timeout_s
+        self.is_late = False
+
+    async def __call__(self) -> Message:
+        """Return the next message.
+
+        Raises:
+            Exception: that of ``late``; the body did not arrive in time.
+        """
+        if self._is_complete:
+            return await self._receive()
+        loop = asyncio.get_running_loop()
+        since = loop.time()
+        try:
+            async with asyncio.timeout(self.time_left_s):
+                message = await self._receive()
+        except TimeoutError:
+            self.is_late = True
+            reason = f"the body of the request was not complete after {self._timeout_s:g} s; send it at once"
+            raise self._late(reason) from None
+        self.time_left_s += len(message.get("body", b"")) / MIN_BYTES_PER_S - (loop.time() - since)
+        self._is_complete = not message.get("more_body", False)
+        return message
 
 
 class LimitedConnection(HttpToolsProtocol):

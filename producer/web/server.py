@@ -16,8 +16,7 @@ from ...shared import service_manager
 from ...shared.errors import ConfigurationError
 from ...shared.shown import shown
 from ...shared.standard_streams import print_if_read
-from .connection import KEEP_ALIVE_TIMEOUT_S, connection_class
-from .request_body import REQUEST_TIMEOUT_S
+from .connection import KEEP_ALIVE_TIMEOUT_S, REQUEST_TIMEOUT_S, connection_class
 
 # Connections that wait to be accepted.
 BACKLOG = 2048

@@ -1,8 +1,8 @@
-"""Webhooks: who is told of an end, and how; ``ops/guide/webhooks.md`` has the user's side.
+"""Webhooks: events about the ends of requests, and their delivery; the user's guide is ``ops/guide/webhooks.md``.
 
     request ends in Redis ──▶ outbox ────▶ event ──────────▶ attempts ─────────────▶ delivered | dead
-             finish.lua …     outbox.py    event_store.py    delivery.py, sender.py
+             finish.lua …     outbox.py    event_store.py    delivery.py
 
-The end and its entry in the outbox are one script, so an end is told if it was. Everything after that is a job
-(``penstock.producer.jobs``), which may die and be done again: an event has its id from the script on.
+One script writes the end of a request and its outbox entry, so every end gets its event. Each later step is a job
+(``penstock.producer.jobs``) that may die and be repeated: an event has its id from the script on.
 """

@@ -14,7 +14,7 @@ from ...shared.errors import RequestNotFoundError
 from ...shared.keys import Keys
 from ...shared.shown import shown
 from ..agenda import Agenda
-from .event_records import EventState, WebhookEvent
+from .events import EventState, WebhookEvent
 
 # Kind of the agenda's item, and name of the job.
 DELIVER = "deliver_webhook"

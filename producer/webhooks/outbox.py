@@ -14,9 +14,8 @@ from ...shared.keys import Keys
 from ...shared.log import get_logger
 from ...shared.partitions import read_layouts
 from ...shared.side_by_side import SideBySide
-from .event_records import WebhookTarget
 from .event_store import EventStore
-from .events import event_of
+from .events import WebhookTarget, event_of
 from .targets import encode_target
 
 # Most entries of one outbox per sweep; sweeps follow each other after a second.

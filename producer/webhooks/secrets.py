@@ -19,7 +19,7 @@ from ...shared.errors import ValidationError
 from ...shared.keys import Keys
 from ...shared.names import check_name
 from ...shared.shown import shown
-from .event_records import WebhookSecret
+from .events import WebhookSecret
 
 PREFIX = "whsec_"
 # Standard Webhooks requires 24 to 64 bytes.

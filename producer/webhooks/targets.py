@@ -14,7 +14,7 @@ from ...shared.keys import Keys
 from ...shared.messages.requests import EngineCoreRequest
 from ...shared.shown import shown
 from .addresses import Networks, check_literal, check_url
-from .event_records import EventFamily, WebhookTarget
+from .events import EventFamily, WebhookTarget
 from .secrets import SecretStore, SignedTargets, no_secret
 
 _networks_decoder = msgspec.json.Decoder(list[str])

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.producer.webhooks.event_records import (
+from penstock.producer.webhooks.events import (
     EventFamily,
     EventState,
     WebhookAttempt,

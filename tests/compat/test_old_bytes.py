@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from penstock.producer.operator_keys import OperatorKey, Role
-from penstock.producer.webhooks.event_records import WebhookEvent, WebhookSecret, WebhookTarget
+from penstock.producer.webhooks.events import WebhookEvent, WebhookSecret, WebhookTarget
 from penstock.shared.control.calls import ControlCommand, ControlReply, Utility, UtilityAnswer
 from penstock.shared.deployment import records
 from penstock.shared.deployment.audit import AuditEntry

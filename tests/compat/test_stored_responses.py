@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.producer.openai.responses.prepared import new_response, prepare_response
-from penstock.producer.openai.responses.record import StoredResponse
+from penstock.producer.openai.responses.response_store import StoredResponse
 
 RECORDED = (Path(__file__).parent / "response_v1.json").read_bytes()
 

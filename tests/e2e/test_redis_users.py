@@ -19,7 +19,7 @@ import redis
 from redis.exceptions import NoPermissionError, RedisError
 
 from penstock.producer import Client
-from penstock.producer.webhooks.event_records import WebhookSecret
+from penstock.producer.webhooks.events import WebhookSecret
 from penstock.producer.webhooks.secrets import SecretStore, new_secret
 from penstock.producer.webhooks.targets import WebhookTargets
 from penstock.shared.connection import CommandConnection

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 
 from ....producer.agenda import Agenda
 from ....producer.control.operations import Operations
-from ....producer.webhooks.event_records import EventState, WebhookAttempt, WebhookEvent
 from ....producer.webhooks.event_store import EventStore
+from ....producer.webhooks.events import EventState, WebhookAttempt, WebhookEvent
 from ....shared.command_line import Command, UsageError, add_redis_arguments, format_table
 from ....shared.connection import CommandConnection
 from ....shared.errors import RequestNotFoundError

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from ....producer.webhooks.addresses import check_url
-from ....producer.webhooks.event_records import WebhookSecret
+from ....producer.webhooks.events import WebhookSecret
 from ....producer.webhooks.secrets import KEEP_PREVIOUS_S, SecretStore
 from ....shared.command_line import Command, add_redis_arguments, format_table
 from ....shared.connection import CommandConnection

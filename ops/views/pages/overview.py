@@ -7,7 +7,7 @@ from typing import Any
 
 from ....producer.control.deployment import unserved_finding
 from ....producer.requests.health import LIVE_STATES
-from ....producer.webhooks.event_records import EventState
+from ....producer.webhooks.events import EventState
 from ....shared.deployment.records import EngineHeartbeat
 from ....shared.messages.worker_status import EngineState
 from ....shared.queue.stats import QueueStats

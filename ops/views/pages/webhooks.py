@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ....producer.operator_keys import Role
-from ....producer.webhooks.event_records import EventState, WebhookEvent
+from ....producer.webhooks.events import EventState, WebhookEvent
 from ....shared.errors import RequestNotFoundError, ValidationError
 from ..access import Access
 from ..page import Act, Action, Page, Params, Room, View, field_of

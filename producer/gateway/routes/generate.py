@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from ....shared.shown import shown
 from ...openai.answers.chat_objects import ChatCompletion
-from ...openai.answers.response_ids import new_id
+from ...openai.answers.common import new_id
 from ...openai.chat import ChatCompletionBody
 from ...openai.completions import Completion, CompletionBody
 from ...openai.endpoints import CHAT_COMPLETIONS, COMPLETIONS, decode

@@ -15,19 +15,22 @@ from ....shared.errors import RequestFailedError
 from ....shared.messages.outcome import FinishReason
 from ....shared.params.pooling import PoolingParams
 from ...inputs.options import RequestOptions
-from ...openai.answers.response_ids import created_at, new_id
+from ...openai.answers.common import created_at, new_id
 from ...openai.embeddings import Embeddings, EmbeddingsBody, PreparedEmbeddings
 from ...openai.endpoints import EMBEDDINGS
 from ...openai.errors import cancelled, expired
-from ...openai.pool_body import PoolBody, PoolingData, PoolingResponse, ProcessedResponse
 from ...openai.pooling import (
     Classification,
     Classifications,
     ClassifyBody,
     Document,
+    PoolBody,
     PoolingBody,
+    PoolingData,
+    PoolingResponse,
     PoolingUsage,
     PreparedPooling,
+    ProcessedResponse,
     Ranked,
     RerankBody,
     Reranked,

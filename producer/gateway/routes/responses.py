@@ -17,8 +17,7 @@ from ....shared.shown import shown
 from ...openai.endpoints import RESPONSES, decode
 from ...openai.errors import bad_field
 from ...openai.responses.body import ResponseBody
-from ...openai.responses.events import Event
-from ...openai.responses.objects import DeletedResponse, ItemList, Response
+from ...openai.responses.objects import DeletedResponse, Event, ItemList, Response
 from ...sse import COMMENT, EventStream
 from ..auth import Identity
 from ..http import add_ids, bind_request_id, gateway_of, json_response, read_body, while_connected

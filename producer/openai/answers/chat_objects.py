@@ -7,9 +7,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from .ends import OpenAIFinishReason
+from .common import OpenAIFinishReason, Usage
 from .logprobs import ChatLogprobs
-from .usage import Usage
 
 
 class FunctionCall(msgspec.Struct):
@@ -59,7 +58,7 @@ class AssistantMessage(msgspec.Struct, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
-    """An answer, of ``n``. ``stop_reason`` is vLLM's: the string or token id that stopped it, unless it was the
+    """An answer out of ``n``. ``stop_reason`` is vLLM's: the string or token id that stopped it, unless it was the
     end of sequence."""
 
     index: int

@@ -1,10 +1,14 @@
 """Combine tools, response format and reasoning of a chat body: the grammar for the engine, and the parser of its
-answer."""
+answer.
+
+A parser is fed the text as it arrives, and returns the parts of the message that are certain. The same text in other
+pieces must give the same parts in total, because a resumed stream arrives in other pieces.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NotRequired, Protocol, TypedDict
 
 import msgspec
 
@@ -13,19 +17,88 @@ from ....shared.errors import ValidationError
 from ....shared.params.reasoning import NONE
 from ....shared.params.structured import StructuredOutputsParams
 from ....shared.shown import shown
+from ..json_schema import SCHEMA_FIELD, structured_outputs_of
 from ..parsers import Parsers
 from ..reasoning import ReasoningFormat, ReasoningSplitter, find_reasoning_format, is_thinking_off
-from ..response_format import SCHEMA_FIELD, structured_outputs_of
+from ..tools.call_reader import Content, Piece
 from ..tools.definitions import Function, ToolChoice, allowed_functions, read_tool_choice, read_tools
 from ..tools.forcing import answer_or_hermes_calls, forced_calls, strict_hermes_calls
-from ..tools.formats import LIST_OF_CALLS, CallFormat, named_call
+from ..tools.formats import HERMES_PARSER, LIST_OF_CALLS, CallFormat, find_tool_call_style, named_call
 from ..tools.parser import ToolCallParser
-from ..tools.pieces import Content, Piece
-from ..tools.registry import HERMES_PARSER, find_tool_call_style
-from .ends import OpenAIFinishReason
-from .parts import AnswerParser, CallDelta, MessageParts, PlainText
+from .common import OpenAIFinishReason
 
 ANSWER_PARSER_FAILED = "answer_parser_failed"
+
+
+class FunctionDelta(TypedDict):
+    """An addition to a call. The name is sent once; ``arguments`` are concatenated."""
+
+    name: NotRequired[str]
+    arguments: str
+
+
+class CallDelta(TypedDict):
+    """An addition to the ``index``-th call of an answer."""
+
+    index: int
+    function: FunctionDelta
+
+
+class MessageParts(msgspec.Struct):
+    """The parts of a piece of text. Each call has one entry in ``tool_calls``."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[CallDelta] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.content or self.reasoning or self.tool_calls)
+
+    def followed_by(self, more: MessageParts) -> MessageParts:
+        """Return the parts of both pieces of text. A call that continues stays one entry."""
+        calls = {call["index"]: call for call in self.tool_calls}
+        for call in more.tool_calls:
+            before = calls.setdefault(call["index"], call)
+            if before is not call:
+                before["function"]["arguments"] += call["function"]["arguments"]
+        return MessageParts(self.content + more.content, self.reasoning + more.reasoning, list(calls.values()))
+
+
+class AnswerParser(Protocol):
+    """Parser of one answer, from its first character on."""
+
+    def begin(self, *, in_reasoning: bool | None) -> None:
+        """Set whether the text starts inside the reasoning, before it is fed; None if unknown."""
+        ...
+
+    def feed(self, text: str) -> MessageParts:
+        """Return the parts that ``text`` makes certain."""
+        ...
+
+    def finish(self, *, is_cut: bool = False) -> MessageParts:
+        """End the text and return the parts still held back; ``is_cut`` if a limit ended it."""
+        ...
+
+    def finish_reason(self, reason: OpenAIFinishReason) -> OpenAIFinishReason:
+        """Return the finish reason, after ``finish``: "tool_calls" instead of "stop" if the answer calls tools."""
+        ...
+
+
+class PlainText:
+    """Parser that returns all text as content."""
+
+    def begin(self, *, in_reasoning: bool | None) -> None:
+        pass
+
+    def feed(self, text: str) -> MessageParts:
+        return MessageParts(text)
+
+    def finish(self, *, is_cut: bool = False) -> MessageParts:
+        return MessageParts()
+
+    def finish_reason(self, reason: OpenAIFinishReason) -> OpenAIFinishReason:
+        return reason
 
 
 class AnswerForm(msgspec.Struct, frozen=True, kw_only=True):

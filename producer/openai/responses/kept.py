@@ -19,11 +19,9 @@ from ....shared.queue.request_state import RequestState
 from ....shared.shown import shown
 from ...client import Client
 from ..errors import OpenAIError, bad_field
-from .events import Event
-from .objects import ENDED, DeletedResponse, ItemList, Response
+from .objects import ENDED, DeletedResponse, Event, ItemList, Response
 from .prepared import prepare_response
-from .record import StoredResponse
-from .response_store import ResponseStore
+from .response_store import ResponseStore, StoredResponse
 
 MAX_PAGE = 100
 

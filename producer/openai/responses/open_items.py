@@ -1,10 +1,13 @@
-"""Output items in progress. Each creates the events that open, extend and close it."""
+"""Pieces of a generation, and output items in progress. Each item creates the events that open, extend and close it."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-from .events import (
+import msgspec
+
+from .items import FunctionCall, Item, ItemStatus, Message, OutputText, Reasoning, ReasoningText, item_id
+from .objects import (
     ArgumentsDelta,
     ArgumentsDone,
     ContentPartAdded,
@@ -17,10 +20,38 @@ from .events import (
     ReasoningTextDelta,
     ReasoningTextDone,
 )
-from .items import FunctionCall, Item, ItemStatus, Message, OutputText, Reasoning, ReasoningText, item_id
-from .pieces import CallArguments, CallStart, Content, Piece, ReasoningPiece
 
 Delta = OutputTextDelta | ReasoningTextDelta | ArgumentsDelta
+
+
+class ReasoningPiece(msgspec.Struct, frozen=True):
+    """More of the model's reasoning."""
+
+    text: str
+
+
+class Content(msgspec.Struct, frozen=True):
+    """More of the answer's text. ``logprobs`` are those of its tokens, if requested."""
+
+    text: str
+    logprobs: list[Any] = []
+
+
+class CallStart(msgspec.Struct, frozen=True):
+    """Start of a call of the function ``name``; its arguments follow. ``call_id`` has the form that the model's
+    template accepts."""
+
+    name: str
+    call_id: str
+
+
+class CallArguments(msgspec.Struct, frozen=True):
+    """More of the arguments of the last call."""
+
+    text: str
+
+
+Piece = ReasoningPiece | Content | CallStart | CallArguments
 
 
 class OpenItem(Protocol):

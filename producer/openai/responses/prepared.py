@@ -1,4 +1,4 @@
-"""A checked request for a response: the requests of the client, and how its output becomes the response."""
+"""A checked request for a response, stored or a row of a batch: its requests, and the conversion of its output."""
 
 from __future__ import annotations
 
@@ -8,13 +8,37 @@ from typing import Any
 import msgspec
 
 from ....shared.errors import PenstockError
+from ....shared.messages.deltas import Delta
 from ...inputs.options import RequestOptions
+from ...results.outputs import RequestOutput
+from ..answers.common import created_at, finish_reason_of
 from ..chat import PreparedChat, prepare_chat
-from ..errors import OpenAIError, error_of
-from .body import chat_body, with_response_names
+from ..errors import OpenAIError, bad_field, error_of
+from ..parsers import Parsers
+from ..prepared import Prepared
+from .body import ResponseBody, chat_body, check_body, with_response_names
+from .items import read_items
 from .objects import Response
-from .record import StoredResponse
+from .response_store import StoredResponse
 from .transcriber import ParsingOptions, Transcriber
+
+_ECHOED = (
+    "background",
+    "instructions",
+    "max_output_tokens",
+    "max_tool_calls",
+    "metadata",
+    "parallel_tool_calls",
+    "previous_response_id",
+    "prompt_cache_key",
+    "safety_identifier",
+    "store",
+    "temperature",
+    "tool_choice",
+    "top_logprobs",
+    "top_p",
+    "user",
+)
 
 
 class PreparedResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,20 +108,64 @@ def new_response(record: StoredResponse) -> Response:
     )
 
 
-_ECHOED = (
-    "background",
-    "instructions",
-    "max_output_tokens",
-    "max_tool_calls",
-    "metadata",
-    "parallel_tool_calls",
-    "previous_response_id",
-    "prompt_cache_key",
-    "safety_identifier",
-    "store",
-    "temperature",
-    "tool_choice",
-    "top_logprobs",
-    "top_p",
-    "user",
-)
+class PreparedRow(Prepared, kw_only=True, frozen=True):
+    """A response that is not stored, so it cannot be retrieved by its id."""
+
+    id_prefix: str = "resp"
+    record: StoredResponse
+    chat: PreparedChat
+
+    def answer(self, *outputs: RequestOutput, response_id: str | None = None) -> Response:
+        """Return the response to one output; see ``Prepared.answer``."""
+        (output,) = outputs
+        (completion,) = output.outputs
+        finish_reason_of(completion.finish_reason, has_output=bool(completion.token_ids))
+        response_id = response_id or output.request_id
+        record = msgspec.structs.replace(
+            self.record, id=response_id, created_at=created_at(response_id), model=output.model
+        )
+        transcriber = PreparedResponse(record=record, chat=self.chat).transcriber()
+        transcriber.create()
+        transcriber.feed(
+            Delta(
+                token_ids=completion.token_ids,
+                text=completion.text,
+                finish_reason=completion.finish_reason,
+                usage=output.usage,
+                logprobs=completion.logprobs or [],
+                stats=completion.stats,
+            )
+        )
+        return transcriber.response
+
+
+def prepare_row(body: ResponseBody, parsers: Parsers) -> PreparedRow:
+    """Prepare a body that is independent of other requests.
+
+    Raises:
+        OpenAIError: 400, a field is invalid, or refers to other requests or a reader; it is named.
+    """
+    check_body(body)
+    for name in ("previous_response_id", "background", "stream"):
+        if getattr(body, name):
+            raise bad_field(name, f"{name} must be left out of a row: rows are independent, and are not streamed")
+    body = msgspec.structs.replace(body, store=False)
+    # Id and model are unknown until there is output; the request does not depend on them.
+    record = StoredResponse(
+        id="resp_",
+        created_at=0,
+        model=body.model or "",
+        body=msgspec.structs.replace(body, input=None),
+        items=read_items(body.input, "resp_"),
+        parsers=parsers,
+    )
+    chat = prepare_response(record).chat
+    return PreparedRow(
+        prompts=chat.prompts,
+        params=chat.params,
+        options=chat.options,
+        stream=False,
+        fields=chat.fields,
+        record=record,
+        chat=chat,
+    )

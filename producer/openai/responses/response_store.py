@@ -1,4 +1,4 @@
-"""Store records of responses in Redis, by tenant, about as long as the results of their requests."""
+"""Records of responses in Redis, by tenant, stored about as long as the results of their requests."""
 
 from __future__ import annotations
 
@@ -9,14 +9,38 @@ import msgspec
 from ....shared.connection import CommandConnection
 from ....shared.errors import BrokerError
 from ....shared.keys import Keys
+from ....shared.messages import WIRE_VERSION
 from ....shared.shown import shown
-from .record import StoredResponse
+from ..parsers import Parsers
+from .body import ResponseBody
+from .items import Item
 
 # Deadline of a request, so its record never expires before it does.
 MAX_RUN_S = 24 * 3600.0
-
 _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
 _encoder = msgspec.json.Encoder()
+
+
+class StoredResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Record of a response, as JSON. Old bytes must still decode: fields are added with a default, never removed.
+
+    Args:
+        id: also the id of the request.
+        body: the body without its input, which is ``items``.
+        history: all earlier items, so that a conversation continues after an earlier response was deleted or expired.
+        parsers: parsers of the answer, fixed at creation, independent of the gateway that reads it.
+    """
+
+    version: int = WIRE_VERSION
+    id: str
+    created_at: int
+    model: str
+    body: ResponseBody
+    history: list[Item] = []
+    items: list[Item] = []
+    parsers: Parsers = Parsers()
+
+
 _decoder = msgspec.json.Decoder(StoredResponse)
 
 

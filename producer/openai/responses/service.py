@@ -16,18 +16,15 @@ from ....shared.keys import Keys
 from ....shared.shown import shown
 from ...client import Client
 from ...inputs.options import RequestOptions
-from ...webhooks.event_records import EventFamily
+from ...webhooks.events import EventFamily
 from ..errors import OpenAIError, bad_field
 from ..parsers import ModelParsers
 from .body import ResponseBody, check_body
-from .events import Event
-from .items import Item
+from .items import Item, read_items
 from .kept import StoredResponses
-from .objects import Response
+from .objects import Event, Response
 from .prepared import PreparedResponse, prepare_response
-from .reading import read_items
-from .record import StoredResponse
-from .response_store import MAX_RUN_S
+from .response_store import MAX_RUN_S, StoredResponse
 from .transcriber import Transcriber
 
 

@@ -11,11 +11,11 @@ import msgspec
 from ....shared.errors import PenstockError, from_wire
 from ....shared.messages.deltas import Delta
 from ....shared.messages.outcome import FinishReason
+from ..answers.form import AnswerParser, MessageParts, PlainText
 from ..answers.logprobs import chat_logprobs
-from ..answers.parts import AnswerParser, MessageParts, PlainText
 from ..errors import OpenAIError, error_of
-from .events import Event
 from .objects import (
+    Event,
     IncompleteDetails,
     InputTokensDetails,
     OutputTokensDetails,
@@ -24,7 +24,7 @@ from .objects import (
     ResponseUsage,
     Status,
 )
-from .pieces import CallArguments, CallStart, Content, Piece, ReasoningPiece
+from .open_items import CallArguments, CallStart, Content, Piece, ReasoningPiece
 from .writer import Ending, ResponseWriter
 
 

@@ -13,20 +13,23 @@ from typing import Any
 
 import msgspec
 
-from .events import (
+from .items import Item, ItemStatus
+from .objects import (
     Event,
+    IncompleteDetails,
     OutputTextDelta,
+    Response,
     ResponseCompleted,
     ResponseCreated,
+    ResponseError,
     ResponseFailed,
     ResponseIncomplete,
     ResponseInProgress,
     ResponseQueued,
+    ResponseUsage,
+    Status,
 )
-from .items import Item, ItemStatus
-from .objects import IncompleteDetails, Response, ResponseError, ResponseUsage, Status
-from .open_items import Delta, OpenItem, open_item
-from .pieces import CallStart, Piece
+from .open_items import CallStart, Delta, OpenItem, Piece, open_item
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The formats in which models write tool calls: the start of a section of calls, and its grammar.
+"""The formats in which models write tool calls: the start of a section of calls, its grammar, and parsers by name.
 
 A grammar starts with the first character after the marker (or with the first of the text), and returns at the end of
 the section. Text that it has not settled by then is content.
@@ -6,9 +6,12 @@ the section. Text that it has not settled by then is content.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ....shared.errors import ValidationError
+from ....shared.shown import shown
 from .call_reader import CallReader
 from .json_reader import MalformedError, Reader, read_literally, skip_whitespace
 
@@ -17,6 +20,9 @@ _MISTRAL_CALL_ID, _MISTRAL_ARGUMENTS = "[CALL_ID]", "[ARGS]"
 _MAX_NAME_CHARS = 256
 
 Grammar = Callable[[CallReader, str], Reader[None]]
+
+HERMES_PARSER = "hermes"
+DEFAULT_TOOL_CALL_PARSER = HERMES_PARSER
 
 
 @dataclass(frozen=True)
@@ -125,3 +131,41 @@ HERMES = CallFormat(_read_hermes, marker=HERMES_BEGIN)
 LLAMA3_JSON = CallFormat(_read_llama3, marker="<|python_tag|>", first_chars="{", names_must_match=True)
 MISTRAL = CallFormat(_read_mistral, marker="[TOOL_CALLS]")
 LIST_OF_CALLS = CallFormat(_read_list, first_chars="[")
+
+
+@dataclass(frozen=True)
+class ToolCallStyle:
+    """Style in which a family of models calls tools.
+
+    Args:
+        num_id_chars: length of a call's id after ``id_prefix``. Mistral's templates accept only ids of nine characters.
+    """
+
+    call_format: CallFormat
+    id_prefix: str = "call_"
+    num_id_chars: int = 24
+
+    def call_id(self, request_id: str, choice: int, index: int) -> str:
+        """Return the id of a call. It is the same whenever the same answer is parsed, so that a stream can be read
+        again."""
+        digest = hashlib.sha256(f"{request_id}/{choice}/{index}".encode()).hexdigest()
+        return self.id_prefix + digest[: self.num_id_chars]
+
+
+TOOL_CALL_PARSERS: dict[str, ToolCallStyle] = {
+    HERMES_PARSER: ToolCallStyle(HERMES),
+    "llama3_json": ToolCallStyle(LLAMA3_JSON),
+    "mistral": ToolCallStyle(MISTRAL, id_prefix="", num_id_chars=9),
+}
+
+
+def find_tool_call_style(name: str) -> ToolCallStyle:
+    """Return the style of that name.
+
+    Raises:
+        ValidationError: the name is unknown.
+    """
+    if name not in TOOL_CALL_PARSERS:
+        names = ", ".join(sorted(TOOL_CALL_PARSERS))
+        raise ValidationError(f"tool_call_parser must be one of {names}, got {shown(name)}")
+    return TOOL_CALL_PARSERS[name]

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ..markers import safe_prefix_len
-from .call_reader import CallReader
+from ..reasoning import safe_prefix_len
+from .call_reader import CallReader, Content, Piece
 from .formats import CallFormat
 from .json_reader import MalformedError, Reader
-from .pieces import Content, Piece
 
 _SEPARATORS = " \t\r\n,;"
 

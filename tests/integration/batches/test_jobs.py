@@ -11,8 +11,8 @@ import pytest
 
 from penstock.producer.agenda import Agenda
 from penstock.producer.batches import BatchStore
-from penstock.producer.webhooks.event_records import EventState, WebhookEvent
 from penstock.producer.webhooks.event_store import EventStore
+from penstock.producer.webhooks.events import EventState, WebhookEvent
 from penstock.producer.webhooks.secrets import SecretStore
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import ValidationError

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.producer.agenda import Agenda
-from penstock.producer.batches.script_texts import SCRIPTS as BATCH_SCRIPTS
+from penstock.producer.batches.files import SCRIPTS as BATCH_SCRIPTS
 from penstock.shared.broker import Broker, Queue, Reaped, Room
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.heartbeats import drop_overdue

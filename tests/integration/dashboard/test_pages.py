@@ -11,7 +11,7 @@ import pytest
 from penstock.ops.dashboard import Access, Role
 from penstock.ops.views.pages import PAGES
 from penstock.producer import Client, SamplingParams
-from penstock.producer.webhooks.event_records import WebhookAttempt, WebhookEvent
+from penstock.producer.webhooks.events import WebhookAttempt, WebhookEvent
 from penstock.shared.broker import Broker, Queue, Room
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.worker_status import EngineState

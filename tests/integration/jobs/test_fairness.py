@@ -13,17 +13,16 @@ import pytest
 
 from penstock.producer.agenda import Agenda
 from penstock.producer.batches import BatchStore
-from penstock.producer.jobs.batches import PAUSE_WITHOUT_PLACE_S, run_open_batch
 from penstock.producer.jobs.context import JobContext
+from penstock.producer.jobs.due_jobs import PAUSE_WITHOUT_PLACE_S, run_open_batch
 from penstock.producer.jobs.settings import JobSettings
 from penstock.producer.places import Places
-from penstock.producer.webhooks import resolver as resolver_module
-from penstock.producer.webhooks.delivery import MAX_PER_TENANT, PAUSE_WHILE_BUSY_S, Delivery
-from penstock.producer.webhooks.event_records import WebhookEvent
+from penstock.producer.webhooks import guarded_http as resolver_module
+from penstock.producer.webhooks.delivery import MAX_PER_TENANT, PAUSE_WHILE_BUSY_S, Delivery, Sender
 from penstock.producer.webhooks.event_store import EventStore
-from penstock.producer.webhooks.resolver import MAX_PER_OWNER, Resolver, UnresolvedNameError
+from penstock.producer.webhooks.events import WebhookEvent
+from penstock.producer.webhooks.guarded_http import MAX_PER_OWNER, Resolver, UnresolvedNameError
 from penstock.producer.webhooks.secrets import SecretStore
-from penstock.producer.webhooks.sender import Sender
 from penstock.producer.webhooks.settings import WebhookSettings
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys

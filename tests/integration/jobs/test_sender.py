@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.producer.webhooks.sender import ForbiddenAddressError, Reply, Sender
+from penstock.producer.webhooks.delivery import ForbiddenAddressError, Reply, Sender
 from penstock.producer.webhooks.settings import WebhookSettings
 
 LOOPBACK = ("127.0.0.0/8",)

@@ -10,8 +10,8 @@ import pytest
 from penstock.ops import cli as penstock_cli
 from penstock.producer import Client, SamplingParams
 from penstock.producer.agenda import Agenda
-from penstock.producer.webhooks.event_records import EventState, WebhookEvent, WebhookTarget
 from penstock.producer.webhooks.event_store import EventStore
+from penstock.producer.webhooks.events import EventState, WebhookEvent, WebhookTarget
 from penstock.producer.webhooks.outbox import Outbox, outbox_command
 from penstock.producer.webhooks.secrets import SecretStore
 from penstock.shared.broker import Broker, Claim, DeadLetter, FinalRecord, Room

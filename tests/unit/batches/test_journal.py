@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.producer.batches.journal import Journal, JournalRow, count_rows, journal_path
-from penstock.producer.batches.output import write_output
+from penstock.producer.batches.journal import Journal, JournalRow, count_rows, journal_path, write_output
 
 
 def done(row: int, text: str, *, failed: bool = False) -> JournalRow:

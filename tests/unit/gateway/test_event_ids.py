@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.producer import Delta, FinishReason
 from penstock.producer.gateway.stream import Position
-from penstock.producer.openai.answers.response_ids import created_at, new_id
+from penstock.producer.openai.answers.common import created_at, new_id
 from penstock.producer.openai.endpoints import CHAT_COMPLETIONS, decode
 from penstock.producer.openai.errors import OpenAIError
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.producer.web.request_body import MIN_BYTES_PER_S, RequestBody
+from penstock.producer.web.connection import MIN_BYTES_PER_S, RequestBody
 
 
 def receiver(*messages: Any) -> Any:

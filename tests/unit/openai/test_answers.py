@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.producer.openai.answers.response_ids import created_at, new_id
+from penstock.producer.openai.answers.common import created_at, new_id
 from penstock.producer.openai.errors import OpenAIError
 from penstock.producer.results.outputs import RequestOutput, final_output
 from penstock.shared.messages.deltas import Delta

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
-from penstock.producer.openai.json_schema import check_schema, embeddable
-from penstock.producer.openai.response_format import structured_outputs_of
+from penstock.producer.openai.json_schema import check_schema, embeddable, structured_outputs_of
 from penstock.producer.openai.tools.definitions import ToolChoice, allowed_functions, read_tool_choice, read_tools
 from penstock.producer.openai.tools.forcing import forced_calls, strict_hermes_calls
-from penstock.producer.openai.tools.registry import TOOL_CALL_PARSERS, find_tool_call_style
+from penstock.producer.openai.tools.formats import TOOL_CALL_PARSERS, find_tool_call_style
 from penstock.shared.errors import ValidationError
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

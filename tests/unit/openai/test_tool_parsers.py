@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.producer.openai.tools.call_reader import CallPiece, Content, joined
 from penstock.producer.openai.tools.formats import HERMES, LIST_OF_CALLS, LLAMA3_JSON, MISTRAL, CallFormat, named_call
 from penstock.producer.openai.tools.parser import ToolCallParser
-from penstock.producer.openai.tools.pieces import CallPiece, Content, joined
 
 FORMATS = {
     "hermes": HERMES,

@@ -13,7 +13,7 @@ from penstock.producer.gateway.app import build_app
 from penstock.producer.gateway.settings import GatewaySettings
 from penstock.producer.io_processors import IOProcessors
 from penstock.producer.openai.errors import OpenAIError, error_of
-from penstock.producer.openai.pool_body import PoolBody
+from penstock.producer.openai.pooling import PoolBody
 from penstock.shared import errors
 
 from ... import io_processors

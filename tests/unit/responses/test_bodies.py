@@ -9,17 +9,17 @@ import msgspec
 import pytest
 from openai.types.responses import Response as OpenAIResponse
 
-from penstock.producer.openai.answers.response_ids import new_id
+from penstock.producer.openai.answers.common import new_id
 from penstock.producer.openai.endpoints import RESPONSES, decode
 from penstock.producer.openai.errors import OpenAIError
 from penstock.producer.openai.responses.body import check_body
+from penstock.producer.openai.responses.items import read_items
 from penstock.producer.openai.responses.prepared import (
     PreparedResponse,
     new_response,
     prepare_response,
 )
-from penstock.producer.openai.responses.reading import read_items
-from penstock.producer.openai.responses.record import StoredResponse
+from penstock.producer.openai.responses.response_store import StoredResponse
 from penstock.producer.results.outputs import CompletionOutput, RequestOutput
 from penstock.shared.messages.outcome import FinishReason, Usage
 

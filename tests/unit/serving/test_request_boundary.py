@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from penstock.producer.io_processors import IOProcessors
 from penstock.producer.openai.answers.form import AnswerForm
 from penstock.producer.openai.errors import error_of
+from penstock.producer.openai.tools.formats import find_tool_call_style
 from penstock.producer.openai.tools.parser import ToolCallParser
-from penstock.producer.openai.tools.registry import find_tool_call_style
 from penstock.shared import errors
 from penstock.shared.broker import Claim
 from penstock.shared.messages.from_core import EngineCoreOutput, Ready

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from penstock.producer.gateway.settings import GatewaySettings
 from penstock.producer.webhooks.addresses import check_url
-from penstock.producer.webhooks.event_records import WebhookSecret
+from penstock.producer.webhooks.events import WebhookSecret
 from penstock.shared.command_line import Command, run_program
 from penstock.shared.errors import ConfigurationError, PenstockError
 from penstock.shared.log import configure_logging

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from penstock.producer.openai.response_format import structured_outputs_of
+from penstock.producer.openai.json_schema import structured_outputs_of
 from penstock.producer.openai.tools.definitions import ToolChoice, read_tools
 from penstock.producer.openai.tools.forcing import answer_or_hermes_calls, forced_calls, strict_hermes_calls
 from penstock.shared.params.structured import StructuredOutputsParams
