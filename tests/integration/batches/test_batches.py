@@ -106,7 +106,7 @@ async def test_a_runner_whose_lease_was_taken_writes_nothing_more(
     stale = await store.claim(batch.id)
     open_batches = Keys(namespace).batches().open
     await commands.execute("ZADD", open_batches, "XX", "GT", 1e15, batch.id)  # however slowly this runs
-    with pytest.raises(BatchHeldError, match="run by another"):
+    with pytest.raises(BatchHeldError, match="held by another"):
         await run_batch(client, store, batch.id)
     assert list(await store.free_batches()) == []
     await stale.write(BatchStatus.IN_PROGRESS)

@@ -30,7 +30,7 @@ async def test_what_has_come_gives_time_for_what_has_not() -> None:
     body = RequestBody(receiver(part(1000 * MIN_BYTES_PER_S), part(1000 * MIN_BYTES_PER_S)), 60.0, TimeoutError)
     await body()
     await body()
-    assert 1500 < body.patience_s <= 2060
+    assert 1500 < body.time_left_s <= 2060
 
 
 async def test_what_does_not_come_is_a_timeout() -> None:

@@ -94,7 +94,7 @@ def test_loopback_is_known_however_it_is_spelled(host: str) -> None:
     address = literal_address(host)
     assert address is not None
     assert address.is_loopback
-    with pytest.raises(ValidationError, match="no public address"):
+    with pytest.raises(ValidationError, match="not a public address"):
         check_literal(f"http://{host}/", Networks())
 
 
