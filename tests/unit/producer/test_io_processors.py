@@ -26,7 +26,9 @@ def test_they_are_named_or_given_and_found_by_their_names() -> None:
     found = IOProcessors([f"{HERE}:Nearest", Broken()])
     assert (found.find("nearest").name, found.find("broken").name) == ("nearest", "broken")
     assert IOProcessors([Broken()]).find(None).name == "broken"
-    with pytest.raises(errors.UnsupportedParameterError, match=r"unknown io_processor 'other'; available: nearest, broken"):
+    with pytest.raises(
+        errors.UnsupportedParameterError, match=r"unknown io_processor 'other'; available: nearest, broken"
+    ):
         found.find("other")
     with pytest.raises(errors.ValidationError, match="io_processor must name one of nearest, broken"):
         found.find(None)
