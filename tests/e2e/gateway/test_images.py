@@ -110,7 +110,7 @@ async def test_a_chat_sees_what_the_client_shows(ai: AsyncOpenAI, stack: LocalSt
 @pytest.mark.parametrize(
     ("bad", "told"),
     [
-        ("https://example.org/cat.png", "this gateway fetches none"),
+        ("https://example.org/cat.png", "this gateway does not fetch images"),
         ("data:image/png;base64,*", "is no base64"),
         ("data:image/png;base64,AAAA", "no image of a kind that is read"),
         ("data:image/png;base64," + base64.b64encode(png(picture(1))[:200]).decode(), "truncated or damaged"),
