@@ -1,4 +1,4 @@
-"""What all kernel tests share: the comparison with the truth, the device, the references alone."""
+"""Fixtures of all kernel tests: comparison with the truth, the device, and the references."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def compiled() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """Where Triton kernels run: on the GPU, or where none is on the CPU, by Triton's interpreter."""
+    """Return the device of Triton kernels: the GPU, or without one the CPU, where Triton's interpreter runs them."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -52,7 +52,7 @@ def _interpreted_kernels(device: torch.device) -> Iterator[None]:
 
 @pytest.fixture
 def poisoned_memory() -> Iterator[None]:
-    """What torch allocates without a value is NaN (the largest number, for integers), whoever allocates it."""
+    """Fill all uninitialized tensors of torch with NaN, or with the largest number for integers."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield

@@ -27,7 +27,7 @@ _BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 
 @contextmanager
 def interpreted() -> Iterator[None]:
-    """What this process runs of Triton meanwhile goes through its interpreter."""
+    """Run Triton kernels of this process through its interpreter."""
     with pytest.MonkeyPatch.context() as patch:
         _round_as_a_gpu(patch)
         _remember_numpy_types(patch)
@@ -36,8 +36,8 @@ def interpreted() -> Iterator[None]:
         _match_operands_once(patch)
         _call_operations_at_once(patch)
         _check_overflow_at_once(patch)
-        # It would search the language for all that is to be replaced whenever one function of a kernel calls another,
-        # which is half of the time that it takes.
+        # Without this, the interpreter searches the language for functions to replace at every call within a kernel,
+        # which takes half of its time.
         replaced = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
         patch.setattr(interpreter, "_patch_lang", lambda _: SimpleNamespace(restore=lambda: None))
         try:
@@ -49,9 +49,8 @@ def interpreted() -> Iterator[None]:
 def _round_as_a_gpu(patch: pytest.MonkeyPatch) -> None:
     """Replace the interpreter's conversion between floating types.
 
-    Its own cuts off the digits that bfloat16 has no room for, and loses the carry when it rounds to float8; torch
-    converts as the hardware does: to the nearest, ties to even. Else no kernel could be compared with its reference to
-    the last bit.
+    The interpreter truncates to bfloat16, and loses the carry when it rounds to float8. torch converts as GPUs do,
+    to the nearest with ties to even, so that results of kernels can be compared with their references bit for bit.
     """
     patch.setattr(interpreter, "_convert_float", _convert)
 
@@ -65,41 +64,41 @@ def _remember_numpy_types(patch: pytest.MonkeyPatch) -> None:
 
 
 def _remember_block_types(patch: pytest.MonkeyPatch) -> None:
-    """Make a type of blocks once, with the shape and size of its tensors; each operation makes three or four anew."""
+    """Cache block types with the shape and size of their tensors; otherwise each operation creates three or four."""
     make_type, make_tensor = tl.block_type.__init__, tl.tensor.__init__
-    known: dict[tuple[Any, ...], dict[str, Any]] = {}
+    types: dict[tuple[Any, ...], dict[str, Any]] = {}
     of_scalars: dict[str, Any] = {}
 
     def init_type(self: Any, element_ty: Any, shape: Any) -> None:
         sizes = getattr(shape, "values", shape)
-        if type(element_ty) is not tl.dtype:  # pointers have more to them than a name
+        if type(element_ty) is not tl.dtype:  # pointer types have more attributes than a name
             make_type(self, element_ty, shape)
             if type(element_ty) is tl.pointer_type:
                 self.known_as = (str(element_ty), *[getattr(size, "value", size) for size in sizes])
             return
         key = (element_ty.name, *[getattr(size, "value", size) for size in sizes])
-        if key not in known:
+        if key not in types:
             make_type(self, element_ty, shape)
-            self.of_tensors = {}  # what all tensors of such types have, once there is one
+            self.of_tensors = {}  # attributes of all tensors of this type, once one exists
             self.known_as = key
-            known[key] = dict(self.__dict__)
-        self.__dict__.update(known[key])
+            types[key] = dict(self.__dict__)
+        self.__dict__.update(types[key])
 
     def init_tensor(self: Any, handle: Any, type: Any) -> None:
-        told = type.__dict__.get("of_tensors") if type.is_block() else of_scalars
-        if told:
-            self.__dict__.update(told, handle=handle, type=type, dtype=type.scalar)
+        attributes = type.__dict__.get("of_tensors") if type.is_block() else of_scalars
+        if attributes:
+            self.__dict__.update(attributes, handle=handle, type=type, dtype=type.scalar)
             return
         make_tensor(self, handle, type)
-        if told is not None:
-            told.update(shape=self.shape, numel=self.numel)
+        if attributes is not None:
+            attributes.update(shape=self.shape, numel=self.numel)
 
     patch.setattr(tl.block_type, "__init__", init_type)
     patch.setattr(tl.tensor, "__init__", init_tensor)
 
 
 def _broadcast_where_needed(patch: pytest.MonkeyPatch) -> None:
-    """Leave the two sides of an operation alone that have one shape, as most have."""
+    """Skip broadcasting if both operands have the same shape, as most have."""
     broadcast = TritonSemantic.broadcast_impl_value
 
     def broadcast_if_needed(self: Any, left: Any, right: Any) -> tuple[Any, Any]:
@@ -111,31 +110,31 @@ def _broadcast_where_needed(patch: pytest.MonkeyPatch) -> None:
 
 
 def _match_operands_once(patch: pytest.MonkeyPatch) -> None:
-    """Remember by the types of two operands what is to be done with them, and the tensors that numbers become.
+    """Cache the conversions of two operands by their types, and the tensors that numbers are converted to.
 
-    The interpreter asks for both types, casts and broadcasts in every operation. Here numpy broadcasts, in the
+    The interpreter inspects both types, casts and broadcasts in every operation. Here numpy broadcasts, in the
     operation itself.
     """
     match = TritonSemantic.binary_op_type_checking_impl
-    known: dict[tuple[Any, ...], tuple[_Matching, _Matching]] = {}
+    conversions: dict[tuple[Any, ...], tuple[_Conversion, _Conversion]] = {}
 
     def match_once(self: Any, left: Any, right: Any, *how: Any, **named: Any) -> tuple[Any, Any]:
-        of_left, of_right = _key_of(left), _key_of(right)
-        if of_left is None or of_right is None:
+        left_key, right_key = _cache_key(left), _cache_key(right)
+        if left_key is None or right_key is None:
             return match(self, left, right, *how, **named)
-        key = (of_left, of_right, how, *named.items())
-        found = known.get(key)
-        if found is None:
+        key = (left_key, right_key, how, *named.items())
+        pair = conversions.get(key)
+        if pair is None:
             matched = match(self, left, right, *how, **named)
-            known[key] = _Matching(left, matched[0]), _Matching(right, matched[1])
+            conversions[key] = _Conversion(left, matched[0]), _Conversion(right, matched[1])
             return matched
-        return found[0].apply(self, left), found[1].apply(self, right)
+        return pair[0].apply(self, left), pair[1].apply(self, right)
 
     patch.setattr(TritonSemantic, "binary_op_type_checking_impl", match_once)
 
 
-class _Matching:
-    """What one operand ``old`` has become: the number, or another type, shape or both."""
+class _Conversion:
+    """Conversion of an operand ``old`` to a number, or to another type, shape or both."""
 
     def __init__(self, old: Any, new: Any) -> None:
         is_tensor = type(old) is tl.tensor
@@ -155,8 +154,8 @@ def _sizes_of(tensor: Any) -> list[int]:
     return [size.value for size in tensor.shape]
 
 
-def _key_of(operand: Any) -> Any:
-    """Of a tensor by its type, and of a number by its value; None of what is looked at each time."""
+def _cache_key(operand: Any) -> Any:
+    """Return the type of a tensor, or the value of a number; None for an operand that is not cached."""
     kind = type(operand)
     if kind is tl.tensor:
         of_type = operand.type
@@ -166,7 +165,7 @@ def _key_of(operand: Any) -> Any:
 
 
 def _call_operations_at_once(patch: pytest.MonkeyPatch) -> None:
-    """Give an operation the semantics of the interpreter, without looking through what it was given by name."""
+    """Call operations with the semantics of the interpreter, without inspecting their keyword arguments."""
 
     def patch_operation(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
         operation = getattr(member, "__wrapped__", member)

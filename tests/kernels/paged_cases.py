@@ -31,7 +31,7 @@ class Case:
         return paged_attention(self.query, self.key_cache, self.value_cache, self.batch, **options)
 
     def on(self, device: torch.device) -> Case:
-        """The same with what the kernel is given on ``device``."""
+        """Return the case with the kernel's arguments on ``device``."""
         old = self.batch
         table, slots = old.block_table.to(device), old.slot_mapping.to(device)
         ends = None if old.visible_ends is None else old.visible_ends.to(device)
@@ -56,9 +56,9 @@ def make_case(
     cache_dtype = dtype if cache_dtype is None else cache_dtype
     counts = [-(-seq_len // block_size) for _, seq_len in rows]
     num_blocks = sum(counts) + 3
-    # Block 0 is nobody's: a kernel that reads more keys than it looked up blocks for reads there.
+    # No request owns block 0, which a kernel reads if it reads more keys than it looked up blocks for.
     shuffled = (torch.randperm(num_blocks - 1, generator=generator) + 1).tolist()
-    # What stands behind a row's last block in the table is never looked at: here an id far outside the cache.
+    # Entries after a row's last block in the table are never read, so they are ids far outside the cache.
     table = torch.full((len(rows), max(counts) + 1), 10**6)
     key_cache = torch.full((num_blocks, block_size, num_kv_heads, key_dim), float("nan")).to(cache_dtype)
     value_cache = torch.full((num_blocks, block_size, num_kv_heads, value_dim), float("nan")).to(cache_dtype)
@@ -107,16 +107,16 @@ def naive(
         values = (case.values[row].double() * value_scale).repeat_interleave(group_size, 1)
         for position in range(seq_len - query_len, seq_len):
             end = position + 1 if case.batch.visible_ends is None else int(case.batch.visible_ends[len(results)])
-            seen = [p for p in range(end) if window is None or p > position - window]
+            visible = [p for p in range(end) if window is None or p > position - window]
             if mask_rule is not None:
-                seen = [p for p in range(seq_len) if mask_rule(0, 0, torch.tensor(position), torch.tensor(p))]
-            scores = torch.einsum("hd,phd->hp", query[len(results)], keys[seen]) * scale
+                visible = [p for p in range(seq_len) if mask_rule(0, 0, torch.tensor(position), torch.tensor(p))]
+            scores = torch.einsum("hd,phd->hp", query[len(results)], keys[visible]) * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
             if alibi_slopes is not None:
-                scores += alibi_slopes.double()[:, None] * (torch.tensor(seen) - position)
+                scores += alibi_slopes.double()[:, None] * (torch.tensor(visible) - position)
             if sinks is not None:
                 scores = torch.cat([scores, sinks.double()[:, None]], dim=1)
-            weights = torch.softmax(scores, dim=1)[:, : len(seen)]
-            results.append(torch.einsum("hp,phd->hd", weights, values[seen]))
+            weights = torch.softmax(scores, dim=1)[:, : len(visible)]
+            results.append(torch.einsum("hp,phd->hd", weights, values[visible]))
     return torch.stack(results)

@@ -9,7 +9,7 @@ from penstock.kernels.sampling import Draws
 
 
 def draws_of(num_rows: int, **params: float) -> Draws:
-    """``num_rows`` equal rows whose uniform numbers are spread over all there are."""
+    """Return draws of ``num_rows`` equal rows, with uniform numbers spread evenly over [0, 1)."""
     values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **params}
     return Draws(
         temperature=torch.full((num_rows,), values["temperature"]),

@@ -108,8 +108,8 @@ def test_quick_takes_the_last_choice_alone() -> None:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
-    """What the command prints of all kernels, and what it writes: what memory can do is measured once."""
+def benchmark(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    """Return the output and the JSON of the command for all kernels, so that the roofline is measured once."""
     file, printed, was_loaded = tmp_path_factory.mktemp("bench") / "rows.json", StringIO(), native.is_loaded()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
         patch.setattr(command, "QUICK_BUDGET_S", 1e-3)
@@ -120,13 +120,13 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]
 
 
 @pytest.mark.parametrize("kernel", find_kernels())
-def test_every_kernel_has_rows_here(kernel: str, told: tuple[str, dict[str, Any]]) -> None:
-    printed, found = told
-    rows = [row for row in found["rows"] if row["kernel"].startswith(kernel)]
+def test_every_kernel_has_rows_here(kernel: str, benchmark: tuple[str, dict[str, Any]]) -> None:
+    printed, results = benchmark
+    rows = [row for row in results["rows"] if row["kernel"].startswith(kernel)]
     assert rows
     assert all(row["us"] > 0 for row in rows)
-    assert found["roofline"]["copy_gb_per_s"] > 0
-    assert found["torch"] == torch.__version__
+    assert results["roofline"]["copy_gb_per_s"] > 0
+    assert results["torch"] == torch.__version__
     assert kernel in printed
 
 
@@ -139,9 +139,9 @@ def test_cases_that_cannot_be_made_fail_the_run_and_keep_the_rows_before(
 
     monkeypatch.setattr(rms_norm_cases, "cases", cases)
     assert main(["--quick", "--device", "cpu", "--only", "rms_norm"]) == 1
-    told = capsys.readouterr().out
-    assert "T=2" in told
-    assert "FAILED: MemoryError: too large" in told
+    output = capsys.readouterr().out
+    assert "T=2" in output
+    assert "FAILED: MemoryError: too large" in output
 
 
 def test_an_unknown_kernel_is_named(capsys: pytest.CaptureFixture[str]) -> None:

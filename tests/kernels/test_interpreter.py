@@ -1,4 +1,4 @@
-"""What the interpreter finds in kernels is found by the faster one of the tests, too."""
+"""The faster interpreter of the tests gives the results of Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _sum(left, right, out, size: tl.constexpr, step: tl.constexpr):
 def test_a_sum_or_a_product_that_is_too_large_for_its_type(left: int, step: int, device: torch.device) -> None:
     numbers = torch.tensor([1, left], dtype=torch.int32, device=device)
     out = torch.empty_like(numbers)
-    launch: Any = _sum[(1,)]  # which takes numbers for what is constant in a kernel
+    launch: Any = _sum[(1,)]  # whose constants of a kernel are numbers
     launch(numbers * 0 + 1, numbers * 0 + 1, out, 2, 7)
     assert out.tolist() == [8, 8]
     with pytest.raises(Exception, match=r"int32 overflow detected for operation (add|sub|mul)"):

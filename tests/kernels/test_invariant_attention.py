@@ -15,7 +15,7 @@ from penstock.kernels.paged_attention import PagedBatch, invariant, paged_attent
 
 from .paged_cases import Case, make_case, naive
 
-# Lengths of three requests, in tiles of 128 keys: within one, just behind the end of one, in the middle of the third.
+# Lengths of three requests that end, in tiles of 128 keys: within a tile, just after one, in the middle of the third.
 LENGTHS = (41, 129, 300)
 NUM_TOKENS = 8
 
@@ -80,15 +80,15 @@ class Products(TorchDispatchMode):
 @pytest.mark.usefixtures("references")
 @pytest.mark.parametrize("is_batch_invariant", [True, False])
 def test_the_shapes_of_products_do_not_follow_the_company(is_batch_invariant: bool) -> None:
-    """Which is why bits do not; a processor may give the same bits all the same to the reference, whose shapes do."""
+    """Equal shapes give equal bits; the shapes of the reference's products depend on the batch."""
     case = make_case([(length, length) for length in LENGTHS], 6, 2, 24, 16, torch.float32)
-    found = []
+    shapes_by_batch = []
     for _, tokens in companies((1, 128)):
         with Products() as products:
             attend(case, tokens, scale=0.2, is_batch_invariant=is_batch_invariant)
-        found.append(products.shapes)
-    assert all(found)
-    assert all(shapes == found[0] for shapes in found) == is_batch_invariant
+        shapes_by_batch.append(products.shapes)
+    assert all(shapes_by_batch)
+    assert all(shapes == shapes_by_batch[0] for shapes in shapes_by_batch) == is_batch_invariant
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())

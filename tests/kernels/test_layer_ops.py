@@ -127,12 +127,12 @@ def test_rotary_and_store_is_both(cache_dtype: torch.dtype) -> None:
     angles = random(5, 4, dtype=torch.bfloat16).repeat(1, 2)
     slots = torch.tensor([4, -1, 0, 7, 2])
     scales: dict[str, Any] = {"key_scale": 0.5, "value_scale": 2.0} if cache_dtype.itemsize == 1 else {}
-    found, expected = ([torch.zeros(2, 4, 2, 8, dtype=cache_dtype) for _ in range(2)] for _ in range(2))
-    query = rotary_and_store(query_key, value, angles.cos(), angles.sin(), found[0], found[1], slots, **scales)
+    result, expected = ([torch.zeros(2, 4, 2, 8, dtype=cache_dtype) for _ in range(2)] for _ in range(2))
+    query = rotary_and_store(query_key, value, angles.cos(), angles.sin(), result[0], result[1], slots, **scales)
     rotated = apply_rotary(query_key, angles.cos(), angles.sin())
     store_kv_cache(rotated[:, 3:], value, expected[0], expected[1], slots, **scales)
     assert torch.equal(query, rotated[:, :3])
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(result, expected, strict=True):
         assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
         assert ours.float().any()
 

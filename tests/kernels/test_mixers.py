@@ -71,9 +71,9 @@ class TestMixers:
             state.recent[:3], state.states[:3] = random(*state.recent[:3].shape), random(*state.states[:3].shape)
             state.recent[3:], state.states[3:] = torch.nan, torch.nan
         batch = batch_of(list(LENGTHS), [2, -1, 0], [4, 5, 3])
-        made, wanted = mix(rows, weights, ours, batch), reference.mix(rows, weights, theirs, batch)
+        actual, expected = mix(rows, weights, ours, batch), reference.mix(rows, weights, theirs, batch)
         tolerance = TOLERANCES[dtype]
-        torch.testing.assert_close(made, wanted, rtol=tolerance, atol=tolerance * wanted.abs().max().item())
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())
         torch.testing.assert_close(ours.recent[3:6], theirs.recent[3:6])
         torch.testing.assert_close(ours.states[:6], theirs.states[:6], rtol=tolerance, atol=4 * tolerance)
         assert ours.recent[6].isnan().all()

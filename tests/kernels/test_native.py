@@ -105,16 +105,16 @@ def test_store_kv_cache(dtype: torch.dtype) -> None:
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
 def test_what_was_compiled_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one source, as the others take long; ``compiled`` is made of all."""
+    """Use one source, because the others take long; ``compiled`` uses all."""
     monkeypatch.setattr(build_module, "_SOURCES", ("parallel.cpp",))
     path = build(tmp_path)
-    written = path.stat().st_mtime_ns
+    compiled_at = path.stat().st_mtime_ns
     assert build(tmp_path) == path
-    assert path.stat().st_mtime_ns == written
+    assert path.stat().st_mtime_ns == compiled_at
     assert set(tmp_path.iterdir()) == {path, path.with_suffix(".lock")}
 
 
-# Says when it compiles, ends when it may, and counts what it links.
+# Reports that it compiles, waits for permission to end, and counts its links.
 _COMPILER = """#!/bin/sh
 case "$*" in
 *--version*) exit ;;

@@ -1,4 +1,4 @@
-"""Attention by the compiled library: what it computes, and that no bit of a token depends on its company."""
+"""Attention by the compiled library: its results, and bits of a token that do not depend on other tokens."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_paged_attention(
     is_batch_invariant: bool,
     assert_close: Callable[[Tensor, Tensor], None],
 ) -> None:
-    """Decodes of many lengths beside prefill chunks; what no request owns is NaN."""
+    """Return decodes of many lengths next to prefill chunks; slots that no request owns are NaN."""
     rows = [(1, 1), (1, 7), (1, 8), (1, 41), (5, 5), (3, 20)]
     case = make_case(rows, num_heads, num_kv_heads, head_dim, head_dim, dtype)
     scale = head_dim**-0.5
@@ -126,9 +126,9 @@ def test_a_decode_has_the_same_bits_in_any_company_and_on_any_number_of_threads(
     assert torch.equal(decode(list(range(8))), together)
 
 
-def test_what_attends_is_told() -> None:
-    told = [
+def test_backend_of_names_the_implementation_that_runs() -> None:
+    backends = [
         backend_of(torch.device("cpu"), torch.float32, cache, (dim, dim), is_batch_invariant=True)
         for cache, dim in ((torch.float32, 32), (torch.float32, 24), (torch.float8_e4m3fn, 32))
     ]
-    assert told == ["native", "reference", "reference"]
+    assert backends == ["native", "reference", "reference"]

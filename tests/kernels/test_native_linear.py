@@ -110,10 +110,10 @@ def test_what_four_bits_can_say_stays_as_it_is() -> None:
     weight = torch.cat([block.float(), scaling], 1)
     weight[5], weight[6] = 0, weight[6].abs()
     packed = quantize_weight_to_nibbles(weight)
-    found = unpack_weight(packed)
-    assert (found[5] == 0).all()
+    result = unpack_weight(packed)
+    assert (result[5] == 0).all()
     fits = ((block >= -127) & (block < 127)).all(1)
-    difference = (found - weight)[:, :32].abs().amax(1)
+    difference = (result - weight)[:, :32].abs().amax(1)
     assert (difference <= steps[:, 0] / 2 + 1).all()
     assert (difference[fits] == 0).float().mean() > 0.9
 

@@ -18,7 +18,7 @@ NUM_SLOTS = 5
 
 
 def make_parts(dtype: torch.dtype, num_inputs: int) -> dict[int, list[LoraPart]]:
-    """By slot: three parts of odd sizes and ranks, one of them, the last alone; slots 3 and 4 are empty."""
+    """Return parts by slot: three of odd sizes and ranks; the second; the last. Slots 3 and 4 are empty."""
 
     def part(first: int, num_outputs: int, rank: int) -> LoraPart:
         return LoraPart(first, random(rank, num_inputs, dtype=dtype), random(num_outputs, rank, dtype=dtype))
@@ -49,18 +49,18 @@ def test_each_row_gets_what_its_adapter_makes_of_it(dtype: torch.dtype, num_toke
     inputs, out = random(num_tokens, 200, dtype=dtype)[:, 104:], random(num_tokens, 400, dtype=dtype)
     token_lora = torch.arange(num_tokens) * 7919 % (NUM_SLOTS + 1) - 1
     token_lora[100:] = 0
-    found = out.clone()
-    add_packed_lora(inputs, products, token_lora, found[:, :366])
+    result = out.clone()
+    add_packed_lora(inputs, products, token_lora, result[:, :366])
     rtol, atol = (1e-5, 1e-4) if dtype is torch.float32 else (2e-2, 5e-2)
     expected = expected_of(inputs, parts, token_lora, out[:, :366])
-    torch.testing.assert_close(found[:, :366].double(), expected, rtol=rtol, atol=atol)
-    assert torch.equal(found[:, 366:], out[:, 366:])
+    torch.testing.assert_close(result[:, :366].double(), expected, rtol=rtol, atol=atol)
+    assert torch.equal(result[:, 366:], out[:, 366:])
     unchanged = (token_lora < 0) | (token_lora > 2)
-    assert torch.equal(found[unchanged], out[unchanged])
+    assert torch.equal(result[unchanged], out[unchanged])
     for token in range(0, num_tokens, 11):
         alone = out[token : token + 1].clone()
         add_packed_lora(inputs[token : token + 1], products, token_lora[token : token + 1].clone(), alone[:, :366])
-        assert torch.equal(alone[0], found[token])
+        assert torch.equal(alone[0], result[token])
 
 
 def test_what_does_not_fit_is_refused() -> None:

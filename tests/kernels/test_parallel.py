@@ -1,4 +1,4 @@
-"""Threads that have no item any more help with what others are at."""
+"""Threads without an item help with the nested work of others."""
 
 from __future__ import annotations
 

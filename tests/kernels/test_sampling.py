@@ -55,24 +55,24 @@ def test_the_same_token_is_drawn(params: dict[str, float], scale: float, dtype: 
         expected = reference.sample(logits.clone(), draws)
         if dtype == torch.bfloat16:
             logits, expected = logits.to(dtype), reference.sample(logits.to(dtype).float(), draws)
-        found = sample(logits.clone(), draws)
-        probability_lost = _distance_in_order(logits.float(), found, expected)
-        assert probability_lost.max() < 1e-5 if dtype == torch.float32 else _are_as_probable(logits, found, expected)
+        result = sample(logits.clone(), draws)
+        probability_lost = _distance_in_order(logits.float(), result, expected)
+        assert probability_lost.max() < 1e-5 if dtype == torch.float32 else _are_as_probable(logits, result, expected)
 
 
-def _distance_in_order(logits: Tensor, found: Tensor, expected: Tensor) -> Tensor:
+def _distance_in_order(logits: Tensor, result: Tensor, expected: Tensor) -> Tensor:
     """Rows that differ do so by rounding at the edge of a token: 0 where they are neighbours in either order."""
     rank = logits.argsort(dim=-1, descending=True).argsort(dim=-1)
     rows = torch.arange(len(logits))
-    by_rank = (rank[rows, found] - rank[rows, expected]).abs()
-    by_place = (found - expected).abs()
+    by_rank = (rank[rows, result] - rank[rows, expected]).abs()
+    by_place = (result - expected).abs()
     return torch.minimum(by_rank, by_place).clamp(min=1) - 1.0
 
 
-def _are_as_probable(logits: Tensor, found: Tensor, expected: Tensor) -> bool:
+def _are_as_probable(logits: Tensor, result: Tensor, expected: Tensor) -> bool:
     rows = torch.arange(len(logits))
-    distance = _distance_in_order(logits.float(), found, expected)
-    return bool(((logits[rows, found] == logits[rows, expected]) | (distance == 0)).all())
+    distance = _distance_in_order(logits.float(), result, expected)
+    return bool(((logits[rows, result] == logits[rows, expected]) | (distance == 0)).all())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -91,7 +91,7 @@ def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("params", [*FILTERS, {"top_k": 10, "min_p": 0.5}], ids=str)
 def test_rows_of_infinities_and_nan(params: dict[str, float]) -> None:
-    """What is excluded is not drawn; a row without sense gives some token and harms nobody."""
+    """Excluded tokens are never drawn; a row of NaN gives some token and does not affect other rows."""
     logits = torch.full((5, 300), -math.inf)
     logits[0, 299] = -3.0
     logits[1, [7, 290]] = torch.tensor([0.0, -5.0])

@@ -36,7 +36,7 @@ PACK = {"plain": pack_weight, "bytes": quantize_weight, "nibbles": quantize_weig
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    """Whatever a test loads, the next one finds what it was."""
+    """Restore the library after a test has loaded another one."""
     was_loaded = native.is_loaded()
     yield
     native.set_num_threads(1)
@@ -80,7 +80,7 @@ def test_a_product_is_right_and_a_row_has_its_bits_in_any_company(num_outputs: i
 
 
 def test_the_number_of_rows_does_not_say_which_way_a_product_goes() -> None:
-    """Where all that should be left is 0, what is left shows the order in which products were summed."""
+    """The exact results are 0, so the rounding errors show the order in which products were summed."""
     load_emulation()
     half, rows = random(100, 160, dtype=BFLOAT16), random(70, 160, dtype=BFLOAT16).repeat(1, 2)
     packed = pack_weight(torch.cat([half, -half], 1))
@@ -107,7 +107,7 @@ def test_emulation_and_instructions_agree_on_products(kind: str) -> None:
 
 
 def test_four_bits_have_the_same_bits_with_tiles_and_without() -> None:
-    """Sums of bytes are whole, so the number of rows may say which way a product goes."""
+    """Sums of bytes are integers, so the method may depend on the number of rows."""
     rows = random(max(NUM_ROWS), 130, dtype=BFLOAT16)
     products: list[Tensor] = []
     for uses_tiles in (False, True):
@@ -118,7 +118,7 @@ def test_four_bits_have_the_same_bits_with_tiles_and_without() -> None:
 
 
 def test_of_the_dtype_of_inputs_that_do_not_fill_a_tile_nothing_changes() -> None:
-    """They go by vectors, whatever the number of rows."""
+    """They are multiplied on vectors for any number of rows."""
     load_emulation()
     packed, rows = pack_weight(random(70, 48, dtype=BFLOAT16)), random(33, 48, dtype=BFLOAT16)
     together = linear(rows, packed)
@@ -131,7 +131,7 @@ NUM_POSITIONS = 160
 
 
 def one_layer(window: int | None, dtype: torch.dtype = BFLOAT16) -> DecoderWeights:
-    """A decoder of one layer whose logits show what attention found."""
+    """Return a decoder of one layer whose logits show the attention output."""
 
     def weight(num_outputs: int, num_inputs: int) -> PackedWeight:
         return pack_weight((random(num_outputs, num_inputs, dtype=BFLOAT16) * num_inputs**-0.5).to(dtype))
@@ -154,18 +154,18 @@ def one_layer(window: int | None, dtype: torch.dtype = BFLOAT16) -> DecoderWeigh
 
 
 def logits_of(weights: DecoderWeights, block_size: int, cuts: list[int], ends: Tensor | None = None) -> Tensor:
-    """Of one request of as many tokens as the last of ``cuts``, computed in steps that end at each of them."""
+    """Return the logits of one request with ``cuts[-1]`` tokens, computed in steps that end at each of ``cuts``."""
     decoder = Decoder(weights)
     num_blocks = -(-NUM_POSITIONS // block_size)
     table = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0))
     shape, dtype = decoder.cache_shape(num_blocks, block_size), weights.embeddings.dtype
-    # What no token was stored in is never part of a result.
+    # Slots without a stored token never contribute to a result.
     keys, values = (torch.full(shape, torch.nan, dtype=dtype) for _ in range(2))
     decoder.use_cache([keys], [values], block_size)
     angles = torch.arange(NUM_POSITIONS)[:, None] / 10 ** torch.arange(HEAD_DIM // 2).div(16)
     cos, sin = (of_angles(angles).repeat(1, 2).to(dtype).float() for of_angles in (torch.cos, torch.sin))
     token_ids = torch.randint(0, 50, (NUM_POSITIONS,), generator=torch.Generator().manual_seed(1))
-    found: list[Tensor] = []
+    logits: list[Tensor] = []
     for start, end in zip([0, *cuts], cuts, strict=False):
         positions = torch.arange(start, end)
         batch = DecoderBatch(
@@ -179,8 +179,8 @@ def logits_of(weights: DecoderWeights, block_size: int, cuts: list[int], ends: T
             angles=[(cos, sin)],
             visible_ends=None if ends is None else ends[start:end],
         )
-        found.append(decoder.run(batch))
-    return torch.cat(found)
+        logits.append(decoder.run(batch))
+    return torch.cat(logits)
 
 
 @pytest.mark.parametrize("window", [None, 37])
@@ -211,7 +211,7 @@ def test_tokens_that_see_each_other_do_so_on_tiles_as_on_vectors(window: int | N
 
 @pytest.mark.parametrize("window", [None, 37])
 def test_attention_is_that_of_float32(window: int | None) -> None:
-    """Which goes by vectors."""
+    """Attention in float32 runs on vectors."""
     load_emulation()
     ours, expected = (logits_of(one_layer(window, dtype), 16, [150]) for dtype in (BFLOAT16, torch.float32))
     assert (ours - expected).norm() < 0.02 * expected.norm()
@@ -242,7 +242,7 @@ if child := os.fork():
 
 @pytest.mark.parametrize(("before", "expected"), [("", "0"), (_SMALL_STACK, "28"), (_FORK, "0")])
 def test_the_kernel_is_asked_for_tiles(before: str, expected: str) -> None:
-    """It refuses (28 is ENOSPC) beside an alternate signal stack that is too small; a forked process has them, too."""
+    """It refuses (28 is ENOSPC) with an alternate signal stack that is too small; a forked process may use them."""
     load_instructions()
     library = build(default_cache_folder())
     program = f"{_LOAD}\n{before}\nprint(library.request_tiles())"

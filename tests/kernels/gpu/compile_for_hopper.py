@@ -37,12 +37,12 @@ def compile_launch(self: JITFunction[Any], *args: Any, grid: object, warmup: boo
     """In the place of ``JITFunction.run``."""
     # Written anew for each kernel: a parameter may have a name that Triton has a use for itself.
     create_function_from_signature(self.signature, self.params, make_backend(HOPPER))(*args, **kwargs)
-    given = dict(zip(self.arg_names, args, strict=False)) | kwargs
+    arguments = dict(zip(self.arg_names, args, strict=False)) | kwargs
     signature: dict[str, str] = {}
     constants: dict[str, object] = {}
     attributes: dict[tuple[int, ...], list[list[object]]] = {}
     for index, parameter in enumerate(self.params):
-        value = given.pop(parameter.name)
+        value = arguments.pop(parameter.name)
         is_specialized = not parameter.do_not_specialize
         if parameter.is_constexpr or value is None or (is_specialized and type(value) is int and value == 1):
             signature[parameter.name] = "constexpr"
@@ -53,7 +53,7 @@ def compile_launch(self: JITFunction[Any], *args: Any, grid: object, warmup: boo
         if is_specialized and isinstance(number, int) and number % 16 == 0:
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(self, signature, constants, attributes)
-    compiled = triton.compile(source, target=HOPPER, options=given)
+    compiled = triton.compile(source, target=HOPPER, options=arguments)
     types = " ".join(kind for kind in signature.values() if kind != "constexpr")
     sys.stdout.write(f"{self.fn.__name__}({types}) {constants}: {len(compiled.asm['cubin'])} bytes\n")
 

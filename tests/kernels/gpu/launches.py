@@ -44,14 +44,14 @@ Launch = Callable[[], Any]
 
 
 def all_launches(*, is_brief: bool) -> Iterator[Launch]:
-    """Of every package; every kernel, if it is to be brief, and all the ways that differ else."""
+    """Yield launches of every package: every kernel if ``is_brief``, else also all of their variants."""
     yield from layer_launches([BF16] if is_brief else [torch.float32, BF16], [1000] if is_brief else [128, 1000, 32768])
     yield from attention_launches(num_shapes=1 if is_brief else len(ATTENTION_SHAPES))
     yield from (sample_rows, penalize_rows, mix_experts, multiply_bytes, adapt)
 
 
 def layer_launches(dtypes: list[torch.dtype], sizes: list[int]) -> Iterator[Launch]:
-    """With sizes that are powers of two and not."""
+    """Yield launches with sizes that are powers of two, and others."""
     for dtype in dtypes:
         for size in sizes:
             rows, weight = torch.zeros(3, size, dtype=dtype), torch.zeros(size, dtype=dtype)
@@ -105,13 +105,13 @@ def sample_rows() -> None:
 
 
 def penalize_rows() -> None:
-    """One shape: nothing of it is known to the compiler."""
+    """Launch one shape, since the compiler specializes on none of it."""
     places, changes = torch.zeros(5, dtype=torch.int64), torch.ones(5)
     penalties.penalize(torch.zeros(4, 100), places, places, changes, changes)
 
 
 def mix_experts() -> None:
-    """One token, and many."""
+    """Launch with one token, and with many."""
     for num_tokens in (1, 300):
         weights, ids = moe.route(torch.empty(num_tokens, 8, dtype=BF16), 2, "sigmoid", True, torch.empty(8), 1.0)
         gate_up, down = torch.empty(8, 512, 256, dtype=BF16), torch.empty(8, 256, 256, dtype=BF16)
@@ -119,7 +119,7 @@ def mix_experts() -> None:
 
 
 def multiply_bytes() -> None:
-    """Of both kinds, one token and many."""
+    """Launch with both dtypes, with one token and with many."""
     for kind in (torch.int8, FLOAT8):
         for num_tokens in (1, 300):
             rows, scales = quantized_linear.quantize_rows(torch.empty(num_tokens, 512, dtype=BF16), kind)

@@ -6,5 +6,5 @@ import torch
 
 
 def many(on_gpu: int, interpreted: int) -> int:
-    """How many rows to take, where a kernel does the same for each: the fewer lead through the same code."""
+    """Return the number of rows; fewer rows run the same code, because a kernel does the same for each row."""
     return on_gpu if torch.cuda.is_available() else interpreted

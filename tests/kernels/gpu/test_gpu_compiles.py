@@ -14,13 +14,13 @@ PROGRAM = Path(__file__).with_name("compile_for_hopper.py")
 
 @pytest.mark.timeout(600)
 def test_kernels_compile_for_hopper() -> None:
-    """In a process of its own: in this one Triton may be the interpreter.
+    """Compile in a separate process, since this one may run Triton's interpreter.
 
-    Triton keeps what it has compiled where it does for all programs, by sources, options and its own version: so this
-    takes half a minute once, and after a change the time of what is changed.
+    Triton's cache of compiled kernels is keyed by sources, options and its version. So this test takes half a minute
+    once, and later only the time of changed kernels.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
+    compilation = subprocess.run(
         [sys.executable, str(PROGRAM), "--brief"],
         env=environment,
         capture_output=True,
@@ -28,6 +28,6 @@ def test_kernels_compile_for_hopper() -> None:
         check=False,
         timeout=580,
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    kernels = {line.partition("(")[0] for line in done.stdout.splitlines()}
+    assert compilation.returncode == 0, compilation.stdout[-2000:] + compilation.stderr[-4000:]
+    kernels = {line.partition("(")[0] for line in compilation.stdout.splitlines()}
     assert len(kernels) >= 22, kernels

@@ -14,7 +14,7 @@ from .sizes import many
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned_memory"),
-    # The interpreter's numpy warns of what the kernel means: closed gates divide by infinity.
+    # The interpreter's numpy warns of divisions by infinity, which the kernel intends for closed gates.
     pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"),
 ]
 

@@ -30,17 +30,17 @@ def test_blocks_are_of_one_group_and_keep_the_order(
     num_groups: int, num_entries: int, block: int, device: torch.device
 ) -> None:
     ids = ids_of(num_groups, num_entries)
-    found = groups.group_rows(ids.to(device), num_groups, block)
-    num_blocks = int(found.num_blocks)
-    assert num_blocks <= found.max_blocks
-    order = found.order.cpu()[: num_blocks * block].view(num_blocks, block)
+    result = groups.group_rows(ids.to(device), num_groups, block)
+    num_blocks = int(result.num_blocks)
+    assert num_blocks <= result.max_blocks
+    order = result.order.cpu()[: num_blocks * block].view(num_blocks, block)
     for group in range(num_groups):
-        blocks = order[found.group_of_block.cpu()[:num_blocks] == group].flatten()
+        blocks = order[result.group_of_block.cpu()[:num_blocks] == group].flatten()
         expected = torch.where(ids == group)[0]
         assert torch.equal(blocks[: len(expected)].long(), expected)
         assert (blocks[len(expected) :] >= num_entries).all()
         assert len(blocks) == -(-len(expected) // block) * block
-    assert not (found.group_of_block.cpu()[:num_blocks] < 0).any()
+    assert not (result.group_of_block.cpu()[:num_blocks] < 0).any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -58,10 +58,10 @@ def test_each_row_is_multiplied_by_its_group(
     weight = random(5, num_outputs, num_inputs, dtype=dtype, scale=num_inputs**-0.5)
     ids = ids_of(5, num_tokens, num_each)
     on_device = random(num_tokens, 2 * num_inputs, dtype=dtype).to(device)[:, num_inputs:]
-    found = gpu.grouped_linear(on_device, weight.to(device), ids.to(device)).cpu()
+    result = gpu.grouped_linear(on_device, weight.to(device), ids.to(device)).cpu()
     expected = reference.grouped_linear(inputs.double(), weight.double(), ids)
-    assert_close(found, expected)
-    assert torch.equal(found[ids < 0], torch.zeros_like(found[ids < 0]))
+    assert_close(result, expected)
+    assert torch.equal(result[ids < 0], torch.zeros_like(result[ids < 0]))
 
 
 def test_what_is_not_in_a_group_stays(device: torch.device, assert_close: Callable[[Tensor, Tensor], None]) -> None:
@@ -78,13 +78,13 @@ def test_what_is_not_in_a_group_stays(device: torch.device, assert_close: Callab
 def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype, device: torch.device) -> None:
     inputs, weight = random(24, 128, dtype=dtype).to(device), random(3, 48, 128, dtype=dtype).to(device)
     ids = ids_of(3, 24, 1).clamp(min=0)
-    found = gpu.grouped_linear(inputs, weight, ids.to(device))
+    result = gpu.grouped_linear(inputs, weight, ids.to(device))
     others, other_ids = random(25, 128, dtype=dtype)[:24].to(device), ids.clone()
-    # The interpreter multiplies by numpy, whose bits depend on a row's place in its block: there it keeps its place.
+    # The interpreter uses numpy, whose bits depend on a row's index in its block, so the row keeps its index there.
     place = 5 if device.type == "cpu" else 17
     others[place], other_ids[place] = inputs[5], ids[5]
     other_ids[20:] = (ids[20:] + 1) % 3
-    assert torch.equal(gpu.grouped_linear(others, weight, other_ids.to(device))[place], found[5])
+    assert torch.equal(gpu.grouped_linear(others, weight, other_ids.to(device))[place], result[5])
 
 
 def test_wrong_inputs_are_named() -> None:

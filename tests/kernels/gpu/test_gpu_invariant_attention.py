@@ -43,7 +43,7 @@ def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _products_in_one_order(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter multiplies by numpy's BLAS, whose order of additions follows a row's place; a GPU's does not."""
+    """The interpreter uses numpy's BLAS, whose order of additions depends on a row's index; a GPU's does not."""
 
     def create_dot(_builder: Any, left: Any, right: Any, acc: Any, *_: Any) -> interpreter.TensorHandle:
         products = left.data[:, :, None] * right.data[None]
@@ -54,7 +54,7 @@ def _products_in_one_order(device: torch.device, monkeypatch: pytest.MonkeyPatch
 
 
 def attend(case: Case, rows: list[tuple[int, int, int]], options: dict[str, Any]) -> Tensor:
-    """Results of ``(request, first position, position behind the last)`` rows of a case of whole prompts, packed."""
+    """Return the packed results of rows ``(request, start, end)`` of a case of whole prompts."""
     starts = [0, LENGTHS[0]]
     tokens = [starts[request] + position for request, first, stop in rows for position in range(first, stop)]
     table = case.batch.block_table[[request for request, _, _ in rows]]

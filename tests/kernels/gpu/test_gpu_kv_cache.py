@@ -44,7 +44,7 @@ def test_tokens_land_in_their_slots_and_nothing_else_is_touched(
     fused = random(num_tokens, num_heads + 2, key_dim + value_dim, dtype=dtype, device=device)
     key, value = fused[:, 1:-1, :key_dim], fused[:, 1:-1, key_dim:]
     slots = make_slots(num_tokens, slot_dtype, device)
-    found, expected = (
+    result, expected = (
         [
             poisoned(NUM_BLOCKS, BLOCK_SIZE, num_heads, dim, dtype=cache_dtype or dtype, device=device)
             for dim in (key_dim, value_dim)
@@ -52,9 +52,9 @@ def test_tokens_land_in_their_slots_and_nothing_else_is_touched(
         for _ in range(2)
     )
     scales = (0.5, 0.03) if cache_dtype else (1.0, 1.0)
-    gpu.store_kv_cache(key, value, CacheSlots(found[0], found[1], slots, *scales))
+    gpu.store_kv_cache(key, value, CacheSlots(result[0], result[1], slots, *scales))
     reference.store_kv_cache(key, value, CacheSlots(expected[0], expected[1], slots, *scales))
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(result, expected, strict=True):
         assert torch.equal(bytes_of(ours), bytes_of(theirs))
 
 
@@ -65,37 +65,37 @@ def test_eight_bits_saturate_and_keep_what_is_no_number(
 ) -> None:
     numbers = [0.0, -0.0, 2**-10, 2**-9, 447.0, 448.0, 449.0, 480.0, -6e4, 6e4, float("inf"), -float("inf")]
     key = torch.tensor([[[*numbers, float("nan")]]], dtype=dtype, device=device)
-    found, expected = (torch.zeros(1, 1, 1, 13, dtype=kind, device=device) for _ in range(2))
+    result, expected = (torch.zeros(1, 1, 1, 13, dtype=kind, device=device) for _ in range(2))
     slot = torch.zeros(1, dtype=torch.int32, device=device)
-    gpu.store_kv_cache(key, key, CacheSlots(found, found, slot))
+    gpu.store_kv_cache(key, key, CacheSlots(result, result, slot))
     reference.store_kv_cache(key, key, CacheSlots(expected, expected, slot))
-    assert found.float()[..., 5:-1].abs().max() == largest
-    assert found.float()[..., -1].isnan().all()
-    assert torch.equal(bytes_of(found), bytes_of(expected))
+    assert result.float()[..., 5:-1].abs().max() == largest
+    assert result.float()[..., -1].isnan().all()
+    assert torch.equal(bytes_of(result), bytes_of(expected))
 
 
 def test_a_token_of_any_strides(device: torch.device) -> None:
     """The last axis may be anything, too: then it is copied first."""
     key = random(4, 8, 2, dtype=torch.float32, device=device).transpose(1, 2)
-    found, expected = (torch.zeros(2, 4, 2, 8, device=device) for _ in range(2))
+    result, expected = (torch.zeros(2, 4, 2, 8, device=device) for _ in range(2))
     slots = torch.tensor([3, 0, 7, 4], device=device)
-    gpu.store_kv_cache(key, key, CacheSlots(found, found.clone(), slots))
+    gpu.store_kv_cache(key, key, CacheSlots(result, result.clone(), slots))
     reference.store_kv_cache(key, key, CacheSlots(expected, expected.clone(), slots))
-    assert torch.equal(found, expected)
+    assert torch.equal(result, expected)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, FP8])
 @pytest.mark.parametrize("shape", [(2, 3, 8), (1, 1, 3), (5, 7, 64)])
 def test_blocks_are_copied(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
-    found = random(9, *shape, dtype=torch.float32, device=device).to(dtype)
-    expected = found.clone()
+    result = random(9, *shape, dtype=torch.float32, device=device).to(dtype)
+    expected = result.clone()
     pairs = torch.tensor([[0, 5], [-1, 6], [3, 8], [0, 1], [4, -1]], dtype=torch.int32, device=device)
     for source, target in ((0, 5), (3, 8), (0, 1)):
         bytes_of(expected)[target] = bytes_of(expected)[source]
-    by_reference = found.clone()
-    gpu.copy_blocks(found, pairs)
+    by_reference = result.clone()
+    gpu.copy_blocks(result, pairs)
     reference.copy_blocks(by_reference, pairs)
-    assert torch.equal(bytes_of(found), bytes_of(expected))
+    assert torch.equal(bytes_of(result), bytes_of(expected))
     assert torch.equal(bytes_of(by_reference), bytes_of(expected))
 
 

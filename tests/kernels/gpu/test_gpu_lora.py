@@ -37,10 +37,10 @@ def test_shrink(
     inputs = random(num_tokens, num_inputs, dtype=dtype)
     a = random(4, rank, num_inputs, dtype=dtype, scale=num_inputs**-0.5)
     token_lora = adapters_of(num_tokens, 4)
-    found = gpu.lora_shrink(inputs.to(device), a.to(device), token_lora.to(device)).cpu()
-    assert found.dtype == torch.float32
-    assert_close(found, reference.lora_shrink(inputs.double(), a.double(), token_lora))
-    assert (found[token_lora < 0] == 0).all()
+    result = gpu.lora_shrink(inputs.to(device), a.to(device), token_lora.to(device)).cpu()
+    assert result.dtype == torch.float32
+    assert_close(result, reference.lora_shrink(inputs.double(), a.double(), token_lora))
+    assert (result[token_lora < 0] == 0).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -75,8 +75,8 @@ def test_an_adapter_of_a_smaller_rank_is_filled_up_with_zeros(device: torch.devi
     a[1, 8:], b[1, :, 8:] = 0.0, torch.randn(24, 8)
     token_lora = torch.ones(9, dtype=torch.int32)
     out = torch.zeros(9, 24, device=device)
-    found = gpu.lora_shrink(inputs.to(device), a.to(device), token_lora.to(device))
-    gpu.lora_expand(found, b.to(device), token_lora.to(device), out, 1.0)
+    result = gpu.lora_shrink(inputs.to(device), a.to(device), token_lora.to(device))
+    gpu.lora_expand(result, b.to(device), token_lora.to(device), out, 1.0)
     torch.testing.assert_close(out.cpu(), inputs @ a[1, :8].T @ b[1, :, :8].T, rtol=1e-4, atol=1e-4)
 
 

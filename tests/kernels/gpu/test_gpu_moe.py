@@ -63,9 +63,9 @@ def test_experts(
     down = random(num_experts, size, inner, dtype=dtype, scale=inner**-0.5)
     weights, ids = reference.route(random(num_tokens, num_experts), 2, "softmax", True, None, 1.0)
     weights = weights.to(dtype)
-    found = gpu.experts(*(tensor.to(device) for tensor in (hidden, gate_up, down, weights, ids)))
+    result = gpu.experts(*(tensor.to(device) for tensor in (hidden, gate_up, down, weights, ids)))
     expected = reference.experts(hidden.double(), gate_up.double(), down.double(), weights, ids)
-    assert_close(found.cpu(), expected)
+    assert_close(result.cpu(), expected)
 
 
 def test_the_reference_is_what_transformers_computes() -> None:

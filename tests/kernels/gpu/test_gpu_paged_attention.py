@@ -33,7 +33,7 @@ MIXED = [(1, 30), (1, 161), (1, 1), (41, 41), (9, 140), (2, 33)]
 
 @pytest.fixture(autouse=True)
 def _poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the launcher allocates is NaN; short rows have several splits, and more than are joined in one turn."""
+    """Fill allocations of the launcher with NaN; give short rows several splits, more than are reduced together."""
     empty = torch.empty
     monkeypatch.setattr(gpu.torch, "empty", lambda *size, **options: empty(*size, **options).fill_(float("nan")))
     monkeypatch.setattr(gpu_config, "INVARIANT_SPLIT_LEN", 64)

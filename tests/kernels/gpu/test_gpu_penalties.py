@@ -26,7 +26,7 @@ def entries(num_rows: int, vocab_size: int, num_entries: int) -> tuple[Tensor, T
 def test_what_is_named_is_penalised_and_nothing_else(
     num_entries: int, device: torch.device, assert_close: Callable[[Tensor, Tensor], None]
 ) -> None:
-    rows, token_ids, repetition, deduction = given = entries(7, 257, num_entries)
+    rows, token_ids, repetition, deduction = arguments = entries(7, 257, num_entries)
     logits = torch.randn(7, 300, generator=torch.Generator().manual_seed(0))[:, 5:262]
     before = logits.double()
     chosen = before[rows, token_ids]
@@ -35,21 +35,21 @@ def test_what_is_named_is_penalised_and_nothing_else(
     expected[rows, token_ids] = torch.where(chosen > 0, chosen / factor, chosen * factor) - deduction
     on_device = torch.full((7, 300), torch.nan, device=device)[:, 5:262]
     on_device.copy_(logits)
-    gpu.penalize(on_device, *given)
+    gpu.penalize(on_device, *arguments)
     assert_close(on_device.cpu(), expected)
     is_changed = torch.zeros(7, 257, dtype=torch.bool)
     is_changed[rows, token_ids] = True
     assert torch.equal(on_device.cpu()[~is_changed], logits[~is_changed])
     again = logits.clone()
-    reference.penalize(again, *given)
+    reference.penalize(again, *arguments)
     assert_close(again, expected)
 
 
 def test_wrong_inputs_are_named() -> None:
-    given = entries(3, 9, 4)
+    arguments = entries(3, 9, 4)
     with pytest.raises(KernelInputError, match="logits must"):
-        penalize(torch.zeros(3, 9, dtype=torch.bfloat16), *given)
+        penalize(torch.zeros(3, 9, dtype=torch.bfloat16), *arguments)
     with pytest.raises(KernelInputError, match="token_ids must"):
-        penalize(torch.zeros(3, 9), given[0], given[1].int(), *given[2:])
+        penalize(torch.zeros(3, 9), arguments[0], arguments[1].int(), *arguments[2:])
     with pytest.raises(KernelInputError, match="deduction must"):
-        penalize(torch.zeros(3, 9), *given[:3], given[3][:2])
+        penalize(torch.zeros(3, 9), *arguments[:3], arguments[3][:2])

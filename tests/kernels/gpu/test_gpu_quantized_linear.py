@@ -36,7 +36,7 @@ def test_rows_become_the_same_bytes(kind: torch.dtype, dtype: torch.dtype, devic
     inputs.copy_(random(9, 2600, dtype=dtype))
     inputs[2] = 0.0
     inputs[3] *= 1e-3
-    inputs[4, 77] = 900.0  # beside it the others are of the smallest float8 there are
+    inputs[4, 77] = 900.0  # compared to it the other elements are denormal in float8
     on_device = torch.full((9, 3000), torch.nan, dtype=dtype, device=device)[:, 100:2700]
     on_device.copy_(inputs)
     values, scales = gpu.quantize_rows(on_device, kind)
@@ -69,11 +69,11 @@ def test_the_product_of_bytes(
     bias = random(num_outputs, dtype=dtype) if num_rows > 1 else None
     weight = quantize_weight(random(num_outputs, num_inputs) * num_inputs**-0.5, kind, bias)
     rows, row_scales = reference.quantize_rows(random(num_rows, num_inputs, dtype=dtype), kind)
-    given = (rows, row_scales, weight.values, weight.scales, bias)
-    found = gpu.multiply(*(None if part is None else part.to(device) for part in given), dtype)
-    # Sums of float8 keep 14 bits on Hopper's tensor cores, whatever they are asked for.
-    found = found.half() if (kind, dtype) == (torch.float8_e4m3fn, torch.float32) else found
-    assert_close(found.cpu(), reference.multiply(*given, torch.float64))
+    arguments = (rows, row_scales, weight.values, weight.scales, bias)
+    result = gpu.multiply(*(None if part is None else part.to(device) for part in arguments), dtype)
+    # Sums of float8 keep 14 bits on Hopper's tensor cores, whatever is requested.
+    result = result.half() if (kind, dtype) == (torch.float8_e4m3fn, torch.float32) else result
+    assert_close(result.cpu(), reference.multiply(*arguments, torch.float64))
 
 
 @pytest.mark.parametrize("kind", BYTES, ids=str)
@@ -81,20 +81,20 @@ def test_a_row_has_the_same_bits_in_any_company(kind: torch.dtype, device: torch
     weight = quantize_weight(random(40, 96), kind)
     values, scales = weight.values.to(device), weight.scales.to(device)
     rows, row_scales = gpu.quantize_rows(random(70, 96).to(device), kind)
-    found = gpu.multiply(rows, row_scales, values, scales, None, torch.float32)
+    result = gpu.multiply(rows, row_scales, values, scales, None, torch.float32)
     # Sums of int8 are exact, however many rows there are; those of float8 may depend on how blocks are cut.
     num_rows = 3 if kind == torch.int8 else 66
     some = gpu.multiply(rows[:num_rows].contiguous(), row_scales[:num_rows], values, scales, None, torch.float32)
-    assert torch.equal(some, found[:num_rows])
+    assert torch.equal(some, result[:num_rows])
 
 
 def test_it_is_near_the_linear_layer() -> None:
     inputs, weight, bias = random(20, 256), random(64, 256) / 16, random(64)
     expected = inputs @ weight.T + bias
     for kind, most in ((torch.int8, 0.02), (torch.float8_e4m3fn, 0.06)):
-        found = quantized_linear(inputs, quantize_weight(weight, kind, bias))
-        assert found.dtype == torch.float32
-        assert (found - expected).norm() < most * expected.norm()
+        result = quantized_linear(inputs, quantize_weight(weight, kind, bias))
+        assert result.dtype == torch.float32
+        assert (result - expected).norm() < most * expected.norm()
 
 
 def test_wrong_inputs_are_named() -> None:

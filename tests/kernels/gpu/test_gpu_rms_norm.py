@@ -57,7 +57,7 @@ def test_add_rms_norm(
     for variant in (residual.clone(), residual.T.contiguous().T):
         normed, summed = gpu.add_rms_norm(inputs, variant, weight, EPS)
         assert torch.equal(summed, expected_sum)
-        # Of the rounded sum, which is what the model's next layer gets as well.
+        # The norm of the rounded sum, which is also the input of the model's next layer.
         assert_close(normed, reference.rms_norm(expected_sum.double(), weight.double(), EPS))
 
 

@@ -1,4 +1,4 @@
-"""The Triton kernels of the rotation against their references in float64, and the write behind it bit for bit."""
+"""The Triton kernels of the rotation against their references in float64, and the write after it bit for bit."""
 
 from __future__ import annotations
 
@@ -88,21 +88,21 @@ def test_rotary_and_store(
     cos, sin = angles_of(num_tokens, rotary_dim, dtype, device)
     slots = torch.tensor([7, -1, 0, 11, 3, -1, 8], dtype=torch.int32, device=device)
     scales = (0.25, 2.0) if cache_dtype else (1.0, 1.0)
-    found, expected = (
+    result, expected = (
         [
             poisoned(num_blocks, block_size, num_kv_heads, dim, dtype=cache_dtype or dtype, device=device)
             for dim in (head_dim, value_dim)
         ]
         for _ in range(2)
     )
-    query = gpu.rotary_and_store(query_key, value, cos, sin, CacheSlots(found[0], found[1], slots, *scales))
+    query = gpu.rotary_and_store(query_key, value, cos, sin, CacheSlots(result[0], result[1], slots, *scales))
     rotated = gpu.apply_rotary(query_key, cos, sin)
     kv_cache_reference.store_kv_cache(
         rotated[:, num_heads:], value, CacheSlots(expected[0], expected[1], slots, *scales)
     )
     assert torch.equal(query, rotated[:, :num_heads])
     assert_close(rotated, reference.apply_rotary(query_key.double(), cos.double(), sin.double()))
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(result, expected, strict=True):
         assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
 
 
@@ -110,12 +110,12 @@ def test_the_reference_is_the_composition(device: torch.device) -> None:
     query_key, value = (random(3, heads, 8, dtype=torch.float32, device=device) for heads in (5, 2))
     cos, sin = angles_of(3, 8, torch.float32, device)
     slots = torch.tensor([2, 0, -1], device=device)
-    found, expected = ([torch.zeros(1, 3, 2, 8, device=device) for _ in range(2)] for _ in range(2))
-    query = reference.rotary_and_store(query_key, value, cos, sin, CacheSlots(found[0], found[1], slots))
+    result, expected = ([torch.zeros(1, 3, 2, 8, device=device) for _ in range(2)] for _ in range(2))
+    query = reference.rotary_and_store(query_key, value, cos, sin, CacheSlots(result[0], result[1], slots))
     rotated = reference.apply_rotary(query_key, cos, sin)
     kv_cache_reference.store_kv_cache(rotated[:, 3:], value, CacheSlots(expected[0], expected[1], slots))
     assert torch.equal(query, rotated[:, :3])
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(result, expected, strict=True):
         assert torch.equal(ours, theirs)
 
 

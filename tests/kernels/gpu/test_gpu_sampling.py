@@ -71,9 +71,9 @@ def test_the_same_token_is_drawn(params: dict[str, float], scale: float, device:
         logits = logits_of(num_rows, vocab_size, scale)  # of float32, so that no two are equal
         draws = draws_of(num_rows, **params)
         expected, is_decided = decided_tokens(logits, draws)
-        found = gpu.sample(logits.to(device), draws).cpu()
-        assert torch.equal(found[is_decided], expected[is_decided]), vocab_size
-        assert ((found >= 0) & (found < vocab_size)).all()
+        result = gpu.sample(logits.to(device), draws).cpu()
+        assert torch.equal(result[is_decided], expected[is_decided]), vocab_size
+        assert ((result >= 0) & (result < vocab_size)).all()
         num_decided += int(is_decided.sum())
         num_rows_in_all += num_rows
     assert num_decided >= 0.8 * num_rows_in_all
@@ -84,14 +84,14 @@ def test_the_same_token_is_drawn(params: dict[str, float], scale: float, device:
 def test_rounded_logits_draw_as_probable_a_token(
     params: dict[str, float], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Their order among equals is free: by probability a token as good has to come."""
+    """The order of equal logits is free, so the drawn token must be as probable as the expected one."""
     num_rows = many(9, 4)
     logits = logits_of(num_rows, 1000, 3.0).to(dtype)
     draws = draws_of(num_rows, **params)
     expected, is_decided = decided_tokens(logits.float(), draws)
-    found = gpu.sample(logits.to(device), draws).cpu()
+    result = gpu.sample(logits.to(device), draws).cpu()
     rows = torch.arange(num_rows)[is_decided]
-    assert torch.equal(logits[rows, found[rows]], logits[rows, expected[rows]])
+    assert torch.equal(logits[rows, result[rows]], logits[rows, expected[rows]])
 
 
 @pytest.mark.parametrize("params", [{}, {"top_k": 5}, {"top_k": 300}, {"top_p": 0.5}, {"top_p": 0.999}], ids=str)
@@ -99,15 +99,15 @@ def test_draws_follow_the_distribution(params: dict[str, float], device: torch.d
     """Over evenly spread numbers each token comes as often as it is probable, to within one draw at each edge."""
     num_rows = many(11, 5)
     row = logits_of(1, 1000, 2.0)
-    found = gpu.sample(row.repeat(num_rows, 1).to(device), draws_of(num_rows, **params)).cpu()
+    result = gpu.sample(row.repeat(num_rows, 1).to(device), draws_of(num_rows, **params)).cpu()
     probabilities = torch.softmax(row[0].double(), 0)
     order = probabilities.argsort(descending=True)
     limit = int(params.get("top_k", 1000))
-    kept = probabilities[order[:limit]] / probabilities[order[:limit]].sum()
-    is_kept = kept.cumsum(0) - kept < params.get("top_p", 1.0)
+    kept_probabilities = probabilities[order[:limit]] / probabilities[order[:limit]].sum()
+    is_kept = kept_probabilities.cumsum(0) - kept_probabilities < params.get("top_p", 1.0)
     expected = torch.zeros(1000, dtype=torch.float64)
-    expected[order[:limit][is_kept]] = kept[is_kept] / kept[is_kept].sum()
-    counts = torch.bincount(found, minlength=1000)
+    expected[order[:limit][is_kept]] = kept_probabilities[is_kept] / kept_probabilities[is_kept].sum()
+    counts = torch.bincount(result, minlength=1000)
     assert ((counts - num_rows * expected).abs() <= 1.0 + 1e-3).all()
 
 
@@ -141,20 +141,20 @@ def test_a_row_does_not_depend_on_the_others(device: torch.device) -> None:
 def test_where_a_few_neighbours_hold_all_there_is(
     num_left: int, scale: float, params: dict[str, float], device: torch.device
 ) -> None:
-    """As a grammar leaves them: fewer blocks than usual have candidates, and those more than there is room for."""
+    """A grammar may leave such rows: few blocks have candidates, and these are more than the capacity."""
     logits = torch.full((2, 2100), -math.inf)
     logits[:, 1000 : 1000 + num_left] = logits_of(2, num_left, scale)
     draws = draws_of(2, **params)
     expected, is_decided = decided_tokens(logits, draws)
-    found = gpu.sample(logits.to(device), draws).cpu()
-    assert torch.equal(found[is_decided], expected[is_decided])
+    result = gpu.sample(logits.to(device), draws).cpu()
+    assert torch.equal(result[is_decided], expected[is_decided])
     assert is_decided.any()
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, which the interpreter uses, warns of infinities
 @pytest.mark.parametrize("params", [*FILTERS[::2], {"top_k": 10, "min_p": 0.5}], ids=str)
 def test_rows_of_infinities_and_nan(params: dict[str, float], device: torch.device) -> None:
-    """What is excluded is not drawn; a row without sense gives some token and harms nobody."""
+    """Excluded tokens are never drawn; a row of NaN gives some token and does not affect other rows."""
     logits = torch.full((6, 1000), -math.inf)
     logits[0, 299] = -3.0
     logits[1, [7, 990]] = torch.tensor([0.0, -5.0])
