@@ -1,11 +1,11 @@
-"""The actor of one bundle: it holds a ``worker start`` as its child, says how that is, and lets it leave.
+"""The actor of one bundle: it runs ``worker start`` as a child process, reports its status, and drains it.
 
-To a reader of vLLM this is ``DPEngineCoreActor``, with a worker in place of a core: the constructor is its
-``__init__``, ``status`` its ``wait_for_init``, and the child its ``run``. Nothing that a request needs goes through it.
+For readers of vLLM: this corresponds to ``DPEngineCoreActor``, with a worker instead of a core. The constructor is its
+``__init__``, ``status`` its ``wait_for_init``, and the child its ``run``. No request passes through it.
 
-The child has a process of its own because a supervisor wants the main thread and its signals, which in an actor are
-Ray's. Its standard input is its life line: whatever ends the actor's process ends the child (``worker/cli/held.py``).
-What comes and goes are bytes (``wire.py``): Ray would pickle anything else.
+The worker is a separate process because a supervisor needs the main thread and its signals, which Ray uses in an actor.
+The child ends when its standard input closes, so it ends with the actor's process (``worker/cli/held.py``). Arguments
+and results are bytes (``wire.py``), because Ray would pickle anything else.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from ..programs import START
 from .wire import AgentPhase, AgentSpec, AgentStatus
 
 _MODULE = "penstock.worker.cli.held"
-# What is kept of the log, for the reason of an end.
+# Last lines of the log that are kept, to report the reason of an exit.
 _NUM_LAST_WORDS = 20
-# The child ends a drain by itself; these are for what follows it (supervisor.py).
+# The child limits its drain itself; these are the times for its further steps (supervisor.py).
 DRAIN_MARGIN_S = 4.0
 HAND_BACK_S = 13.0
 
 
 class HostAgent:
-    """Starts the child at once. Methods may be called from several threads.
+    """Agent that starts its child in the constructor. Methods may be called from several threads.
 
     Args:
-        spec: an ``AgentSpec``.
+        spec: an encoded ``AgentSpec``.
 
     Raises:
-        ValidationError: ``spec`` is none, as when driver and host have versions that do not go together.
+        ValidationError: ``spec`` cannot be decoded, for example because driver and host have different versions.
     """
 
     def __init__(self, spec: bytes) -> None:
@@ -49,7 +49,7 @@ class HostAgent:
             self._spec = msgspec.msgpack.decode(spec, type=AgentSpec)
         except msgspec.DecodeError as error:
             raise ValidationError(
-                f"an agent's specification cannot be read: {error}; install the same penstock on all hosts"
+                f"an agent's specification cannot be decoded: {error}; install the same penstock on all hosts"
             ) from error
         self._lock = threading.Lock()
         self._is_ready = False
@@ -73,11 +73,11 @@ class HostAgent:
             reader.start()
 
     def status(self) -> bytes:
-        """Return an ``AgentStatus``; the first answer says that the agent is there."""
+        """Return an encoded ``AgentStatus``; the first reply shows that the agent exists."""
         status = self._child.poll()
         if status is not None:
             for reader in self._readers:
-                # Whom the child has left behind may hold its pipes for a moment.
+                # With a timeout, because processes that the child has started may hold its pipes briefly.
                 reader.join(timeout=1.0)
         return msgspec.msgpack.encode(
             AgentStatus(
@@ -92,9 +92,9 @@ class HostAgent:
         )
 
     def drain(self, timeout_s: float) -> bytes:
-        """Let the child finish what runs for ``timeout_s``, hand back the rest and end; returns its ``AgentStatus``.
+        """Let the child finish requests for ``timeout_s``, release the others and exit. Returns an ``AgentStatus``.
 
-        A second call with a shorter time is in a greater hurry. When one has returned nothing of the child is left.
+        A second call with a shorter time shortens the drain. After a call has returned, the child has exited.
         """
         with self._lock:
             is_first = not self._is_leaving
@@ -125,13 +125,13 @@ class HostAgent:
         return True
 
     def _environment(self) -> dict[str, str]:
-        """This process's, with the driver's options in place of its own; the child has nothing to do with Ray."""
-        own = {CONFIG_VARIABLE, *(option.variable for option in START.options)}
-        secret = {f"{variable}_FILE" for variable in own}
+        """Return this process's environment, with the driver's options instead of its own, without Ray's variables."""
+        options = {CONFIG_VARIABLE, *(option.variable for option in START.options)}
+        secrets = {f"{variable}_FILE" for variable in options}
         inherited = {
             name: value
             for name, value in environment_of_children().items()
-            if name not in own | secret and not name.startswith("RAY_")
+            if name not in options | secrets and not name.startswith("RAY_")
         }
         return {**inherited, **self._spec.options, "PENSTOCK_WORKER_NAME": self._spec.worker_name}
 
@@ -142,7 +142,7 @@ class HostAgent:
                 self._is_ready = self._is_ready or line.startswith("ready")
 
     def _read_log(self) -> None:
-        """The child's log goes on into the actor's, which is where Ray's users look."""
+        """Copy the child's log to the actor's log, where users of Ray read it."""
         assert self._child.stderr is not None
         with self._child.stderr as lines:
             for line in lines:

@@ -1,10 +1,10 @@
-"""The reconciler: once a second it looks at the queue and at its agents, and makes of the one what the other asks for.
+"""The reconciler: once a second it reads the queue and the status of its agents, and adapts their number to the queue.
 
-    look at agents ▶ bury the ended ▶ look at the queue ▶ target (scaling.py) ▶ place more, or drain the emptiest
+    poll agents ▶ remove dead ones ▶ read the queue ▶ target (scaling.py) ▶ place more, or drain the emptiest
 
-To a reader of vLLM: ``members`` are the actors of ``CoreEngineActorManager``, their statuses its run references, and
-``run`` is its ``wait_for_completion_or_failure``. Nothing waits for Ray to notice a death: requests of an engine that
-is gone move by its lease, long before Ray has a host for another one.
+For readers of vLLM: ``members`` are the actors of ``CoreEngineActorManager``, their statuses its run references, and
+``run`` is its ``wait_for_completion_or_failure``. Recovery does not wait for Ray to notice a death: the requests of a
+dead engine are reclaimed when its lease expires, long before Ray has a host for another engine.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ import structlog
 
 from ...shared.errors import PenstockError, RedisUnavailableError
 from ...shared.restart_delay import STABLE_AFTER_S, restart_delay_s
-from .demand import Demand, Seen
-from .ground import Ground
+from .backend import FleetBackend
+from .demand import Demand, DemandSnapshot
 from .member import Member, MemberPhase
 from .scaling import Scaling, ScalingOptions
 from .wire import AgentSpec
 
 TICK_S = 1.0
-# An agent that does not answer for so long, though it has room, is replaced; Ray brings a host back in 20 s.
+# A placed agent that does not answer for this long is replaced; Ray restarts a host's agents within 20 s.
 REPLACE_AFTER_S = 60.0
 
 log = structlog.get_logger()
 
 
 class FleetStartError(PenstockError):
-    """An engine ended, or could not begin, before any of the fleet had served."""
+    """An engine ended, or could not start, before any engine of the fleet had served."""
 
     code = "fleet_start_failed"
 
 
 class Fleet:
-    """Keeps as many workers in ``ground`` as ``scaling`` says.
+    """Keeps as many workers in ``backend`` as ``scaling`` requires.
 
     Args:
-        spec: of the agents; each gets its number behind the worker's name.
-        drain_timeout_s: how long a worker that leaves may finish what it runs.
+        spec: specification of the agents; each agent's number is appended to the worker's name.
+        drain_timeout_s: how long a draining worker may finish its requests.
         on_ready: called once, when the least number of engines serves.
 
     Attributes:
-        members: of the fleet, those included that leave.
-        target: how many it is to have.
+        members: members of the fleet, including those that drain.
+        target: number of engines that the fleet should have.
     """
 
     def __init__(
         self,
-        ground: Ground,
+        backend: FleetBackend,
         demand: Demand,
         scaling: ScalingOptions,
         spec: AgentSpec,
@@ -65,7 +65,7 @@ class Fleet:
     ) -> None:
         self.members: list[Member] = []
         self.target = scaling.least
-        self._ground = ground
+        self._backend = backend
         self._demand = demand
         self._options = scaling
         self._scaling = Scaling(scaling)
@@ -79,15 +79,15 @@ class Fleet:
         self._has_served = False
         self._num_deaths = 0
         self._not_before = 0.0
-        self._waits_for_room = False
+        self._lacks_capacity = False
 
     async def run(self) -> None:
-        """Serve until a signal, or ``stop``, and return when nothing of the fleet is left.
+        """Serve until a signal or ``stop``, and return when all engines of the fleet have exited.
 
-        The first signal drains, the second hands back at once, the third kills.
+        The first signal drains, the second releases requests immediately, the third kills.
 
         Raises:
-            FleetStartError: an engine could not start, before any had; the others have left.
+            FleetStartError: an engine could not start before any had served; the other engines have exited.
         """
         async with self._signals():
             try:
@@ -98,25 +98,25 @@ class Fleet:
                 await self._close()
 
     def stop(self) -> None:
-        """As a signal does."""
+        """Stop as a signal does."""
         self._num_signals += 1
         self._signalled.set()
 
     async def _tick(self) -> None:
-        await asyncio.gather(*(member.look() for member in self.members if member.is_present))
-        await self._bury()
-        self._tell_ready()
+        await asyncio.gather(*(member.poll() for member in self.members if member.is_present))
+        await self._remove_lost()
+        self._report_ready()
         try:
-            seen = await self._demand.look()
+            snapshot = await self._demand.read()
         except RedisUnavailableError as error:
-            # Whoever serves waits for it as well; nobody knows what is to be done.
-            log.warning("fleet_queue_unseen", error=str(error))
+            # Keep the fleet as it is: engines wait for Redis too, and the demand is unknown.
+            log.warning("fleet_queue_unreadable", error=str(error))
             return
         present = [member for member in self.members if member.is_present]
-        load = self._demand.load(seen, [member.worker_prefix for member in self.members])
+        load = self._demand.load(snapshot, [member.worker_prefix for member in self.members])
         target = self._scaling.target(time.monotonic(), load, len(present))
         if target != self.target:
-            wait_s = seen.queue.estimated_wait_s
+            wait_s = snapshot.queue.estimated_wait_s
             log.info(
                 "fleet_target",
                 engines=target,
@@ -128,32 +128,32 @@ class Fleet:
         if len(present) < target:
             await self._grow(target - len(present))
         elif len(present) > target:
-            self._shrink(present, len(present) - target, seen)
-        await self._tell_room()
+            self._shrink(present, len(present) - target, snapshot)
+        await self._log_capacity()
 
     async def _grow(self, number: int) -> None:
         if time.monotonic() < self._not_before:
             return
-        if self._ground.most is not None:
-            number = min(number, self._ground.most - len(self.members))
+        if self._backend.most is not None:
+            number = min(number, self._backend.most - len(self.members))
         for _ in range(number):
-            taken = {member.number for member in self.members}
-            free = next(i for i in range(len(taken) + 1) if i not in taken)
+            numbers = {member.number for member in self.members}
+            free = next(i for i in range(len(numbers) + 1) if i not in numbers)
             spec = msgspec.structs.replace(self._spec, worker_name=f"{self._spec.worker_name}-{free}")
-            place = await self._ground.place(msgspec.msgpack.encode(spec))
+            place = await self._backend.place(msgspec.msgpack.encode(spec))
             self.members.append(Member(free, spec.worker_name, place))
 
-    def _shrink(self, present: Iterable[Member], number: int, seen: Seen) -> None:
-        """Those leave that have cost least so far, and of those that serve the emptiest."""
+    def _shrink(self, present: Iterable[Member], number: int, snapshot: DemandSnapshot) -> None:
+        """Drain ``number`` members: those in the earliest phase first, then the engines with the fewest requests."""
         cheapest = sorted(
-            present, key=lambda member: (member.phase, seen.num_held_by(member.worker_prefix), -member.number)
+            present, key=lambda member: (member.phase, snapshot.num_held_by(member.worker_prefix), -member.number)
         )
         for member in cheapest[:number]:
             log.info("fleet_engine_leaves", worker=member.worker_name)
             self._let_leave(member)
 
     def _let_leave(self, member: Member) -> None:
-        # From now on it counts as one that leaves, whenever its task begins.
+        # Set here and not in the task, so that the member counts as leaving immediately.
         member.phase = MemberPhase.LEAVING
         task = asyncio.create_task(self._leave(member))
         self._leaving.add(task)
@@ -163,14 +163,14 @@ class Fleet:
         try:
             await member.leave(self._drain_timeout_s)
         except Exception as error:
-            # The cluster's trouble. Without its driver it ends what is left of the fleet.
+            # An error of the cluster, which ends the rest of the fleet when this driver exits.
             log.error("fleet_engine_not_left", worker=member.worker_name, error=str(error), exc_info=True)
         else:
             log.info("fleet_engine_left", worker=member.worker_name)
         self.members.remove(member)
 
-    async def _bury(self) -> None:
-        """Give up who ended by itself or has been gone for long; the next tick places another one."""
+    async def _remove_lost(self) -> None:
+        """Remove members that ended or have not answered for long; the next tick places others."""
         for member in self.members.copy():
             self._has_served = self._has_served or member.has_served
             cause = await self._cause_of_end(member)
@@ -180,8 +180,8 @@ class Fleet:
             self.members.remove(member)
             if not self._has_served:
                 raise FleetStartError(cause)
-            was_stable = member.has_served and time.monotonic() - member.serving_since > STABLE_AFTER_S
-            self._num_deaths = 1 if was_stable else self._num_deaths + 1
+            is_stable = member.has_served and time.monotonic() - member.serving_since > STABLE_AFTER_S
+            self._num_deaths = 1 if is_stable else self._num_deaths + 1
             delay_s = restart_delay_s(self._num_deaths)
             self._not_before = time.monotonic() + delay_s
             log.error("fleet_engine_lost", worker=member.worker_name, cause=cause, restart_in_s=delay_s)
@@ -192,44 +192,44 @@ class Fleet:
         since = member.unreachable_since
         if not member.is_present or since is None or time.monotonic() - since < REPLACE_AFTER_S:
             return None
-        return None if await member.place.waits_for_room() else member.trouble
+        return None if await member.place.is_pending() else member.error
 
-    def _tell_ready(self) -> None:
+    def _report_ready(self) -> None:
         num_serving = sum(member.phase is MemberPhase.SERVING for member in self.members)
         if self._on_ready is not None and num_serving >= self._options.least:
             on_ready, self._on_ready = self._on_ready, None
             on_ready()
 
-    async def _tell_room(self) -> None:
-        """Say once that no host has room for an engine, and once that all have found it."""
-        waiting = [member for member in self.members if member.phase is MemberPhase.PLACED]
-        without = [member.worker_name for member in waiting if await member.place.waits_for_room()]
-        if bool(without) != self._waits_for_room:
-            self._waits_for_room = bool(without)
-            if without:
-                log.warning("fleet_waits_for_room", workers=without, ground=self._ground.name)
+    async def _log_capacity(self) -> None:
+        """Log once that no host has capacity for an engine, and once that all engines have a host."""
+        placed = [member for member in self.members if member.phase is MemberPhase.PLACED]
+        pending = [member.worker_name for member in placed if await member.place.is_pending()]
+        if bool(pending) != self._lacks_capacity:
+            self._lacks_capacity = bool(pending)
+            if pending:
+                log.warning("fleet_capacity_missing", workers=pending, backend=self._backend.name)
             else:
-                log.info("fleet_has_room")
+                log.info("fleet_capacity_available")
 
     async def _close(self) -> None:
-        """Let all leave, each signal in a greater hurry than the one before."""
+        """Drain all members; each further signal escalates the stop."""
         for member in self.members:
             if member.phase is not MemberPhase.LEAVING:
                 self._let_leave(member)
-        urgent: list[asyncio.Task[None]] = []
-        hurried = max(1, self._num_signals)
+        escalations: list[asyncio.Task[None]] = []
+        num_handled = max(1, self._num_signals)
         while self._leaving:
             self._signalled.clear()
-            if self._num_signals > hurried:
-                hurried = self._num_signals
-                urgent += [asyncio.create_task(_hasten(member, hurried)) for member in self.members]
+            if self._num_signals > num_handled:
+                num_handled = self._num_signals
+                escalations += [asyncio.create_task(_escalate(member, num_handled)) for member in self.members]
             signalled = asyncio.create_task(self._signalled.wait())
             await asyncio.wait([*self._leaving, signalled], return_when=asyncio.FIRST_COMPLETED)
             signalled.cancel()
-        await asyncio.gather(*urgent)
+        await asyncio.gather(*escalations)
 
     async def _sleep(self, seconds: float) -> None:
-        """Until the next tick, or a signal."""
+        """Wait until the next tick or a signal."""
         if self._num_signals:
             return
         try:
@@ -240,22 +240,22 @@ class Fleet:
 
     @asynccontextmanager
     async def _signals(self) -> AsyncIterator[None]:
-        """Heed SIGINT and SIGTERM; Ray has its own ways with them, and gets them back."""
+        """Handle SIGINT and SIGTERM, and restore Ray's handlers afterwards."""
         loop = asyncio.get_running_loop()
         numbers = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.getsignal(number) for number in numbers]
+        former_handlers = [signal.getsignal(number) for number in numbers]
         for number in numbers:
             loop.add_signal_handler(number, self.stop)
         try:
             yield
         finally:
-            for number, handler in zip(numbers, before, strict=True):
+            for number, handler in zip(numbers, former_handlers, strict=True):
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-async def _hasten(member: Member, num_signals: int) -> None:
+async def _escalate(member: Member, num_signals: int) -> None:
     if num_signals > 2:
         await member.give_up()
     elif member.status is not None:
-        await member.hurry(0.0)
+        await member.drain(0.0)

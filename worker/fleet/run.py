@@ -24,45 +24,43 @@ from ..options.ranges import bounds
 from ..options.settings import Setting, Settings
 from ..other_engines.kinds import KINDS
 from ..programs import HostOptions
+from .backend import FleetBackend
 from .demand import Demand
 from .fleet import Fleet
-from .ground import Ground
 from .scaling import ScalingOptions
 from .wire import AgentSpec
 
-# How long the fleet waits for a Redis that is away before it goes on without having looked.
+# How long the fleet waits for an unreachable Redis before it skips a tick.
 RETRY_FOR_S = 5.0
 # Options that give an engine several ranks.
 _RANKS = ("tensor_parallel_size", "pipeline_parallel_size")
-# What an agent decides, or what is not for it.
+# Options that an agent decides itself, or that do not apply to it.
 _NOT_PASSED_ON = ("engines", "worker_name", "device", "threads")
 
 log = structlog.get_logger()
 
 
 def serve_fleet(settings: Settings) -> int:
-    """Keep a fleet on a Ray cluster until told to leave; returns the exit status.
+    """Run a fleet on a Ray cluster until it is stopped, and return the exit status.
 
     Raises:
-        UsageError, ConfigurationError: options contradict each other, or there is no such cluster.
+        UsageError, ConfigurationError: options contradict each other, or the cluster is unreachable.
         RedisUnavailableError, RedisUnsupportedError: Redis cannot be used.
-        FleetStartError: an engine could not start, before any had.
+        FleetStartError: an engine could not start before any had served.
     """
     options, process = settings.make(FleetOptions), settings.fields_of(WorkerConfig)
     host, scaling = _check(settings, options)
     if importlib.util.find_spec("ray") is None:
-        raise ConfigurationError(
-            "--ray needs Ray, which a worker of one host does without: pip install 'penstock[ray]'"
-        )
-    # Loads Ray, which nobody else is to wait for.
-    from .ray_ground import GivenGroup, OwnGroups, RayGround, connected, has_gpus
+        raise ConfigurationError("--ray requires Ray, which is not installed: pip install 'penstock[ray]'")
+    # Imported late, because it loads Ray, which takes long.
+    from .ray_backend import GivenGroup, OwnGroups, RayBackend, connected, has_gpus
 
     assert options.ray is not None
     with connected(options.ray):
-        given = settings.fields_of(EngineConfig)
-        device = given["device"] or KINDS[given["engine"]].device or ("cuda" if has_gpus() else "cpu")
+        fields = settings.fields_of(EngineConfig)
+        device = fields["device"] or KINDS[fields["engine"]].device or ("cuda" if has_gpus() else "cpu")
         with settings.naming_sources():
-            engine = EngineConfig(**{**given, "device": device})
+            engine = EngineConfig(**{**fields, "device": device})
             check_name("the model's name (--served-model-name)", engine.model_name)
         resources = resources_of(settings, device)
         name = f"penstock-{engine.model_name}"
@@ -72,17 +70,17 @@ def serve_fleet(settings: Settings) -> int:
             raise UsageError(
                 f"--engines {host.engines}: --ray-placement-group {group} has room for {bundles.most} engines"
             )
-        ground = RayGround(f"Ray at {options.ray}", bundles, resources)
+        backend = RayBackend(f"Ray at {options.ray}", bundles, resources)
         spec = AgentSpec(
             worker_name=host.worker_name or f"{engine.model_name}-ray",
             options=passed_on(settings, device, int(resources["CPU"])),
         )
-        asyncio.run(_run(ground, scaling, spec, engine, host, process))
+        asyncio.run(_run(backend, scaling, spec, engine, host, process))
     return 0
 
 
 async def _run(
-    ground: Ground,
+    backend: FleetBackend,
     scaling: ScalingOptions,
     spec: AgentSpec,
     engine: EngineConfig,
@@ -92,15 +90,15 @@ async def _run(
     keys, url, shards = Keys(process["namespace"]), host.redis_url or "", shards_text(host.shards or "")
     await check_servers(url, shards, namespace=process["namespace"], for_worker=True)
     connection = make_commands(url, shards, keys, retry_for_s=RETRY_FOR_S)
-    said = {"model": engine.model_name, "engines": f"{scaling.least}:{scaling.most}", "ground": ground.name}
-    presence = Presence(connection, keys, ProcessKind.FLEET, said)
+    details = {"model": engine.model_name, "engines": f"{scaling.least}:{scaling.most}", "ground": backend.name}
+    presence = Presence(connection, keys, ProcessKind.FLEET, details)
     fleet = Fleet(
-        ground,
+        backend,
         Demand(connection, keys, engine.model_name, engine.max_num_seqs),
         scaling,
         spec,
         drain_timeout_s=process["drain_timeout_s"],
-        on_ready=_announcer(engine, scaling, ground),
+        on_ready=_announcer(engine, scaling, backend),
     )
     try:
         presence.start()
@@ -111,9 +109,9 @@ async def _run(
         await connection.close()
 
 
-def _announcer(engine: EngineConfig, scaling: ScalingOptions, ground: Ground) -> Callable[[], None]:
+def _announcer(engine: EngineConfig, scaling: ScalingOptions, backend: FleetBackend) -> Callable[[], None]:
     def announce() -> None:
-        line = f"ready: model {engine.model_name} on {scaling.least} to {scaling.most} engines, {ground.name}"
+        line = f"ready: model {engine.model_name} on {scaling.least} to {scaling.most} engines, {backend.name}"
         print(line, flush=True)  # noqa: T201  # as `worker start` says it
         tell_ready(line)
 
@@ -121,16 +119,18 @@ def _announcer(engine: EngineConfig, scaling: ScalingOptions, ground: Ground) ->
 
 
 def _check(settings: Settings, options: FleetOptions) -> tuple[HostOptions, ScalingOptions]:
-    """What is wrong with the options whatever the cluster is."""
+    """Check the options that do not depend on the cluster. Returns the host's options and the scaling options."""
     host, engine = settings.make(HostOptions), settings.fields_of(EngineConfig)
     with settings.naming_sources():
         if (options.ray or "").startswith("ray://"):
             raise UsageError(
-                f"--ray {options.ray}: Ray's client has no place for a fleet; run this on a host of the cluster, "
+                f"--ray {options.ray}: Ray's client cannot run a fleet; run this on a host of the cluster, "
                 "with --ray auto"
             )
         if host.engines is None:
-            raise UsageError("--ray needs --engines LEAST:MOST, as 1:8; with 0 as the least the first request wakes it")
+            raise UsageError(
+                "--ray requires --engines LEAST:MOST, as 1:8; with LEAST 0 the first request starts an engine"
+            )
         if host.gpus is not None:
             raise UsageError("--gpus: with --ray the GPUs of an engine are those that Ray gives it; leave it out")
         for name in ("data_parallel_size", "data_parallel_group"):
@@ -155,30 +155,30 @@ def _check(settings: Settings, options: FleetOptions) -> tuple[HostOptions, Scal
 
 
 def resources_of(settings: Settings, device: str) -> dict[str, float]:
-    """What Ray is asked for one engine: on the CPU its threads, else its GPUs and a CPU for its processes."""
+    """Return Ray's resources of one engine: on the CPU its threads, otherwise its GPUs and one CPU."""
     values = {setting.declared.name: setting.value for setting in settings.all}
     num_ranks = 1
     for name in _RANKS:
         num_ranks *= values[name]
     if device == "cpu":
         return {"CPU": float((values["threads"] or 1) * num_ranks)}
-    # Where vLLM has its ranks from options of its own, they are told apart.
+    # vLLM may get its ranks from its own options; then --gpus-per-engine has their number.
     return {"CPU": 1.0, "GPU": float(max(num_ranks, values["gpus_per_engine"]))}
 
 
 def passed_on(settings: Settings, device: str, num_cpus: int) -> dict[str, str]:
-    """The options of each agent's ``worker start``, by environment variable: whatever is given here, as words."""
-    given = {
+    """Return the options of each agent's ``worker start``, by environment variable: all that are set here, as text."""
+    variables = {
         setting.declared.variable: _words(setting)
         for setting in settings.all
         if setting.source
         and setting.declared.struct is not FleetOptions
         and setting.declared.name not in _NOT_PASSED_ON
     }
-    options = {"PENSTOCK_DEVICE": device, **given}
+    options = {"PENSTOCK_DEVICE": device, **variables}
     threads = next((setting.value for setting in settings.all if setting.declared.name == "threads"), 0)
     if device == "cpu":
-        # Ray counts CPUs and binds nobody to them: an engine that chose by itself would take the whole host.
+        # Ray counts CPUs but does not bind processes to them, so by default an engine would use the whole host.
         options["PENSTOCK_THREADS"] = str(threads or num_cpus)
     return options
 

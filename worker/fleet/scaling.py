@@ -1,13 +1,14 @@
-"""How many engines a fleet is to have. Pure: times are given, nothing is read.
+"""The number of engines that a fleet should have. Pure: times are arguments, and no I/O is done.
 
-    wanted = time that one engine needs for what waits / wanted wait
-    target = wanted, rounded up, within [least, most]
+    demand = time that one engine needs for the queued requests / wanted wait
+    target = demand, rounded up, within [least, most]
 
-So many engines would serve what waits in the wanted wait. Engines without a queue in front of them may be so
-because they are just enough, so what runs keeps the engines that it fills to ``TARGET_USE``; it never adds one. Against
-noise: a wish within a tenth of what is there is none; the fleet grows to the least that was wished for all of
-``grow_after_s``, and shrinks to the most that was wished for all of ``shrink_after_s``. So it never shrinks sooner than
-that after it has grown.
+This many engines would serve the queue within the wanted wait. An empty queue may mean that the engines are just
+enough, so running requests keep the engines that they fill to ``TARGET_USE``; they never add one.
+
+Against noise, a demand within a tenth of the present number changes nothing. The fleet grows to the smallest demand
+during ``grow_after_s``, and shrinks to the largest demand during ``shrink_after_s``. So it never shrinks sooner than
+``shrink_after_s`` after it has grown.
 
 Source of the two windows and the tolerance: Kubernetes documentation, "Horizontal Pod Autoscaling", stabilization.
 """
@@ -22,20 +23,20 @@ import msgspec
 
 from ...shared.errors import ConfigurationError
 
-# Share of their sequences or of their KV cache that engines are meant to use.
+# Share of their sequences or of their KV cache that engines should use.
 TARGET_USE = 0.8
 TOLERANCE = 0.1
-# Rounded up, one engine.
-_SOMEBODY = 1e-6
+# Smallest demand; rounded up it is one engine.
+_MIN_DEMAND = 1e-6
 
 
 class ScalingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator wants.
+    """Scaling options of an operator.
 
     Args:
-        least, most: engines of the fleet; 0 at least lets it end them all while there is nothing to do.
-        wanted_wait_s: how long what waits may take to be served, in seconds.
-        grow_after_s, shrink_after_s: for how long more, or fewer, must have been wished without a break.
+        least, most: bounds of the number of engines; with ``least`` 0 all engines end while no request exists.
+        wanted_wait_s: seconds within which the queued requests should be served.
+        grow_after_s, shrink_after_s: for how many seconds the demand must be higher, or lower, without a break.
 
     Raises:
         ConfigurationError: the bounds contradict each other.
@@ -55,14 +56,14 @@ class ScalingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model has to do, and who does it.
+    """Load of a model, and the engines that serve it.
 
     Args:
-        num_waiting: requests that may be handed out; 0 while the queue is paused.
-        num_running: requests that engines have.
-        backlog_s: time that one engine needs to serve what waits; None while nobody knows how fast one is.
-        num_serving: engines that serve, this fleet's and others'.
-        num_others: of these, the others'.
+        num_waiting: queued requests; 0 while the queue is paused.
+        num_running: requests that engines have claimed.
+        backlog_s: seconds that one engine needs to serve the queued requests; None while its speed is unknown.
+        num_serving: serving engines, of this fleet and others.
+        num_others: serving engines that are not of this fleet.
         busy: running work, in engines: 1.5 is an engine and a half.
     """
 
@@ -74,44 +75,44 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     busy: float = 0.0
 
 
-def wished(load: Load, *, num_present: int, wanted_wait_s: float) -> float:
-    """Return how many engines the load asks for, those of others included, not rounded.
+def engines_demanded(load: Load, *, num_present: int, wanted_wait_s: float) -> float:
+    """Return how many engines the load requires, including those of others, not rounded.
 
     Args:
-        num_present: engines of the fleet.
+        num_present: number of engines of the fleet.
     """
-    wish = min(load.busy / TARGET_USE, num_present + load.num_others)
+    demand = min(load.busy / TARGET_USE, num_present + load.num_others)
     if load.num_waiting and load.backlog_s is not None:
-        wish = max(wish, load.backlog_s / wanted_wait_s)
-    # What waits wants somebody even where nobody knows how fast it would be served, and what runs keeps who runs it.
-    return max(wish, _SOMEBODY) if load.num_waiting or load.num_running else wish
+        demand = max(demand, load.backlog_s / wanted_wait_s)
+    # Any request requires an engine, even if the speed of engines is unknown.
+    return max(demand, _MIN_DEMAND) if load.num_waiting or load.num_running else demand
 
 
 class Scaling:
-    """The rule with its memory, for one fleet."""
+    """The scaling rule with its history, for one fleet."""
 
     def __init__(self, options: ScalingOptions) -> None:
         self.options = options
-        self._wishes: deque[tuple[float, int]] = deque()
+        self._demands: deque[tuple[float, int]] = deque()
         self._began_at: float | None = None
 
     def target(self, now_s: float, load: Load, num_present: int) -> int:
-        """Return how many engines the fleet is to have from now on.
+        """Return how many engines the fleet should have from now on.
 
         Args:
-            now_s: seconds on a clock that never goes back.
-            num_present: engines of the fleet, those included that still start; not those that leave.
+            now_s: monotonic seconds.
+            num_present: engines of the fleet, including those that start, without those that drain.
         """
         if self._began_at is None:
             self._began_at = now_s
-        wish = self._wish(load, num_present)
-        self._wishes.append((now_s, wish))
-        self._forget(now_s)
+        demand = self._own_demand(load, num_present)
+        self._demands.append((now_s, demand))
+        self._drop_old(now_s)
         options = self.options
         bounded = min(max(num_present, options.least), options.most)
-        # With no engine at all a request waits for its first, and nothing can flap.
-        if num_present == 0 and wish:
-            return max(bounded, wish)
+        # Without any engine, start immediately: requests wait for the first one, and nothing can oscillate.
+        if num_present == 0 and demand:
+            return max(bounded, demand)
         lowest = self._over(now_s, options.grow_after_s, min)
         if lowest is not None and lowest > bounded:
             return lowest
@@ -120,26 +121,26 @@ class Scaling:
             return highest
         return bounded
 
-    def _wish(self, load: Load, num_present: int) -> int:
-        wish = wished(load, num_present=num_present, wanted_wait_s=self.options.wanted_wait_s)
-        own = wish - load.num_others if wish > load.num_others else 0.0
+    def _own_demand(self, load: Load, num_present: int) -> int:
+        demand = engines_demanded(load, num_present=num_present, wanted_wait_s=self.options.wanted_wait_s)
+        own = demand - load.num_others if demand > load.num_others else 0.0
         is_near = num_present > 0 and abs(own / num_present - 1) <= TOLERANCE
         number = num_present if is_near else math.ceil(own - 1e-9)
         return min(max(number, self.options.least), self.options.most)
 
     def _over(self, now_s: float, window_s: float, choose: Callable[[Iterable[int]], int]) -> int | None:
-        """The least or the most that was wished in the last ``window_s``; None before the fleet is so old.
+        """Return the smallest or largest demand of the last ``window_s``; None while the fleet is younger than that.
 
-        A wish holds until the next one, so the newest from before the window counts.
+        A demand holds until the next one, so the last one before the window counts too.
         """
         assert self._began_at is not None
         if now_s - self._began_at < window_s:
             return None
-        since = [wish for at, wish in self._wishes if at > now_s - window_s]
-        before = [wish for at, wish in self._wishes if at <= now_s - window_s]
-        return choose(since + before[-1:])
+        in_window = [demand for at, demand in self._demands if at > now_s - window_s]
+        earlier = [demand for at, demand in self._demands if at <= now_s - window_s]
+        return choose(in_window + earlier[-1:])
 
-    def _forget(self, now_s: float) -> None:
+    def _drop_old(self, now_s: float) -> None:
         longest_s = max(self.options.grow_after_s, self.options.shrink_after_s)
-        while len(self._wishes) > 1 and self._wishes[1][0] <= now_s - longest_s:
-            self._wishes.popleft()
+        while len(self._demands) > 1 and self._demands[1][0] <= now_s - longest_s:
+            self._demands.popleft()

@@ -1,4 +1,4 @@
-"""What a fleet's driver and its agents tell each other: MessagePack of these structs, as bytes through Ray's calls."""
+"""Messages between a fleet's driver and its agents, encoded as MessagePack and passed as bytes through Ray's calls."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class AgentPhase(StrEnum):
 
 
 class AgentSpec(MaskedRepr, msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True):
-    """What an agent holds.
+    """Specification of an agent's worker.
 
     Args:
-        worker_name: of its ``worker start``, the same wherever and however often it is started.
-        options: of ``worker start``, by environment variable. They may hold secrets: those who may read the arguments
-            of the cluster's actors may read them.
-        grace_s: how long what it runs may run on when the agent has died; 0 hands it back at once.
+        worker_name: name of its ``worker start``, the same on every host and after every restart.
+        options: options of ``worker start``, by environment variable. They may contain secrets, which are readable for
+            users who may read the arguments of the cluster's actors.
+        grace_s: how long its requests may run on after the agent has died; 0 releases them immediately.
     """
 
     version: int = WIRE_VERSION
@@ -34,12 +34,12 @@ class AgentSpec(MaskedRepr, msgspec.Struct, array_like=True, omit_defaults=True,
 
 
 class AgentStatus(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True):
-    """What an agent knows of what it holds.
+    """Status of an agent and its worker.
 
     Args:
-        pid: of its ``worker start``; with ``worker_name`` it begins the worker's id.
-        exit_status: once it has ended; negative: the signal that it died of.
-        last_words: the last lines of its log, once it has ended.
+        pid: process id of its ``worker start``; with ``worker_name`` it is the prefix of the worker's id.
+        exit_status: exit status of the worker; the negative number of a signal that killed it. None while it runs.
+        last_words: last lines of the worker's log, once it has exited.
     """
 
     version: int = WIRE_VERSION
@@ -53,7 +53,7 @@ class AgentStatus(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=T
 
     @property
     def worker_prefix(self) -> str:
-        """What the id of its worker begins with."""
+        """Prefix of its worker's id."""
         return f"{self.worker_name}-{self.pid}-"
 
     @property
@@ -61,5 +61,5 @@ class AgentStatus(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=T
         """Why it ended, for people."""
         status = self.exit_status or 0
         how = f"signal {-status}" if status < 0 else f"status {status}"
-        said = next((line for line in reversed(self.last_words) if line.startswith("error: ")), "")
-        return said.removeprefix("error: ") or f"worker start ended with {how} on {self.host}"
+        message = next((line for line in reversed(self.last_words) if line.startswith("error: ")), "")
+        return message.removeprefix("error: ") or f"worker start ended with {how} on {self.host}"

@@ -1,4 +1,4 @@
-"""Contents of messages in the form that one chat template takes: text, or parts to go through."""
+"""Contents of messages in the form that one chat template supports: a text, or a list of parts."""
 
 from __future__ import annotations
 
@@ -11,60 +11,61 @@ Messages = list[dict[str, Any]]
 Render = Callable[[Messages, dict[str, Any]], str]
 
 _WORD = "probed"
-# Tools' answers are text in every template that is known.
+# Every known template expects a text as the result of a tool.
 _PROBED_ROLES = ("system", "user", "assistant")
 
 
-class Taken(NamedTuple):
-    """What a template writes as it is meant."""
+class TemplateSupport(NamedTuple):
+    """The forms of content that a template renders correctly."""
 
     text: bool = True
     parts: bool = False
 
 
 class ContentForm:
-    """How a template wants the contents of each role.
+    """The form of content that a template expects for each role.
 
-    Most write a content as it is, so that parts would come out in Python's notation; some go through parts, too; a few
-    through nothing else, and a text would vanish. Some differ by role. It is found out by rendering, when it matters.
+    Most templates write a content as it is, so parts would appear in Python's notation. Some render parts too. A few
+    render only parts, and a text would vanish. Some differ by role. The form is determined by rendering probes, when
+    it is first needed.
 
     Args:
-        render: the template, of messages and other names; raises whatever it likes.
+        render: renders messages and other names with the template; may raise any exception.
     """
 
     def __init__(self, render: Render) -> None:
         self._render = render
-        self._found: dict[str, Taken] = {}
+        self._support: dict[str, TemplateSupport] = {}
 
     def apply(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return ``message``, whose content was checked, as the template wants it."""
+        """Return ``message``, whose content was checked, in the form that the template expects."""
         content, role = message.get("content"), message["role"]
         if is_parts(content):
-            return message if self._taken(role).parts else {**message, "content": joined(content)}
-        if isinstance(content, str) and not self._taken(role).text:
+            return message if self._support_of(role).parts else {**message, "content": joined(content)}
+        if isinstance(content, str) and not self._support_of(role).text:
             return {**message, "content": _parts(content)}
         return message
 
-    def _taken(self, role: str) -> Taken:
+    def _support_of(self, role: str) -> TemplateSupport:
         if role not in _PROBED_ROLES:
-            return Taken()
-        taken = self._found.get(role)
-        if taken is None:
-            text, parts = self._shows(role, _WORD), self._shows(role, _parts(_WORD))
-            # A template that wants other messages than these shows neither, and is most likely of the usual kind.
-            taken = self._found[role] = Taken(text or not parts, parts)
-        return taken
+            return TemplateSupport()
+        support = self._support.get(role)
+        if support is None:
+            text, parts = self._renders(role, _WORD), self._renders(role, _parts(_WORD))
+            # A template that refuses these messages renders neither; most likely it expects a text.
+            support = self._support[role] = TemplateSupport(text or not parts, parts)
+        return support
 
-    def _shows(self, role: str, content: Any) -> bool:
+    def _renders(self, role: str, content: Any) -> bool:
         message = {"role": role, "content": content}
         if role != "user":
-            said = self.apply({"role": "user", "content": "hi"})
-            messages = [message, said] if role == "system" else [said, message]
+            user_message = self.apply({"role": "user", "content": "hi"})
+            messages = [message, user_message] if role == "system" else [user_message, message]
         else:
             messages = [message]
         try:
             text = self._render(messages, {})
-        except BaseException:  # whatever a template from the hub raises: it does not want this form
+        except BaseException:  # a template from the hub may raise anything if it does not support this form
             return False
         return _WORD in text and "'type'" not in text and '"type"' not in text
 

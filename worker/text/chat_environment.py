@@ -37,7 +37,7 @@ def make_environment() -> ImmutableSandboxedEnvironment:
 class _GenerationTag(Extension):
     """The tag ``{% generation %}…{% endgeneration %}``, which marks a reply for training and renders its content.
 
-    The content is a scope of its own, as in transformers, where it is the body of a call.
+    The content has a separate scope, as in transformers, where it is the body of a call.
     """
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it without ClassVar

@@ -1,4 +1,4 @@
-"""Messages in the form that one chat template wants, of the several that templates are written for."""
+"""Messages in the form that one chat template expects; templates differ."""
 
 from __future__ import annotations
 
@@ -14,79 +14,82 @@ _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
 class MessageForm:
-    """How a template wants contents, and the tool calls of an assistant's message.
+    """The form of contents and tool calls that a template expects.
 
-    Most want arguments as an object, which they turn into JSON themselves, and no content; some concatenate arguments
-    as text, or content. It is found out by rendering a call each way, the first time that it matters.
+    Most templates expect the arguments of a call as an object, which they convert to JSON, and no content. Some
+    concatenate arguments or content as text. The form is determined by rendering a call in each form, when it is first
+    needed.
 
     Args:
-        render: the template, of messages and other names; raises whatever it likes.
+        render: renders messages and other names with the template; may raise any exception.
     """
 
     def __init__(self, render: Render) -> None:
         self._render = render
         self._content = ContentForm(render)
-        self._found: tuple[bool, str | None] | None = None
+        self._form: tuple[bool, str | None] | None = None
 
     def apply(self, messages: Messages) -> Messages:
-        """Return ``messages`` as the template wants them.
+        """Return ``messages`` in the form that the template expects.
 
         Raises:
-            ValidationError: one is none, or a part of a content is no text.
+            ValidationError: one is not a message, or a part of a content is not text.
         """
         messages = [self._content.apply(message) for message in check_messages(messages)]
-        messages = [self._of_message(message) if message["role"] == "assistant" else message for message in messages]
+        messages = [
+            self._apply_to_reply(message) if message["role"] == "assistant" else message for message in messages
+        ]
         return _without_none(messages)
 
-    def _of_message(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _apply_to_reply(self, message: dict[str, Any]) -> dict[str, Any]:
         reasoning = next((message[name] for name in _REASONING_FIELDS if message.get(name) is not None), None)
-        if reasoning is not None:  # templates read it under one name or another
+        if reasoning is not None:  # templates use different names for it
             message = {**message, **dict.fromkeys(_REASONING_FIELDS, reasoning)}
         calls = message.get("tool_calls")
         if not calls or not isinstance(calls, list):
             return message
-        wants_text, no_content = self._form()
+        wants_text, no_content = self._call_form()
         content = message.get("content")
         return {
             **message,
             "content": no_content if content is None else content,
-            "tool_calls": [_of_call(call, wants_text=wants_text) for call in calls],
+            "tool_calls": [_convert_call(call, wants_text=wants_text) for call in calls],
         }
 
-    def _form(self) -> tuple[bool, str | None]:
-        """Whether arguments are to be text, and what is to stand for no content."""
-        if self._found is None:
+    def _call_form(self) -> tuple[bool, str | None]:
+        """Return whether arguments must be text, and the value for no content."""
+        if self._form is None:
             forms = ((False, None), (False, ""), (True, None), (True, ""))
-            self._found = next((form for form in forms if self._fits(*form)), forms[0])
-        return self._found
+            self._form = next((form for form in forms if self._fits(*form)), forms[0])
+        return self._form
 
     def _fits(self, wants_text: bool, content: str | None) -> bool:
         arguments = {_KEY: "value"}
         function = {"name": "probed_function", "arguments": json.dumps(arguments) if wants_text else arguments}
         call = {"id": "a1b2c3d4e", "type": "function", "function": function}
-        asked: Messages = [{"role": "user", "content": "probed"}]
-        called = [*asked, {"role": "assistant", "content": content, "tool_calls": [call]}]
+        question: Messages = [{"role": "user", "content": "probed"}]
+        with_call = [*question, {"role": "assistant", "content": content, "tool_calls": [call]}]
         names = {"tools": [{"type": "function", "function": _FUNCTION}]}
         try:
-            before, text = self._render(asked, names), self._render(called, names)
-        except BaseException:  # whatever a template from the hub raises: it does not want this form
+            text_before, text = self._render(question, names), self._render(with_call, names)
+        except BaseException:  # a template from the hub may raise anything if it does not support this form
             return False
         is_python, is_quoted_twice = f"'{_KEY}'" in text, f'\\"{_KEY}' in text
-        shows_none = text.count("None") > before.count("None")
+        shows_none = text.count("None") > text_before.count("None")
         return _KEY in text and not is_python and not is_quoted_twice and not shows_none
 
 
 def _without_none(messages: Messages) -> Messages:
-    """Drop keys whose value is None, as transformers does: templates ask whether there are ``tool_calls``, not which.
+    """Drop keys whose value is None, as transformers does, since templates check whether ``tool_calls`` is present.
 
-    A content stays, since DeepSeek's templates ask whether it is None.
+    The content stays, since DeepSeek's templates check whether it is None.
     """
     return [
         {key: value for key, value in message.items() if value is not None or key == "content"} for message in messages
     ]
 
 
-def _of_call(call: Any, *, wants_text: bool) -> Any:
+def _convert_call(call: Any, *, wants_text: bool) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return call
@@ -99,7 +102,7 @@ def _of_call(call: Any, *, wants_text: bool) -> Any:
 
 
 def _parsed(arguments: str) -> Any:
-    """The object that they are as JSON. A model may have written what is none: then its own text."""
+    """Return the object in JSON ``arguments``; the text itself if the model has not written a JSON object."""
     try:
         value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
 """A model's chat template, rendered in jinja2's sandbox with the names that templates on the hub expect.
 
-Source: transformers, "Chat templates" (``tools`` and ``documents`` that are None where there are none, a template of
-its own for tools). Tags, filters and globals are in ``chat_environment.py``.
+Source: transformers, "Chat templates" (``tools`` and ``documents`` are None without any; tools may have a separate
+template). Tags, filters and globals are in ``chat_environment.py``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHAT_TEMPLATE_FAILED = "chat_template_failed"
 
 
 class ChatTemplate:
-    """Turns chat messages into the text the model was trained on."""
+    """Template that converts chat messages into the text format of the model's training."""
 
     def __init__(self, source: str, special_tokens: dict[str, str], tool_use_source: str | None = None) -> None:
         environment = make_environment()
@@ -36,10 +36,10 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path, config: dict[str, Any]) -> ChatTemplate | None:
-        """Return the template of ``chat_template.json``, ``chat_template.jinja`` or ``config``, or None.
+        """Return the template of ``chat_template.json``, ``chat_template.jinja`` or ``config``; None without one.
 
         Args:
-            config: what ``tokenizer_config.json`` says.
+            config: contents of ``tokenizer_config.json``.
         """
         source = read_json(folder / "chat_template.json").get("chat_template")  # of a processor
         path = folder / "chat_template.jinja"
@@ -61,10 +61,10 @@ class ChatTemplate:
         return ValidationError("messages: this model has no chat template; pass the prompt as text or token ids")
 
     def render(self, messages: Messages, kwargs: dict[str, Any]) -> str:
-        """Return the prompt text for ``messages``; ``kwargs`` are more names for the template, ``tools`` among them.
+        """Return the prompt text for ``messages``; ``kwargs`` are further names for the template, such as ``tools``.
 
         Raises:
-            ValidationError: a message is wrong; the template refuses the messages, or fails on them.
+            ValidationError: a message is invalid, or the template refuses the messages or fails on them.
             RequestFailedError: the template fails on any messages.
         """
         try:
@@ -82,7 +82,7 @@ class ChatTemplate:
             ) from error
 
     def _is_broken(self) -> bool:
-        """Whether the template fails on the plainest chat, so that the caller's messages are not to blame."""
+        """Return whether the template fails on the simplest chat, so that the caller's messages are not the cause."""
         try:
             self._render([{"role": "user", "content": "hi"}], {"add_generation_prompt": True})
         except TemplateError:

@@ -1,7 +1,7 @@
-"""The end of a prompt, as far as it changes the text of the output that follows it.
+"""The tokens at the end of a prompt that change the text of its output.
 
-A decode of the output alone strips the space of its first token (SentencePiece), or puts none before its first word
-(WordPiece). And a character may begin in the prompt and end in the output.
+Decoding the output alone strips the space of its first token (SentencePiece), or omits the space before its first word
+(WordPiece). Besides, a character may begin in the prompt and end in the output.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from .token_kinds import TokenKinds
 
 # A token that begins or ends within a character decodes to this.
 REPLACEMENT = "\ufffd"
-_MOST_BYTES = 4  # of a character
+_MAX_CHAR_BYTES = 4
 _CONTINUING = frozenset(bytes([value]) for value in range(0x80, 0xC0))
-# Two characters of four bytes. If nothing in them is text, the output is decoded alone.
-_MOST_TOKENS = 8
+# Two characters of four bytes. If these tokens have no text, the output is decoded without context.
+_MAX_TOKENS = 8
 
 _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class DecodeContext(NamedTuple):
-    """Tokens of a prompt that a decode of its output begins with.
+    """Tokens of a prompt that are decoded before its output.
 
     Args:
-        token_ids: those whose text is the prompt's alone.
-        split_ids: those after them, if the prompt ends within a character.
-        split_text: what ``split_ids`` add to the text of the prompt; it ends in a replacement character.
+        token_ids: tokens whose text belongs only to the prompt.
+        split_ids: tokens after them, if the prompt ends within a character.
+        split_text: text that ``split_ids`` add to the prompt; it ends in a replacement character.
     """
 
     token_ids: list[int]
@@ -49,20 +49,20 @@ class DecodeContext(NamedTuple):
         *,
         skipped_ids: Container[int],
     ) -> DecodeContext:
-        """Return what matters of the end of ``prompt``.
+        """Return the context for the output of ``prompt``.
 
         Args:
-            skipped_ids: tokens that are left out of the text.
+            skipped_ids: tokens that are omitted from the text.
         """
         backwards = (token_id for token_id in reversed(prompt) if token_id not in skipped_ids)
-        last = list(islice(backwards, _MOST_TOKENS))
+        last = list(islice(backwards, _MAX_TOKENS))
         num_split = _num_split([token_bytes[token_id] for token_id in last])
         split_ids = last[:num_split][::-1]
-        # A decoder reads a run of byte tokens as one, so the run of the output must not begin in the context.
-        before = (token_id for token_id in chain(last[num_split:], backwards) if token_id not in kinds.byte_ids)
+        # A decoder decodes a run of byte tokens as a whole, so a run of the output must not begin in the context.
+        earlier = (token_id for token_id in chain(last[num_split:], backwards) if token_id not in kinds.byte_ids)
         token_ids: list[int] = []
         text = ""
-        for token_id in islice(before, _MOST_TOKENS):
+        for token_id in islice(earlier, _MAX_TOKENS):
             token_ids.insert(0, token_id)
             text = tokenizer.decode(token_ids, skip_special_tokens=False)
             if not text.endswith(REPLACEMENT):
@@ -77,10 +77,10 @@ NO_CONTEXT = DecodeContext([], [], "")
 
 
 def _num_split(pieces: list[bytes]) -> int:
-    """Return how many of the last tokens hold bytes of an incomplete character, from the start of a character on.
+    """Return how many of the last tokens contain bytes of an incomplete character, back to the start of a character.
 
     Args:
-        pieces: the bytes of the last tokens, the last one first.
+        pieces: bytes of the last tokens, the last token first.
     """
     num_missing = _num_incomplete(b"".join(reversed(pieces)))
     is_within = False
@@ -93,8 +93,8 @@ def _num_split(pieces: list[bytes]) -> int:
 
 
 def _num_incomplete(data: bytes) -> int:
-    """Return how many bytes at the end of ``data`` begin a character that more bytes complete."""
-    for number in range(1, min(_MOST_BYTES, len(data) + 1)):
+    """Return how many bytes at the end of ``data`` belong to an incomplete character."""
+    for number in range(1, min(_MAX_CHAR_BYTES, len(data) + 1)):
         try:
             if not _utf8_decoder().decode(data[-number:]):
                 return number

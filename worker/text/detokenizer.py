@@ -1,9 +1,9 @@
-"""Text from output tokens as they come, equal at the end to what they add to the tokenizer's decode of the prompt.
+"""Decode output tokens incrementally. In total the text equals the one that they add to a decode of the prompt.
 
-``tokenizers.DecodeStream`` holds back incomplete characters. Two cases need more: a run of byte-fallback tokens
-(``<0xE3>``) is decoded as one, so that an invalid byte late in the run changes the text of all of it; and an
-incomplete character at the end comes out only in a decode of all tokens, which ``flush`` makes. Special tokens that are
-skipped are left out here: the bytes before and after one are neighbours in the whole.
+``tokenizers.DecodeStream`` holds back incomplete characters. Two cases need more. A run of byte-fallback tokens
+(``<0xE3>``) is decoded as a whole, since an invalid byte late in the run changes all of its text. An incomplete
+character at the end appears only in a decode of all tokens, which ``flush`` does. Skipped special tokens are removed
+before decoding, because the bytes before and after one are adjacent in the text.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class IncrementalDetokenizer:
     """The text of one request's output tokens.
 
     Args:
-        kinds: ``TokenKinds.of(tokenizer)``.
-        context: the end of the request's prompt. By default there is none, and the text is that of the output alone.
-        skip_special_tokens: leave them out.
-        spaces_between_special_tokens: False leaves out the space that a decoder puts between added tokens that follow
-            each other, as vLLM does for such tokenizers; without effect if special tokens are skipped.
+        kinds: ``TokenKinds.from_tokenizer(tokenizer)``.
+        context: end of the request's prompt. By default empty, so that the output is decoded alone.
+        skip_special_tokens: whether special tokens are omitted.
+        spaces_between_special_tokens: False omits the space that a decoder inserts between adjacent added tokens, as
+            vLLM does for such tokenizers; without effect if special tokens are skipped.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class IncrementalDetokenizer:
     def add(self, token_ids: list[int]) -> str:
         """Return the text that ``token_ids`` complete.
 
-        Several at once cost little more than one; if the last is within a character, their text comes with the next.
+        Several tokens cost little more than one. If the last one ends within a character, the text is returned later.
         """
         token_ids = [token_id for token_id in token_ids if token_id not in self._skipped_ids]
         self._token_ids += token_ids
@@ -85,14 +85,14 @@ class IncrementalDetokenizer:
         return text
 
     def flush(self) -> str:
-        """Return what is still held back; call once, after the last token."""
+        """Return the text that is still held back; call once, after the last token."""
         whole = self._tokenizer.decode(self._token_ids, skip_special_tokens=self._skip_special_tokens)
         return self._without_split(whole[self._num_chars :])
 
     def _without_split(self, text: str) -> str:
-        """Drop what is the prompt's of the first text, if the prompt ends within a character.
+        """Drop the prompt's part of the first text, if the prompt ends within a character.
 
-        The output may complete that character, which is then the output's.
+        If the output completes that character, it belongs to the output.
         """
         split_text = self._split_text
         if not split_text or not text:

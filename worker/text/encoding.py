@@ -1,8 +1,8 @@
-"""Tokens of a text, and how few of them there can be.
+"""Tokenize a text, and bound the number of its tokens from below.
 
-``Tokenizer.encode`` holds the GIL (tokenizers 0.23), so that a long text in a thread would still stop the event loop;
-the calls for batches do not. And an encoding with the text of each token takes 140 ns a token to free, with the GIL
-held; one of ``encode_batch_fast`` takes 5 ns.
+``Tokenizer.encode`` holds the GIL (tokenizers 0.23), so a long text in a thread would still block the event loop. The
+batch calls release it. Freeing an encoding that has the text of each token takes 140 ns per token with the GIL held;
+one of ``encode_batch_fast`` takes 5 ns.
 """
 
 from __future__ import annotations
@@ -20,49 +20,49 @@ from .token_bytes import byte_alphabet
 
 TOKENIZER_FAILED = "tokenizer_failed"
 
-# One text gains nothing from the threads of the calls for batches, and a process that has them cannot be forked safely.
-# The library reads the variable at each call.
+# A single text gains nothing from the threads of batch calls, and a process with threads cannot be forked safely. The
+# library reads the variable at each call.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # A composed character has at most four characters in its canonical decomposition (Unicode Standard Annex 15), and no
 # decomposition is shorter than its text. So these normalizers shrink a text to a quarter at most.
-_MOST_COMPOSED = 4
+_MAX_COMPOSED = 4
 _COMPOSING = ("NFC", "NFKC")
-# They replace characters by no fewer.
+# Normalizers that never reduce the number of characters.
 _NEVER_SHRINKING = ("NFD", "NFKD", "Prepend", "ByteLevel")
 _KEEPING_ALL = ("ByteLevel", "Digits", "Metaspace")
 _NO_LIMIT = math.inf
 
 
 def tokenizing() -> Boundary:
-    """Return the boundary around calls of a model's tokenizer."""
+    """Return the error boundary for calls of a model's tokenizer."""
     return Boundary("tokenizer of the model", TOKENIZER_FAILED)
 
 
 def encode(tokenizer: Tokenizer, text: str, other: str | None = None, *, add_special_tokens: bool = True) -> Encoding:
-    """Return the tokens of ``text``, or of a pair of texts, without their offsets. The GIL is free meanwhile."""
-    if other is not None:  # of a pair without a post-processor, the faster call does not tell the texts apart
+    """Return the tokens of ``text``, or of a pair of texts, without their offsets. Releases the GIL."""
+    if other is not None:  # without a post-processor, the fast call does not distinguish the texts of a pair
         return tokenizer.encode_batch([(text, other)], add_special_tokens=add_special_tokens)[0]
     return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
 
 def max_chars_per_token(tokenizer: Tokenizer) -> float:
-    """Return how many characters of a text one token stands for at most; infinite if that is not certain.
+    """Return the largest number of characters that one token represents; infinite if unknown.
 
-    It is certain for a BPE tokenizer that has a token for every byte, if no part of the tokenizer drops characters.
+    It is known for a BPE tokenizer that has a token for every byte, if no part of the tokenizer drops characters.
     """
     normalizers = _parts(tokenizer.normalizer, "normalizers")
     pre_tokenizers = _parts(tokenizer.pre_tokenizer, "pretokenizers")
     if not _has_all_bytes(tokenizer, normalizers + pre_tokenizers) or not all(map(_keeps_all, pre_tokenizers)):
         return _NO_LIMIT
     if any(token.lstrip or token.rstrip for token in tokenizer.get_added_tokens_decoder().values()):
-        return _NO_LIMIT  # such a token takes all the whitespace next to it
+        return _NO_LIMIT  # such a token includes all whitespace next to it
     longest = max(map(len, tokenizer.get_vocab(with_added_tokens=True)))
     return longest * math.prod(map(_shrinks_to, normalizers))
 
 
 def _has_all_bytes(tokenizer: Tokenizer, parts: list[dict[str, Any]]) -> bool:
-    """Whether every character becomes tokens of the vocabulary, so that none is dropped or joined to an unknown one."""
+    """Return whether every character becomes known tokens, so that none is dropped or merged into an unknown one."""
     model = tokenizer.model
     if not isinstance(model, BPE):
         return False
@@ -73,19 +73,18 @@ def _has_all_bytes(tokenizer: Tokenizer, parts: list[dict[str, Any]]) -> bool:
 
 
 def _parts(part: Any, name: str) -> list[dict[str, Any]]:
-    """Return the parts of a normalizer or a pre-tokenizer as ``tokenizer.json`` has them."""
+    """Return the parts of a normalizer or a pre-tokenizer, with the fields of ``tokenizer.json``."""
     if part is None:
         return []
-    form = msgspec.json.decode(part.__getstate__())
-    outer = [form]
-    inner: list[dict[str, Any]] = []
-    while outer:
-        one = outer.pop(0)
-        if one["type"] == "Sequence":
-            outer = one[name] + outer
+    pending = [msgspec.json.decode(part.__getstate__())]
+    parts: list[dict[str, Any]] = []
+    while pending:
+        item = pending.pop(0)
+        if item["type"] == "Sequence":
+            pending = item[name] + pending
         else:
-            inner.append(one)
-    return inner
+            parts.append(item)
+    return parts
 
 
 def _keeps_all(pre_tokenizer: dict[str, Any]) -> bool:
@@ -95,10 +94,10 @@ def _keeps_all(pre_tokenizer: dict[str, Any]) -> bool:
 
 
 def _shrinks_to(normalizer: dict[str, Any]) -> float:
-    """How many characters become one at most."""
+    """Return the largest number of characters that become one."""
     kind = normalizer["type"]
     if kind in _COMPOSING:
-        return _MOST_COMPOSED
+        return _MAX_COMPOSED
     if kind == "Replace":
         pattern = normalizer["pattern"].get("String")
         return 1 if pattern is not None and len(pattern) <= len(normalizer["content"]) else _NO_LIMIT

@@ -1,4 +1,4 @@
-"""Files of a model folder that say how its text is made."""
+"""JSON files of a model folder that configure its text processing."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ...shared.errors import ModelLoadError
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in ``path``; empty if there is no such file.
+    """Return the JSON object in ``path``; empty if the file does not exist.
 
     Raises:
-        ModelLoadError: it holds something else.
+        ModelLoadError: the file contains something else.
     """
     if not path.is_file():
         return {}

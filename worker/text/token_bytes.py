@@ -1,6 +1,7 @@
-"""The bytes that a single token stands for: what the API tells beside a log probability.
+"""The bytes of a single token, which the API returns with its log probability.
 
-A decode of one token will not do: it makes a replacement mark of a part of a character, and may strip a space.
+A decode of one token does not give them: it replaces a part of a character by a replacement character, and may strip a
+space.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ _SPACE_MARK = "▁"
 
 
 class TokenBytes:
-    """Looks tokens up as they are asked for, and remembers them: answers use a small part of a vocabulary."""
+    """Bytes by token id, computed on demand and cached, since outputs use a small part of a vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer, kinds: TokenKinds) -> None:
         self._tokenizer = tokenizer
@@ -22,16 +23,16 @@ class TokenBytes:
         form = "" if decoder is None else decoder.__getstate__().decode()
         self._byte_of = byte_alphabet() if '"ByteLevel"' in form else {}
         self._has_space_mark = _SPACE_MARK in form
-        self._known: dict[int, bytes] = {}
+        self._cache: dict[int, bytes] = {}
 
     def __getitem__(self, token_id: int) -> bytes:
-        """Return the token's bytes; none for an id outside of the vocabulary, which padded models may choose."""
-        known = self._known.get(token_id)
-        if known is None:
-            known = self._known[token_id] = self._look_up(token_id)
-        return known
+        """Return the token's bytes; empty for an id outside the vocabulary, which padded models may generate."""
+        content = self._cache.get(token_id)
+        if content is None:
+            content = self._cache[token_id] = self._bytes_of(token_id)
+        return content
 
-    def _look_up(self, token_id: int) -> bytes:
+    def _bytes_of(self, token_id: int) -> bytes:
         added = self._kinds.added.get(token_id)
         if added is not None:
             return added.encode()
@@ -48,9 +49,9 @@ class TokenBytes:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Return the byte that each character of a byte-level vocabulary stands for.
+    """Return the byte that each character of a byte-level vocabulary represents.
 
-    Bytes that are printable in Latin-1 stand for themselves, the others for the characters from 256 on, in order.
+    Bytes that are printable in Latin-1 are represented by themselves, others by the characters from 256 on, in order.
     Source: GPT-2's tokenizer.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}

@@ -1,4 +1,4 @@
-"""Which tokens of a vocabulary need care when they become text."""
+"""Tokens of a vocabulary that need special handling when they are decoded."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from tokenizers import Tokenizer
 
 
 class TokenKinds(msgspec.Struct, frozen=True):
-    """Which tokens of a vocabulary need care.
+    """Tokens of a vocabulary that need special handling.
 
     Args:
-        byte_ids: those that stand for single bytes, in SentencePiece-like vocabularies.
-        special_ids: those that a decode may skip.
-        added: the text of those that are no part of the model's vocabulary proper, the special ones among them.
+        byte_ids: tokens that represent single bytes, in SentencePiece-like vocabularies.
+        special_ids: tokens that a decode may skip.
+        added: text of the tokens that are added to the base vocabulary, including special tokens.
     """
 
     byte_ids: frozenset[int]
@@ -20,8 +20,8 @@ class TokenKinds(msgspec.Struct, frozen=True):
     added: dict[int, str]
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> TokenKinds:
-        """Look through the vocabulary; once per tokenizer is enough."""
+    def from_tokenizer(cls, tokenizer: Tokenizer) -> TokenKinds:
+        """Scan the vocabulary of ``tokenizer``; call once per tokenizer."""
         byte_ids = (tokenizer.token_to_id(f"<0x{value:02X}>") for value in range(256))
         added = tokenizer.get_added_tokens_decoder()
         return cls(

@@ -1,4 +1,4 @@
-"""What strings are in tokens: words that an output shall not hold, and the marks around a model's thinking."""
+"""Token sequences of strings: words that an output must not contain, and the marks around a model's thinking."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from ...shared.shown import shown
 
 
 def bad_word_sequences(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
-    """Return the sequences that spell ``words``: each as it begins a text, and as it follows a space.
+    """Return the token sequences of ``words``: each word at the start of a text, and after a space.
 
-    The second is left out where it ends with the first, which forbids it already. (vLLM leaves it out unless both have
-    the same length: with "Hello" in two tokens, it lets " Hello" in one token pass.)
+    The second sequence is omitted if it ends with the first, which already forbids it. (vLLM omits it unless both have
+    the same length: with "Hello" in two tokens, it allows " Hello" in one token.)
 
     Raises:
-        ValidationError: the tokenizer makes nothing of a word.
+        ValidationError: a word has no tokens.
     """
     plain = [word.lstrip(" ") or word for word in words]
     encodings = tokenizer.encode_batch([*plain, *(f" {word}" for word in plain)], add_special_tokens=False)
     sequences = [encoding.ids for encoding in encodings]
-    found: dict[tuple[int, ...], None] = {}
+    unique: dict[tuple[int, ...], None] = {}
     for word, alone, spaced in zip(words, sequences[: len(words)], sequences[len(words) :], strict=True):
         if not alone:
-            raise ValidationError(f"bad_words holds {shown(word)}, of which this model's tokenizer makes nothing")
-        found[tuple(alone)] = None
+            raise ValidationError(f"bad_words contains {shown(word)}, for which this model's tokenizer has no tokens")
+        unique[tuple(alone)] = None
         if spaced[-len(alone) :] != alone:
-            found[tuple(spaced)] = None
-    return [list(sequence) for sequence in found if sequence]
+            unique[tuple(spaced)] = None
+    return [list(sequence) for sequence in unique if sequence]
 
 
 def find_marks(tokenizer: Tokenizer) -> tuple[str, str] | None:
-    """Return the marks around thinking that are both tokens of the vocabulary; None if there is no such pair."""
+    """Return the marks around thinking that are both tokens of the vocabulary; None if no pair is."""
     return next(
         (marks for marks in REASONING_MARKS.values() if all(tokenizer.token_to_id(mark) is not None for mark in marks)),
         None,
@@ -42,8 +42,9 @@ def find_marks(tokenizer: Tokenizer) -> tuple[str, str] | None:
 
 
 def find_think_token_ids(tokenizer: Tokenizer, reasoning_parser: str = "") -> tuple[int, int] | None:
-    """Return the tokens that start and end thinking, those of that parser if one is named; None if the vocabulary has
-    no such pair.
+    """Return the tokens that start and end thinking, of ``reasoning_parser`` if not empty.
+
+    None if the vocabulary has no such pair.
     """
     marks = REASONING_MARKS[reasoning_parser] if reasoning_parser else find_marks(tokenizer)
     start, end = (None, None) if marks is None else map(tokenizer.token_to_id, marks)

@@ -29,27 +29,28 @@ from .token_kinds import TokenKinds
 from .token_sequences import bad_word_sequences, find_marks, find_think_token_ids
 
 TOKENIZER_FILE = "tokenizer.json"
-# Longer than what templates write behind the last message.
+# More tokens than templates write after the last message.
 _NUM_TAIL_TOKENS = 64
 
 
 class TextCodec:
-    """Encodes prompts and chat messages, and decodes tokens; ``token_bytes`` has those of each single token.
+    """Encoder of prompts and chat messages, and decoder of tokens.
 
-    Raises, each method that is given a text:
-        RequestFailedError: the tokenizer or the chat template failed, with whatever exception.
+    Methods that process a text raise ``RequestFailedError`` if the tokenizer or the chat template fails, with any
+    exception.
 
     Attributes:
-        chat_style: how the model writes tool calls and reasoning, as far as its chat template shows it, or as it was
-            said of the reasoning.
-        can_think_first: whether its reasoning is between two tokens, so that a grammar can begin behind them.
+        token_bytes: bytes of each single token.
+        chat_style: parsers of the model's tool calls and reasoning, derived from its chat template unless the reasoning
+            parser was configured.
+        can_think_first: whether its reasoning is between two known tokens, so that a grammar can begin after it.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, chat_template: ChatTemplate | None, *, reasoning_parser: str = AUTO
     ) -> None:
         self._tokenizer = tokenizer
-        self._kinds = TokenKinds.of(tokenizer)
+        self._kinds = TokenKinds.from_tokenizer(tokenizer)
         self._max_chars_per_token = max_chars_per_token(tokenizer)
         self.token_bytes = TokenBytes(tokenizer, self._kinds)
         self._chat_template = chat_template
@@ -69,7 +70,8 @@ class TextCodec:
         """Read ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja`` from a model folder.
 
         Args:
-            reasoning_parser: the name of how the model marks its reasoning, "none", or "auto": as its template shows.
+            reasoning_parser: name of the parser of the model's reasoning, "none", or "auto" to derive it from the
+                template.
 
         Raises:
             ModelLoadError: a file is missing or cannot be read.
@@ -88,7 +90,7 @@ class TextCodec:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether a prompt may be messages."""
+        """Whether a prompt may consist of messages."""
         return self._chat_template is not None
 
     def encode(
@@ -99,14 +101,15 @@ class TextCodec:
         cut: Cut | None = None,
         check_length: Callable[[int], None] | None = None,
     ) -> list[int]:
-        """Token ids of ``text``, with the special tokens the model expects around it; those stay where it is cut.
+        """Return the token ids of ``text``, with the special tokens that the model expects around it.
 
         Args:
-            check_length: is called with the number of tokens, unless the text is cut. What it raises spares the time
-                for a list of them, in which the GIL is held.
+            cut: truncation of the text; the special tokens are kept.
+            check_length: called with the number of tokens, unless the text is cut. If it raises, no list of tokens is
+                created, which would hold the GIL.
 
         Raises:
-            ValidationError: what is kept has no room for a token of the text.
+            ValidationError: ``cut`` leaves no space for a token of the text.
         """
         with tokenizing():
             if cut is None:
@@ -117,16 +120,16 @@ class TextCodec:
             return encode_cut(self._tokenizer, text, cut, add_special_tokens=add_special_tokens)
 
     def min_num_tokens(self, text: str) -> int:
-        """How many tokens ``text`` has at least, known without tokenizing it."""
+        """Return a lower bound of the number of tokens of ``text``, without tokenizing it."""
         return math.ceil(len(text) / self._max_chars_per_token)
 
     def encode_pair(self, text: str, other: str, cut: Cut | None = None) -> tuple[list[int], int | None]:
-        """Token ids of two texts as the model judges them together, and where those of the second begin.
+        """Return the token ids of a pair of texts, and the position at which the second text begins.
 
-        None if the model does not tell the tokens of the two apart.
+        The position is None if the model does not distinguish the tokens of the two texts.
 
         Raises:
-            ValidationError: what is kept has no room for a token of each.
+            ValidationError: ``cut`` leaves no space for a token of each text.
         """
         with tokenizing():
             if cut is None:
@@ -137,11 +140,11 @@ class TextCodec:
         return token_ids, type_ids.index(1) if 1 in type_ids else None
 
     def encode_chunk(self, text: str) -> list[int]:
-        """Token ids of ``text`` alone: it follows on other tokens."""
+        """Return the token ids of ``text`` without special tokens, since it follows other tokens."""
         return self.encode(text, add_special_tokens=False)
 
     def render_chat(self, messages: list[dict[str, Any]], kwargs: dict[str, Any] | None) -> str:
-        """The prompt of ``messages`` under the chat template, which writes the special tokens itself.
+        """Render ``messages`` with the chat template, which includes the special tokens.
 
         Raises:
             ValidationError: the model has no chat template, or the template refuses the messages.
@@ -151,13 +154,13 @@ class TextCodec:
         return self._chat_template.render(messages, kwargs or {})
 
     def encode_chat(self, messages: list[dict[str, Any]], kwargs: dict[str, Any] | None) -> list[int]:
-        """Token ids of ``render_chat``."""
+        """Return the token ids of ``render_chat``."""
         return self.encode(self.render_chat(messages, kwargs), add_special_tokens=False)
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
-        """The text of ``token_ids`` by themselves."""
+        """Return the text of ``token_ids`` alone."""
         with tokenizing():
-            # As for texts, a batch leaves the GIL free.
+            # A batch call releases the GIL.
             return self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
 
     def complete(self, params: SamplingParams) -> SamplingParams:
@@ -165,7 +168,8 @@ class TextCodec:
 
         Raises:
             ValidationError: one of ``bad_words`` has no tokens.
-            UnsupportedParameterError: ``thinking_token_budget`` for a model without marks around its thinking.
+            UnsupportedParameterError: a thinking budget, or a grammar after the thinking, for a model without tokens
+                that mark its thinking.
         """
         if params.bad_words:
             with tokenizing():
@@ -175,22 +179,22 @@ class TextCodec:
         is_awaited = grammar is not None and grammar.enable_in_reasoning is False
         if params.is_thinking_limited or is_awaited:
             if self._think_token_ids is None:
-                wanted = "structured_outputs.enable_in_reasoning=False" if is_awaited else None
+                parameter = "structured_outputs.enable_in_reasoning=False" if is_awaited else None
                 raise UnsupportedParameterError(
-                    f"{wanted or f'thinking_token_budget={params.thinking_token_budget}'} needs a model whose "
+                    f"{parameter or f'thinking_token_budget={params.thinking_token_budget}'} needs a model whose "
                     "vocabulary has tokens such as <think> and </think>, and this one has none; leave it at None"
                 )
             params = msgspec.structs.replace(params, think_token_ids=self._think_token_ids)
         return params
 
     def ends_in_reasoning(self, token_ids: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> bool | None:
-        """Return whether a prompt ends within the model's thinking, by its last mark; None if it does not show it.
+        """Return whether a prompt ends within the model's thinking, by its last mark; None if unknown.
 
-        Nothing but whitespace may follow that mark: one that somebody wrote in a message is text. If the output
-        continues the last message, an assistant's, the mark may be anywhere in it.
+        Only whitespace may follow that mark, because a mark within a message is text. If the output continues the last
+        message, which is an assistant's, the mark may be anywhere in the prompt.
 
         Args:
-            token_ids: of the prompt, which was rendered from ``messages``.
+            token_ids: tokens of the prompt, which was rendered from ``messages``.
         """
         if self._marks is None:
             return None
@@ -201,11 +205,11 @@ class TextCodec:
         mark_at, mark = max((start_at, self._marks[0]), (end_at, self._marks[1]))
         if mark_at >= 0 and (is_continued or not text[mark_at + len(mark) :].strip()):
             return start_at > end_at
-        # A template that opens the thinking of the usual prompt has left it out of this one.
+        # A template that opens the thinking in the usual prompt has not done so in this one.
         return False if self._is_opened_by_template else None
 
     def has_begun_thinking(self, token_ids: list[int]) -> bool:
-        """Whether ``token_ids`` end within the model's thinking."""
+        """Return whether ``token_ids`` end within the model's thinking."""
         marks = self._think_token_ids
         return marks is not None and num_thought(token_ids, *marks) is not None
 

@@ -27,7 +27,7 @@ from ...gate import Gate
 from ...processes import is_gone
 from ..supervisor.conftest import DEADLINE_S
 from .conftest import processes_of
-from .local_ground import LocalGround
+from .local_backend import LocalBackend
 
 PROMPT, LONG = "count from four to nine:", SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
@@ -40,13 +40,13 @@ async def until(condition: Callable[[], object]) -> None:
 
 @asynccontextmanager
 async def running(
-    spec: AgentSpec, commands: CommandConnection, namespace: str, ground: LocalGround, **scaling: float
+    spec: AgentSpec, commands: CommandConnection, namespace: str, backend: LocalBackend, **scaling: float
 ) -> AsyncIterator[Fleet]:
     """A fleet that runs, and ends in order; what it raises, the block gets."""
     options = msgspec.convert({"least": 1, "most": 1, "grow_after_s": 0.0, **scaling}, ScalingOptions)
     ready = asyncio.Event()
     demand = Demand(commands, Keys(namespace), "demo", 8)
-    fleet = Fleet(ground, demand, options, spec, drain_timeout_s=30.0, on_ready=ready.set, tick_s=0.05)
+    fleet = Fleet(backend, demand, options, spec, drain_timeout_s=30.0, on_ready=ready.set, tick_s=0.05)
     task = asyncio.create_task(fleet.run())
     waiting = asyncio.create_task(ready.wait())
     try:
@@ -73,10 +73,10 @@ def status_of(agent: HostAgent) -> AgentStatus:
 async def test_a_worker_that_dies_is_replaced_and_its_request_goes_on(
     spec: AgentSpec, commands: CommandConnection, redis_url: str, namespace: str, gate: Gate
 ) -> None:
-    ground = LocalGround()
+    backend = LocalBackend()
     gate.hold_at(5)
     async with (
-        running(spec, commands, namespace, ground) as fleet,
+        running(spec, commands, namespace, backend) as fleet,
         Client.connect(redis_url, namespace=namespace, wait_for_model=True) as client,
     ):
         handle = await client.submit(PROMPT, LONG, model="demo")
@@ -85,7 +85,7 @@ async def test_a_worker_that_dies_is_replaced_and_its_request_goes_on(
         (member,) = fleet.members
         assert member.status is not None
         os.kill(member.status.pid, signal.SIGKILL)
-        await until(lambda: len(ground.places) == 2)
+        await until(lambda: len(backend.places) == 2)
         gate.open()
         async with asyncio.timeout(DEADLINE_S):
             result = await handle.result()
@@ -99,7 +99,7 @@ async def test_what_cannot_start_ends_the_fleet_with_the_workers_own_words(
 ) -> None:
     broken = msgspec.structs.replace(spec, options={**spec.options, "PENSTOCK_MODEL": "/no/such/model"})
     with pytest.raises(FleetStartError, match="/no/such/model"):
-        async with running(broken, commands, namespace, LocalGround(), least=2, most=2):
+        async with running(broken, commands, namespace, LocalBackend(), least=2, most=2):
             pytest.fail("it has started")
 
 
@@ -107,16 +107,16 @@ async def test_an_agent_that_cannot_be_made_ends_the_fleet_at_once(
     spec: AgentSpec, commands: CommandConnection, namespace: str
 ) -> None:
     with pytest.raises(FleetStartError, match="the package is missing there"):
-        async with running(spec, commands, namespace, LocalGround(refuses="the package is missing there")):
+        async with running(spec, commands, namespace, LocalBackend(refuses="the package is missing there")):
             pytest.fail("it has started")
 
 
 async def test_the_first_request_wakes_a_fleet_of_nothing(
     spec: AgentSpec, commands: CommandConnection, redis_url: str, namespace: str
 ) -> None:
-    ground = LocalGround(most=1)
-    async with running(spec, commands, namespace, ground, least=0, most=3, shrink_after_s=0.2) as fleet:
-        assert ground.places == []
+    backend = LocalBackend(most=1)
+    async with running(spec, commands, namespace, backend, least=0, most=3, shrink_after_s=0.2) as fleet:
+        assert backend.places == []
         async with Client.connect(redis_url, namespace=namespace, wait_for_model=True) as client:
             handle = await client.submit(PROMPT, LONG, model="demo")
             async with asyncio.timeout(DEADLINE_S):
@@ -176,7 +176,7 @@ async def test_signals_hurry_a_fleet_that_leaves(
 ) -> None:
     gate.hold_at(5)
     async with (
-        running(spec, commands, namespace, LocalGround()) as fleet,
+        running(spec, commands, namespace, LocalBackend()) as fleet,
         Client.connect(redis_url, namespace=namespace, wait_for_model=True) as client,
     ):
         handle = await client.submit(PROMPT, LONG, model="demo")

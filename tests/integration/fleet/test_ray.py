@@ -116,7 +116,7 @@ async def test_nodes_that_come_go_and_are_killed_under_load_lose_nothing(
     first = await asyncio.to_thread(ray_cluster.add, 1)
     fleet = start_fleet(*options(ray_cluster, redis_url, namespace, "2:2"))
     # The second engine waits until there is a node for it.
-    await asyncio.to_thread(fleet.await_event, "fleet_waits_for_room")
+    await asyncio.to_thread(fleet.await_event, "fleet_capacity_missing")
     second = await asyncio.to_thread(ray_cluster.add, 1)
     await asyncio.to_thread(fleet.await_ready)
     async with Client.connect(redis_url, namespace=namespace, wait_for_model=True) as client:

@@ -9,7 +9,7 @@ from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
 from penstock.shared.messages.worker_status import EngineState
 from penstock.shared.queue.stats import QueueStats
-from penstock.worker.fleet.demand import Demand, Seen
+from penstock.worker.fleet.demand import Demand, DemandSnapshot
 from penstock.worker.fleet.scaling import Load
 
 QUEUE = QueueStats(
@@ -55,7 +55,7 @@ def demand() -> Demand:
 
 def test_the_load_is_what_waits_and_how_full_engines_are() -> None:
     """An engine is as full as its cache or its batch, whichever is fuller."""
-    assert demand().load(Seen(QUEUE, SERVING), ["m-ray-0-12-"]) == Load(
+    assert demand().load(DemandSnapshot(QUEUE, SERVING), ["m-ray-0-12-"]) == Load(
         num_waiting=7,
         num_running=5,
         backlog_s=700 / 20,
@@ -67,29 +67,32 @@ def test_the_load_is_what_waits_and_how_full_engines_are() -> None:
 
 def test_a_fleet_without_engines_remembers_how_fast_one_was() -> None:
     rule = demand()
-    rule.load(Seen(QUEUE, SERVING), [])
+    rule.load(DemandSnapshot(QUEUE, SERVING), [])
     unserved = msgspec.structs.replace(QUEUE, num_engines=0, full_tokens_per_s=0.0)
-    assert rule.load(Seen(unserved, []), []).backlog_s == 700 / 20
-    assert demand().load(Seen(unserved, []), []).backlog_s is None
+    assert rule.load(DemandSnapshot(unserved, []), []).backlog_s == 700 / 20
+    assert demand().load(DemandSnapshot(unserved, []), []).backlog_s is None
 
 
 def test_engines_that_have_just_begun_count_as_much_as_others() -> None:
     """The speed is that of all engines which claim, so one that begins adds its part at once."""
     more = msgspec.structs.replace(QUEUE, num_engines=6, full_tokens_per_s=120.0)
-    assert demand().load(Seen(more, SERVING), []).backlog_s == demand().load(Seen(QUEUE, SERVING), []).backlog_s
+    assert (
+        demand().load(DemandSnapshot(more, SERVING), []).backlog_s
+        == demand().load(DemandSnapshot(QUEUE, SERVING), []).backlog_s
+    )
 
 
 def test_without_an_engine_of_its_own_all_are_others() -> None:
-    assert demand().load(Seen(QUEUE, SERVING), []).num_others == 3
+    assert demand().load(DemandSnapshot(QUEUE, SERVING), []).num_others == 3
 
 
 def test_a_queue_that_is_paused_asks_for_nobody() -> None:
     paused = msgspec.structs.replace(QUEUE, paused_at=5.0)
-    assert demand().load(Seen(paused, []), []).num_waiting == 0
+    assert demand().load(DemandSnapshot(paused, []), []).num_waiting == 0
 
 
 def test_what_a_worker_holds_runs_or_waits_in_its_engines() -> None:
-    seen = Seen(QUEUE, SERVING)
+    seen = DemandSnapshot(QUEUE, SERVING)
     assert [seen.num_held_by(prefix) for prefix in ("m-ray-0-12-", "m-ray-0-123-", "elsewhere-9-", "gone-1-")] == [
         2,
         8,

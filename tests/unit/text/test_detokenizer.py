@@ -113,7 +113,7 @@ Maker = Callable[[], Tokenizer]
 
 @functools.cache
 def kinds_of(make: Maker) -> TokenKinds:
-    return TokenKinds.of(make())
+    return TokenKinds.from_tokenizer(make())
 
 
 @functools.cache
@@ -145,7 +145,7 @@ def test_deltas_joined_equal_the_decode_of_the_whole(make, data: st.DataObject) 
 
 
 def detokenizer_after(tokenizer: Tokenizer, prompt: list[int], *, skip: bool) -> IncrementalDetokenizer:
-    kinds = TokenKinds.of(tokenizer)
+    kinds = TokenKinds.from_tokenizer(tokenizer)
     skipped_ids: frozenset[int] = kinds.special_ids if skip else frozenset()
     token_bytes = TokenBytes(tokenizer, kinds)
     context = DecodeContext.of_prompt(prompt, tokenizer, kinds, token_bytes, skipped_ids=skipped_ids)
@@ -257,7 +257,7 @@ def test_the_space_after_a_prompt_stays() -> None:
 def test_the_end_of_a_long_prompt_costs_little() -> None:
     tokenizer = byte_level()
     prompt = tokenizer.encode("the quick brown fox " * 5_000).ids
-    kinds = TokenKinds.of(tokenizer)
+    kinds = TokenKinds.from_tokenizer(tokenizer)
     context = DecodeContext.of_prompt(prompt, tokenizer, kinds, TokenBytes(tokenizer, kinds), skipped_ids=frozenset())
     assert len(context.token_ids) == 1
 
@@ -290,7 +290,7 @@ def test_what_a_space_between_special_tokens_means() -> None:
 
     def text(**options: bool) -> str:
         options = {"skip_special_tokens": False, **options}
-        detokenizer = IncrementalDetokenizer(tokenizer, TokenKinds.of(tokenizer), NO_CONTEXT, **options)
+        detokenizer = IncrementalDetokenizer(tokenizer, TokenKinds.from_tokenizer(tokenizer), NO_CONTEXT, **options)
         return detokenizer.add(token_ids) + detokenizer.flush()
 
     assert text() == "the [CLS] [SEP] [new] quick"
@@ -300,7 +300,9 @@ def test_what_a_space_between_special_tokens_means() -> None:
 
 @pytest.mark.parametrize("text", ["déjà vu", "日本語のテキスト", "👩‍👩‍👧 🙂"])
 def test_no_half_character_is_shown(text: str) -> None:
-    detokenizer = IncrementalDetokenizer(byte_level(), TokenKinds.of(byte_level()), skip_special_tokens=True)
+    detokenizer = IncrementalDetokenizer(
+        byte_level(), TokenKinds.from_tokenizer(byte_level()), skip_special_tokens=True
+    )
     pieces = [detokenizer.add([token_id]) for token_id in byte_level().encode(text).ids]
     assert all("\ufffd" not in piece for piece in pieces)
     assert "".join(pieces) + detokenizer.flush() == text
@@ -308,7 +310,7 @@ def test_no_half_character_is_shown(text: str) -> None:
 
 def test_a_skipped_special_token_does_not_part_the_bytes_around_it() -> None:
     tokenizer = sentencepiece_like()
-    detokenizer = IncrementalDetokenizer(tokenizer, TokenKinds.of(tokenizer), skip_special_tokens=True)
+    detokenizer = IncrementalDetokenizer(tokenizer, TokenKinds.from_tokenizer(tokenizer), skip_special_tokens=True)
     token_ids = [3, 1, 131, 1, 0]
     text = "".join(detokenizer.add([token_id]) for token_id in token_ids) + detokenizer.flush()
     assert text == tokenizer.decode(token_ids, skip_special_tokens=True)

@@ -15,7 +15,7 @@ def test_of_a_byte_level_vocabulary() -> None:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<é>"], initial_alphabet=alphabet)
     tokenizer.train_from_iterator(["the quick brown fox"] * 4, trainer)
-    token_bytes = TokenBytes(tokenizer, TokenKinds.of(tokenizer))
+    token_bytes = TokenBytes(tokenizer, TokenKinds.from_tokenizer(tokenizer))
     text = "the quick €, 日本\n"
     token_ids = tokenizer.encode(text).ids
     assert b"".join(token_bytes[token_id] for token_id in token_ids) == text.encode()
@@ -30,5 +30,5 @@ def test_of_a_vocabulary_with_space_marks_and_byte_fallback() -> None:
     vocabulary = {token: i for i, token in enumerate(["<unk>", *bytes_, "▁", "a", "▁a"])}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    token_bytes = TokenBytes(tokenizer, TokenKinds.of(tokenizer))
+    token_bytes = TokenBytes(tokenizer, TokenKinds.from_tokenizer(tokenizer))
     assert [token_bytes[vocabulary[t]] for t in ("▁a", "<0xE2>", "▁")] == [b" a", b"\xe2", b" "]

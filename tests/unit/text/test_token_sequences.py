@@ -67,7 +67,7 @@ def test_special_tokens_around_a_text_are_no_part_of_a_word(demo_model: Path) ->
 def test_a_word_of_which_nothing_is_left_is_refused() -> None:
     tokenizer = Tokenizer.from_str(byte_level().to_str())
     tokenizer.normalizer = normalizers.Replace("~", "")
-    with pytest.raises(ValidationError, match="bad_words holds '~', of which this model's tokenizer makes nothing"):
+    with pytest.raises(ValidationError, match="bad_words contains '~', for which this model's tokenizer has no tokens"):
         bad_word_sequences(tokenizer, ["a", "~"])
 
 

@@ -1,10 +1,10 @@
-"""Ray as the ground of a fleet: all of this project that knows Ray.
+"""Ray as the backend of a fleet. This is the only module that imports Ray.
 
-An engine of one host has one bundle, in a placement group of its own: groups cannot change, and an engine that leaves
-is to give its room back. A bundle is on one host as a whole, so ranks of an engine are packed; replicas are spread by
-asking for the host that has the fewest of them. A group that waits is what makes Ray's autoscaler add a host.
+Each engine has one bundle in a separate placement group, because groups cannot change and an engine that stops must
+release its resources. A bundle is on one host, so the ranks of an engine are on one host. Replicas are spread by
+requesting the host that has the fewest of them. A pending group makes Ray's autoscaler add a host.
 
-Ray's calls block, and so are made in threads.
+Ray's calls block, so they run in threads.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ...shared.errors import ConfigurationError
 from .agent import HostAgent
-from .ground import AgentGoneError, AgentUnreachableError, Place
+from .backend import AgentGoneError, AgentUnreachableError, Place
 
 NAMESPACE = "penstock"
-# A status while a drain waits, and a second drain in a greater hurry.
+# A call of ``status`` while a drain is in progress, and a second, shorter drain.
 _MAX_CONCURRENCY = 4
 _PLACED = "CREATED"
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Bundle(Protocol):
-    """Room for one agent."""
+    """Resources of one agent."""
 
     @property
     def group(self) -> PlacementGroup: ...
@@ -48,37 +48,37 @@ class Bundle(Protocol):
     @property
     def index(self) -> int: ...
 
-    def give_back(self) -> None: ...
+    def release(self) -> None: ...
 
 
 class Bundles(Protocol):
-    """Where room comes from; ``most``: how many, where that is known."""
+    """Source of bundles; ``most`` is their largest number, None if unknown."""
 
     @property
     def most(self) -> int | None: ...
 
-    def take(self, resources: dict[str, float]) -> Bundle: ...
+    def allocate(self, resources: dict[str, float]) -> Bundle: ...
 
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    """Be a driver of the cluster at ``address`` for as long as the block lasts; "auto": that of this host.
+    """Connect to the cluster at ``address`` as a driver during the block; "auto" is the cluster of this host.
 
-    Its actors and groups end with the driver, whatever ends that. Whether tokens authenticate is the cluster's and the
-    environment's affair (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH).
+    The driver's actors and groups end with the driver, whatever ends it. Authentication by token is configured by the
+    cluster and the environment (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH).
 
     Raises:
-        ConfigurationError: there is no cluster, or it does not let this process in.
+        ConfigurationError: the cluster is unreachable, or refuses this process.
     """
-    # No figures of ours go to anybody.
+    # Send no usage statistics.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     try:
-        # Of the agents' logs Ray keeps files on their hosts.
+        # The agents' logs stay in Ray's files on their hosts.
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        told = str(error).strip().splitlines() or [type(error).__name__]
+        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigurationError(
-            f"--ray {address}: no Ray cluster can be used there: {told[0]}; "
+            f"--ray {address}: no Ray cluster can be used there: {lines[0]}; "
             "start one with `ray start --head`, and run this on one of its hosts"
         ) from error
     try:
@@ -88,44 +88,44 @@ def connected(address: str) -> Iterator[None]:
 
 
 def has_gpus() -> bool:
-    """Whether the cluster has any now."""
+    """Return whether the cluster has GPUs at present."""
     return ray.cluster_resources().get("GPU", 0) > 0
 
 
 class OwnGroups:
-    """A placement group for each agent."""
+    """Bundles in a separate placement group for each agent."""
 
     most = None
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._num_made = 0
-        self._taken: list[_OwnGroup] = []
+        self._num_created = 0
+        self._groups: list[_OwnGroup] = []
 
-    def take(self, resources: dict[str, float]) -> Bundle:
+    def allocate(self, resources: dict[str, float]) -> Bundle:
         group = placement_group(
             [resources],
             strategy="STRICT_PACK",
-            name=f"{self._name}-{self._num_made}",
+            name=f"{self._name}-{self._num_created}",
             _soft_target_node_id=self._emptiest_node(resources),
         )
-        self._num_made += 1
-        taken = _OwnGroup(self, group)
-        self._taken.append(taken)
-        return taken
+        self._num_created += 1
+        own_group = _OwnGroup(self, group)
+        self._groups.append(own_group)
+        return own_group
 
-    def left(self, group: _OwnGroup) -> None:
-        self._taken.remove(group)
+    def discard(self, group: _OwnGroup) -> None:
+        self._groups.remove(group)
 
     def _emptiest_node(self, resources: dict[str, float]) -> str | None:
-        """The node with the fewest of ours, of those that could ever hold another; None if there is none."""
-        ours = Counter(node for taken in self._taken for node in taken.nodes())
+        """Return the node with the fewest of our groups among those with enough resources; None if there is none."""
+        num_groups = Counter(node for group in self._groups for node in group.nodes())
         fitting = [
             node["NodeID"]
             for node in ray.nodes()
             if node["Alive"] and all(node["Resources"].get(kind, 0) >= needed for kind, needed in resources.items())
         ]
-        return min(fitting, key=lambda node: (ours[node], node), default=None)
+        return min(fitting, key=lambda node: (num_groups[node], node), default=None)
 
 
 class _OwnGroup:
@@ -138,16 +138,16 @@ class _OwnGroup:
     def nodes(self) -> list[str]:
         return [node for node in placement_group_table(self.group).get("bundles_to_node_id", {}).values() if node]
 
-    def give_back(self) -> None:
-        self._owner.left(self)
+    def release(self) -> None:
+        self._owner.discard(self)
         remove_placement_group(self.group)
 
 
 class GivenGroup:
-    """The bundles of a group that somebody else has made, and will remove.
+    """Bundles of an existing group, which its creator removes.
 
     Raises:
-        ConfigurationError: there is none of that name in our namespace, or no bundle of it has room for an engine.
+        ConfigurationError: our namespace has no group of that name, or no bundle of it fits an engine.
     """
 
     def __init__(self, name: str, resources: dict[str, float]) -> None:
@@ -155,19 +155,19 @@ class GivenGroup:
             group = get_placement_group(name)
         except ValueError as error:
             raise ConfigurationError(
-                f"--ray-placement-group {name}: there is no such group in Ray's namespace {NAMESPACE!r}; make it "
+                f"--ray-placement-group {name}: Ray's namespace {NAMESPACE!r} has no such group; create it "
                 f"after ray.init(namespace={NAMESPACE!r})"
             ) from error
         bundles = group.bundle_specs
         fitting = [i for i, has in enumerate(bundles) if all(has.get(k, 0) >= v for k, v in resources.items())]
         if not fitting:
-            wanted = ", ".join(f"{kind} {number:g}" for kind, number in resources.items())
-            raise ConfigurationError(f"--ray-placement-group {name}: none of its bundles {bundles} has {wanted}")
+            required = ", ".join(f"{kind} {number:g}" for kind, number in resources.items())
+            raise ConfigurationError(f"--ray-placement-group {name}: none of its bundles {bundles} has {required}")
         self.group = group
         self.most: int | None = len(fitting)
         self.free = fitting
 
-    def take(self, resources: dict[str, float]) -> Bundle:
+    def allocate(self, resources: dict[str, float]) -> Bundle:
         return _GivenBundle(self, self.free.pop(0))
 
 
@@ -176,15 +176,15 @@ class _GivenBundle:
         self.group, self.index = owner.group, index
         self._owner = owner
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         self._owner.free.append(self.index)
 
 
-class RayGround:
-    """Places agents as actors.
+class RayBackend:
+    """Backend that places agents as actors.
 
     Args:
-        resources: of an agent, by Ray's names: "CPU", "GPU".
+        resources: resources of an agent, by Ray's names "CPU" and "GPU".
     """
 
     def __init__(self, name: str, bundles: Bundles, resources: dict[str, float]) -> None:
@@ -192,14 +192,14 @@ class RayGround:
         self.most = bundles.most
         self._bundles = bundles
         self._resources = resources
-        # By reference: hosts have this package installed, and no code of ours is pickled.
+        # The class is pickled by reference, because hosts have this package installed.
         self._actor: Any = ray.remote(HostAgent)
 
     async def place(self, spec: bytes) -> Place:
         return await _in_thread(self._place, spec)
 
     def _place(self, spec: bytes) -> Place:
-        bundle = self._bundles.take(self._resources)
+        bundle = self._bundles.allocate(self._resources)
         strategy = PlacementGroupSchedulingStrategy(
             placement_group=bundle.group, placement_group_bundle_index=bundle.index
         )
@@ -214,22 +214,22 @@ class RayGround:
 
 
 class _RayPlace:
-    """One actor in its bundle."""
+    """Actor in its bundle."""
 
     def __init__(self, actor: Any, bundle: Bundle) -> None:
         self._actor = actor
         self._bundle: Bundle | None = bundle
-        self._asked: asyncio.Future[bytes] | None = None
+        self._status_call: asyncio.Future[bytes] | None = None
 
     async def status(self, timeout_s: float) -> bytes:
-        # A call to an actor that waits for its room waits with it: one of them is enough.
-        if self._asked is None:
-            self._asked = asyncio.ensure_future(_answer(self._actor.status.remote()))
-        done, _ = await asyncio.wait([self._asked], timeout=timeout_s)
+        # A call to a pending actor is pending too, so one call is enough.
+        if self._status_call is None:
+            self._status_call = asyncio.ensure_future(_answer(self._actor.status.remote()))
+        done, _ = await asyncio.wait([self._status_call], timeout=timeout_s)
         if not done:
             raise AgentUnreachableError(f"an agent has not answered within {timeout_s:g} s")
-        asked, self._asked = self._asked, None
-        return asked.result()
+        call, self._status_call = self._status_call, None
+        return call.result()
 
     async def drain(self, drain_timeout_s: float, timeout_s: float) -> bytes:
         try:
@@ -238,7 +238,7 @@ class _RayPlace:
         except TimeoutError:
             raise AgentUnreachableError(f"an agent has not drained within {timeout_s:g} s") from None
 
-    async def waits_for_room(self) -> bool:
+    async def is_pending(self) -> bool:
         bundle = self._bundle
         if bundle is None:
             return False
@@ -247,34 +247,34 @@ class _RayPlace:
 
     async def leave(self) -> None:
         bundle, self._bundle = self._bundle, None
-        if self._asked is not None:
-            self._asked.cancel()
+        if self._status_call is not None:
+            self._status_call.cancel()
         if bundle is not None:
             await _in_thread(self._leave, bundle)
 
     def _leave(self, bundle: Bundle) -> None:
         ray.kill(self._actor)
-        bundle.give_back()
+        bundle.release()
 
 
 async def _answer(reference: Any) -> bytes:
     try:
         return await reference
     except ray.exceptions.ActorDiedError as error:
-        # Others are started anew for ever: this one could not be made.
-        raise AgentGoneError(f"an agent could not be started: {_told(error)}") from error
+        # Ray restarts actors for ever, unless their constructor failed.
+        raise AgentGoneError(f"an agent could not be started: {_summary(error)}") from error
     except ray.exceptions.RayActorError as error:
-        raise AgentUnreachableError(f"an agent is not there: {_told(error)}") from error
+        raise AgentUnreachableError(f"an agent is not running: {_summary(error)}") from error
 
 
 async def _in_thread(call: Callable[..., T], *arguments: Any) -> T:
     try:
         return await asyncio.to_thread(call, *arguments)
     except ray.exceptions.RayError as error:
-        raise AgentUnreachableError(f"Ray does not answer: {_told(error)}") from error
+        raise AgentUnreachableError(f"Ray does not answer: {_summary(error)}") from error
 
 
-def _told(error: Exception) -> str:
-    """What Ray says in many lines: the first, and the last, where the reason is."""
+def _summary(error: Exception) -> str:
+    """Return the first line of an error of Ray, and its last, which has the reason."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"

@@ -1,15 +1,15 @@
-"""A ground without a cluster: agents in this process, each with its real ``worker start``."""
+"""A backend without a cluster: agents in this process, each with its real ``worker start``."""
 
 from __future__ import annotations
 
 import asyncio
 
 from penstock.worker.fleet.agent import HostAgent
-from penstock.worker.fleet.ground import AgentGoneError, AgentUnreachableError
+from penstock.worker.fleet.backend import AgentGoneError, AgentUnreachableError
 
 
-class LocalGround:
-    """As ``RayGround``; ``most`` places at once. If it ``refuses`` something, no agent can be made."""
+class LocalBackend:
+    """As ``RayBackend``; ``most`` places at once. If it ``refuses`` something, no agent can be made."""
 
     name = "this process"
 
@@ -35,7 +35,7 @@ class LocalPlace:
     async def drain(self, drain_timeout_s: float, timeout_s: float) -> bytes:
         return await asyncio.to_thread(self._there().drain, drain_timeout_s)
 
-    async def waits_for_room(self) -> bool:
+    async def is_pending(self) -> bool:
         return False
 
     async def leave(self) -> None:
