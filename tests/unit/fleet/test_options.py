@@ -26,7 +26,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--ray", "auto", "--redis-url", "redis://here"), "--ray needs --engines LEAST:MOST"),
+        (("--ray", "auto", "--redis-url", "redis://here"), "--ray requires --engines LEAST:MOST"),
         (("--ray", "auto", "--engines", "1:8"), "--ray needs --redis-url"),
         ((*FLEET, "--engines", "3:2"), "3 is more than 2"),
         ((*FLEET, "--engines", "0:0"), "at least 1"),
