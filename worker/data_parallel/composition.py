@@ -1,4 +1,4 @@
-"""Makes of the parts of an engine those of a rank."""
+"""Builds the core of a rank, and checks that the model can be served by ranks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .core import GroupedCore
 from .runner import LockstepRunner
 from .wave import Flags, Wave
 
-# Ways of computing that run the model once in a step.
+# The compute modes that run the model once per step.
 _MODES_OF_ONE_FORWARD = ("lean", "packed")
 
 
 def grouped_core(ranks: ExpertRanks, runner: LockstepRunner) -> Callable[..., GroupedCore]:
-    """Return what makes a rank's core, called as ``EngineCore`` is."""
+    """Return a factory of the rank's core, with the arguments of ``EngineCore``."""
 
     def meet(flags: Flags) -> Flags:
         sums = ranks.sum_of(torch.tensor(flags, dtype=torch.int64))
@@ -30,36 +30,38 @@ def grouped_core(ranks: ExpertRanks, runner: LockstepRunner) -> Callable[..., Gr
 
 
 def meet_ranks(config: EngineConfig) -> ExpertRanks | None:
-    """Find the other ranks, before anything is loaded; None of an engine that is no rank.
+    """Connect to the other ranks before anything is loaded; return None for an engine that is not a rank.
 
     Raises:
-        ConfigurationError: nobody has said which rank this is.
-        GroupBrokenError: the others do not come.
+        ConfigurationError: this engine has been assigned no rank.
+        GroupBrokenError: the other ranks do not connect.
     """
     if not config.is_grouped:
         return None
     if config.place is None:
         raise ConfigurationError(
-            "data_parallel_size is for worker start: Redis says which rank an engine is, and one alone has all experts"
+            "data_parallel_size needs worker start, since Redis assigns the ranks; leave it out for an engine alone"
         )
     return ExpertRanks.meet(config.place, config.device, config.data_parallel_address)
 
 
 def check_rank(model: LoadedModel) -> None:
-    """Refuse a model that could not step with others, where it is to."""
+    """Refuse a model that cannot step with other ranks, if this engine is a rank."""
     if model.expert_ranks is None:
         return
     if model.pooling is not None:
-        raise ConfigurationError(f"data_parallel_size is for models that generate, and {model.architecture} pools here")
+        raise ConfigurationError(
+            f"data_parallel_size is for models that generate, and {model.architecture} is served for pooling here"
+        )
     if model.forward.mode not in _MODES_OF_ONE_FORWARD:
         raise ConfigurationError(
-            f"data_parallel_size: {model.architecture} is computed in several forwards a step ({model.forward.mode}), "
-            "and the ranks of a group make one each"
+            f"data_parallel_size: {model.architecture} needs several forwards per step ({model.forward.mode}), "
+            "but the ranks of a group run one; leave it out"
         )
     if model.forward.keeps_state:
         raise ConfigurationError(
-            f"data_parallel_size: {model.architecture} keeps states besides keys and values, which ranks of a group do "
-            "not; use data_parallel_size 1, and more engines"
+            f"data_parallel_size: {model.architecture} keeps states besides keys and values, which ranks of a group "
+            "cannot; use data_parallel_size 1 and more engines"
         )
     if model.vision is not None:
         model.vision = None

@@ -1,4 +1,4 @@
-"""Control calls of a rank: what would compute or sleep on its own is agreed with the others first, or refused."""
+"""Control calls of a rank. Calls that make it compute or sleep are agreed with the other ranks first, or refused."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..engine.control.calls import ControlledParts, EngineControl
 from ..progress import ProgressWriter
 from .core import GroupedCore
 
-# For which the other ranks are waited for, that are to be told to sleep, too.
+# How long to wait until the other ranks are called to sleep as well.
 PAUSE_TIMEOUT_S = 10.0
 
 _REFUSED = {
-    ExecuteDummyBatch: "the ranks of a data-parallel group run dummy batches by themselves, in every wave",
-    SaveShardedState: "a rank of a data-parallel group has a part of the experts only; save an engine that has all",
+    ExecuteDummyBatch: "the ranks of a data-parallel group run dummy batches themselves, in every wave",
+    SaveShardedState: "a rank of a data-parallel group has only a part of the experts; save an engine that has all",
     ReloadWeights: "the ranks of a data-parallel group keep their weights; start a group with the other folder",
 }
 
@@ -29,7 +29,8 @@ _REFUSED = {
 class GroupedControl(EngineControl):
     """The control of a core that is a rank.
 
-    Sleep waits until all ranks are to sleep: one that has given its weights back could not compute for the others.
+    Sleep waits until all ranks are called to sleep, because a rank that has released its weights cannot compute for
+    the others.
     """
 
     def __init__(self, core: GroupedCore, parts: ControlledParts, progress: ProgressWriter) -> None:
@@ -38,7 +39,7 @@ class GroupedControl(EngineControl):
         self._give_up_at: float | None = None
 
     def answer(self, message: UtilityCall) -> UtilityOutput | None:
-        """As ``Control``."""
+        """See ``Control``."""
         call = message.call
         if type(call) in _REFUSED:
             return _refusal(message, UnsupportedCallError(_REFUSED[type(call)]))
@@ -48,14 +49,14 @@ class GroupedControl(EngineControl):
             return self._sleep_together(message)
         output = super().answer(message)
         if isinstance(call, WakeUp | IsSleeping) and output is not None and isinstance(output.answer, SleepState):
-            self._follow(output.answer)
+            self._resume_if_awake(output.answer)
         return output
 
     def _sleep_together(self, message: UtilityCall) -> UtilityOutput | None:
         wave = self._core.wave
         if self._core.has_requests:
-            return super().answer(message)  # which refuses it
-        wave.want_pause()
+            return super().answer(message)  # it refuses because of the requests
+        wave.request_pause()
         if wave.is_paused:
             self._give_up_at = None
             return super().answer(message)
@@ -66,11 +67,11 @@ class GroupedControl(EngineControl):
             return None
         self._give_up_at = None
         wave.resume()
-        told = "all ranks of a data-parallel group sleep together; call sleep on all engines of the model at once"
-        return _refusal(message, EngineStateError(told))
+        reason = "all ranks of a data-parallel group sleep together; call sleep on all engines of the model at once"
+        return _refusal(message, EngineStateError(reason))
 
-    def _follow(self, state: SleepState) -> None:
-        """Compute again once nothing sleeps. A failed sleep is asked about, too, and leaves the group awake."""
+    def _resume_if_awake(self, state: SleepState) -> None:
+        """Resume the wave if nothing sleeps: after a wake-up, or after a failed sleep whose state is queried."""
         if not state.is_sleeping:
             self._core.wave.resume()
 

@@ -21,22 +21,22 @@ log = structlog.get_logger(__name__)
 
 
 class GroupedCore(EngineCore, GroupCore):
-    """Steps in lockstep with the other ranks; makes the same tokens of the same requests as ``EngineCore``.
+    """Steps in lockstep with the other ranks; produces the same tokens as ``EngineCore`` for the same requests.
 
-    Its statistics tell of the wave. Whoever drives it sends them on after each step, so that the others hear of a wave
+    Its statistics contain the wave. The core's loop sends them after each step, so the other ranks learn of a wave
     before this rank waits for them.
 
     Args:
-        wave: says what is next.
-        meet: sums flags over all ranks.
+        wave: decides the next action.
+        meet: return the sums of the flags over all ranks.
         runner: the executor.
-        parts, named: the arguments of ``EngineCore``.
+        args, options: the arguments of ``EngineCore``.
     """
 
     def __init__(
-        self, wave: Wave, meet: Callable[[Flags], Flags], runner: LockstepRunner, *parts: Any, **named: Any
+        self, wave: Wave, meet: Callable[[Flags], Flags], runner: LockstepRunner, *args: Any, **options: Any
     ) -> None:
-        super().__init__(*parts, **named)
+        super().__init__(*args, **options)
         self.wave = wave
         self._meet = meet
         self._runner = runner
@@ -45,65 +45,65 @@ class GroupedCore(EngineCore, GroupCore):
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to do for this rank or for the others."""
+        """Whether this rank or another one has work."""
         return not self.wave.is_idle(has_work=super().has_work)
 
     @property
     def has_requests(self) -> bool:
-        """Whether there is something to do for this rank."""
+        """Whether this rank has requests."""
         return super().has_work
 
     def handle_wave_message(self, message: StartWave | LeaveWave) -> None:
-        """As ``GroupCore``."""
+        """See ``GroupCore``."""
         if isinstance(message, StartWave):
-            self.wave.hear_start(message.wave)
+            self.wave.receive_start(message.wave)
         else:
-            self.wave.want_to_leave()
+            self.wave.request_leave()
 
     def step_in_wave(self) -> list[EngineCoreOutput]:
-        """Do the next thing of the wave: begin it, meet, or make one forward, with requests or without.
+        """Do the next action of the wave: begin it, meet, or run one forward, with requests or without.
 
         Raises:
-            GroupBrokenError: another rank is gone, or hangs.
-            EngineDeadError: a forward has failed here.
+            GroupBrokenError: another rank has exited or hangs.
+            EngineDeadError: a forward failed on this rank.
         """
         has_requests = self.has_requests
         action = self.wave.next_action(has_work=has_requests)
         if action is Action.IDLE:
-            # Called for a question that has no answer yet.
+            # The loop calls a step while a control call has no answer yet.
             time.sleep(WORK_WAIT_S)
         elif action is Action.MEET:
-            self.wave.met(self._meet(self.wave.flags(has_work=has_requests)))
+            self.wave.end_meeting(self._meet(self.wave.flags(has_work=has_requests)))
             if self.wave.state.phase is WavePhase.LEFT:
                 log.info("group_left", wave=self.wave.number, num_requests=self.num_unfinished_requests)
         elif action is not Action.BEGIN:
-            return self._make_forward(has_requests)
+            return self._run_forward(has_requests)
         return []
 
     def stats(self) -> SchedulerStats:
-        """As ``EngineCore``, and where the wave is."""
+        """Return the statistics of ``EngineCore`` with the state of the wave."""
         stats = super().stats()
         stats.wave = self.wave.state
         return stats
 
-    def _make_forward(self, has_requests: bool) -> list[EngineCoreOutput]:
+    def _run_forward(self, has_requests: bool) -> list[EngineCoreOutput]:
         before = self._runner.num_forwards
         outputs = self.step() if has_requests else []
-        self._check(self._runner.num_forwards - before)
+        self._check_forwards(self._runner.num_forwards - before)
         if self._runner.num_forwards == before:
-            # No requests, or none that can be computed yet.
+            # Since there are no requests, or none can be computed yet.
             self._runner.execute_dummy_batch()
             self.num_dummy_batches += 1
-        self.wave.stepped()
+        self.wave.count_step()
         return outputs
 
-    def _check(self, num_forwards: int) -> None:
+    def _check_forwards(self, num_forwards: int) -> None:
         failure = self._runner.failure
         if isinstance(failure, GroupBrokenError):
             raise failure
         if failure is not None:
             raise EngineDeadError(
-                f"a forward failed in the middle of which other ranks wait: {type(failure).__name__}: {failure}"
+                f"a forward failed while other ranks wait for its result: {type(failure).__name__}: {failure}"
             ) from failure
         if num_forwards > 1:
-            raise EngineDeadError(f"a step made {num_forwards} forwards where the other ranks make one")
+            raise EngineDeadError(f"a step ran {num_forwards} forwards, while the other ranks run one")

@@ -1,4 +1,4 @@
-"""The executor of a rank: it knows how many forwards it has made, and whether one has failed."""
+"""The executor of a rank. It counts its forwards and stores the error of a failed one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ class LockstepRunner(ModelRunner):
     """A ``ModelRunner`` whose forwards are collectives.
 
     Attributes:
-        num_forwards: begun so far.
-        failure: what a forward has raised. It left the others in the middle of it, so no step can be made any more.
+        num_forwards: forwards begun so far.
+        failure: the exception of a failed forward. No further step is possible, because the other ranks still wait in
+            that forward.
     """
 
     num_forwards = 0

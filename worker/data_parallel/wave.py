@@ -1,23 +1,23 @@
 """When a rank of a data-parallel group steps: a state machine without torch, clock or messages.
 
-A forward of a model whose experts the ranks share is a collective: no rank gets its result before all have entered it.
-So the invariant is: **all ranks enter the same collectives in the same order.** It holds since a rank that is in a wave
-decides by nothing but the number of its steps and by sums that all ranks know:
+If ranks share the experts of a model, a forward is a collective: no rank gets its result before all have entered it. So
+the invariant is: **all ranks enter the same collectives in the same order.** It holds because a rank in a wave decides
+only by the number of its steps and by sums that all ranks know:
 
-    idle ──work here, or START of this wave heard──▶ wave
-    wave: meet, INTERVAL forwards, meet, INTERVAL forwards, … ──a meeting says that nobody has work──▶ idle, wave + 1
+    idle ──work on this rank, or START of this wave received──▶ wave
+    wave: meet, INTERVAL forwards, meet, INTERVAL forwards, … ──no rank has work at a meeting──▶ idle, wave + 1
 
-A *meeting* is an all-reduce of what each rank says of itself (``Flags``). Between two of them a rank without work runs
-a dummy batch, for the experts that it holds are wanted by the others. Since a wave begins with a meeting, a rank that
-was called for nothing computes nothing.
+A *meeting* is an all-reduce of the state of each rank (``Flags``). Between two meetings a rank without work runs a
+dummy batch, because the other ranks need the experts that it holds. A wave begins with a meeting, so a rank that was
+called although no rank has work computes nothing.
 
-START is sent by whoever begins a wave, and is repeated until the first meeting is over. One that comes late or twice is
-of an old wave, or of the one that runs, and does nothing. A request that comes while a meeting says that nobody has
-work begins the next wave.
+The rank that begins a wave sends START and repeats it until the first meeting is over. A START that arrives late or
+twice belongs to an old wave or to the running one, and is ignored. A request that arrives during the last meeting of a
+wave begins the next wave.
 
-Pause is agreed: a rank that wants to pause says so at meetings, and all that want to do so at the one at which the last
-of them says it. A rank that is paused still meets, and while one is paused nobody computes. Whoever wakes up calls a
-meeting, so the last one to wake up finds the work of all.
+A pause is agreed: a rank that requests a pause sets a flag at its meetings, and all ranks pause at the meeting at which
+the last of them sets it. A paused rank still meets, and while one is paused no rank computes. A rank that resumes calls
+a meeting, so the last one to resume learns of the work of all.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from typing import NamedTuple
 from ...shared.groups.errors import GroupBrokenError
 from ...shared.messages.waves import WavePhase, WaveState
 
-# Forwards between two meetings. A wave goes on for as many at most when the last request has ended.
+# Forwards between two meetings. After the end of the last request a wave runs at most this many more.
 INTERVAL = 16
 
 
 class Action(enum.Enum):
-    """What a rank does next. BEGIN: nothing but to tell that it has begun a wave, before it waits for the others."""
+    """The next action of a rank. BEGIN only announces that it has begun a wave, before it waits for the others."""
 
     IDLE = enum.auto()
     BEGIN = enum.auto()
@@ -44,7 +44,7 @@ class Action(enum.Enum):
 
 
 class Flags(NamedTuple):
-    """What a rank says at a meeting: 0 or 1 each, and its wave. The sums over all ranks are what they learn there."""
+    """A rank's contribution to a meeting: four numbers that are 0 or 1, and its wave. All ranks get the sums."""
 
     has_work: int
     wants_pause: int
@@ -55,15 +55,15 @@ class Flags(NamedTuple):
 
 @dataclass(slots=True)
 class Wave:
-    """One rank's part in the waves of its group.
+    """The state of one rank in the waves of its group.
 
     Args:
-        size: ranks of the group.
+        size: number of ranks in the group.
         interval: forwards between two meetings.
 
     Attributes:
-        number: of the wave that runs, or of the next one.
-        has_left: the group is over for all of its ranks; nothing is to be computed any more.
+        number: number of the running wave, or of the next one.
+        has_left: whether all ranks have left the group for good. Nothing is computed afterwards.
     """
 
     size: int
@@ -73,17 +73,17 @@ class Wave:
     has_left: bool = False
     _is_running: bool = False
     _is_known_to_all: bool = False
-    _is_to_meet: bool = False
+    _is_meeting_due: bool = False
     _num_steps: int = 0
-    _heard: int = -1
+    _last_start: int = -1
     _must_meet: bool = False
-    _wants_pause: bool = False
-    _wants_to_leave: bool = False
+    _has_pause_request: bool = False
+    _has_leave_request: bool = False
     _others_are_paused: bool = False
 
     @property
     def state(self) -> WaveState:
-        """What the worker process is told."""
+        """The wave as reported to the worker process."""
         return WaveState(self.number, self._phase)
 
     @property
@@ -94,74 +94,80 @@ class Wave:
             return WavePhase.RUNNING if self._is_known_to_all else WavePhase.STARTING
         return WavePhase.PAUSED if self.is_paused else WavePhase.IDLE
 
-    def hear_start(self, number: int) -> None:
-        """Another rank has begun this wave.
+    def receive_start(self, number: int) -> None:
+        """Record that another rank has begun wave ``number``.
 
         Raises:
-            GroupBrokenError: no rank can have got so far.
+            GroupBrokenError: no rank can be in this wave yet.
         """
         if number > self.number + 1:
             raise GroupBrokenError(f"wave {number} was started, and this rank is at {self.number}")
-        self._heard = max(self._heard, number)
+        self._last_start = max(self._last_start, number)
 
-    def want_pause(self) -> None:
-        """Pause as soon as all ranks want to; ``is_paused`` says when. Doing it twice does nothing."""
-        if not (self.is_paused or self._wants_pause):
-            self._wants_pause = self._must_meet = True
+    def request_pause(self) -> None:
+        """Pause as soon as all ranks have requested it; ``is_paused`` is True then. A repeated call does nothing."""
+        if not (self.is_paused or self._has_pause_request):
+            self._has_pause_request = self._must_meet = True
 
     def resume(self) -> None:
-        """Take back the wish to pause, or end the pause."""
-        self._wants_pause = False
+        """Withdraw the request to pause, or end the pause."""
+        self._has_pause_request = False
         if self.is_paused:
             self.is_paused = False
             self._must_meet = True
 
-    def want_to_leave(self) -> None:
+    def request_leave(self) -> None:
         """End the group at the next meeting, for all ranks."""
-        if not self._wants_to_leave:
-            self._wants_to_leave = self._must_meet = True
+        if not self._has_leave_request:
+            self._has_leave_request = self._must_meet = True
 
     def is_idle(self, *, has_work: bool) -> bool:
-        """Whether ``next_action`` is IDLE."""
+        """Return whether ``next_action`` would be IDLE."""
         return self.has_left or not (self._is_running or self._is_called or self._has_reason(has_work))
 
     def next_action(self, *, has_work: bool) -> Action:
-        """Decide; ``met`` or ``stepped`` comes when it is done, but after IDLE and BEGIN."""
+        """Return the next action. Call ``end_meeting`` after MEET, and ``count_step`` after STEP and DUMMY."""
         if self.is_idle(has_work=has_work):
             return Action.IDLE
         if not self._is_running:
             is_called = self._is_called
-            self._is_running = self._is_to_meet = True
+            self._is_running = self._is_meeting_due = True
             self._num_steps = 0
-            # Who was called need not call.
+            # A rank that was called by another need not announce the wave.
             self._is_known_to_all = is_called
             if not is_called:
                 return Action.BEGIN
-        if self._is_to_meet:
+        if self._is_meeting_due:
             return Action.MEET
         return Action.STEP if has_work else Action.DUMMY
 
     def flags(self, *, has_work: bool) -> Flags:
-        """What to say at a meeting. Nothing else is called until ``met``: the meeting blocks."""
+        """Return this rank's contribution to a meeting. Call nothing else before ``end_meeting``."""
         self._must_meet = False
-        return Flags(int(has_work), int(self._wants_pause), int(self.is_paused), int(self._wants_to_leave), self.number)
+        return Flags(
+            has_work=int(has_work),
+            wants_pause=int(self._has_pause_request),
+            is_paused=int(self.is_paused),
+            wants_to_leave=int(self._has_leave_request),
+            wave=self.number,
+        )
 
-    def met(self, sums: Flags) -> None:
-        """Learn what all have said.
+    def end_meeting(self, sums: Flags) -> None:
+        """Apply the sums of a meeting.
 
         Raises:
-            GroupBrokenError: they are not in the same wave.
+            GroupBrokenError: the ranks are not all in the same wave.
         """
         if sums.wave != self.size * self.number:
             raise GroupBrokenError(f"the ranks of the group met in different waves; this one is in {self.number}")
-        self._is_to_meet = False
+        self._is_meeting_due = False
         self._is_known_to_all = True
         if sums.wants_to_leave:
             self.has_left = True
             self._end()
         elif sums.wants_pause and sums.wants_pause + sums.is_paused == self.size:
-            # Whoever does not want to is paused already.
-            self.is_paused, self._wants_pause = True, False
+            # The ranks that do not request a pause are paused already.
+            self.is_paused, self._has_pause_request = True, False
             self._end()
         elif sums.is_paused or not sums.has_work:
             self._others_are_paused = sums.is_paused > 0
@@ -169,17 +175,17 @@ class Wave:
         else:
             self._others_are_paused = False
 
-    def stepped(self) -> None:
-        """A forward is done."""
+    def count_step(self) -> None:
+        """Count a forward that is done."""
         self._num_steps += 1
-        self._is_to_meet = self._num_steps % self.interval == 0
+        self._is_meeting_due = self._num_steps % self.interval == 0
 
     @property
     def _is_called(self) -> bool:
-        return self._heard >= self.number
+        return self._last_start >= self.number
 
     def _has_reason(self, has_work: bool) -> bool:
-        """Whether to begin a wave of its own accord."""
+        """Return whether this rank should begin a wave itself."""
         return self._must_meet or (has_work and not self.is_paused and not self._others_are_paused)
 
     def _end(self) -> None:

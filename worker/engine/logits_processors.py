@@ -115,7 +115,7 @@ class LogitsProcessors:
     def names(self) -> tuple[str, ...]:
         return tuple(self._kinds)
 
-    def wanted(self, params: SamplingParams, request: ProcessedRequest) -> tuple[ChosenProcessor, ...]:
+    def choose(self, params: SamplingParams, request: ProcessedRequest) -> tuple[ChosenProcessor, ...]:
         """Return those that ``params`` choose, in their order, once each could be made.
 
         Raises:

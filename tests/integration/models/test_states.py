@@ -147,7 +147,7 @@ def test_deterministic_needs_a_model_without_states(small_model: Callable[[str],
 def test_guesses_are_refused_by_name(small_model: Callable[[str], SmallModel]) -> None:
     with pytest.raises(ConfigurationError, match=r"speculative 'ngram'.*mode 'split'"):
         trial.build(small_model("mamba").folder, speculative="ngram")
-    with pytest.raises(ConfigurationError, match=r"speculative 'ngram'.*keeps states, of which a wrong guess"):
+    with pytest.raises(ConfigurationError, match=r"speculative 'ngram'.*keeps states, which cannot undo a rejected"):
         trial.build(small_model("bamba").folder, speculative="ngram")
 
 

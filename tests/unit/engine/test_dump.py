@@ -71,7 +71,7 @@ def test_scheduler_batch_and_requests_are_told(fail: Fail) -> None:
     assert len(request["block_table"]) == 1
     params = request["sampling_params"]
     assert (params["temperature"], params["max_tokens"], params["seed"]) == (0.5, 9, 11)
-    assert {"stop", "stop_token_ids", "logit_bias"} <= set(params["not_told"])
+    assert {"stop", "stop_token_ids", "logit_bias"} <= set(params["omitted"])
 
 
 def test_nothing_of_the_prompt_is_told_unless_asked_for(fail: Fail, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class Rank:
     def is_in(self, wave: int) -> bool:
         """Whether it is there, or has heard that it is to come."""
         is_running = self.wave.state.phase in (WavePhase.STARTING, WavePhase.RUNNING)
-        return self.wave._heard >= wave or (self.wave.number == wave and is_running) or self.wave.number > wave
+        return self.wave._last_start >= wave or (self.wave.number == wave and is_running) or self.wave.number > wave
 
 
 @dataclass
@@ -133,14 +133,14 @@ class Group:
                 self.messages[to, rank.wave.number] += 1
         elif kind == "hear_double":
             self.doubles -= 1
-            rank.wave.hear_start(wave)
+            rank.wave.receive_start(wave)
         else:
             self.messages[number, wave] -= 1
             self.messages = +self.messages
             if kind == "lose":
                 self.losses -= 1
             else:
-                rank.wave.hear_start(wave)
+                rank.wave.receive_start(wave)
 
     def _unheard(self, number: int) -> list[int]:
         """Ranks that are to hear of this one's wave; to tell another, or one that a message is on the way to, again
@@ -180,12 +180,12 @@ class Group:
         action, flags = rank.enters
         rank.enters = None
         if flags is None:
-            rank.wave.stepped()
+            rank.wave.count_step()
             if action is Action.STEP:
                 rank.work = tuple(left - 1 for left in rank.work if left > 1)
         else:
             said = [told for _, told in self.entered[rank.at].values() if told is not None]
-            rank.wave.met(Flags(*map(sum, zip(*said, strict=True))))
+            rank.wave.end_meeting(Flags(*map(sum, zip(*said, strict=True))))
         if all(other.at > rank.at or (other.at == rank.at and other.enters is None) for other in self.ranks):
             del self.entered[rank.at]
 

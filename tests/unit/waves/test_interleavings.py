@@ -65,7 +65,7 @@ def with_faults(state: Group, *, losses: int, doubles: int) -> Group:
     return state
 
 
-PAUSE, RESUME, LEAVE = "want_pause", "resume", "want_to_leave"
+PAUSE, RESUME, LEAVE = "request_pause", "resume", "request_leave"
 # With the numbers of states and of orders: a model that has stopped to offer an event would pass for a good one.
 SCENES = {
     "a request each, of different lengths": (lambda: group((1,), (3,)), 751, 2_084_558_976),
@@ -134,6 +134,6 @@ def test_an_idle_group_makes_no_collective() -> None:
     # What was on its way when the wave ended.
     for rank in state.ranks:
         for number in range(rank.wave.number):
-            rank.wave.hear_start(number)
+            rank.wave.receive_start(number)
     assert state.events() == []
     assert [rank.at for rank in state.ranks] == before

@@ -1,7 +1,7 @@
-"""What is told of a step that failed: the state of the scheduler and the batch, one event and, if wanted, one file.
+"""Reports a failed step: the state of scheduler and batch, as one log event and optionally one file.
 
-Nothing of what was asked or answered is told unless an operator wants it: of the parameters only plain numbers and
-switches, since stop strings, schemas and lists of tokens may quote a prompt. The error's own message is told as it is.
+It contains no prompt and no output unless an operator enables that. Of the parameters only numbers and switches are
+shown, because stop strings, schemas and lists of tokens may quote a prompt. The error's message is shown unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..scheduling.scheduler import Scheduler
     from ..scheduling.scheduler_output import SchedulerOutput
 
-# A failure that repeats shall not fill a disk.
+# A limit, because a repeated failure must not fill the disk.
 MAX_FILES = 100
 
 log = structlog.get_logger(__name__)
@@ -29,8 +29,8 @@ class StepDump:
     """Writes dumps.
 
     Args:
-        folder: where a JSON file goes for each; no files when empty.
-        shows_prompts: tell the token ids of prompts and outputs.
+        folder: receives a JSON file per failed step; empty for no files.
+        shows_prompts: include the token ids of prompts and outputs.
     """
 
     def __init__(self, folder: str = "", *, shows_prompts: bool = False) -> None:
@@ -39,7 +39,7 @@ class StepDump:
         self._num_files = 0
 
     def write(self, batch: SchedulerOutput, error: Exception, scheduler: Scheduler, device_memory_bytes: int) -> None:
-        """Tell what was computed when ``error`` came. A dump that cannot be written is told of, and changes nothing."""
+        """Log the batch whose step raised ``error``, and write its file. A failure to write is only logged."""
         dump = {
             "error": f"{type(error).__name__}: {error}",
             "batch": {
@@ -57,7 +57,7 @@ class StepDump:
         log.error("step_failed", **dump, file=path, exc_info=error)
 
     def _describe(self, request: Request, num_new_tokens: int) -> dict[str, Any]:
-        told = {
+        description = {
             "request_id": request.request_id,
             "status": request.status.value,
             "num_new_tokens": num_new_tokens,
@@ -71,9 +71,9 @@ class StepDump:
             "is_constrained": request.constraint is not None,
         }
         if self._shows_prompts:
-            told["prompt_token_ids"] = request.token_ids[: request.num_prompt_tokens]
-            told["output_token_ids"] = request.token_ids[request.num_prompt_tokens :]
-        return told
+            description["prompt_token_ids"] = request.token_ids[: request.num_prompt_tokens]
+            description["output_token_ids"] = request.token_ids[request.num_prompt_tokens :]
+        return description
 
     def _write_file(self, dump: dict[str, Any], error: Exception) -> str | None:
         if not self._folder or self._num_files >= MAX_FILES:
@@ -91,7 +91,7 @@ class StepDump:
 
 
 def _plain_fields(params: msgspec.Struct) -> dict[str, Any]:
-    """The fields that are numbers, switches or not set; of others only that they are."""
+    """Return the fields that are numbers, switches or unset, and the names of all others as ``omitted``."""
     fields = msgspec.structs.asdict(params)
     plain = {name: value for name, value in fields.items() if value is None or isinstance(value, bool | int | float)}
-    return {**plain, "not_told": sorted(fields.keys() - plain.keys())}
+    return {**plain, "omitted": sorted(fields.keys() - plain.keys())}

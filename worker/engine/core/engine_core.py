@@ -1,4 +1,4 @@
-"""The engine core: everything between a request and its tokens, without process, socket or clock."""
+"""The engine core: computes the tokens of requests, without process, socket or clock."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from .executor import AcceleratorError, Executor
 from .step_watch import StepWatch
 
 STEP_FAILED = "engine_step_failed"
-# An accelerator that has failed once usually fails for good; give it two more steps before the process gives up.
+# A failed accelerator usually stays failed, so the process ends after two more failed steps.
 MAX_ACCELERATOR_FAILURES = 3
-# While requests wait for what is done beside the loop, and nothing else is to be computed, a step waits so long; then
-# messages are looked at again.
+# If requests wait for work of other threads and nothing else can be computed, a step waits this long before the loop
+# reads messages again.
 WORK_WAIT_S = 0.01
 
 log = structlog.get_logger(__name__)
@@ -43,12 +43,13 @@ log = structlog.get_logger(__name__)
 class EngineCore:
     """One model's scheduler and executor.
 
-    ``step`` computes one batch from beginning to end; ``look_ahead.LookaheadCore`` schedules the next one meanwhile.
+    ``step`` computes one batch from beginning to end. ``LookaheadCore`` schedules the next batch meanwhile, and
+    ``PipelinedCore`` has several in flight.
 
     Attributes:
-        step_fn: the form of ``step`` that this core is made for.
-        step_watch: makes what times a step; a profiler puts its own in place.
-        images: messages that wait for theirs, and what is kept of earlier ones.
+        step_fn: the variant of ``step`` that this core uses.
+        step_watch: creates the timer of a step; a profiler replaces it.
+        images: messages that wait for their images, and cached results of earlier images.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class EngineCore:
 
     @property
     def _num_before_scheduler(self) -> int:
-        """Requests that the scheduler does not know yet: they wait for images, grammars or adapters."""
+        """Number of requests that wait for images, grammars or adapters before they enter the scheduler."""
         return len(self.images) + len(self._grammars) + len(self._adapters)
 
     @property
@@ -101,9 +102,9 @@ class EngineCore:
         return self._executor.device_memory_bytes
 
     def add_request(self, message: EngineCoreRequest) -> EngineCoreOutput | None:
-        """Queue a request, or return its end if it has one already: it is refused, or was complete when resumed."""
-        places = (self.scheduler, self.images, self._grammars, self._adapters)
-        if any(message.request_id in place for place in places):
+        """Queue a request; return its final output if it is refused, or was already complete when resumed."""
+        stages = (self.scheduler, self.images, self._grammars, self._adapters)
+        if any(message.request_id in stage for stage in stages):
             log.warning("request_already_here", request_id=message.request_id)
             return None
         if not message.images:
@@ -116,7 +117,7 @@ class EngineCore:
         return None
 
     def _enter(self, message: EngineCoreRequest, images: tuple[ImageSpan, ...] = ()) -> EngineCoreOutput | None:
-        """``add_request`` of a message whose prompt is whole."""
+        """Queue a request whose prompt is complete, with the tokens of its images; returns as ``add_request``."""
         try:
             request = self._make_request(message, images)
             request.order_key = self._rank(request)
@@ -134,17 +135,17 @@ class EngineCore:
         return None
 
     def abort_requests(self, request_ids: list[str]) -> None:
-        """Stop computing these, without a word; unknown and finished ones are ignored."""
+        """Stop computing these requests without an output. Unknown and finished ones are ignored."""
         self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
         self._grammars.abort(request_ids)
         self._adapters.abort(request_ids)
         self.images.abort(request_ids)
 
     def step(self) -> list[EngineCoreOutput]:
-        """Schedule, execute, update. Requests whose images, grammars and adapters are there come in before.
+        """Admit requests whose images, grammars and adapters are ready, then schedule, execute and update one batch.
 
-        If a batch raises, the next steps execute its requests one by one, and those that raise alone are ended. A
-        failure of the accelerator tells nothing about the requests: it ends all of the batch.
+        If a batch raises, the next steps execute its requests one by one, and end those that raise on their own. A
+        failure of the accelerator is not attributed to a request, so it ends all requests of the batch.
 
         Raises:
             EngineDeadError: the accelerator has failed several times in a row, or a rank is lost.
@@ -167,38 +168,38 @@ class EngineCore:
         return ended + self._update(batch, sampled, watch)
 
     def settle(self) -> list[EngineCoreOutput]:
-        """Have nothing in flight, and return the outputs of what was. Before anything but a step."""
+        """Wait for the batches in flight and return their outputs. Call it before anything but a step."""
         return []
 
     def stats(self) -> SchedulerStats:
-        """Where requests and KV cache stand."""
+        """Return the state of requests and KV cache."""
         stats = self.scheduler.stats()
         stats.num_waiting_reqs += self._num_before_scheduler
         stats.images = self.images.stats()
         return stats
 
     def take_step_stats(self) -> StepStats | None:
-        """Return what the last step did; None if it failed, or was asked for before."""
+        """Return the statistics of the last step; None if it failed or they were already returned."""
         stats, self._step_stats = self._step_stats, None
         return stats
 
     def take_lora_digests(self) -> list[str] | None:
-        """Return those of the adapters that are loaded, sorted; None if they are as they were when asked before."""
+        """Return the digests of the loaded adapters, sorted; None if they are unchanged since the last call."""
         return self._adapters.take_digests()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget what earlier requests have left, in the KV cache and wherever its blocks are kept.
+        """Forget the blocks of earlier requests, in the KV cache and in offload storage.
 
-        False, and nothing is done, while the cache is in use.
+        Returns False and does nothing while the cache is in use.
         """
         return self.scheduler.reset_prefix_cache()
 
     def forget_blocks(self) -> bool:
-        """As ``reset_prefix_cache``, of the KV cache alone: blocks that are kept elsewhere stay."""
+        """Forget the blocks of earlier requests as ``reset_prefix_cache`` does, but keep offloaded blocks."""
         return self.scheduler.forget_blocks()
 
     def check_invariants(self) -> None:
-        """Verify the engine's bookkeeping; called whenever there is nothing else to do."""
+        """Verify the engine's bookkeeping. Called whenever the core is idle."""
         self.scheduler.check_invariants()
 
     def _make_request(self, message: EngineCoreRequest, images: tuple[ImageSpan, ...] = ()) -> Request:
@@ -230,20 +231,20 @@ class EngineCore:
             images=images,
         )
         if params.extra_args is not None:
-            known = ProcessedRequest(request.prompt_token_ids, self._vocab_size, self._eos_token_ids)
-            request.processors = self._processors.wanted(params, known)
+            processed = ProcessedRequest(request.prompt_token_ids, self._vocab_size, self._eos_token_ids)
+            request.processors = self._processors.choose(params, processed)
         return request
 
     def _admit(self, request: Request) -> None:
-        """Let a request that has its grammar go on: to the scheduler, or to wait for its adapter."""
+        """Pass a request whose grammar is ready to the scheduler, or queue it for its adapter."""
         if request.lora_request is None or self._adapters.add(request):
             self.scheduler.add_request(request)
 
     def _take_ready(self) -> list[EngineCoreOutput]:
-        """Let requests go on whose images, grammars and adapters are there; returns the ends of those that get none."""
+        """Admit requests whose images, grammars and adapters are ready; return the outputs of requests that end."""
         ended: list[EngineCoreOutput] = []
         if not self.scheduler.has_unfinished_requests:
-            self._wait_for_one()
+            self._wait_for_threads()
         self._take_images(ended)
         self._take_grammars(ended)
         if self._adapters or self._adapters.is_loading:
@@ -254,8 +255,8 @@ class EngineCore:
                     ended.append(_failed(request.request_id, error))
         return ended
 
-    def _wait_for_one(self) -> None:
-        """Nothing is to be computed: wait for what is done beside the loop, at most ``WORK_WAIT_S``."""
+    def _wait_for_threads(self) -> None:
+        """Wait at most ``WORK_WAIT_S`` for a grammar, an adapter or images. Called when nothing can be computed."""
         if self._grammars:
             self._grammars.wait(WORK_WAIT_S)
         elif self._adapters.is_loading:
@@ -274,7 +275,7 @@ class EngineCore:
         for request, error in self._grammars.take_ready() if self._grammars else ():
             if error is not None:
                 ended.append(_failed(request.request_id, error))
-            elif stop := check_stop(request):  # it had all been delivered
+            elif stop := check_stop(request):  # all of its tokens have been delivered
                 ended.append(
                     EngineCoreOutput(request.request_id, finish_reason=stop.reason, stop_reason=stop.stop_reason)
                 )
@@ -283,12 +284,12 @@ class EngineCore:
                 self._admit(request)
 
     def _wait_for_work(self, empty: SchedulerOutput) -> None:
-        """Nothing can be computed yet: all requests wait for something that is done beside the loop."""
+        """Undo an empty batch and wait, because all requests of the scheduler wait for the work of other threads."""
         self.scheduler.take_back(empty)
         self.scheduler.wait(WORK_WAIT_S)
 
     def _update(self, batch: SchedulerOutput, sampled: SampledTokens, watch: StepWatch) -> list[EngineCoreOutput]:
-        """The last part of a step that succeeded."""
+        """Finish a successful step: update the requests and return their outputs."""
         watch.executed()
         self._num_accelerator_failures = 0
         outputs = self.scheduler.update_from_output(batch, sampled)

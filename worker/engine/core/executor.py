@@ -1,4 +1,4 @@
-"""What the engine core wants of whoever runs the model."""
+"""The interface through which the engine core runs the model."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ class AcceleratorError(Exception):
 
 
 class Executor(Protocol):
-    """Runs one step's work on the model."""
+    """Runs one scheduled step on the model."""
 
     @property
     def device_memory_bytes(self) -> int:
-        """What it has taken of an accelerator's memory; 0 without one."""
+        """Bytes of accelerator memory in use; 0 without an accelerator."""
         ...
 
     def execute(self, output: SchedulerOutput) -> SampledTokens:
-        """Compute ``output`` and return the new tokens of each request; none where none is due yet.
+        """Compute ``output`` and return the new tokens of each request; none before the end of its prompt.
 
-        The request's grammar, if it has one, has accepted them by then.
+        The request's grammar, if it has one, has already accepted them.
 
         Raises:
             AcceleratorError: the device failed.

@@ -1,4 +1,7 @@
-"""The engine core that schedules the next batch while one is computed (``--async-scheduling``, decision 0027)."""
+"""The engine core that schedules the next batch while the current one is computed (``--async-scheduling``).
+
+See decision 0027.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,15 @@ from .engine_core import EngineCore
 
 
 class LookaheadCore(EngineCore):
-    """Makes the same tokens of the same requests as ``EngineCore``.
+    """Produces the same tokens as ``EngineCore`` for the same requests.
 
     Args:
-        batch_queue: over the same executor.
-        parts, named: the arguments of ``EngineCore``.
+        batch_queue: holds the batch in flight; it uses the same executor.
+        args, options: the arguments of ``EngineCore``.
     """
 
-    def __init__(self, batch_queue: BatchQueue, *parts: Any, **named: Any) -> None:
-        super().__init__(*parts, **named)
+    def __init__(self, batch_queue: BatchQueue, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._batch_queue = batch_queue
         self.step_fn = self.step_with_batch_queue
 
@@ -28,13 +31,14 @@ class LookaheadCore(EngineCore):
         return self._batch_queue.batch is not None or super().has_work
 
     def step_with_batch_queue(self) -> list[EngineCoreOutput]:
-        """As ``step``, one batch ahead: schedule the next while one is computed, launch it, then update.
+        """Schedule the next batch while the current one is computed, launch it, then update the current one.
 
-        The next batch is scheduled as if no token of this one ended its request; where one does, what the next computes
-        for that request is passed over. If this one raises, the next is not launched, and ``step`` does the isolation.
+        The next batch is scheduled as if no token of the current one ended its request. If a token does, the result of
+        the next batch for that request is ignored. If the current batch raises, the next one is not launched, and
+        ``step`` isolates the requests.
 
         Raises:
-            EngineDeadError: as ``step``.
+            EngineDeadError: as for ``step``.
         """
         queue = self._batch_queue
         if queue.batch is None and self._isolation.is_active:
@@ -51,16 +55,16 @@ class LookaheadCore(EngineCore):
             sampled = queue.collect()
         except Exception as error:
             watch.failed()
-            self._land(upcoming)
+            self._drop(upcoming)
             return ended + self._handle_failure(batch, error)
         if upcoming.requests:
             queue.launch(upcoming)
         else:
-            self._land(upcoming)
+            self._drop(upcoming)
         return ended + self._update(batch, sampled, watch)
 
     def settle(self) -> list[EngineCoreOutput]:
-        """As ``EngineCore``: wait for the batch that is in flight."""
+        """Wait for the batch in flight and return its outputs."""
         queue = self._batch_queue
         if queue.batch is None:
             return []
@@ -74,13 +78,13 @@ class LookaheadCore(EngineCore):
         return self.scheduler.update_from_output(batch, sampled)
 
     def _launch_first(self, batch: SchedulerOutput) -> None:
-        """Launch ``batch``, if there is anything in it; nothing is in flight."""
+        """Launch ``batch`` unless it is empty. No batch is in flight."""
         if batch.requests:
             self._batch_queue.launch(batch)
         else:
             self._wait_for_work(batch)
 
-    def _land(self, upcoming: SchedulerOutput) -> None:
-        """Do without ``upcoming``: no batch is in flight then."""
+    def _drop(self, upcoming: SchedulerOutput) -> None:
+        """Undo the schedule of ``upcoming`` instead of launching it. No batch is in flight afterwards."""
         self._batch_queue.land()
         self.scheduler.take_back(upcoming)

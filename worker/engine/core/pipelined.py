@@ -1,4 +1,4 @@
-"""The engine core whose model is computed in stages: as many batches in flight as stages (decision 0096)."""
+"""The engine core of a model that is computed in stages, with one batch in flight per stage (decision 0096)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .step_watch import StepWatch
 
 
 class PipelinedCore(EngineCore):
-    """Makes the same tokens of the same requests as ``EngineCore``.
+    """Produces the same tokens as ``EngineCore`` for the same requests.
 
     Args:
-        stages: the batches in flight, which the scheduler asks, too.
-        parts, named: the arguments of ``EngineCore``.
+        stages: holds the batches in flight; the scheduler uses it, too.
+        args, options: the arguments of ``EngineCore``.
     """
 
-    def __init__(self, stages: StagedBatches, *parts: Any, **named: Any) -> None:
-        super().__init__(*parts, **named)
+    def __init__(self, stages: StagedBatches, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._stages = stages
-        # Of the batches in flight.
+        # One per batch in flight, in the same order.
         self._watches: deque[StepWatch] = deque()
         self.step_fn = self.step_with_batch_queue
 
@@ -32,13 +32,14 @@ class PipelinedCore(EngineCore):
         return len(self._stages) > 0 or super().has_work
 
     def step_with_batch_queue(self) -> list[EngineCoreOutput]:
-        """Launch a batch of requests that are in none, if there is room for it; else wait for the oldest one.
+        """Launch a batch of requests that are in no other batch, or wait for the oldest batch.
 
-        It returns when a batch is launched, so that requests that have come meanwhile are in the next. If a batch
-        raises, none is launched until all have landed; then ``step`` does the isolation.
+        It launches only if a stage is free. It returns after a launch, so that requests that have arrived meanwhile
+        are in the next batch. If a batch raises, none is launched until all are complete, and then ``step`` isolates
+        the requests.
 
         Raises:
-            EngineDeadError: as ``step``.
+            EngineDeadError: as for ``step``.
         """
         stages, is_isolating = self._stages, self._isolation.is_active
         if is_isolating and not stages:
@@ -48,19 +49,22 @@ class PipelinedCore(EngineCore):
         if may_launch and self._launch_next(ended):
             return ended
         if stages:
-            ended += self._land_oldest()
+            ended += self._collect_oldest()
         return ended
 
     def settle(self) -> list[EngineCoreOutput]:
-        """As ``EngineCore``: wait for all batches that are in flight."""
+        """Wait for all batches in flight and return their outputs."""
         outputs: list[EngineCoreOutput] = []
         while self._stages:
-            outputs += self._land_oldest()
+            outputs += self._collect_oldest()
         return outputs
 
     def _launch_next(self, ended: list[EngineCoreOutput]) -> bool:
-        """Schedule and launch a batch; False if there is nothing to compute yet. Requests that it ends go to
-        ``ended``."""
+        """Schedule and launch a batch; return False if nothing can be computed yet.
+
+        Args:
+            ended: receives the outputs of requests that a failed launch ends.
+        """
         watch = self.step_watch()
         batch = self.scheduler.schedule()
         if not batch.requests:
@@ -81,7 +85,7 @@ class PipelinedCore(EngineCore):
             self._watches.append(watch)
         return True
 
-    def _land_oldest(self) -> list[EngineCoreOutput]:
+    def _collect_oldest(self) -> list[EngineCoreOutput]:
         batch, watch = self._stages.batches[0], self._watches.popleft()
         watch.resume()
         try:

@@ -1,4 +1,4 @@
-"""The engine core of a model that pools: its requests end when their prompts are computed."""
+"""The engine core of a pooling model. A request ends once its prompt is computed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .engine_core import EngineCore
 
 
 class PoolingCore(EngineCore):
-    """As ``EngineCore``, of ``pooling``."""
+    """An ``EngineCore`` that serves the tasks of ``pooling``."""
 
     def __init__(self, pooling: PoolingModel, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -28,9 +28,11 @@ class PoolingCore(EngineCore):
         check_task(message, self._pooling.tasks)
         check_adapter(message, has_adapters=False)
         params, prompt = message.pooling_params, message.prompt_token_ids or []
-        assert params is not None  # generate is none of its tasks
+        assert params is not None  # since generate is not one of its tasks
         if message.prompt_embeds is not None:
-            raise UnsupportedParameterError("prompt_embeds: prompts that are pooled are text or token ids")
+            raise UnsupportedParameterError(
+                "prompt_embeds: a pooling model takes only text or token ids; leave prompt_embeds out"
+            )
         if not prompt:
             raise ValidationError("prompt_token_ids is empty")
         self._pooling.check(params)
@@ -52,11 +54,11 @@ class PoolingCore(EngineCore):
         )
 
     def _check_result(self, num_tokens: int, params: PoolingParams) -> None:
-        """Raises ``ValidationError`` if the result would be more than fits into a record."""
+        """Raise ``ValidationError`` if the result would not fit into a record."""
         setup = self._pooling.setup
         num_bytes = 4 * num_tokens * (params.dimensions or setup.dimensions or len(setup.labels))
         if num_bytes > MAX_RESULT_BYTES:
             raise ValidationError(
-                f"the result of {num_tokens} tokens would have {num_bytes} bytes, and at most {MAX_RESULT_BYTES} are "
-                "served; send a shorter text or ask for fewer dimensions"
+                f"the result of {num_tokens} tokens would have {num_bytes} bytes, and the limit is {MAX_RESULT_BYTES}; "
+                "send a shorter text or request fewer dimensions"
             )

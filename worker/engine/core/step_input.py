@@ -1,4 +1,4 @@
-"""One step's work as arrays, packed: what the batch makes of a schedule, and the model and the sampler read."""
+"""The packed arrays of one step. The batch builds them from a schedule; the model and the sampler read them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ IntArray = NDArray[np.int64]
 
 @dataclass
 class StepInput:
-    """What the model needs for one step. Decodes come first, and those of one adapter lie together, so ``order`` may
-    differ from the scheduler's.
+    """Inputs of the model for one step.
+
+    Requests that decode come first, and requests of one adapter are adjacent, so their order may differ from the
+    scheduler's.
 
     Args:
         order: ``[B]`` index into the scheduler's batch.
         rows: ``[B]`` rows of the ``InputBatch``.
         token_ids, positions, slot_mapping: ``[T]``.
         query_lens, seq_lens: ``[B]``.
-        logit_rows: ``[L]`` packed tokens whose logits are needed: of each request that catches up the last known one,
-            and its guesses. Without guesses ``L`` is ``R``.
-        sampled: ``[R]`` their index into ``order`` and ``rows``.
-        token_lora: ``[T]``, the adapter of each token, negative for none; None if no token has one.
-        token_types: ``[T]``, 1 for tokens of the second text of a pair; None if there is no pair.
-        num_guesses: ``[R]``, how many of the last tokens of each are guesses; None if none is.
-        group_slots: ``[G, T]``, the slots of each group of layers, ``slot_mapping`` first; None if there is one.
+        logit_rows: ``[L]`` packed tokens that need logits: the last known token of each request that is sampled, and
+            its draft tokens. Without draft tokens ``L`` is ``R``.
+        sampled: ``[R]`` index of the sampled requests into ``order`` and ``rows``.
+        token_lora: ``[T]``, adapter of each token, negative for none; None if no token has an adapter.
+        token_types: ``[T]``, 1 for tokens of the second text of a pair; None without pairs.
+        num_guesses: ``[R]``, number of draft tokens at the end of each request; None without draft tokens.
+        group_slots: ``[G, T]``, slots of each group of layers, ``slot_mapping`` first; None for a single group.
     """
 
     order: IntArray
@@ -45,18 +47,18 @@ class StepInput:
 
     @property
     def sampled_rows(self) -> IntArray:
-        """``[R]`` rows of the ``InputBatch``."""
+        """``[R]`` rows of the sampled requests in the ``InputBatch``."""
         return self.rows if len(self.sampled) == len(self.rows) else self.rows[self.sampled]
 
     @property
     def num_known_tokens(self) -> IntArray:
-        """``[R]``, of those that are sampled, without guesses."""
+        """``[R]`` number of tokens of the sampled requests, without draft tokens."""
         seq_lens = self.seq_lens[self.sampled]
         return seq_lens if self.num_guesses is None else seq_lens - self.num_guesses
 
     @property
     def first_logits(self) -> IntArray | None:
-        """``[R]``, where in ``logit_rows`` those of each request begin; None if it has one of each."""
+        """``[R]`` index in ``logit_rows`` of each request's first row; None if each request has one row."""
         if self.num_guesses is None:
             return None
         return np.cumsum(self.num_guesses + 1) - self.num_guesses - 1

@@ -9,7 +9,7 @@ from ..scheduling.scheduler_output import SchedulerOutput
 
 
 class StepWatch:
-    """Runs from its making; to be told of the end of each part, in order."""
+    """A timer that starts when it is created. Its methods mark the ends of the parts of a step, in order."""
 
     def __init__(self) -> None:
         self._times = [time.perf_counter()]
@@ -25,24 +25,24 @@ class StepWatch:
         self._times.append(time.perf_counter())
 
     def pause(self) -> None:
-        """What follows is no part of the step, until ``resume``."""
+        """Stop the clock until ``resume``."""
         self._paused_at = time.perf_counter(), time.thread_time()
 
     def resume(self) -> None:
-        """The step goes on."""
+        """Continue to time the step."""
         paused_at, cpu_paused_at_s = self._paused_at
         gap = time.perf_counter() - paused_at
-        self._times = [moment + gap for moment in self._times]
+        self._times = [time_s + gap for time_s in self._times]
         self._cpu_began_s += time.thread_time() - cpu_paused_at_s
 
     def failed(self) -> None:
-        """The step has raised, or had nothing to compute: there is nothing more to be told of."""
+        """End the timing of a step that has raised or had nothing to compute. Overridden by profilers."""
 
     def updated(self) -> StepStats:
-        """Return what the step did."""
+        """Return the statistics of the step."""
         started, scheduled, executed = self._times
         prefills = [num_tokens for num_tokens in self._batch.num_known_tokens() if num_tokens > 1]
-        num_context_tokens, num_prefill_pairs = self._looked_back_at()
+        num_context_tokens, num_prefill_pairs = self._count_context()
         return StepStats(
             num_reqs=len(self._batch.requests),
             num_prefill_reqs=len(prefills),
@@ -56,11 +56,14 @@ class StepWatch:
             cpu_time_s=time.thread_time() - self._cpu_began_s,
         )
 
-    def _looked_back_at(self) -> tuple[int, int]:
-        """By those that decoded, and by those that prefilled: the step has computed their tokens by now."""
+    def _count_context(self) -> tuple[int, int]:
+        """Count the tokens that decoding requests attended to, and the token pairs of prefilling ones.
+
+        The counts of computed tokens already include this step.
+        """
         num_context_tokens = num_pairs = 0
-        known = zip(self._batch.requests, self._batch.num_known_tokens(), strict=True)
-        for request, num_new_tokens in known:
+        work = zip(self._batch.requests, self._batch.num_known_tokens(), strict=True)
+        for request, num_new_tokens in work:
             if num_new_tokens == 1:
                 num_context_tokens += request.num_computed_tokens
             else:

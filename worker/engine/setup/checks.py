@@ -1,4 +1,4 @@
-"""What a loaded model and the options of its engine have to do with each other."""
+"""Checks whether a loaded model and the options of its engine fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = structlog.get_logger(__name__)
 
 
 def check_pooling(config: EngineConfig, model: LoadedModel) -> None:
-    """Refuse what a model that pools does not do."""
+    """Refuse options that a pooling model does not support."""
     if model.pooling is None:
         return
     for option, is_on in (
@@ -24,11 +24,11 @@ def check_pooling(config: EngineConfig, model: LoadedModel) -> None:
         ("logits_processors", bool(config.logits_processors)),
     ):
         if is_on:
-            raise ConfigurationError(f"{option} is for models that generate, and this one pools; leave it out")
+            raise ConfigurationError(f"{option} is for models that generate, but this one is for pooling; leave it out")
 
 
 def check_images(model: LoadedModel) -> None:
-    """Let a model that cannot be run from embeddings, or not as it is served, take no images."""
+    """Disable images for a model that cannot be run from embeddings as it is served here."""
     if model.vision is None:
         return
     try:
@@ -40,24 +40,24 @@ def check_images(model: LoadedModel) -> None:
 
 
 def check_speculation(config: EngineConfig, model: LoadedModel) -> None:
-    """Refuse to guess for a model whose states could not be taken back, and for one that says nothing.
+    """Refuse speculative decoding for a pooling model, and for one that cannot undo a rejected draft token.
 
     Raises:
-        ConfigurationError: names the option and the model.
+        ConfigurationError: the option does not fit the model; the message names both.
     """
     if not config.max_draft_tokens:
         return
     if model.pooling is not None:
         raise ConfigurationError(
-            f"speculative {config.speculative!r} is for models that generate, and this one pools; leave it out"
+            f"speculative {config.speculative!r} is for models that generate, but this one is for pooling; leave it out"
         )
     if model.forward.mode not in ("lean", "packed"):
         raise ConfigurationError(
             f"speculative {config.speculative!r} needs a model whose tokens are packed, and {model.architecture} is "
-            f"computed in the mode {model.forward.mode!r}, in which a wrong guess could not be taken back; leave it out"
+            f"computed in the mode {model.forward.mode!r}, which cannot undo a rejected draft token; leave it out"
         )
     if model.forward.keeps_state:
         raise ConfigurationError(
-            f"speculative {config.speculative!r} needs a model that keeps keys and values alone, and "
-            f"{model.architecture} keeps states, of which a wrong guess could not be taken back; leave it out"
+            f"speculative {config.speculative!r} needs a model that keeps only keys and values, and "
+            f"{model.architecture} keeps states, which cannot undo a rejected draft token; leave it out"
         )

@@ -1,4 +1,4 @@
-"""What an engine takes of the host: threads, and the compiled kernels."""
+"""Threads, compiled kernels and the processor that an engine uses on its host."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ...models.loaded import LoadedModel
 from ...models.pooling.compiled_encoder import CompiledEncoder
 
 _SMALL_MODEL_PARAMETERS = 20_000_000
-# Its operations are too short to be cut into more pieces.
+# The operations of a small model are too short for more threads.
 _SMALL_MODEL_THREADS = 4
 
 log = structlog.get_logger(__name__)
 
 
 def set_num_threads(config: EngineConfig, model: LoadedModel) -> None:
-    """Let ``model`` compute with as many threads as it should: the library's or torch's.
+    """Set the number of threads of the compiled library or of torch, whichever computes ``model``.
 
-    Torch's keep their cores for a while when they are done.
+    The other one gets a single thread, because idle threads of torch occupy their cores for a while.
     """
     if config.device != "cpu":
         return
@@ -35,12 +35,13 @@ def set_num_threads(config: EngineConfig, model: LoadedModel) -> None:
 
 
 def choose_num_threads(config: EngineConfig, num_parameters: int, *, is_native: bool) -> int:
-    """Threads of a CPU engine, or of one of its ranks: ``num_threads`` if that is set.
+    """Return the number of threads of a CPU engine, or of one of its ranks.
 
-    Else its share of the cores where the library's own threads compute (``is_native``): one that waits for a
-    core holds up no more than its piece. Torch's hold up all: beside a busy process, on two cores, a 1.3M model made 85
-    tokens/s with two of them and 2,300 with one (4,200 and 3,000 with the machine to itself). So there it is one for a
-    small model, and for others a core less than the share.
+    ``num_threads`` of the configuration has precedence. The compiled library (``is_native``) uses all of the engine's
+    share of the cores, because a thread that waits for a core delays only its own piece of work. In torch a waiting
+    thread delays all others: next to a busy process, on two cores, a 1.3M model generated 85 tokens/s with two threads
+    and 2,300 with one (on an idle machine 4,200 and 3,000). So torch uses one thread for a small model, and one less
+    than the share for others.
     """
     if config.num_threads:
         return config.num_threads
@@ -52,10 +53,10 @@ def choose_num_threads(config: EngineConfig, num_parameters: int, *, is_native: 
 
 
 def load_native_kernels(config: EngineConfig) -> None:
-    """Have the kernels of ``kernels/native`` compiled and used, where that can be.
+    """Compile and load the kernels of ``kernels/native`` if the engine can use them.
 
     Raises:
-        ConfigurationError: they cannot, and an option needs them.
+        ConfigurationError: they cannot be compiled or loaded, and an option requires them.
     """
     if config.device != "cpu" or not config.native_kernels:
         native.unload()
@@ -68,9 +69,9 @@ def load_native_kernels(config: EngineConfig) -> None:
             log.warning("tiles_refused", reason=library.tiles_refusal, instructions=library.instructions)
         return
     if config.quantization is not None:
-        raise ConfigurationError(f"quantization {config.quantization!r} needs the compiled kernels, and {reason}")
+        raise ConfigurationError(f"quantization {config.quantization!r} needs the compiled kernels, but {reason}")
     if config.attention_backend == "native":
-        raise ConfigurationError(f"attention_backend 'native' needs the compiled kernels, and {reason}")
+        raise ConfigurationError(f"attention_backend 'native' needs the compiled kernels, but {reason}")
     log.info("native_kernels_missing", reason=reason)
 
 

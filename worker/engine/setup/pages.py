@@ -1,4 +1,4 @@
-"""Whether the layers of a model share the KV cache by groups, or why they do not (decision 0097)."""
+"""Chooses the page layout of the KV cache: groups of layers, or one table for all layers (decision 0097)."""
 
 from __future__ import annotations
 
@@ -24,23 +24,26 @@ log = structlog.get_logger(__name__)
 
 
 def size_caches(config: EngineConfig, model: LoadedModel, ranks: Ranks) -> KVCacheSize:
-    """Choose ``model.pages``, and the size of the cache that follows.
+    """Choose ``model.pages`` and the size of the cache.
 
-    Raises: as ``Ranks.size_cache``.
+    Raises: as for ``Ranks.size_cache``.
     """
     model.pages = choose_pages(config, model)
     if model.pages is not None:
         try:
             return ranks.size_cache(model.pages)
         except ConfigurationError as error:
-            # Groups are filled up to whole pages, so a cache for hardly one request may hold it in one table alone.
+            # Groups are padded to whole pages, so a cache for one request may be large enough only with one table.
             log.info("no_window_groups", architecture=model.architecture, reason=str(error))
             model.pages = None
     return ranks.size_cache()
 
 
 def choose_pages(config: EngineConfig, model: LoadedModel) -> PageLayout | None:
-    """How pages are laid out; None where every layer keeps requests whole. The model is loaded, its cache not sized."""
+    """Return the layout of pages; None if every layer stores whole requests.
+
+    Call it after the model is loaded and before the cache is sized.
+    """
     calls = model.forward.attention_calls
     if not calls:
         return None
@@ -57,38 +60,38 @@ def choose_pages(config: EngineConfig, model: LoadedModel) -> PageLayout | None:
 
 
 def _obstacle(config: EngineConfig, model: LoadedModel) -> str | None:
-    """Why the layers have to share a table; None if they need not."""
+    """Return why all layers have to share one block table; None if they need not."""
     if config.offloads_kv:
-        return "blocks that are kept beside the cache hold all layers"
+        return "offloaded blocks contain all layers"
     if config.pipeline_parallel_size > 1:
         return "the stages of a pipeline have layers of different kinds"
     forward = model.forward.local if isinstance(model.forward, ShardedForward) else model.forward
     if forward.keeps_state or not isinstance(forward, PagedByGroups):
         return f"the mode {model.forward.mode!r} has one block table"
     if shapes_differ(model.forward.attention_calls):
-        return "a token takes more room in some layers than in others"
+        return "a token takes more memory in some layers than in others"
     return None
 
 
 def allocate_caches(config: EngineConfig, model: LoadedModel, num_blocks: int, device: torch.device) -> None:
-    """Make the caches of ``num_blocks`` blocks, and what belongs to them.
+    """Allocate the caches of ``num_blocks`` blocks and their buffers.
 
     Args:
-        device: of the model when it is awake; while its weights sleep it has none.
+        device: the model's device when it is awake; a sleeping model has none.
     """
     forward, sizes = model.forward, (config.block_size, config.max_num_seqs, device)
     if model.pages is None:
         forward.allocate(num_blocks, *sizes)
     else:
         assert isinstance(forward, PagedByGroups)
-        forward.allocate_pages(model.pages, num_blocks + 1, *sizes)  # the last is the null block
+        forward.allocate_pages(model.pages, num_blocks + 1, *sizes)  # plus one for the null block
 
 
 def make_tables(config: EngineConfig, model: LoadedModel, pool: BlockPool) -> BlockTables:
-    """What gives requests blocks of ``pool``."""
+    """Return the block tables that assign blocks of ``pool`` to requests."""
     return OneTable(pool) if model.pages is None else GroupedTables(pool, groups_of(model.pages, config))
 
 
 def make_hash_cache(config: EngineConfig, model: LoadedModel, pool: BlockPool) -> BlockHashCache:
-    """What finds them again."""
+    """Return the prefix cache over the blocks of ``pool``."""
     return BlockHashCache(pool) if model.pages is None else GroupHashCache(pool, groups_of(model.pages, config))

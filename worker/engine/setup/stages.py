@@ -1,4 +1,4 @@
-"""Whether an engine has a batch in flight for each stage of its model."""
+"""Decides whether an engine keeps one batch in flight per stage of its model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = structlog.get_logger(__name__)
 
 
 def make_flights(config: EngineConfig, model: LoadedModel, runner: ModelRunner) -> Flights:
-    """Return what holds the batches of the stages, over ``runner``; of an engine that has one batch, what says so."""
+    """Return the batches in flight of a staged model over ``runner``, or ``OneFlight`` for a single batch."""
     num_stages = config.pipeline_parallel_size
     if num_stages == 1 or not isinstance(model.forward, StagedShardedForward):
         return OneFlight()
@@ -25,7 +25,7 @@ def make_flights(config: EngineConfig, model: LoadedModel, runner: ModelRunner) 
         log.warning(
             "one_batch_in_flight",
             num_stages=num_stages,
-            reason="--deterministic computes a step of this model in several forwards: stages wait for each other",
+            reason="--deterministic runs several forwards per step of this model, so its stages wait for each other",
         )
         return OneFlight()
     return StagedBatches(StagedRunner(runner, model.forward), num_stages)

@@ -141,7 +141,9 @@ def test_what_a_model_that_pools_does_not_do_is_refused(tmp_path: Path, make: Ma
     assert refused is not None
     assert refused.error is not None
     assert refused.error.code == "unsupported_task"
-    with pytest.raises(ConfigurationError, match="deterministic is for models that generate, and this one pools"):
+    with pytest.raises(
+        ConfigurationError, match="deterministic is for models that generate, but this one is for pooling"
+    ):
         make(deterministic=True)
 
 
