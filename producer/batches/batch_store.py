@@ -227,7 +227,7 @@ class BatchStore:
         record = await self.record(batch_id)
         holder, ttl_ms = secrets.token_hex(12), int(self._lease_ttl_s * 1000)
         keys = [self._keys.batch(batch_id), self._keys.open]
-        answer = await self._connection.run_script(SCRIPTS["take"], keys, [batch_id, holder, ttl_ms])
+        answer = await self._connection.run_script(SCRIPTS["claim"], keys, [batch_id, holder, ttl_ms])
         if answer[0] == b"closed":
             raise BatchEndedError(f"batch {shown(batch_id)} has ended")
         if answer[0] == b"held":

@@ -20,7 +20,7 @@ from .batch_records import MAX_EXPIRY_S, MAX_FILE_BYTES, PURPOSES, Deleted, File
 from .contents import Contents
 from .listing import read_page
 
-_NAMES = ("put_file", "delete_file", "create", "take", "write", "close", "cancel")
+_NAMES = ("put_file", "delete_file", "create", "claim", "write", "close", "cancel")
 
 MAX_LIMIT = 10_000
 MAX_FILENAME_CHARS = 512

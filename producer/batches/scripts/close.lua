@@ -1,4 +1,5 @@
--- The end of a batch was told: nobody needs to run it any more. KEYS: batch, open. ARGV: id, holder, batch_ttl_ms.
+-- Close a batch after its end was reported, so that no runner claims it.
+-- KEYS: batch, open. ARGV: id, holder, batch_ttl_ms.
 local state = redis.call('HMGET', KEYS[1], 'status', 'holder')
 if state[2] ~= ARGV[2] or not ENDS[state[1]] then return 0 end
 redis.call('ZREM', KEYS[2], ARGV[1])

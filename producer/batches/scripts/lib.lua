@@ -1,16 +1,16 @@
--- Shared by every script of files and batches, which this text is put in front of.
+-- Shared by all scripts of files and batches; this text is prepended to each.
 --
 -- A batch is a hash:
---   spec                   JSON that never changes: whose it is, its input, endpoint, times
+--   spec                   JSON that never changes: tenant, input, endpoint, times
 --   status                 see TRANSITIONS
---   NAME_at                seconds of this server's clock at which it came to the status NAME
---   epoch, holder          how often its lease was taken, and by whom last; only the holder may write
---   lease_ms               how long the lease lasts that was taken last
+--   NAME_at                time of this server, in seconds, of the change to status NAME
+--   epoch, holder          how often its lease was claimed, and its last holder; only the holder may write
+--   lease_ms               how long the last lease lasts
 --   total, completed, failed    rows; model, usage, errors, output_file_id, error_file_id: as OpenAI's batch has them
---   event                  set from its end until that was told (the webhook)
--- It stands in "open", with the ms at which the lease ends, from its making until its end was told.
+--   event                  set from its end until that was reported (by a webhook)
+-- The set "open" has its id, scored by the expiry of the lease in ms, from creation until its end was reported.
 
--- What a runner may do; cancel.lua does the rest.
+-- Transitions by a runner; cancel.lua does the others.
 local TRANSITIONS = {
   validating = {in_progress = true, failed = true},
   in_progress = {finalizing = true, failed = true},
@@ -23,7 +23,7 @@ local function set_status(key, status)
   redis.call('HSET', key, 'status', status, status .. '_at', math.floor(now_ms() / 1000))
 end
 
--- Make a file known. Its contents are no garbage any more, or not before it expires (an empty time: never).
+-- Create a file. Its contents are no longer garbage, or only after it expires; with an empty time it never does.
 local function put_file(key, list, garbage, id, record, created_ms, expires_ms)
   redis.call('SET', key, record)
   redis.call('ZADD', list, created_ms, id)

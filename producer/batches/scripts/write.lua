@@ -1,14 +1,14 @@
 -- Write to a batch as its holder, and renew the lease. KEYS: batch, open, garbage, files of its tenant, then a key for
--- each file. ARGV: id, holder, ttl_ms (0 lets go of the lease), status to go to (or ''), clear_ms, number of fields, each
+-- each file. ARGV: id, holder, ttl_ms (0 releases the lease), new status (or ''), clear_ms, number of fields, each
 -- field's name and value, then id, record, created_ms and expires_ms of each file.
--- A batch that ends makes its files, its working folder becomes garbage clear_ms later, and its event is due.
+-- When a batch ends, its files are created, its working folder becomes garbage after clear_ms, and its event is due.
 -- Returns {'stale'}, or {'refused' or 'done', status, now_ms}: nothing was written if it was stale or refused.
 local key, id, target = KEYS[1], ARGV[1], ARGV[4]
 local now = now_ms()
 local state = redis.call('HMGET', key, 'status', 'holder')
 if state[2] ~= ARGV[2] then return {'stale'} end
 local status = state[1]
--- A write that is sent again finds its own status.
+-- A repeated write finds the batch in the new status already.
 local is_new = target ~= '' and target ~= status
 if is_new and not (TRANSITIONS[status] or {})[target] then return {'refused', status, now} end
 if redis.call('ZSCORE', KEYS[2], id) then
@@ -18,7 +18,7 @@ if redis.call('ZSCORE', KEYS[2], id) then
 end
 local at = 7
 for _ = 1, tonumber(ARGV[6]) do
-  -- What a renewal counted that was under way beside the end says nothing any more.
+  -- Counts of a renewal that was in flight when the batch ended are outdated.
   if is_new or not ENDS[status] then redis.call('HSET', key, ARGV[at], ARGV[at + 1]) end
   at = at + 2
 end

@@ -21,10 +21,10 @@ from ..errors import OpenAIError, bad_field
 from ..parsers import ModelParsers
 from .body import ResponseBody, check_body
 from .items import Item, read_items
-from .kept import StoredResponses
 from .objects import Event, Response
 from .prepared import PreparedResponse, prepare_response
 from .response_store import MAX_RUN_S, StoredResponse
+from .stored_responses import StoredResponses
 from .transcriber import Transcriber
 
 

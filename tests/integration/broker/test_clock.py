@@ -261,7 +261,9 @@ async def test_the_lease_of_a_batch_ends_one_lease_later(
     await commands.run_script(BATCH_SCRIPTS["create"], [keys.batch("b"), keys.batches("t"), keys.open], ["b", "{}", 0])
 
     async def attempt_to_take(holder: str) -> bytes:
-        answer = await commands.run_script(BATCH_SCRIPTS["take"], [keys.batch("b"), keys.open], ["b", holder, LEASE_MS])
+        answer = await commands.run_script(
+            BATCH_SCRIPTS["claim"], [keys.batch("b"), keys.open], ["b", holder, LEASE_MS]
+        )
         return answer[0]
 
     assert await attempt_to_take("first") == b"taken"

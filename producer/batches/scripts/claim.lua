@@ -1,9 +1,9 @@
--- Take the lease of an open batch that nobody holds. KEYS: batch, open. ARGV: id, holder, ttl_ms.
--- Returns {'taken', epoch}, {'held', ms that the lease still lasts} or {'closed'}.
+-- Claim the lease of an open batch that has no holder. KEYS: batch, open. ARGV: id, holder, ttl_ms.
+-- Returns {'taken', epoch}, {'held', remaining ms of the lease} or {'closed'}.
 local ends_at = redis.call('ZSCORE', KEYS[2], ARGV[1])
 if not ends_at then return {'closed'} end
 local now = now_ms()
--- The call that took it may be sent again.
+-- The call that claimed it may be sent again.
 if redis.call('HGET', KEYS[1], 'holder') == ARGV[2] then return {'taken', tonumber(redis.call('HGET', KEYS[1], 'epoch'))} end
 local held_until = marks.cut(tonumber(ends_at), tonumber(redis.call('HGET', KEYS[1], 'lease_ms') or ARGV[3]))
 if held_until > now then
