@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...producer import Client, SamplingParams
 from ...producer.inputs.prompt import build_request, encode_request
-from ...shared.broker import Broker, Room
+from ...shared.broker import Broker, EngineCapacity
 from ...shared.deployment.records import DeathCause
 from ...shared.keys import Keys
 from ...shared.queue.policy import TenantPolicy
@@ -83,7 +83,7 @@ async def park_one(client: Client, url: str) -> None:
         request = build_request("a poison request", SamplingParams(), card=card, options={"request_id": request_id})
         await asyncio.gather(
             broker.enqueue(request_id, encode_request(request), result_ttl_ms=3_600_000),
-            broker.claim(_CAUSE.engine_id, Room(max_num_seqs=1)),
+            broker.claim(_CAUSE.engine_id, EngineCapacity(max_num_seqs=1)),
         )
         _, num_parked = await broker.reclaim(_CAUSE.engine_id, _CAUSE, is_external=False, max_deliveries=1)
         if num_parked:

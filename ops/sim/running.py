@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ...shared.broker import SEQS_PER_KEPT_ONE, FinalRecord, Record, Room
+from ...shared.broker import SEQS_PER_KEPT_ONE, EngineCapacity, FinalRecord, Record
 from ...shared.messages.deltas import Delta
 from ...shared.messages.outcome import FinishReason, Usage
 from .measures import Note
@@ -55,9 +55,9 @@ class Running:
         return FinalRecord(self.note.request_id, self.epoch, last)
 
 
-def room_of(kind: Engines, running: Collection[Running]) -> Room:
+def room_of(kind: Engines, running: Collection[Running]) -> EngineCapacity:
     """What an engine that holds these says in a claim."""
-    return Room(
+    return EngineCapacity(
         max_num_seqs=kind.max_num_seqs,
         num_seqs=len(running),
         num_kv_tokens=kind.kv_tokens,

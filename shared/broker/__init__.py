@@ -1,8 +1,8 @@
 """The broker: the state of every request, changed only by atomic scripts inside Redis.
 
-The scripts are in ``scripts/``, one file per change of state; this is their Python face, used by clients and workers
-alike. Each call is one round trip. Fencing, admission and claim are decided by the server: a caller that checked
-first and wrote after would be wrong by construction.
+The scripts are in ``scripts/``, one file per change of state. This package is their Python interface, for clients and
+workers. Each call is one round trip. The server decides about fencing, admission and claims, because a caller that
+checked first and wrote afterwards would race with others.
 """
 
 from .admission import LEFT, NEW, RELAID, UNSERVED, Entry
@@ -13,8 +13,8 @@ from .broker import (
     SEQS_PER_KEPT_ONE,
     Broker,
     Claim,
-    Reaped,
-    Room,
+    EngineCapacity,
+    ReapResult,
     Wave,
 )
 from .dead_letter import DeadLetter
@@ -42,15 +42,15 @@ __all__ = [
     "Claim",
     "DeadLetter",
     "EngineCalls",
+    "EngineCapacity",
     "Entry",
     "FinalRecord",
     "Queue",
-    "Reaped",
+    "ReapResult",
     "Record",
     "RequestFilter",
     "RequestHistory",
     "RequestInput",
-    "Room",
     "Script",
     "SegmentRecord",
     "Wave",

@@ -1,4 +1,4 @@
-"""What is put in line, and how it is refused."""
+"""Entries to enqueue, and the refusals of the enqueue script."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ _QUOTAS = {
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One encoded request on its way into its lane.
+    """One encoded request to enqueue.
 
     Args:
-        client_id: whose lease the request lives by; empty for a detached one.
-        client_ttl_ms: how long that lease lasts from now on.
-        fail_fast: refuse it if no engine holds a lease, and end it when the last one dies.
-        call: a token of this call, by which a call that is sent again is known. If the caller chose the id, digests of
-            prompt, parameters and adapter follow, each after a space: the id attaches only to what has the same ones.
+        client_id: client on whose lease the request depends; empty for a detached request.
+        client_ttl_ms: duration of that lease from now on.
+        fail_fast: refuse it if no engine holds a lease, and end it when the last engine dies.
+        call: a token of this call, by which a repeated call is recognized. If the caller chose the id, digests of
+            prompt, parameters and adapter follow, each after a space: the id attaches only to an equal request.
         band: one of the queue's bands; empty for its default.
-        num_prompt_tokens: an estimate is enough: the engine's count corrects it at the end.
-        max_tokens: most output tokens.
+        num_prompt_tokens: an estimate is enough, because the engine's count corrects it at the end.
+        max_tokens: max output tokens.
         deadline_ms: time of day by the server's clock; None for no deadline.
-        timeout_ms: time from now; the earlier of the two holds.
+        timeout_ms: time from now on; the earlier of deadline and timeout holds.
         is_resumable: its input may be extended until it is closed.
-        webhook: encoded target that is told of the end; None if nobody is.
-        webhook_of: the request whose answer it is, where that has several, ``webhook_n``; they are told of together.
-        digests: of what its conversation was when it was answered before, the longest first; by these it comes to the
-            engine that has that in its cache.
-        own_digests: those by which later requests find the engine that it came to.
-        layout: version of the layout of the model's partitions that the caller goes by; 0 while it has one.
-        may_have_left: the tenant has another partition in this layout, and stays here while it has to.
-        adapter: digest of the adapter that it is computed with; empty without one.
-        is_fresh: its id was made for it, so no other request has it. Not on the wire.
-        session_id: of its conversation, which a tenant that is spread has in one partition. Not on the wire.
-        images: those of its prompt, with their bytes, which are kept beside it until it has ended.
+        webhook: encoded target to notify of the end; None without one.
+        webhook_of: the request of which this is one of ``webhook_n`` answers; all are reported together.
+        digests: digests of its conversation's earlier states, the longest first. By these it is routed to the
+            engine that has the conversation in its cache.
+        own_digests: digests by which later requests find the engine of this one.
+        layout: version of the layout of the model's partitions that the caller uses; 0 while it has one.
+        may_have_left: the tenant has another partition in this layout, and stays here while it must.
+        adapter: digest of its adapter; empty without one.
+        is_fresh: its id was generated, so no other request has it. Not on the wire.
+        session_id: id of its conversation. A tenant that is spread has all of it in one partition. Not on the wire.
+        images: images of its prompt, with their bytes, which are stored until it has ended.
     """
 
     request_id: str
@@ -80,15 +80,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def num_bytes(self) -> int:
-        """What of it is long."""
+        """Size of its large parts."""
         return len(self.payload) + sum(len(image.data) for image in self.images)
 
 
 def enqueue_args(entries: Sequence[Entry]) -> list[bytes]:
-    """Return the script's arguments: all that is small as one msgpack array, then the payloads, then the bytes of
-    images, each once.
+    """Return the script's arguments: all small fields as one msgpack array, the payloads, and each image's bytes.
 
-    One argument for all that is small takes a third of the client's time that thirteen for each request take.
+    One argument for all small fields takes a third of the client's time that thirteen for each request take.
     """
     blobs = list(dict.fromkeys(image for entry in entries for image in entry.images))
     places = {image: place for place, image in enumerate(blobs, start=1)}
@@ -118,7 +117,7 @@ def enqueue_args(entries: Sequence[Entry]) -> list[bytes]:
 
 
 def _optional_fields(entry: Entry, places: dict[ImageInput, int]) -> tuple[Any, ...]:
-    """What most entries have nothing of, and do not carry."""
+    """Return the fields that most entries leave empty, and omit."""
     digests = (entry.digests, " ".join(entry.own_digests)) if entry.digests else ()
     if entry.images or entry.adapter:
         images = ([(image.digest, places[image]) for image in entry.images],) if entry.images else ()
@@ -127,7 +126,7 @@ def _optional_fields(entry: Entry, places: dict[ImageInput, int]) -> tuple[Any, 
 
 
 def read_answer(entry: Entry, answer: bytes | list[Any]) -> str | PenstockError:
-    """Return the script's word, or the error that its refusal stands for."""
+    """Return the script's answer, or the error for its refusal."""
     if isinstance(answer, bytes):
         return answer.decode()
     kind = answer[0]
@@ -138,10 +137,10 @@ def read_answer(entry: Entry, answer: bytes | list[Any]) -> str | PenstockError:
     limit, retry_after_s = answer[-2], answer[-1] / 1000
     if kind == b"queue_full":
         scope, unit = answer[1].decode(), answer[2].decode()
-        whose = "the model" if scope == "model" else f"tenant {shown(entry.tenant)}"
+        owner = "the model" if scope == "model" else f"tenant {shown(entry.tenant)}"
         name = "max_queue_depth" if unit == "requests" else "max_queue_tokens"
         return QueueFullError(
-            f"the queue of {whose} is full: {name} is {limit} {unit}; try again in {retry_after_s:.1f} s, or raise it "
+            f"the queue of {owner} is full: {name} is {limit} {unit}; try again in {retry_after_s:.1f} s, or raise it "
             f"with 'penstock queue {'configure' if scope == 'model' else 'tenant'}'",
             retry_after_s=retry_after_s,
         )
@@ -155,10 +154,10 @@ def read_answer(entry: Entry, answer: bytes | list[Any]) -> str | PenstockError:
 
 def _conflict(entry: Entry, field: str) -> RequestConflictError:
     if field == "tenant":
-        message = f"request_id {shown(entry.request_id)} is that of another tenant's request; choose another id"
+        message = f"request_id {shown(entry.request_id)} belongs to another tenant's request; choose another id"
     else:
         message = (
-            f"request_id {shown(entry.request_id)} is that of a request with another value of {field}; choose another "
-            f"id, or give the same {field} to attach to that request"
+            f"request_id {shown(entry.request_id)} belongs to a request with another value of {field}; choose "
+            f"another id, or pass the same {field} to attach to that request"
         )
     return RequestConflictError(message, field=field)

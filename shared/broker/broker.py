@@ -1,4 +1,4 @@
-"""One model's part of the broker, as methods."""
+"""The broker of one model: a method for each change of state."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ LEASE_TTL_MS = 3000
 UNLIMITED_KV_TOKENS = 2**40
 # capacity.lua wakes engines. An engine without a wake claims after this time anyway.
 IDLE_POLL_S = 5.0
-# Of 64 sequences 4 are kept for tenants that have less than an equal part, where tenants share the model.
+# Of 64 sequences 4 are reserved for tenants that run less than an equal part, while tenants share the model.
 SEQS_PER_KEPT_ONE = 16
 REAP_INTERVAL_S = 0.75
-# Engines end what they run at its deadline by themselves; whoever else does leaves them so long.
+# Engines end their running requests at the deadline. Other processes wait this much longer before they do.
 EXPIRY_GRACE_MS = 1000
-# A gap between two looks that is much longer than their interval means that this server or all of them stood still.
+# A gap between two reaps that is longer than this means that the server or all reapers were stopped.
 MAX_REAP_GAP_MS = 2000
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A request handed to an engine. ``payload`` is undecoded: it may be anything.
+    """A claimed request. ``payload`` is undecoded, because it may be anything.
 
-    ``num_kv_tokens`` is what it is reckoned to take of the KV cache, ``expires_in_ms`` -1 without a deadline,
-    ``waited_ms`` the time since it entered its lane.
+    ``num_kv_tokens`` is its estimated use of the KV cache, ``expires_in_ms`` is -1 without a deadline, and
+    ``waited_ms`` is the time since it entered its lane.
     """
 
     request_id: str
@@ -49,19 +49,21 @@ class Claim(msgspec.Struct, frozen=True):
     epoch: int
     num_logged_tokens: int
     attempt: int
-    # Output tokens before which the engine takes no other request; -1 if it may. This one is suspected of a death.
+    # The output length until which the engine must claim no other request, because this one may have killed its
+    # previous engine; -1 without such a limit.
     alone_until: int = -1
     num_kv_tokens: int = 0
     expires_in_ms: int = -1
     waited_ms: int = 0
-    # Number of the partition that it was claimed from.
+    # Number of the partition it was claimed from.
     partition: int = 0
 
 
-class Room(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine can hold: sequences, and tokens in its KV cache; and what of it is taken.
+class EngineCapacity(msgspec.Struct, frozen=True, kw_only=True):
+    """Capacity and load of an engine: sequences, and tokens in its KV cache.
 
-    ``num_kept_seqs`` of its sequences are for tenants that have less than an equal part, while several use the model.
+    ``num_kept_seqs`` of its sequences are reserved for tenants that run less than an equal part, while several tenants
+    use the model.
     """
 
     max_num_seqs: int
@@ -72,10 +74,11 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wave(msgspec.Struct, frozen=True):
-    """What one claim got. After ``retry_ms`` there may be more without a wake; -1 if nothing is known of.
+    """Requests of one claim. ``retry_ms`` is when to claim again without a wake; -1 if unknown.
 
-    It took all there was or all that there was room for. What comes after it wakes an engine with room.
-    ``is_saving``: the engine is to take nothing elsewhere either, since it saves its room for one that waits here.
+    A wave has all requests that could be claimed, or all that fit. A new request wakes an engine with free capacity.
+    ``is_saving``: the engine must not claim from other queues either, since it reserves its capacity for a request of
+    this one.
     """
 
     claims: list[Claim]
@@ -84,13 +87,15 @@ class Wave(msgspec.Struct, frozen=True):
 
     @property
     def wait_s(self) -> float:
-        """How long the engine waits for a wake, or an end of its own, before it looks by itself."""
+        """Seconds for which the engine waits for a wake, or for an end of its own, before it claims again."""
         return IDLE_POLL_S if self.retry_ms < 0 else min(IDLE_POLL_S, self.retry_ms / 1000)
 
 
-class Reaped(msgspec.Struct, frozen=True):
-    """What a reaper found: ``kind`` is "engine" or "client"; counts are of requests queued again or cancelled, and
-    parked."""
+class ReapResult(msgspec.Struct, frozen=True):
+    """Result of a reap for one engine or client, which ``kind`` says. Counts are of requests queued again or
+
+    cancelled, and parked.
+    """
 
     kind: str
     name: str
@@ -99,11 +104,11 @@ class Reaped(msgspec.Struct, frozen=True):
 
 
 class Broker:
-    """Every change of state of one model's requests, as one round trip each. ``input`` is that of resumable ones.
+    """Every change of state of one model's requests, as one round trip each. ``input`` is that of resumable requests.
 
-    A model may have several partitions (``shared/partitions/``): it is of one of them then, with its keys and number.
+    A model may have several partitions (``shared/partitions/``). Then this is one of them, with its keys and number.
 
-    All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries.
+    All methods raise ``RedisUnavailableError`` when Redis is unavailable for longer than the connection retries.
     """
 
     def __init__(self, connection: CommandConnection, keys: ModelKeys, partition: int = 0) -> None:
@@ -113,9 +118,9 @@ class Broker:
         self.input = RequestInput(connection, keys)
 
     async def enqueue(self, request_id: str, payload: bytes, **options: Any) -> str:
-        """Put one encoded request in line; ``options`` are the other fields of ``Entry``.
+        """Enqueue one encoded request; ``options`` are the other fields of ``Entry``.
 
-        Returns: as ``enqueue_many``. Raises what it returns as an error.
+        Returns: as ``enqueue_many``, whose errors are raised.
         """
         (answer,) = await self.enqueue_many([Entry(request_id=request_id, payload=payload, **options)])
         if isinstance(answer, PenstockError):
@@ -123,11 +128,11 @@ class Broker:
         return answer
 
     async def enqueue_many(self, entries: Sequence[Entry]) -> list[str | PenstockError]:
-        """Put encoded requests in line, in order, unless their ids are known: then nothing changes.
+        """Enqueue encoded requests, in order. Known ids change nothing.
 
         Returns for each ``NEW``, ``UNSERVED``, the state of the request that already has the id, ``RELAID`` or ``LEFT``
-        (to who goes by partitions, see ``shared/partitions/``), or the error by which it was refused:
-        ``QueueFullError``, ``QuotaExceededError``, ``ValidationError`` of an unknown band, ``RequestConflictError``.
+        (to callers that use partitions, see ``shared/partitions/``), or the error of its refusal: ``QueueFullError``,
+        ``QuotaExceededError``, ``ValidationError`` of an unknown band, ``RequestConflictError``.
 
         Raises:
             RedisFullError: Redis has no memory left; nothing was enqueued.
@@ -135,10 +140,10 @@ class Broker:
         answers = await self._run("enqueue", [self.keys.leases], enqueue_args(entries), waits_if_full=False)
         return [read_answer(entry, answer) for entry, answer in zip(entries, answers, strict=True)]
 
-    async def claim(self, engine_id: str, room: Room, *, lease_ttl_ms: int = LEASE_TTL_MS) -> Wave:
-        """Take waiting requests for an engine, as many as it has room for.
+    async def claim(self, engine_id: str, room: EngineCapacity, *, lease_ttl_ms: int = LEASE_TTL_MS) -> Wave:
+        """Claim waiting requests for an engine, as many as fit.
 
-        Not repeated after a lost connection, since a wave may have been handed out unseen: compare ``claims`` then.
+        Not repeated after a lost connection, since the reply of a claim may have been lost: compare ``claims`` then.
         """
         wave, retry_ms, is_saving = await run_script(
             self._connection,
@@ -162,38 +167,38 @@ class Broker:
         return Wave(claims, retry_ms, bool(is_saving))
 
     async def claims(self, engine_id: str) -> list[tuple[str, int]]:
-        """Return what an engine holds by Redis's word, as (request_id, epoch)."""
+        """Return the claims of an engine that Redis has, as (request_id, epoch)."""
         key = self.keys.claims(engine_id)
         flat = await repairing(self._connection, self.keys, lambda: self._connection.execute("HGETALL", key))
         pairs = zip(flat[::2], flat[1::2], strict=True)
-        # What is no epoch was not written by the claim of this request, which is found when it is handed back.
+        # A value that is not an epoch was not written by a claim. The damage is detected when the request is released.
         return [(request_id.decode(), int(epoch) if epoch.isdigit() else 0) for request_id, epoch in pairs]
 
     async def renew(
         self, engine_id: str, claims: list[tuple[str, int]], *, lease_ttl_ms: int = LEASE_TTL_MS
     ) -> list[str]:
-        """Renew an engine's lease and its claims, given as (request_id, epoch); returns the stale ones' ids."""
+        """Renew an engine's lease and its claims, passed as (request_id, epoch). Return the ids of stale ones."""
         stale: list[bytes] = []
         for part in in_parts(claims, 2) if claims else [[]]:
             stale += await self._run("renew", [self.keys.leases], [engine_id, lease_ttl_ms, *chain(*part)])
         return [request_id.decode() for request_id in stale]
 
     async def withdraw(self, engine_id: str) -> None:
-        """Let the other engines count on no room of this one, which claims nothing until it says otherwise."""
+        """Withdraw this engine's capacity: it claims nothing until it claims again."""
         await self._run("withdraw", [self.keys.leases], [engine_id])
 
     async def renew_client(self, client_id: str, ttl_ms: int) -> None:
-        """Renew a client's lease, which its interactive requests live by."""
+        """Renew a client's lease, on which its interactive requests depend."""
         await self._run("renew_client", [self.keys.leases], [client_id, ttl_ms])
 
     async def reclaim(
         self, engine_id: str, cause: DeathCause, *, is_external: bool, max_deliveries: int
     ) -> tuple[int, int]:
-        """Take back what an engine holds that is known to be dead; returns how many were queued again and parked.
+        """Reclaim the requests of a dead engine. Return how many were queued again and parked.
 
         Args:
-            is_external: it was killed from outside, so what it held is hardly to blame.
-            max_deliveries: a request that this many engines died on is parked.
+            is_external: it was killed from outside, so its requests are hardly to blame.
+            max_deliveries: number of engines that died on a request before it is parked.
         """
         counts = await self._run(
             "reclaim",
@@ -202,84 +207,86 @@ class Broker:
         )
         return counts[0], counts[1]
 
-    async def reap(self, cause: DeathCause, *, max_deliveries: int, lease_ttl_ms: int = LEASE_TTL_MS) -> list[Reaped]:
-        """Take back what engines hold whose lease has ended, and cancel what vanished clients waited for.
+    async def reap(
+        self, cause: DeathCause, *, max_deliveries: int, lease_ttl_ms: int = LEASE_TTL_MS
+    ) -> list[ReapResult]:
+        """Reclaim the requests of engines whose lease has expired, and cancel those of vanished clients.
 
-        However many there are, Redis serves others in between: one script takes 64 engines and 256 clients.
+        Redis serves other clients in between, however many there are: one script handles 64 engines and 256 clients.
         """
         args = [max_deliveries, lease_ttl_ms, MAX_REAP_GAP_MS, _encoder.encode(cause)]
-        reaped: list[Reaped] = []
+        reaped: list[ReapResult] = []
         is_more = True
         while is_more:
-            found, is_more = await self._run("reap", [self.keys.leases], args)
-            reaped += [Reaped(kind.decode(), name.decode(), count, parked) for kind, name, count, parked in found]
+            rows, is_more = await self._run("reap", [self.keys.leases], args)
+            reaped += [ReapResult(kind.decode(), name.decode(), count, parked) for kind, name, count, parked in rows]
         return reaped
 
     async def expire(self, *, grace_ms: int = EXPIRY_GRACE_MS) -> int:
-        """End what is past its deadline, what runs only after ``grace_ms``; returns how many.
+        """End requests past their deadline, running ones only after ``grace_ms``. Return how many.
 
-        Anyone may do it: supervisors do all the time, and a client whose request is due.
+        Supervisors call it continuously, and a client when its request is due.
         """
         return await self._run("expire", [self.keys.leases], [1000, grace_ms])
 
     async def append(self, records: list[Record]) -> list[str]:
-        """Log and publish one delta for each of many requests; returns the ids whose claim is stale."""
+        """Log and publish one delta for each of many requests. Return the ids whose claim is stale."""
         return await self._write("append", records, [append_args(record) for record in records])
 
     async def finish(self, records: list[FinalRecord]) -> list[str]:
-        """Append the last delta of each of many requests and end them; returns the ids whose claim is stale."""
+        """Append the last delta of each of many requests and end them. Return the ids whose claim is stale."""
         return await self._write("finish", records, [final_args(record) for record in records])
 
     async def end_segments(self, records: list[SegmentRecord]) -> list[str]:
-        """Append the last delta of a segment of each of many resumable requests, and let go of their claims.
+        """Append the last delta of a segment of each of many resumable requests, and release their claims.
 
-        Each goes on with its next chunk, if it has one; ends, if its input is closed; and awaits input otherwise.
+        Each continues with its next chunk, if it has one; ends, if its input is closed; and awaits input otherwise.
         Returns the ids whose claim is stale.
         """
         return await self._write("end_segment", records, [segment_args(record) for record in records])
 
     async def cancel(self, request_id: str) -> RequestState | None:
-        """End a request; returns its state, or None if it is unknown. Cancelling twice does nothing."""
+        """End a request. Return its state, or None if it is unknown. A second call has no effect."""
         state = await self._run("cancel", [self.keys.request(request_id)], [request_id])
         return None if state is None else RequestState(state.decode())
 
     async def leave(self, request_id: str, ttl_ms: int) -> None:
-        """Let an interactive request live on without its client for ``ttl_ms``, then as long as somebody listens."""
+        """Let an interactive request outlive its client by ``ttl_ms``, then for as long as a reader listens."""
         await self._run("leave", [self.keys.request(request_id)], [request_id, ttl_ms])
 
     async def count_known(self, request_ids: Sequence[str]) -> int:
-        """Return how many of these ids are those of a request that has not expired."""
+        """Return how many of these ids belong to a request that has not expired."""
         parts = in_parts([self.keys.request(request_id) for request_id in request_ids])
         return sum([await self._connection.execute("EXISTS", *part) for part in parts])
 
     async def known(self, request_id: str) -> bool:
-        """Whether there is a request of this id that has not expired."""
+        """Whether a request of this id exists and has not expired."""
         return bool(await self._connection.execute("EXISTS", self.keys.request(request_id)))
 
     async def count_waiting(self) -> int:
-        """Return how many requests wait that an engine may claim; 0 while the queue is paused."""
+        """Return how many waiting requests an engine may claim; 0 while the queue is paused."""
         return await self._run("count_waiting", [self.keys.leases], [])
 
     async def lay_out(self, version: int) -> None:
-        """Refuse from now on who goes by an older layout of the model's partitions."""
+        """Refuse calls that use an older layout of the model's partitions from now on."""
         await self._run("lay_out", [self.keys.leases], [version])
 
     async def engines(self) -> list[str]:
-        """Return the ids of the engines that hold a lease here, or did a moment ago, in order."""
+        """Return the ids of the engines with a lease here, including ones that expired recently, in order."""
         return sorted(name.decode() for name in await self._connection.execute("ZRANGE", self.keys.leases, 0, -1))
 
     async def forget(self, request_id: str) -> None:
-        """Take away what is kept of a request that has ended, before its time; ``cancel`` one that may not have."""
+        """Delete the data of an ended request before it expires. ``cancel`` a request that may be live."""
         keys = self.keys
         await self._connection.execute("UNLINK", *(key(request_id) for key in (keys.request, keys.log, keys.input)))
 
     async def shorten(self, request_ids: Sequence[str], ttl_ms: int) -> int:
-        """Keep results that were read to their end for ``ttl_ms`` at most; returns how many would have lived longer."""
+        """Retain results that were read to the end for ``ttl_ms`` at most. Return how many were shortened."""
         parts = in_parts(request_ids)
         return sum([await self._run("shorten", [self.keys.leases], [ttl_ms, *part]) for part in parts])
 
     async def release(self, claims: list[tuple[str, int]]) -> int:
-        """Hand back claimed requests, given as (request_id, epoch); returns how many were still ours."""
+        """Release claims, passed as (request_id, epoch). Return how many were still valid."""
         parts = in_parts(claims, 2)
         return sum([sum(await self._run("release", [self.keys.leases], [*chain(*part)])) for part in parts])
 
@@ -287,7 +294,7 @@ class Broker:
         """Return the request's records from the ``start``-th on, in order.
 
         Raises:
-            DamagedRecordError: others than the scripts have written to the log.
+            DamagedRecordError: something other than the scripts has written to the log.
         """
         with refusing_damage(request_id, "log"):
             records = await self._connection.execute("LRANGE", self.keys.log(request_id), start, -1)
@@ -297,33 +304,33 @@ class Broker:
         """Return the bytes of images that a request needs, in order.
 
         Raises:
-            DamagedRecordError: others than the scripts have taken one away.
+            DamagedRecordError: something other than the scripts has deleted one.
         """
-        found: dict[str, bytes] = {}
+        data_of: dict[str, bytes] = {}
         for digest in dict.fromkeys(digests):
             data = await self._connection.execute("GET", self.keys.image(digest))
             if data is None:
-                raise DamagedRecordError(f"the bytes of image {digest} are gone from Redis; send the request again")
-            found[digest] = data
-        return [found[digest] for digest in digests]
+                raise DamagedRecordError(f"the bytes of image {digest} are no longer in Redis; send the request again")
+            data_of[digest] = data
+        return [data_of[digest] for digest in digests]
 
     async def state(self, request_id: str) -> RequestState | None:
-        """Return the state of a request, or None: it is unknown, or its result has expired.
+        """Return the state of a request; None if it is unknown, or its result has expired.
 
         Raises:
-            DamagedRecordError: others than the scripts have written to its record.
+            DamagedRecordError: something other than the scripts has written to its record.
         """
         with refusing_damage(request_id, "record"):
             state = await self._connection.execute("HGET", self.keys.request(request_id), "state")
             return None if state is None else msgspec.convert(state.decode(), RequestState)
 
     async def park(self, claim: Claim, cause: DeathCause, code: str, message: str) -> bool:
-        """Set a claimed request aside that no engine can run, with an error for its caller. False if it is stale."""
+        """Park a claimed request that no engine can run, with an error for its caller. False if it is stale."""
         args = [claim.request_id, claim.epoch, _encoder.encode(cause), code, message]
         return bool(await self._run("park", [self.keys.leases], args))
 
     async def _write(self, name: str, records: Sequence[Record], rows: Sequence[Sequence[Any]]) -> list[str]:
-        """Run a script for records, whose arguments are the rows; returns the ids whose claim is stale."""
+        """Run a script for records, whose arguments are the rows. Return the ids whose claim is stale."""
         verdicts: list[int] = []
         for part in in_parts(rows, len(rows[0]) if rows else 1):
             verdicts += await self._run(name, [self.keys.leases], [*chain(*part)])

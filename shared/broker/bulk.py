@@ -1,4 +1,4 @@
-"""What is done to many requests at once: counted first, then in small parts, between which Redis serves others."""
+"""Operations on many requests: count them first, then work in small parts, between which Redis serves others."""
 
 from __future__ import annotations
 
@@ -16,60 +16,60 @@ from .request_history import MAX_LISTED, RequestFilter, RequestHistory
 AT_ONCE = 64
 
 
-async def count_matching(history: RequestHistory, wanted: RequestFilter) -> int:
+async def count_matching(history: RequestHistory, selection: RequestFilter) -> int:
     """Return how many requests ``cancel_matching`` would end now, counted up to 10,000.
 
     Raises:
-        ValidationError: ``wanted`` names only states that are ends.
+        ValidationError: ``selection`` names only ended states.
     """
-    return len(await history.requests(_live(wanted), limit=MAX_LISTED))
+    return len(await history.requests(_live(selection), limit=MAX_LISTED))
 
 
-async def cancel_matching(history: RequestHistory, wanted: RequestFilter) -> int:
-    """End the requests that a filter takes and that have not ended; returns how many those were.
+async def cancel_matching(history: RequestHistory, selection: RequestFilter) -> int:
+    """End the live requests that a filter selects. Return how many.
 
-    What comes while this runs may or may not be ended.
+    Requests that arrive meanwhile may or may not be ended.
 
     Raises:
-        ValidationError: ``wanted`` names only states that are ends.
+        ValidationError: ``selection`` names only ended states.
     """
-    live = _live(wanted)
+    live = _live(selection)
     return sum([await _cancel_in(part, live) for part in history.parts])
 
 
 async def _cancel_in(part: RequestHistory, live: RequestFilter) -> int:
-    broker, num_cancelled, num_found = Broker(part.connection, part.keys), 0, MAX_LISTED
-    while num_found == MAX_LISTED:
-        found = await part.requests(live, limit=MAX_LISTED)
+    broker, num_cancelled, num_listed = Broker(part.connection, part.keys), 0, MAX_LISTED
+    while num_listed == MAX_LISTED:
+        requests = await part.requests(live, limit=MAX_LISTED)
         states: list[RequestState | None] = []
-        for start in range(0, len(found), AT_ONCE):
-            ids = [request.request_id for request in found[start : start + AT_ONCE]]
+        for start in range(0, len(requests), AT_ONCE):
+            ids = [request.request_id for request in requests[start : start + AT_ONCE]]
             states += await asyncio.gather(*map(broker.cancel, ids))
         num_ended = sum(state is RequestState.CANCELLED for state in states)
-        num_found, num_cancelled = len(found) if num_ended else 0, num_cancelled + num_ended
+        num_listed, num_cancelled = len(requests) if num_ended else 0, num_cancelled + num_ended
     return num_cancelled
 
 
 async def replay_parked(letter: DeadLetter, request_ids: Iterable[str] | None) -> int:
-    """Queue parked requests anew, all when ``request_ids`` is None; returns how many could be."""
+    """Queue parked requests again, all when ``request_ids`` is None. Return how many were queued."""
     return await _count_done(letter, letter.replay, request_ids)
 
 
 async def purge_parked(letter: DeadLetter, request_ids: Iterable[str] | None) -> int:
-    """Throw parked requests away, all when ``request_ids`` is None; returns how many there were."""
+    """Delete parked requests, all when ``request_ids`` is None. Return how many were deleted."""
     return await _count_done(letter, letter.purge, request_ids)
 
 
 async def _count_done(
     letter: DeadLetter, do: Callable[[str], Awaitable[bool]], request_ids: Iterable[str] | None
 ) -> int:
-    wanted = await letter.ids() if request_ids is None else list(request_ids)
-    return sum([sum(await asyncio.gather(*map(do, wanted[i : i + AT_ONCE]))) for i in range(0, len(wanted), AT_ONCE)])
+    ids = await letter.ids() if request_ids is None else list(request_ids)
+    return sum([sum(await asyncio.gather(*map(do, ids[i : i + AT_ONCE]))) for i in range(0, len(ids), AT_ONCE)])
 
 
-def _live(wanted: RequestFilter) -> RequestFilter:
-    """The same, of what has not ended."""
-    states = tuple(sorted(state.value for state in wanted.wanted & LIVE_STATES))
+def _live(selection: RequestFilter) -> RequestFilter:
+    """Return the same filter, limited to live requests."""
+    states = tuple(sorted(state.value for state in selection.selected & LIVE_STATES))
     if not states:
-        raise ValidationError(f"states must name some that have not ended, got {', '.join(wanted.states)}")
-    return msgspec.structs.replace(wanted, states=states)
+        raise ValidationError(f"states must include a state that is not an end, got {', '.join(selection.states)}")
+    return msgspec.structs.replace(selection, states=states)

@@ -1,4 +1,4 @@
-"""What others than the scripts have written to Redis, read outside of them; ``damage.lua`` has the rest."""
+"""Detects damage of requests outside of the scripts; ``damage.lua`` does so within them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WRONG_TYPE = "WRONGTYPE"
 
 @contextmanager
 def refusing_damage(request_id: str, part: str) -> Iterator[None]:
-    """Raise ``DamagedRecordError`` where a part of a request is read that is not what the scripts wrote."""
+    """Raise ``DamagedRecordError`` if the part of a request that is read is not as the scripts wrote it."""
     try:
         yield
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

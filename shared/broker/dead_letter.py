@@ -1,4 +1,4 @@
-"""The dead letter of one model: requests that were parked, with what they did."""
+"""The dead letter of one model: its parked requests."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class DeadLetter:
-    """Look at parked requests, queue them again, or throw them away.
+    """Lists parked requests, queues them again, or deletes them.
 
-    All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries, and
-    ``ValidationError`` of an id that is no text.
+    All methods raise ``RedisUnavailableError`` when Redis is unavailable for longer than the connection retries, and
+    ``ValidationError`` for an id that is not text.
     """
 
     def __init__(self, connection: CommandConnection, keys: ModelKeys) -> None:
@@ -36,45 +36,45 @@ class DeadLetter:
 
     async def ids(self) -> list[str]:
         """Return the ids of all parked requests, oldest first."""
-        return [one.decode() for one in await self._connection.execute("ZRANGE", self._keys.dead, 0, -1)]
+        return [request_id.decode() for request_id in await self._connection.execute("ZRANGE", self._keys.dead, 0, -1)]
 
     async def list(self) -> list[DeadRequest]:
         """Return all parked requests, oldest first."""
-        found = [await self.show(request_id) for request_id in await self.ids()]
-        return [request for request in found if request is not None]
+        requests = [await self.show(request_id) for request_id in await self.ids()]
+        return [request for request in requests if request is not None]
 
     async def count(self) -> int:
         return await self._connection.execute("ZCARD", self._keys.dead)
 
     async def newest(self, limit: int) -> Sequence[tuple[str, float]]:
-        """Return ids of the last parked requests and when they were, newest first."""
+        """Return ids of the last parked requests and when they were parked (Unix time), newest first."""
         flat = await self._connection.execute("ZRANGE", self._keys.dead, -limit, -1, "WITHSCORES")
         pairs = zip(flat[::2], flat[1::2], strict=True)
         return [(request_id.decode(errors="replace"), float(score) / 1000) for request_id, score in pairs][::-1]
 
     async def show(self, request_id: str) -> DeadRequest | None:
-        """Return one parked request, or None if there is none of this id."""
+        """Return one parked request, or None if none has this id."""
         try:
             flat = await self._connection.execute("HGETALL", self._keys.parked(request_id))
         except ResponseError as error:
             if WRONG_TYPE not in str(error):
                 raise
-            flat = [b"payload", b""]  # something is there, to be purged
+            flat = [b"payload", b""]  # something exists, which can be purged
         return _dead_request(request_id, dict(zip(flat[::2], flat[1::2], strict=True))) if flat else None
 
     async def replay(self, request_id: str) -> bool:
-        """Queue a parked request anew under its own id, detached; False if no request of this id is parked."""
+        """Queue a parked request again under its id, detached. False if no request of this id is parked."""
         arguments = [check_text("request_id", request_id)]
         return bool(await run_script(self._connection, self._keys, "replay", [self._keys.leases], arguments))
 
     async def purge(self, request_id: str) -> bool:
-        """Throw a parked request away; False if there is none of this id."""
+        """Delete a parked request. False if none has this id."""
         arguments = [check_text("request_id", request_id)]
         return bool(await run_script(self._connection, self._keys, "discard", [self._keys.leases], arguments))
 
 
 def input_hash(payload: bytes) -> str:
-    """SHA-256 of what a request asks for, without what tells one request from another; "" if it does not decode."""
+    """Return the SHA-256 of a request's content, without its id; "" if it cannot be decoded."""
     try:
         request = _request_decoder.decode(payload)
     except (msgspec.MsgspecError, PenstockError, UnicodeDecodeError):
@@ -82,21 +82,21 @@ def input_hash(payload: bytes) -> str:
     params = request.sampling_params
     if params is not None:
         params = msgspec.structs.replace(params, seed=None)
-    asked = [request.prompt_token_ids, request.prompt, request.messages, request.chat_template_kwargs, params]
+    content = [request.prompt_token_ids, request.prompt, request.messages, request.chat_template_kwargs, params]
     if request.prompt_embeds is not None:
-        asked.append(request.prompt_embeds)
+        content.append(request.prompt_embeds)
     if request.images:
-        asked.append([image.digest for image in request.images])
+        content.append([image.digest for image in request.images])
     if request.pooling_params is not None:
-        asked += [request.pooling_params, request.text_pair]
-    return hashlib.sha256(_encoder.encode(asked)).hexdigest()
+        content += [request.pooling_params, request.text_pair]
+    return hashlib.sha256(_encoder.encode(content)).hexdigest()
 
 
 def _dead_request(request_id: str, fields: dict[bytes, Any]) -> DeadRequest:
     payload = fields.get(b"payload")
     try:
         cause = _cause_decoder.decode(fields[b"cause"])
-        # A reaper gives one cause for all that it finds; the script knows which engine it was.
+        # A reaper passes one cause for all engines; the script adds which engine it was.
         cause = msgspec.structs.replace(cause, engine_id=fields[b"engine"].decode())
     except (KeyError, msgspec.MsgspecError, UnicodeDecodeError):
         cause = None  # an entry of a lane, or damaged
@@ -114,6 +114,6 @@ def _dead_request(request_id: str, fields: dict[bytes, Any]) -> DeadRequest:
 
 
 def _number(fields: dict[bytes, Any], name: bytes) -> int:
-    """What a field says, 0 where it is damaged."""
+    """Return the number of a field, 0 if it is damaged."""
     value = fields.get(name, b"")
     return int(value) if value.isdigit() and len(value) < 16 else 0

@@ -1,7 +1,7 @@
-"""Control calls on their way through Redis: the side of who asks, and the side of the engine.
+"""Control calls through Redis: the caller's side and the engine's side.
 
-A call goes to the channel on which its engine hears of cancellations. The reply goes to a channel of the call, to which
-its caller has subscribed before, and into a key, where it is found if channel or connection failed at that moment.
+A call goes to the channel on which its engine receives cancellations. The reply goes to a channel of the call, to which
+its caller has subscribed before, and into a key, which the caller reads if the channel or the connection failed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _encoder = msgspec.msgpack.Encoder()
 class EngineCalls:
     """The control calls of one model's engines.
 
-    All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries.
+    All methods raise ``RedisUnavailableError`` when Redis is unavailable for longer than the connection retries.
     """
 
     def __init__(self, connection: CommandConnection, keys: ModelKeys) -> None:
@@ -31,24 +31,24 @@ class EngineCalls:
         self.keys = keys
 
     async def now_ms(self) -> int:
-        """The time by the clock of Redis, which callers and engines share."""
+        """Return the time by the clock of Redis, which callers and engines share."""
         seconds, microseconds = await self._connection.execute("TIME")
         return int(seconds) * 1000 + int(microseconds) // 1000
 
     async def send(self, engine_id: str, command: ControlCommand) -> None:
-        """Hand a call to an engine, if it listens. Sent again, it is the same call."""
+        """Send a call to an engine, if it listens. A repeated call is the same call."""
         await self._connection.execute("PUBLISH", self.keys.engine_commands(engine_id), _encoder.encode(command))
 
     async def reply(self, reply: ControlReply) -> None:
-        """Answer a call; doing it twice does nothing more."""
+        """Answer a call. A second call has no effect."""
         data = _encoder.encode(reply)
         key = self.keys.call_reply(reply.call_id, reply.engine_id)
-        # The key first: who looks for a reply that was not heard finds it.
+        # The key first, so that a caller that missed the message can read it.
         await self._connection.execute("SET", key, data, "PX", REPLY_TTL_MS)
         await self._connection.execute("PUBLISH", self.keys.call_replies(reply.call_id), data)
 
     async def read_replies(self, call_id: str, engine_ids: Sequence[str]) -> list[bytes]:
-        """Return the replies that there are, encoded."""
+        """Return the existing replies, encoded."""
         keys = [self.keys.call_reply(call_id, engine_id) for engine_id in engine_ids]
         answers = [data for part in in_parts(keys) for data in await self._connection.execute("MGET", *part)]
         return [data for data in answers if data is not None]

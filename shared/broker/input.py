@@ -14,7 +14,7 @@ from ..shown import shown
 from .damage import refusing_damage
 from .repair import run_script
 
-# Of one request, beside its first chunk, whose size is bounded as that of every request.
+# Limits of one request, in addition to its first chunk, whose size is limited as that of every request.
 MAX_CHUNKS = 10_000
 MAX_INPUT_BYTES = 4 * 1024 * 1024
 
@@ -22,9 +22,9 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class RequestInput:
-    """What the broker does with the input of one model's resumable requests.
+    """The input of one model's resumable requests, as the broker stores it.
 
-    All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries.
+    All methods raise ``RedisUnavailableError`` when Redis is unavailable for longer than the connection retries.
     """
 
     def __init__(self, connection: CommandConnection, keys: ModelKeys) -> None:
@@ -42,16 +42,16 @@ class RequestInput:
         max_chunks: int = MAX_CHUNKS,
         max_bytes: int = MAX_INPUT_BYTES,
     ) -> bool:
-        """Add chunk ``number``; the first of a request is 0 and came with it. False if it was there already.
+        """Append chunk ``number``; chunk 0 came with the request. False if it was there already.
 
         Args:
-            num_prompt_tokens, max_tokens: of this chunk, as in an ``Entry``.
-            max_chunks, max_bytes: of all chunks of the request but the first.
+            num_prompt_tokens, max_tokens: counts of this chunk, as in an ``Entry``.
+            max_chunks, max_bytes: limits for all chunks of the request but the first.
 
         Raises:
             RequestNotFoundError: the request is unknown, or its result has expired.
             InputClosedError: it has ended, or its input was closed.
-            PayloadTooLargeError: it would have more input than ``max_chunks`` or ``max_bytes``.
+            PayloadTooLargeError: its input would exceed ``max_chunks`` or ``max_bytes``.
             ValidationError: it is not resumable, or has another chunk of that number.
             BrokerError: a chunk before this one is missing.
         """
@@ -70,7 +70,7 @@ class RequestInput:
         return answer[0] == b"added"
 
     async def close(self, request_id: str) -> None:
-        """Say that there will be no more chunks: the request ends when it has answered those it has.
+        """Close the input: the request ends when it has answered its chunks.
 
         Raises:
             RequestNotFoundError: the request is unknown, or its result has expired.
@@ -81,10 +81,10 @@ class RequestInput:
             raise _refusal(request_id, 0, answer)
 
     async def read(self, request_id: str) -> list[bytes]:
-        """Return the encoded chunks that the request has beside its first, in order.
+        """Return the encoded chunks of the request without its first, in order.
 
         Raises:
-            DamagedRecordError: others than the scripts have written there.
+            DamagedRecordError: something other than the scripts has written there.
         """
         with refusing_damage(request_id, "input"):
             return await self._connection.execute("LRANGE", self._keys.input(request_id), 0, -1)
@@ -93,9 +93,7 @@ class RequestInput:
         keys = [self._keys.request(request_id)]
         answer = await run_script(self._connection, self._keys, name, keys, [request_id, *args])
         if answer is None:
-            raise RequestNotFoundError(
-                f"request {shown(request_id)} is unknown, or its result is past its time to live"
-            )
+            raise RequestNotFoundError(f"request {shown(request_id)} is unknown, or its result has expired")
         return answer
 
 
@@ -103,20 +101,22 @@ def _refusal(request_id: str, number: int, answer: list[Any]) -> Exception:
     kind = answer[0].decode()
     if kind == "not_resumable":
         return ValidationError(
-            f"request {shown(request_id)} is not resumable: only one made with resumable=True takes chunks"
+            f"request {shown(request_id)} is not resumable: only a request with resumable=True accepts chunks"
         )
     if kind == "other_chunk":
         return ValidationError(
-            f"request {shown(request_id)} has another chunk {number} already: one writer may extend a request at a time"
+            f"request {shown(request_id)} already has another chunk {number}: only one writer may extend a request"
         )
     if kind == "ended":
-        return InputClosedError(f"request {shown(request_id)} takes no more input: it has ended ({answer[1].decode()})")
+        return InputClosedError(
+            f"request {shown(request_id)} accepts no more input: it has ended ({answer[1].decode()})"
+        )
     if kind == "closed":
-        return InputClosedError(f"request {shown(request_id)} takes no more input: it was closed")
+        return InputClosedError(f"request {shown(request_id)} accepts no more input: it was closed")
     if kind == "full":
         unit, limit = answer[1].decode(), answer[2]
         return PayloadTooLargeError(
-            f"request {shown(request_id)} may have {limit} {unit} of input beside its first chunk, and chunk {number} "
-            "goes beyond; begin a new request"
+            f"request {shown(request_id)} may have {limit} {unit} of input after its first chunk, and chunk {number} "
+            "exceeds that; begin a new request"
         )
     return BrokerError(f"request {shown(request_id)} has {answer[1]} chunks, so number {number} leaves a gap")

@@ -1,4 +1,4 @@
-"""Which adapters an engine has loaded, as claims go by it."""
+"""Reports which adapters an engine has loaded, so that claims can use it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ..connection import CommandConnection
 from ..keys import ModelKeys
 from .repair import run_script
 
-# Said again after a third of it, so that a Redis that has lost it, or a partition that is new, knows soon.
+# Reported again after a third of this time, so that a Redis that lost it, or a new partition, gets it soon.
 LOADED_TTL_MS = 30_000
 
 
-async def say_loaded(
+async def report_loaded(
     connection: CommandConnection,
     keys: ModelKeys,
     engine_id: str,
@@ -20,8 +20,8 @@ async def say_loaded(
     *,
     ttl_ms: int = LOADED_TTL_MS,
 ) -> None:
-    """Let claims know that an engine has loaded these adapters, and no others, for ``ttl_ms`` from now.
+    """Report that an engine has loaded these adapters, and no others, for ``ttl_ms`` from now on.
 
-    Raises ``RedisUnavailableError`` when Redis stays away for longer than the connection retries.
+    Raises ``RedisUnavailableError`` when Redis is unavailable for longer than the connection retries.
     """
     await run_script(connection, keys, "set_adapters", [keys.leases], [engine_id, ttl_ms, *digests])

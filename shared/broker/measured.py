@@ -1,4 +1,4 @@
-"""What the scripts have measured of a queue, as they return it, and as an estimate of waits takes it."""
+"""Measurements of a queue as the scripts return them, and as an estimate of waits needs them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import msgspec
 from ..queue.state import BandState, LaneState, Limits, QueueState, Rates
 from .broker import SEQS_PER_KEPT_ONE
 
-# As RATE_WINDOW_MS and WORK_WINDOW_MS of settling.lua.
+# Must equal RATE_WINDOW_MS and WORK_WINDOW_MS of settling.lua.
 _RATE_WINDOW_MS, _WORK_WINDOW_MS = 30_000, 300_000
-# The rate of a shorter time says nothing.
+# The rate of a shorter time is not meaningful.
 _LEAST_WINDOW_S = 1.0
-# What has waited for longer shows that engines have no place that they would give to anybody.
-_NOT_TAKEN_MS = 1000
+# A request that has waited for longer shows that the engines' free places are all reserved.
+_NOT_CLAIMED_MS = 1000
 
 
 class RawBand(msgspec.Struct, array_like=True):
@@ -33,7 +33,7 @@ class RawBand(msgspec.Struct, array_like=True):
 
 
 class RawMeasures(msgspec.Struct, array_like=True):
-    """As ``measures.lua`` returns it."""
+    """The reply of ``measures.lua``."""
 
     now_ms: float
     paused_at_ms: float
@@ -49,7 +49,7 @@ class RawMeasures(msgspec.Struct, array_like=True):
 
 
 class RawTenant(msgspec.Struct, array_like=True):
-    """As ``tenant_stats.lua`` returns it."""
+    """The reply of ``tenant_stats.lua`` for one tenant."""
 
     tenant: str
     num_started: int
@@ -72,7 +72,7 @@ class RawTenant(msgspec.Struct, array_like=True):
         )
 
     def lane_states(self, now_ms: float) -> list[tuple[str, LaneState]]:
-        """Its lanes, with their bands."""
+        """Return its lanes, with their bands."""
         return [
             (band, _lane_state(self.tenant, time, depth, num_tokens, self.limits[0], oldest_ms, now_ms))
             for band, depth, num_tokens, oldest_ms, time in self.lanes
@@ -80,7 +80,7 @@ class RawTenant(msgspec.Struct, array_like=True):
 
 
 def queue_state(raw: RawMeasures) -> QueueState:
-    """Return what an estimate of waits takes."""
+    """Return the state that an estimate of waits needs."""
     num_running = max(0, raw.num_started - raw.num_returned)
     bands = [_band_state(band, raw.now_ms) for band in raw.bands]
     return QueueState(
@@ -98,22 +98,22 @@ def queue_state(raw: RawMeasures) -> QueueState:
 
 
 def age_s(now_ms: float, then_ms: float) -> float:
-    """Seconds since a time; 0 if it is 0."""
+    """Return the seconds since a time; 0 if it is 0."""
     return max(0.0, (now_ms - then_ms) / 1000) if then_ms else 0.0
 
 
 def _num_free(raw: RawMeasures) -> float:
-    """Requests that engines would take now: places of their batches, as far as their caches hold as many."""
+    """Return the number of requests that engines would claim now: free sequences, limited by their caches."""
     num_engines, seqs, held_seqs, tokens, held_tokens = raw.rooms
     if not num_engines:
         return 0.0
     free = max(0, seqs - held_seqs)
     if held_seqs and held_tokens:
-        # Each engine's rest is too small for another one, on the average.
+        # On average, each engine's remaining cache is too small for another request.
         fitting = (tokens - held_tokens) / num_engines / (held_tokens / held_seqs)
         free = min(free, max(0.0, math.floor(fitting) * num_engines))
     oldest_ms = min((band.oldest_ms for band in raw.bands if band.oldest_ms), default=raw.now_ms)
-    if raw.now_ms - oldest_ms > _NOT_TAKEN_MS:
+    if raw.now_ms - oldest_ms > _NOT_CLAIMED_MS:
         free = max(0, free - num_engines * (seqs // num_engines // SEQS_PER_KEPT_ONE))
     return float(free)
 
@@ -121,8 +121,8 @@ def _num_free(raw: RawMeasures) -> float:
 def _held_share(raw: RawMeasures, num_running: int, rates: Rates) -> float:
     """Return how much longer requests are held than those that have ended so far, because short ones end first.
 
-    Running requests are halfway through, if they began evenly. The time since the last change of their number counts in
-    full: if the sums faded meanwhile, a single long request would leave nothing of those that have ended.
+    Running requests are halfway through on average, if they began evenly. The time since the last change of their
+    number counts in full: if the sums decayed meanwhile, a single long request would erase those of ended requests.
     """
     if raw.rate_ended_ms <= 0 or rates.ended <= 0:
         return 1.0
@@ -160,7 +160,7 @@ def _lane_state(
 
 
 def _rates(raw: RawBand, now_ms: float) -> Rates:
-    """Fade what ``note_band_served`` of settling.lua wrote until now; zeros if it cannot be read."""
+    """Decay the rates that ``measure_band`` of settling.lua wrote until now; zeros if they cannot be read."""
     try:
         at_ms, *sums, entered_before = map(float, raw.rate.split())
         fast_ms, ended, tokens, came, slow_ms, slow_ended, slow_tokens, slow_came, computed, held_ms = sums

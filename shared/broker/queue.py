@@ -1,4 +1,4 @@
-"""One model's queue as a whole: looked at, paused, configured, purged."""
+"""Operations on one model's whole queue: statistics, pausing, policies, purging."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .damage import refusing_damage
 from .measured import RawBand, RawMeasures, RawTenant, age_s, queue_state
 from .repair import repairing, run_script
 
-# Tenants or requests per script call, so that none holds up the server for long.
+# Tenants or requests per script call, so that no call blocks the server for long.
 PAGE = 500
 
 
 class _RawStats(msgspec.Struct, array_like=True):
-    """As ``stats.lua`` returns it."""
+    """The reply of ``stats.lua``."""
 
     measures: RawMeasures
     mean_output: float
@@ -37,7 +37,7 @@ class _RawStats(msgspec.Struct, array_like=True):
 
 
 class _RawStatus(msgspec.Struct, array_like=True):
-    """As ``status.lua`` returns it."""
+    """The reply of ``status.lua``."""
 
     state: RequestState
     tenant: str
@@ -52,8 +52,8 @@ class _RawStatus(msgspec.Struct, array_like=True):
     owner: RawTenant
 
 
-class QueueLook(msgspec.Struct, frozen=True, kw_only=True):
-    """One look at a queue: the state that waits are estimated from, the tenants asked for, and other counts."""
+class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """State of a queue at one time: the state that waits are estimated from, the selected tenants, and counts."""
 
     model: str
     now_ms: float
@@ -69,22 +69,22 @@ class QueueLook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Queue:
-    """All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries."""
+    """All methods raise ``RedisUnavailableError`` when Redis is unavailable for longer than the connection retries."""
 
     def __init__(self, connection: CommandConnection, keys: ModelKeys) -> None:
         self._connection = connection
         self._keys = keys
 
     async def stats(self, *, tenants: bool | Sequence[str] = False) -> QueueStats:
-        """Return the state of the queue; with ``tenants`` that of each tenant, or of those, the deepest lanes first."""
-        return make_stats(await self.look(tenants=tenants))
+        """Return the state of the queue; with ``tenants`` also of all or of these tenants, the deepest lanes first."""
+        return make_stats(await self.read_snapshot(tenants=tenants))
 
-    async def look(self, *, tenants: bool | Sequence[str] = False) -> QueueLook:
-        """Read what ``stats`` is made of."""
+    async def read_snapshot(self, *, tenants: bool | Sequence[str] = False) -> QueueSnapshot:
+        """Read the data of ``stats``."""
         names = (await self.tenants() if tenants else []) if isinstance(tenants, bool) else tenants
         raw = msgspec.msgpack.decode(await self._run("stats"), type=_RawStats)
         measures = raw.measures
-        return QueueLook(
+        return QueueSnapshot(
             model=self._keys.name,
             now_ms=measures.now_ms,
             paused_at=measures.paused_at_ms / 1000 if measures.paused_at_ms else None,
@@ -99,10 +99,10 @@ class Queue:
         )
 
     async def status(self, request_id: str) -> RequestStatus | None:
-        """Return where a request stands, or None if it is unknown or its result has expired.
+        """Return the state of a request and its position, or None if it is unknown or its result has expired.
 
         Raises:
-            DamagedRecordError: others than the scripts have written to its record.
+            DamagedRecordError: something other than the scripts has written to its record.
         """
         own_keys = [self._keys.request(request_id)]
         reply = await run_script(self._connection, self._keys, "status", own_keys, [request_id])
@@ -124,26 +124,26 @@ class Queue:
         )
 
     async def pause(self, *, put_back: bool, abort: bool = False) -> int:
-        """Hand out no request until ``resume``, whatever is restarted; returns how many were running.
+        """Stop claims until ``resume``, also across restarts. Return how many requests were running.
 
         Args:
-            put_back: queue what runs again, to go on after its last token; else it runs on to its end.
-            abort: end what runs, and what was queued again before, with finish_reason "abort".
+            put_back: queue running requests again, to resume after their last token; otherwise they run to their end.
+            abort: end running requests, and those that were queued again before, with finish_reason "abort".
         """
         return await self._run("pause", 2 if abort else int(put_back))
 
     async def resume(self) -> bool:
-        """Hand out requests again; False if the queue was not paused."""
+        """Allow claims again. False if the queue was not paused."""
         return bool(await self._run("resume"))
 
     async def is_paused(self) -> bool:
         return bool(await self._read("HEXISTS", self._keys.queue, "paused"))
 
     async def purge(self, tenant: str, band: str = "") -> int:
-        """Cancel what waits of a tenant and never ran, in one band or all; returns how many that was.
+        """Cancel a tenant's waiting requests that never ran, in one band or all. Return how many.
 
         Raises:
-            ValidationError: there is no such band, or ``tenant`` is no name.
+            ValidationError: the band does not exist, or ``tenant`` is not a name.
         """
         check_name("tenant", tenant)
         bands = (await self.policy()).bands
@@ -155,19 +155,19 @@ class Queue:
         return num_cancelled
 
     async def tenants(self) -> list[str]:
-        """Return the tenants of which something waits or runs."""
+        """Return the tenants with waiting or running requests."""
         return sorted(name.decode() for name in await self._read("SMEMBERS", self._keys.active_tenants))
 
     async def policy(self) -> QueuePolicy:
-        """Return the queue's policy; the default one if nobody has configured it."""
+        """Return the queue's policy; the default one if none is configured."""
         data = await self._read("GET", self._keys.policy)
         return QueuePolicy() if data is None else decode_policy(data, QueuePolicy)
 
     async def configure(self, policy: QueuePolicy) -> None:
-        """Set the queue's policy; it counts from the next enqueue and claim on, for what waits as well.
+        """Set the queue's policy. It applies from the next enqueue and claim on, also to waiting requests.
 
         Raises:
-            ValidationError: requests wait in a band that the policy has not.
+            ValidationError: requests wait in a band that the policy lacks.
         """
         occupied = await self._run("configure", policy.encode(), *policy.bands)
         if occupied:
@@ -175,7 +175,7 @@ class Queue:
             raise ValidationError(f"bands must keep {names} while requests wait there, got {', '.join(policy.bands)}")
 
     async def tenant_policies(self) -> dict[str, TenantPolicy]:
-        """Return the policies of the tenants that have one of their own."""
+        """Return the policies of the tenants with one of their own."""
         flat = await self._read("HGETALL", self._keys.tenant_policies)
         pairs = zip(flat[::2], flat[1::2], strict=True)
         return {name.decode(): decode_policy(data, TenantPolicy) for name, data in pairs}
@@ -186,7 +186,7 @@ class Queue:
         return None if data is None else decode_policy(data, TenantPolicy)
 
     async def configure_tenant(self, tenant: str, policy: TenantPolicy | None) -> None:
-        """Set a tenant's policy; None gives it the queue's default one again."""
+        """Set a tenant's policy; None restores the queue's default."""
         await self._run("configure_tenant", check_name("tenant", tenant), b"" if policy is None else policy.encode())
 
     async def _read_tenants(self, names: Sequence[str]) -> list[RawTenant]:
@@ -203,9 +203,9 @@ class Queue:
         return await repairing(self._connection, self._keys, lambda: self._connection.execute(*command))
 
 
-def make_stats(look: QueueLook) -> QueueStats:
-    """Return what a look at a queue says, with estimates of waits."""
-    state, estimator = look.state, Estimator(look.state)
+def make_stats(snapshot: QueueSnapshot) -> QueueStats:
+    """Return the statistics of a snapshot, with estimates of waits."""
+    state, estimator = snapshot.state, Estimator(snapshot.state)
     rates = [band.rates for band in state.bands]
     bands = [
         BandStats(
@@ -213,38 +213,38 @@ def make_stats(look: QueueLook) -> QueueStats:
             depth=raw.depth,
             num_tokens=raw.num_tokens,
             num_tenants=raw.num_tenants,
-            oldest_age_s=age_s(look.now_ms, raw.oldest_ms),
+            oldest_age_s=age_s(snapshot.now_ms, raw.oldest_ms),
             estimated_wait_s=estimator.band_s(raw.band),
         )
-        for raw in look.bands
+        for raw in snapshot.bands
     ]
     return QueueStats(
-        model=look.model,
-        paused_at=look.paused_at,
+        model=snapshot.model,
+        paused_at=snapshot.paused_at,
         depth=sum(band.depth for band in bands) + state.num_returned,
         num_tokens=sum(band.num_tokens for band in bands),
         num_running=state.num_running,
         num_returned=state.num_returned,
         oldest_age_s=max(band.oldest_age_s for band in bands),
-        estimated_wait_s=next((band.estimated_wait_s for band in bands if band.band == look.default_band), None),
-        requests_per_s=sum(one.ended_per_s for one in rates),
-        tokens_per_s=sum(one.tokens_per_s for one in rates),
-        mean_output_tokens=look.mean_output_tokens,
+        estimated_wait_s=next((band.estimated_wait_s for band in bands if band.band == snapshot.default_band), None),
+        requests_per_s=sum(rate.ended_per_s for rate in rates),
+        tokens_per_s=sum(rate.tokens_per_s for rate in rates),
+        mean_output_tokens=snapshot.mean_output_tokens,
         bands=bands,
-        tenants=_tenant_stats(look, estimator),
-        num_awaiting_input=look.num_awaiting_input,
-        num_warm=look.num_warm,
-        num_warm_kept=look.num_warm_kept,
+        tenants=_tenant_stats(snapshot, estimator),
+        num_awaiting_input=snapshot.num_awaiting_input,
+        num_warm=snapshot.num_warm,
+        num_warm_kept=snapshot.num_warm_kept,
         num_engines=state.num_engines,
         full_tokens_per_s=estimator.tokens_per_s,
     )
 
 
-def _tenant_stats(look: QueueLook, estimator: Estimator) -> list[TenantStats]:
+def _tenant_stats(snapshot: QueueSnapshot, estimator: Estimator) -> list[TenantStats]:
     by_band: dict[str, list[tuple[LaneState, Limits]]] = {}
-    for tenant in look.tenants:
-        for band, lane in tenant.lane_states(look.now_ms):
-            by_band.setdefault(band, []).append((lane, tenant.limits_at(look.now_ms)))
+    for tenant in snapshot.tenants:
+        for band, lane in tenant.lane_states(snapshot.now_ms):
+            by_band.setdefault(band, []).append((lane, tenant.limits_at(snapshot.now_ms)))
     waits = {
         (band, lane.tenant): wait_s
         for band, lanes in by_band.items()
@@ -255,19 +255,19 @@ def _tenant_stats(look: QueueLook, estimator: Estimator) -> list[TenantStats]:
             tenant=tenant.tenant,
             weight=tenant.limits[0],
             num_running=tenant.num_started,
-            blocked_for_s=tenant.blocked_for_s(look.now_ms),
+            blocked_for_s=tenant.blocked_for_s(snapshot.now_ms),
             lanes=[
                 LaneStats(
                     band=band,
                     depth=depth,
                     num_tokens=num_tokens,
-                    oldest_age_s=age_s(look.now_ms, oldest_ms),
+                    oldest_age_s=age_s(snapshot.now_ms, oldest_ms),
                     estimated_wait_s=waits[band, tenant.tenant],
                 )
                 for band, depth, num_tokens, oldest_ms, _ in tenant.lanes
             ],
         )
-        for tenant in look.tenants
+        for tenant in snapshot.tenants
     ]
     return sorted(tenants, key=lambda tenant: (-tenant.depth, tenant.tenant))
 

@@ -1,4 +1,4 @@
-"""Scripts are run here: one that fails on damage is run once more, after what all requests share was put right."""
+"""Runs scripts. A script that fails on damage is run once more after the shared data was repaired."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..connection import CommandConnection
 from ..errors import ConfigurationError
 from ..keys import ModelKeys
 from ..log import get_logger
-from ..redis_access.link import told_place
+from ..redis_access.link import parse_redirect
 from ..shown import shown
 from .script import SCRIPTS
 
 T = TypeVar("T")
-MAX_TOLD = 20
+MAX_LOGGED = 20
 
 log = get_logger(__name__)
 
@@ -29,7 +29,7 @@ async def run_script(
     args: list[Any],
     **how: bool,
 ) -> Any:
-    """Run the script ``name`` with the model's prefix and ``args``; ``how`` is as of ``CommandConnection.execute``."""
+    """Run the script ``name`` with the model's prefix and ``args``; ``how`` as in ``CommandConnection.execute``."""
 
     def run() -> Awaitable[Any]:
         return connection.run_script(SCRIPTS[name], own_keys, [keys.prefix, *args], **how)
@@ -38,33 +38,33 @@ async def run_script(
 
 
 async def repairing(connection: CommandConnection, keys: ModelKeys, run: Callable[[], Awaitable[T]]) -> T:
-    """Return what ``run`` returns; should it meet what the scripts did not write, what it returns after a repair.
+    """Return the result of ``run``. If it meets data that the scripts did not write, repair it and run again.
 
-    Scripts may be run twice, so one that stopped half-way may be, too.
+    Scripts may be run twice, and so may one that stopped half-way.
     """
     try:
         return await run()
     except ResponseError as error:
-        place = told_place(error)
+        place = parse_redirect(error)
         if place is not None:
             raise ConfigurationError(
-                f"model {shown(keys.name)} lives on shard {shown(place)} of this deployment, and this process knows no "
-                "shards; set PENSTOCK_SHARDS"
+                f"model {shown(keys.name)} is on shard {shown(place)} of this deployment, but this process has no "
+                "shards configured; set PENSTOCK_SHARDS"
             ) from error
-        if not _tells_of_damage(error):
+        if not _is_damage_error(error):
             raise
-        found = await connection.run_script(SCRIPTS["repair"], [keys.leases], [keys.prefix])
+        damage = await connection.run_script(SCRIPTS["repair"], [keys.leases], [keys.prefix])
         log.error(
             "redis_damage_repaired",
             remedy="find out what else writes to this Redis",
             model=keys.name,
-            found=[one.decode(errors="replace") for one in found[:MAX_TOLD]],
+            found=[field.decode(errors="replace") for field in damage[:MAX_LOGGED]],
             error=str(error),
         )
         return await run()
 
 
-def _tells_of_damage(error: ResponseError) -> bool:
-    """What a script raises of a value it cannot use, or a command of a key; not what the server refuses as a whole."""
+def _is_damage_error(error: ResponseError) -> bool:
+    """Whether a script failed on a value, or a command on a key's type. Not if the server refuses the whole call."""
     text = str(error)
     return ("user_script" in text or "WRONGTYPE" in text) and "OOM" not in text and "NOPERM" not in text

@@ -1,4 +1,4 @@
-"""What requests have lived through, and lists of them: without a SCAN, and without a subscription."""
+"""The history of requests, and lists of them: without a SCAN, and without a subscription."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .repair import repairing, run_script
 T = TypeVar("T")
 PAGE = 500
 MAX_LISTED = 10_000
-# Words for states, beside their own names.
+# Words for sets of states, in addition to the names of the states.
 _WORDS = {
     "waiting": frozenset({RequestState.QUEUED}),
     "running": frozenset({RequestState.CLAIMED}),
@@ -33,12 +33,12 @@ _EVENT_ID = re.compile(rb"\d+-\d+")
 
 
 class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which requests a list holds; what is empty holds for all.
+    """Selects requests; an empty field selects all.
 
     Args:
         states: any of ``STATE_WORDS``: "waiting", "running", "ended", or names of states.
-        id_prefix: how their ids begin.
-        since: Unix time in seconds; those whose last move, as far as it is known, was not before.
+        id_prefix: prefix of their ids.
+        since: Unix time in seconds; selects requests whose last known move was not before.
     """
 
     states: tuple[str, ...] = ()
@@ -54,14 +54,14 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValidationError(f"states must be of {', '.join(STATE_WORDS)}, got {shown(word)}")
 
     @property
-    def wanted(self) -> frozenset[RequestState]:
-        """The states that are meant."""
+    def selected(self) -> frozenset[RequestState]:
+        """The selected states."""
         return frozenset().union(*(_WORDS[word] for word in self.states)) if self.states else frozenset(RequestState)
 
-    def takes(self, request: RequestSummary) -> bool:
-        """Whether a request is one of them."""
+    def selects(self, request: RequestSummary) -> bool:
+        """Whether the filter selects a request."""
         return (
-            request.state in self.wanted
+            request.state in self.selected
             and self.tenant in ("", request.tenant)
             and self.band in ("", request.band)
             and self.engine_id in ("", request.engine_id)
@@ -71,7 +71,7 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestHistory:
-    """All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries."""
+    """All methods raise ``RedisUnavailableError`` when Redis is unavailable for longer than the connection retries."""
 
     def __init__(self, connection: CommandConnection, keys: ModelKeys) -> None:
         self.connection = connection
@@ -79,15 +79,15 @@ class RequestHistory:
 
     @property
     def parts(self) -> Sequence[RequestHistory]:
-        """Of each partition of the model."""
+        """One for each partition of the model."""
         return [self]
 
     async def events(self, *, after: str = "0-0", limit: int = PAGE) -> list[RequestEvent]:
-        """Return the events behind one, the oldest first; at most ``limit``. For whoever follows them."""
+        """Return up to ``limit`` events after one, the oldest first, for callers that follow them."""
         if not _EVENT_ID.fullmatch(after.encode(errors="replace")):
             raise ValidationError(f"after must be the id of an event, such as 0-0, got {shown(after)}")
         entries = await self._read("XRANGE", self.keys.events, f"({after}", "+", "COUNT", limit)
-        return _known(decode_entry(entry) for entry in entries)
+        return _without_none(decode_entry(entry) for entry in entries)
 
     async def last_event_id(self) -> str:
         """Return the id of the newest event, from which on ``events`` goes; "0-0" without any."""
@@ -102,100 +102,100 @@ class RequestHistory:
         flat = await self._read("HGETALL", self.keys.request(check_name("request_id", request_id)))
         record = dict(zip(flat[::2], flat[1::2], strict=True))
         tenant, band = (record.get(name, b"").decode(errors="replace") for name in (b"tenant", b"band"))
-        found = _known(
+        events = _without_none(
             decode_event(field.decode(), value, request_id=request_id, tenant=tenant, band=band)
             for field, value in record.items()
             if _EVENT_ID.fullmatch(field)
         )
         if not record:
-            found = [event async for event in self._newest_first() if event.request_id == request_id]
-        return sorted(found, key=lambda event: event.place)
+            events = [event async for event in self._newest_first() if event.request_id == request_id]
+        return sorted(events, key=lambda event: event.place)
 
     async def find(self, request_id: str) -> RequestSummary | None:
-        """Return what is known of one request, also after its result has expired; None if that is nothing."""
+        """Return the summary of one request, also after its result has expired; None without one."""
         events = await self.history(request_id)
         if events and events[-1].state.is_end:
             return summary_of(events[-1])
         rows = await self._rows("these", 1, RequestFilter(), request_id)
         return rows[0] if rows else summary_of(events[-1]) if events else None
 
-    async def requests(self, wanted: RequestFilter = RequestFilter(), *, limit: int = 100) -> list[RequestSummary]:  # noqa: B008  # frozen
-        """Return requests, the last moved first; what waits in the order of its lines, behind the others.
+    async def requests(self, selection: RequestFilter = RequestFilter(), *, limit: int = 100) -> list[RequestSummary]:  # noqa: B008  # frozen
+        """Return requests, the last moved first, and then the waiting ones in the order of their lines.
 
-        What ended, or awaits input, is found as long as the model keeps its last event, also after its result has
-        expired. What waits and runs is found always.
+        Ended requests, and those that await input, are listed as long as the model retains their last event, also after
+        their results have expired. Waiting and running requests are always listed.
 
         Raises:
             ValidationError: ``limit`` is out of range.
         """
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LISTED:
             raise ValidationError(f"limit must be an integer in [1, {MAX_LISTED}], got {shown(limit)}")
-        states = wanted.wanted
-        running = await self._rows("running", limit, wanted) if RequestState.CLAIMED in states else []
-        waiting = await self._rows("waiting", limit, wanted) if RequestState.QUEUED in states else []
-        live = [request for request in (*running, *waiting) if wanted.takes(request)]
+        states = selection.selected
+        running = await self._rows("running", limit, selection) if RequestState.CLAIMED in states else []
+        waiting = await self._rows("waiting", limit, selection) if RequestState.QUEUED in states else []
+        live = [request for request in (*running, *waiting) if selection.selects(request)]
         others = (
-            await self._others(wanted, limit, {request.request_id for request in live}) if states - _IN_REDIS else []
+            await self._others(selection, limit, {request.request_id for request in live}) if states - _IN_REDIS else []
         )
         moved = [request for request in (*others, *live) if request.state is not RequestState.QUEUED]
         moved.sort(key=lambda request: -request.at)
         return [*moved, *(request for request in live if request.state is RequestState.QUEUED)][:limit]
 
-    async def _others(self, wanted: RequestFilter, limit: int, seen: set[str]) -> list[RequestSummary]:
-        """What has ended or awaits input, by its last event; of others their records know more."""
-        found: list[RequestSummary] = []
+    async def _others(self, selection: RequestFilter, limit: int, listed: set[str]) -> list[RequestSummary]:
+        """Return ended requests and those that await input, by their last event. The records of others have more."""
+        requests: list[RequestSummary] = []
         async for event in self._newest_first():
-            if event.at < wanted.since or len(found) == limit:
+            if event.at < selection.since or len(requests) == limit:
                 break
-            if event.request_id not in seen:
-                seen.add(event.request_id)
+            if event.request_id not in listed:
+                listed.add(event.request_id)
                 request = summary_of(event)
-                if request.state not in _IN_REDIS and wanted.takes(request):
-                    found.append(request)
-        return found
+                if request.state not in _IN_REDIS and selection.selects(request):
+                    requests.append(request)
+        return requests
 
     async def _newest_first(self) -> AsyncIterator[RequestEvent]:
         last = "+"
         while entries := await self._newest(last, PAGE):
-            for event in _known(decode_entry(entry) for entry in entries):
+            for event in _without_none(decode_entry(entry) for entry in entries):
                 yield event
             last = f"({entries[-1][0].decode()}"
 
     async def _newest(self, last: str, count: int) -> Any:
-        """Entries up to ``last``, the newest first."""
+        """Return entries up to ``last``, the newest first."""
 
         def read() -> Awaitable[Any]:
             return self.connection.execute("XREVRANGE", self.keys.events, last, "-", "COUNT", count)
 
         return await repairing(self.connection, self.keys, read)
 
-    async def _rows(self, which: str, limit: int, wanted: RequestFilter, *ids: str) -> list[RequestSummary]:
-        filters = (wanted.tenant, wanted.band, wanted.engine_id, wanted.id_prefix)
+    async def _rows(self, which: str, limit: int, selection: RequestFilter, *ids: str) -> list[RequestSummary]:
+        filters = (selection.tenant, selection.band, selection.engine_id, selection.id_prefix)
         args = [which, min(limit, MAX_LISTED), *filters, *ids]
         rows = await run_script(self.connection, self.keys, "requests", [self.keys.leases], args)
-        return _known(_summary(row) for row in rows)
+        return _without_none(_summary(row) for row in rows)
 
     async def _read(self, *command: Any) -> Any:
         return await repairing(self.connection, self.keys, lambda: self.connection.execute(*command))
 
 
-def _known(found: Iterable[T | None]) -> list[T]:
-    return [one for one in found if one is not None]
+def _without_none(items: Iterable[T | None]) -> list[T]:
+    return [item for item in items if item is not None]
 
 
 def _summary(row: list[bytes | None]) -> RequestSummary | None:
-    """A request by its record; None of one that is damaged."""
+    """Return a request by its record; None if it is damaged."""
     words = [None if value is None else value.decode(errors="replace") for value in row]
     request_id, state, tenant, band, count, attempts, engine, arrived, charged, entry, prompt, most, epoch = words
     try:
         arrived_at = float(arrived or (entry or "0").partition("-")[0]) / 1000
         started_at = float(charged) / 1000 if charged else None
-        known = RequestState(state or "")
+        request_state = RequestState(state or "")
         # An epoch is the clock of its claim.
-        claimed_at = int(epoch or 0) / 1_000_000 if known is RequestState.CLAIMED else 0.0
+        claimed_at = int(epoch or 0) / 1_000_000 if request_state is RequestState.CLAIMED else 0.0
         return RequestSummary(
             request_id=request_id or "",
-            state=known,
+            state=request_state,
             tenant=tenant or "",
             band=band or "",
             at=max(claimed_at, arrived_at),

@@ -1,8 +1,8 @@
-"""What was counted of a model, by time: sums of a minute (kept a day), ten minutes (a week) and an hour (90 days).
+"""Counts of a model over time: sums of a minute (retained for a day), ten minutes (a week) and an hour (90 days).
 
-Whoever counts adds what has come since its last call, with a number by which a call that is sent again is known. So
-nobody has to lead, and a process that is killed loses what it has counted since. Gauges are sampled by reapers, and
-kept as sums: they are means over their samples.
+Each process that counts adds its counts since its last call, with a number by which a repeated call is recognized. So
+no process has to lead, and a killed process loses its counts since its last call. Gauges are sampled by reapers and
+stored as sums: they are means over their samples.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ..shown import shown
 from ..stats.engine import Histogram
 from .repair import run_script
 
-# Seconds of a step, and of how long its series reaches back.
+# Seconds of a step, and how many seconds its series covers.
 STEPS_S = {60: 24 * 3600, 600: 7 * 24 * 3600, 3600: 90 * 24 * 3600}
 MAX_HOURS = 90 * 24
-# What is said of a tenant, and of requests: kinds of fields.
+# Kinds of fields of a tenant, and histograms of requests.
 TENANT_KINDS = ("tokens_in", "tokens_out", "requests")
 HISTOGRAMS = ("time_to_first_token_s", "inter_token_latency_s", "queue_time_s", "latency_s")
 GAUGES = ("waiting", "waiting_tokens", "running", "oldest_ms", "engines")
@@ -31,7 +31,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class TenantPoint(msgspec.Struct, kw_only=True):
-    """What one tenant had in one step."""
+    """Counts of one tenant in one step."""
 
     tokens_in: int = 0
     tokens_out: int = 0
@@ -43,11 +43,11 @@ class SeriesPoint(msgspec.Struct, kw_only=True):
 
     Args:
         at: Unix time in seconds at which it begins.
-        tokens_in: of prompts, which come with their first output token; ``tokens_out`` come as they are generated.
-        ended: requests by the state of their end; without those that were ended while Redis forgot.
-        tenants: of up to 100; "" has what the others had together.
-        histograms: of ``HISTOGRAMS``, seconds; those of no value are absent.
-        gauges: of ``GAUGES``, means over the samples of the step; empty where none was taken.
+        tokens_in: prompt tokens, counted with the first output token; ``tokens_out`` are counted when generated.
+        ended: requests by the state of their end, without ends that Redis has lost.
+        tenants: counts of up to 100 tenants; "" has the sum of the others.
+        histograms: those of ``HISTOGRAMS`` that have values, in seconds.
+        gauges: means of ``GAUGES`` over the samples of the step; empty without samples.
     """
 
     at: float
@@ -59,13 +59,13 @@ class SeriesPoint(msgspec.Struct, kw_only=True):
     gauges: dict[str, float] = {}
 
     def quantile(self, name: str, share: float) -> float | None:
-        """An upper bound of that share of the values, as fine as the buckets; None without any."""
+        """Return an upper bound of this share of the values, as fine as the buckets; None without any."""
         histogram = self.histograms.get(name)
         return None if histogram is None or not histogram.count else histogram.quantile(share)
 
 
 class SeriesStore:
-    """All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries."""
+    """All methods raise ``RedisUnavailableError`` when Redis is unavailable for longer than the connection retries."""
 
     def __init__(self, connection: CommandConnection, keys: ModelKeys) -> None:
         self._connection = connection
@@ -78,32 +78,32 @@ class SeriesStore:
         amounts: Mapping[str, int],
         tenants: Mapping[str, TenantPoint] | None = None,
     ) -> bool:
-        """Add what ``writer`` has counted since its last call; False if it had been added already.
+        """Add the counts of ``writer`` since its last call. False if they had been added already.
 
         Args:
-            writer: one life of one process.
-            number: of this call of the writer, from 1 on.
+            writer: id of one run of a process.
+            number: number of this call of the writer, from 1 on.
             amounts: whole numbers, by the names of fields; see ``bucket_amounts``.
         """
         flat = [part for pair in amounts.items() for part in pair]
-        of_tenants = [
+        tenant_counts = [
             part
             for tenant, point in (tenants or {}).items()
             for kind in TENANT_KINDS
             if getattr(point, kind)
             for part in (kind, tenant, getattr(point, kind))
         ]
-        args = [writer, number, _encoder.encode(flat), _encoder.encode(of_tenants)]
+        args = [writer, number, _encoder.encode(flat), _encoder.encode(tenant_counts)]
         return bool(await run_script(self._connection, self._keys, "add_series", [self._keys.leases], args))
 
     async def read(self, *, hours: float = 1.0, step_s: int | None = None) -> list[SeriesPoint]:
-        """Return the steps of the last ``hours``, the oldest first, the one under way last; each is there.
+        """Return the steps of the last ``hours``, the oldest first, including the current one, without gaps.
 
         Args:
-            step_s: 60, 600 or 3600; by default the finest that reaches back so far.
+            step_s: 60, 600 or 3600; by default the finest that covers ``hours``.
 
         Raises:
-            ValidationError: ``hours`` is not above 0 and at most 2160, or ``step_s`` does not reach back so far.
+            ValidationError: ``hours`` is not above 0 and at most 2160, or ``step_s`` does not cover them.
         """
         valid = isinstance(hours, int | float) and not isinstance(hours, bool) and math.isfinite(hours)
         if not valid or not 0 < hours <= MAX_HOURS:
@@ -124,19 +124,19 @@ class SeriesStore:
 
 
 def bucket_amounts(name: str, now: Histogram, before: Histogram | None) -> dict[str, int]:
-    """Return fields and amounts of what a histogram has got since it was ``before``; its sum in microseconds."""
+    """Return fields and amounts of a histogram's new values since ``before``; its sum in microseconds."""
     old = before.counts if before is not None else [0] * len(now.counts)
     bounds = [*(f"{bound:g}" for bound in now.bounds), "inf"]
-    found = {
+    amounts = {
         f"{name}:{bound}": count - was for bound, count, was in zip(bounds, now.counts, old, strict=True) if count > was
     }
-    if found:
-        found[f"{name}:sum"] = round(1e6 * (now.sum - (before.sum if before is not None else 0.0)))
-    return found
+    if amounts:
+        amounts[f"{name}:sum"] = round(1e6 * (now.sum - (before.sum if before is not None else 0.0)))
+    return amounts
 
 
 def summed_points(series: Sequence[Sequence[SeriesPoint]]) -> list[SeriesPoint]:
-    """Return the series of a model's partitions as one; a step that not all have begun is left out."""
+    """Return the series of a model's partitions as one. Steps that not all have begun are left out."""
     if len(series) == 1:
         return [*series[0]]
     by_start = [{point.at: point for point in points} for points in series]
@@ -151,17 +151,17 @@ def _summed(points: Sequence[SeriesPoint]) -> SeriesPoint:
         whole.tokens_out += point.tokens_out
         for state, count in point.ended.items():
             whole.ended[state] = whole.ended.get(state, 0) + count
-        for tenant, of in point.tenants.items():
+        for tenant, counts in point.tenants.items():
             into = whole.tenants.setdefault(tenant, TenantPoint())
             for kind in TENANT_KINDS:
-                setattr(into, kind, getattr(into, kind) + getattr(of, kind))
+                setattr(into, kind, getattr(into, kind) + getattr(counts, kind))
         for name, histogram in point.histograms.items():
             before = whole.histograms.get(name)
             whole.histograms[name] = histogram if before is None else before.merged(histogram)
         for name, mean in point.gauges.items():
-            # Engines hold a lease in every partition, and the oldest is the oldest of all.
-            both = max if name in ("engines", "oldest_ms") else sum
-            whole.gauges[name] = both((whole.gauges.get(name, 0.0), mean))
+            # Engines hold a lease in every partition, and the oldest is the oldest of all partitions.
+            combine = max if name in ("engines", "oldest_ms") else sum
+            whole.gauges[name] = combine((whole.gauges.get(name, 0.0), mean))
     return whole
 
 
@@ -174,7 +174,7 @@ def _point(at: float, flat: Sequence[bytes]) -> SeriesPoint:
         try:
             number = int(value)
         except ValueError:
-            continue  # others than the scripts have written it
+            continue  # something other than the scripts has written it
         if name == "samples":
             samples = number
         elif name in GAUGES:
@@ -191,8 +191,8 @@ def _point(at: float, flat: Sequence[bytes]) -> SeriesPoint:
             setattr(point, name, number)
     if samples:
         point.gauges = {name: total / samples for name, total in gauges.items()}
-    for name, of in counts.items():
-        bounds = sorted(bound for bound in of if bound != math.inf)
-        by_bound = [of[bound] for bound in bounds] + [of.get(math.inf, 0)]
-        point.histograms[name] = Histogram(tuple(bounds), by_bound, sums.get(name, 0) / 1e6)
+    for name, by_bound in counts.items():
+        bounds = sorted(bound for bound in by_bound if bound != math.inf)
+        bucket_counts = [by_bound[bound] for bound in bounds] + [by_bound.get(math.inf, 0)]
+        point.histograms[name] = Histogram(tuple(bounds), bucket_counts, sums.get(name, 0) / 1e6)
     return point

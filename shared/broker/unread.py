@@ -1,4 +1,4 @@
-"""What readers have not heard of, asked for many of them at once."""
+"""Finds the logs that readers have not read to the end, for many readers at once."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .repair import run_script
 
 
 async def find_unread(connection: CommandConnection, keys: ModelKeys, known: Sequence[tuple[str, int]]) -> list[int]:
-    """Return the places in ``known`` of those requests whose log has more, or fewer, records, or that are unknown.
+    """Return the positions in ``known`` of requests that are unknown, or have another number of records.
 
     Args:
-        known: ids of requests of one partition, and how many records of their logs are known.
+        known: ids of requests of one partition, and how many records of their logs the reader has.
     """
     return await run_script(connection, keys, "unread", [keys.leases], [*chain(*known)])

@@ -1,4 +1,4 @@
-"""What engines write under their claims, and how it becomes arguments of the scripts."""
+"""Records that engines write under their claims, and their conversion to arguments of the scripts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..queue.request_state import RequestState
 # Verdicts of append and finish.
 REFUSED, WRITTEN, REPEATED = 0, 1, 2
 
-# How many arguments each record of a call has; the first three are request, epoch and the index of its first token.
+# Number of arguments per record; the first three are request, epoch and the index of its first token.
 NUM_WRITE_ARGS = {"append": 5, "finish": 8, "end_segment": 8}
 
 STATE_OF = {

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from ..broker import DeadLetter, Queue
-from ..broker.queue import QueueLook, make_stats
+from ..broker.queue import QueueSnapshot, make_stats
 from ..connection import CommandConnection
 from ..deployment.records import DeadRequest
 from ..errors import ValidationError
@@ -48,8 +48,8 @@ class WholeQueue(Queue):
         self._parts = [Queue(connection, keys.model(model, number)) for number in range(num)]
 
     async def stats(self, *, tenants: bool | Sequence[str] = False) -> QueueStats:
-        looks = await asyncio.gather(*(part.look(tenants=tenants) for part in self._parts))
-        return summed(looks)
+        snapshots = await asyncio.gather(*(part.read_snapshot(tenants=tenants) for part in self._parts))
+        return summed(snapshots)
 
     async def status(self, request_id: str) -> RequestStatus | None:
         found = await asyncio.gather(*(part.status(request_id) for part in self._parts))
@@ -116,10 +116,10 @@ class WholeDeadLetter(DeadLetter):
         return any(await asyncio.gather(*(part.purge(request_id) for part in self._parts)))
 
 
-def summed(looks: Sequence[QueueLook]) -> QueueStats:
+def summed(snapshots: Sequence[QueueSnapshot]) -> QueueStats:
     """Return the state of the whole. Engines help out where most waits, so what waits is served by all of them."""
-    parts, first = [make_stats(look) for look in looks], looks[0]
-    estimator = Estimator(merged_state([look.state for look in looks]))
+    parts, first = [make_stats(snapshot) for snapshot in snapshots], snapshots[0]
+    estimator = Estimator(merged_state([snapshot.state for snapshot in snapshots]))
     bands = _summed_bands(parts, estimator)
     requests_per_s = sum(part.requests_per_s for part in parts)
     mean = sum(part.mean_output_tokens * part.requests_per_s for part in parts)

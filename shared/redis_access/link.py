@@ -112,7 +112,7 @@ def tells_of_move(error: Exception) -> bool:
     return isinstance(error, MovedError) or str(error).startswith("MOVED ")
 
 
-def told_place(error: Exception) -> str | None:
+def parse_redirect(error: Exception) -> str | None:
     """What a script says of where the keys of its model are, if they are not on the server that was asked.
 
     The name of a shard; or ``MOVING`` and a token, while they are on their way to this one.

@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 from ..connection import RETRY_FOR_S, CommandConnection
 from ..errors import RedisUnavailableError
 from ..keys import Keys
-from ..redis_access.link import MOVING, told_place
+from ..redis_access.link import MOVING, parse_redirect
 from ..redis_access.subscriber import Subscriber, Subscription
 from ..shown import shown
 from .addresses import HOME
@@ -104,7 +104,7 @@ class ShardedCommands(CommandConnection):
             try:
                 return await run(place)
             except ResponseError as error:
-                told = told_place(error)
+                told = parse_redirect(error)
                 if told is None:
                     raise
             num_refusals += 1

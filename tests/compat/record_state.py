@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room, SegmentRecord
+from penstock.shared.broker import Broker, Claim, EngineCapacity, FinalRecord, Record, SegmentRecord
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import DeathCause
 from penstock.shared.keys import Keys
@@ -46,7 +46,7 @@ async def enqueue(broker: Broker, request_id: str, **options: Any) -> None:
 
 async def claim_and_append(broker: Broker, request_id: str) -> int:
     """Claim the only request that waits, write its first tokens, and return the epoch."""
-    (claim,) = (await broker.claim("host-1-0", Room(max_num_seqs=9), lease_ttl_ms=1)).claims
+    (claim,) = (await broker.claim("host-1-0", EngineCapacity(max_num_seqs=9), lease_ttl_ms=1)).claims
     assert claim.request_id == request_id
     delta = Delta(index=0, token_ids=[1, 2], text="ab")
     assert await broker.append([Record(request_id, claim.epoch, delta)]) == []

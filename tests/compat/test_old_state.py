@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.shared.broker import Broker, Claim, DeadLetter, FinalRecord, Queue, Record, Room
+from penstock.shared.broker import Broker, Claim, DeadLetter, EngineCapacity, FinalRecord, Queue, Record
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import DeathCause
 from penstock.shared.keys import Keys
@@ -61,11 +61,11 @@ async def claim_all(broker: Broker) -> dict[str, Claim]:
 
     Rooms of engines of 0.1 are in no sum, so the first claim after the death of one makes the sums anew.
     """
-    claims = (await broker.claim("new", Room(max_num_seqs=9))).claims
+    claims = (await broker.claim("new", EngineCapacity(max_num_seqs=9))).claims
     known = {(claim.request_id, claim.epoch) for claim in claims}
     if unseen := [held for held in await broker.claims("new") if held not in known]:
         assert await broker.release(unseen) == len(unseen)
-        room = Room(max_num_seqs=9, num_seqs=len(claims))
+        room = EngineCapacity(max_num_seqs=9, num_seqs=len(claims))
         claims += (await broker.claim("new", room)).claims
     return {claim.request_id: claim for claim in claims}
 

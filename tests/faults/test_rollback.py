@@ -17,7 +17,7 @@ from typing import Protocol
 import pytest
 
 from penstock.ops.lab.clusters.redis_processes import free_port
-from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room
+from penstock.shared.broker import Broker, Claim, EngineCapacity, FinalRecord, Record
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.shared.messages.deltas import Delta
@@ -127,7 +127,7 @@ def record(claim: Claim, index: int, *token_ids: int) -> Record:
 
 
 async def claim(broker: Broker, engine_id: str) -> Claim:
-    (claim,) = (await broker.claim(engine_id, Room(max_num_seqs=1))).claims
+    (claim,) = (await broker.claim(engine_id, EngineCapacity(max_num_seqs=1))).claims
     return claim
 
 

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from ...shared.boundary import ends_task, unforeseen
-from ...shared.broker import SEQS_PER_KEPT_ONE, Claim, Room, Wave
+from ...shared.broker import SEQS_PER_KEPT_ONE, Claim, EngineCapacity, Wave
 from ...shared.deployment.records import DeathCause
 from ...shared.errors import PenstockError, RedisUnavailableError
 from ...shared.messages.deltas import Delta
@@ -163,7 +163,7 @@ class ClaimLoop:
         return not (self._is_paused or len(self._live) >= ready.max_num_seqs or self._live.has_probationer)
 
     async def _claim(self, part: ServedPartition, ready: Ready) -> Wave:
-        room = Room(
+        room = EngineCapacity(
             max_num_seqs=ready.max_num_seqs,
             num_seqs=len(self._live),
             num_kv_tokens=ready.kv_cache_size_tokens,

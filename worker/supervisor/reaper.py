@@ -12,7 +12,7 @@ import itertools
 import structlog
 from redis.exceptions import RedisError
 
-from ...shared.broker import REAP_INTERVAL_S, Broker, Reaped
+from ...shared.broker import REAP_INTERVAL_S, Broker, ReapResult
 from ...shared.connection import CommandConnection
 from ...shared.deployment.heartbeats import drop_overdue
 from ...shared.deployment.records import DeathCause
@@ -154,7 +154,7 @@ class Reaper:
         self._last_failure = failure
 
 
-def _log_reaped(model: str, reaped: Reaped) -> None:
+def _log_reaped(model: str, reaped: ReapResult) -> None:
     if reaped.kind == "engine":
         log.warning(
             "engine_lease_ended",

@@ -44,7 +44,7 @@ async def _read(moment: Moment, params: Params, _: Access) -> View:
         "states": STATES,
         "rows": [_row(model, request, places.get(request.request_id)) for request in found],
         "is_filtered": names_some(params),
-        "can_cancel": names_some(params) and bool(filter_of(params).wanted & LIVE_STATES),
+        "can_cancel": names_some(params) and bool(filter_of(params).selected & LIVE_STATES),
         "words": words_of(params),
         "num_running": stats and stats.num_running,
         "num_waiting": stats and stats.depth,
@@ -97,7 +97,7 @@ async def _read_cancel(moment: Moment, params: Params, _: Access) -> View:
     """How many a filter would end, and the first of them."""
     model, wanted = await _meant(moment, params)
     history = await moment.source.history(model)
-    live = tuple(state.value for state in wanted.wanted & LIVE_STATES)
+    live = tuple(state.value for state in wanted.selected & LIVE_STATES)
     count = await count_matching(history, wanted)
     first = await history.requests(msgspec.structs.replace(wanted, states=live), limit=MOST_SHOWN)
     return {

@@ -23,7 +23,7 @@ from penstock.ops.views.pages import PAGES
 from penstock.producer import Client, SamplingParams
 from penstock.producer.inputs.prompt import build_request, encode_request
 from penstock.producer.operator_keys import OperatorKeys, Role
-from penstock.shared.broker import Broker, Room
+from penstock.shared.broker import Broker, EngineCapacity
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import DeathCause, ModelCard
 from penstock.shared.keys import Keys
@@ -93,7 +93,7 @@ class Operators:
             broker = Broker(connection, self.keys.model(card.model))
             request = build_request(EVIL, SamplingParams(), card=card, options={"request_id": request_id})
             await broker.enqueue(request_id, encode_request(request), result_ttl_ms=600_000)
-            await broker.claim("test-1", Room(max_num_seqs=1))
+            await broker.claim("test-1", EngineCapacity(max_num_seqs=1))
             cause = DeathCause(engine_id="test-1", reason="killed by signal 11", trace="Traceback: <b>x</b>")
             await broker.reclaim("test-1", cause, is_external=False, max_deliveries=1)
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.producer import Client
 from penstock.producer.batches import Batch, BatchStore
-from penstock.shared.broker import Broker, Claim, FinalRecord, Room
+from penstock.shared.broker import Broker, Claim, EngineCapacity, FinalRecord
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import ModelCard
 from penstock.shared.keys import Keys
@@ -28,7 +28,7 @@ class Engine:
         self.num_answered = 0
 
     async def claim(self, limit: int = 100) -> list[Claim]:
-        return (await self.broker.claim("e0", Room(max_num_seqs=limit))).claims
+        return (await self.broker.claim("e0", EngineCapacity(max_num_seqs=limit))).claims
 
     async def answer(self, claims: Iterable[Claim]) -> None:
         for claim in claims:

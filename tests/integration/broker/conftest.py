@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock.shared import connection as connection_module
-from penstock.shared.broker import NEW, SCRIPTS, Broker, Claim, FinalRecord, Queue, Record, Room
+from penstock.shared.broker import NEW, SCRIPTS, Broker, Claim, EngineCapacity, FinalRecord, Queue, Record
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.deployment.records import DeathCause
 from penstock.shared.keys import Keys
@@ -111,7 +111,7 @@ async def take(
     broker: Broker, engine_id: str, limit: int, *, num_held: int = 0, lease_ttl_ms: int = LONG_MS
 ) -> list[Claim]:
     """Claim for an engine that holds ``num_held`` requests, takes ``limit`` more and has any amount of cache."""
-    room = Room(max_num_seqs=num_held + limit, num_seqs=num_held)
+    room = EngineCapacity(max_num_seqs=num_held + limit, num_seqs=num_held)
     claims = (await broker.claim(engine_id, room, lease_ttl_ms=lease_ttl_ms)).claims
     _epochs.update({(claim.request_id, claim.attempt): claim.epoch for claim in claims})
     return claims

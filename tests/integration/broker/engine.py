@@ -6,7 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from penstock.shared.broker import Broker, Claim, Room, Wave
+from penstock.shared.broker import Broker, Claim, EngineCapacity, Wave
 
 from .conftest import die, enqueue, finish_with
 
@@ -29,7 +29,7 @@ class Engine:
         return sum(claim.num_kv_tokens for claim in self.held)
 
     async def look(self) -> Wave:
-        room = Room(
+        room = EngineCapacity(
             max_num_seqs=self.max_num_seqs,
             num_seqs=len(self.held),
             num_kv_tokens=self.num_kv_tokens,

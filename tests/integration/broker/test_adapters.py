@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.broker import Broker, Room
-from penstock.shared.broker.loaded_adapters import say_loaded
+from penstock.shared.broker import Broker, EngineCapacity
+from penstock.shared.broker.loaded_adapters import report_loaded
 from penstock.shared.connection import CommandConnection
 
 from .claims.test_wakes import Woken, look, woken
@@ -21,7 +21,7 @@ CATS, DOGS = "c" * 64, "d" * 64
 
 
 async def load(broker: Broker, commands: CommandConnection, engine: str, *digests: str, ttl_ms: int = 30_000) -> None:
-    await say_loaded(commands, broker.keys, engine, digests, ttl_ms=ttl_ms)
+    await report_loaded(commands, broker.keys, engine, digests, ttl_ms=ttl_ms)
 
 
 async def ids(broker: Broker, engine: str, limit: int = 10, **options: Any) -> list[str]:
@@ -34,7 +34,7 @@ async def test_a_request_is_left_to_an_engine_that_has_its_adapter(broker: Broke
         await look(broker, engine)
     await load(broker, commands, "e1", CATS)
     await enqueue(broker, "cat", adapter=CATS)
-    wave = await broker.claim("e0", Room(max_num_seqs=10))
+    wave = await broker.claim("e0", EngineCapacity(max_num_seqs=10))
     assert wave.claims == []
     assert 0 < wave.retry_ms <= 60_000
     assert await ids(broker, "e1") == ["cat"]
@@ -60,7 +60,7 @@ async def test_then_anybody_takes_it(broker: Broker, commands: CommandConnection
     await enqueue(broker, "cat", adapter=CATS)
     async with asyncio.timeout(120):
         while True:
-            wave = await broker.claim("e0", Room(max_num_seqs=10))
+            wave = await broker.claim("e0", EngineCapacity(max_num_seqs=10))
             if wave.claims:
                 break
             assert wave.retry_ms >= 0

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.producer.agenda import Agenda
 from penstock.producer.batches.files import SCRIPTS as BATCH_SCRIPTS
-from penstock.shared.broker import Broker, Queue, Reaped, Room
+from penstock.shared.broker import Broker, Queue, ReapResult, EngineCapacity
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.heartbeats import drop_overdue
 from penstock.shared.groups.membership import Membership, Standing
@@ -60,21 +60,21 @@ def _no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.shared.broker.broker.MAX_REAP_GAP_MS", 300_000)
 
 
-async def reap(broker: Broker) -> list[Reaped]:
+async def reap(broker: Broker) -> list[ReapResult]:
     return await broker.reap(CAUSE, max_deliveries=3, lease_ttl_ms=LEASE_MS)
 
 
-async def look(broker: Broker) -> list[Reaped]:
+async def look(broker: Broker) -> list[ReapResult]:
     """Reap twice: after a gap between two looks nobody is taken for dead before everybody had a lease to renew."""
     return [*await reap(broker), *await reap(broker)]
 
 
-async def pass_time(broker: Broker, clock: MovedClock, seconds: float) -> list[Reaped]:
+async def pass_time(broker: Broker, clock: MovedClock, seconds: float) -> list[ReapResult]:
     """Let so much time pass, in which a reaper looks every ``LOOK_EVERY_S``; returns what it finds.
 
     The true time passes as well: on a busy machine more passes than ``seconds``.
     """
-    found: list[Reaped] = []
+    found: list[ReapResult] = []
     whole, rest = divmod(seconds, LOOK_EVERY_S)
     for step_s in [LOOK_EVERY_S] * int(whole) + [rest]:
         clock.move(step_s)
@@ -184,7 +184,7 @@ async def test_what_waits_ages_by_the_clock_that_there_is(clock: MovedClock, bro
     await pass_time(broker, clock, 40)
     ages = [band.oldest_age_s for band in (await queue.stats()).bands if band.depth]
     assert ages == [pytest.approx(40, abs=30)]
-    wave = await broker.claim("e0", Room(max_num_seqs=8))
+    wave = await broker.claim("e0", EngineCapacity(max_num_seqs=8))
     assert [claim.request_id for claim in wave.claims] == ["before", "after"]
     assert [claim.waited_ms >= 40_000 for claim in wave.claims] == [True, True]
     assert max(claim.waited_ms for claim in wave.claims) < 600_000
@@ -207,7 +207,7 @@ async def test_a_place_that_is_kept_for_a_large_request_is_free_again_after_its_
 ) -> None:
     await look(broker)
     await enqueue(broker, "large", num_prompt_tokens=90)
-    full = Room(max_num_seqs=4, num_seqs=1, num_kv_tokens=100, num_held_kv_tokens=50)
+    full = EngineCapacity(max_num_seqs=4, num_seqs=1, num_kv_tokens=100, num_held_kv_tokens=50)
     assert (await broker.claim("e0", full)).is_saving
     clock.move(-3600)
     assert (await broker.claim("e1", full)).is_saving
@@ -329,7 +329,7 @@ async def test_what_dead_processes_said_does_not_outlive_them(
 
 
 async def measured_state(queue: Queue) -> QueueState:
-    return (await queue.look()).state
+    return (await queue.read_snapshot()).state
 
 
 async def finish_claim(broker: Broker, request_id: str, owner: int, index: int = 0) -> None:

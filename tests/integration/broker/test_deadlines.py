@@ -8,7 +8,7 @@ import time
 import msgspec
 import pytest
 
-from penstock.shared.broker import Broker, Entry, FinalRecord, Queue, Room
+from penstock.shared.broker import Broker, EngineCapacity, Entry, FinalRecord, Queue
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.messages.commands import CancelCommand, EngineCommand
 from penstock.shared.messages.deltas import Delta
@@ -183,7 +183,7 @@ async def test_a_claim_that_has_not_seen_all_says_so(broker: Broker) -> None:
     """It looks at so many that are past their deadline and no more; another one is to follow at once."""
     entries = [Entry(request_id=f"late{n}", payload=b"p", result_ttl_ms=1000, deadline_ms=1) for n in range(320)]
     await broker.enqueue_many([*entries, Entry(request_id="a", payload=b"p", result_ttl_ms=1000)])
-    first, second = [await broker.claim("e0", Room(max_num_seqs=1)) for _ in range(2)]
+    first, second = [await broker.claim("e0", EngineCapacity(max_num_seqs=1)) for _ in range(2)]
     assert (first.claims, first.retry_ms) == ([], 0)
     assert ([claim.request_id for claim in second.claims], second.retry_ms) == (["a"], -1)
 

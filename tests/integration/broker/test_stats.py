@@ -189,7 +189,7 @@ async def test_what_was_served_is_measured_by_band(broker: Broker, queue: Queue,
     await enqueue(broker, "d", band="batch", num_prompt_tokens=6, max_tokens=10)
     for claim in await take(broker, "e0", 3):
         await broker.finish([final(claim.request_id, claim.epoch, 0, 1, 2)])
-    state = (await queue.look()).state
+    state = (await queue.read_snapshot()).state
     ended = {band.band: band.rates for band in state.bands}
     assert [ended[name].ended for name in ("interactive", "standard", "batch")] == pytest.approx([0, 3, 0], rel=0.1)
     assert ended["standard"].tokens == pytest.approx(3 * 16, rel=0.1)
@@ -205,7 +205,7 @@ async def test_a_measure_that_others_have_written_counts_as_none(
     await enqueue(broker, "a")
     (claim,) = await take(broker, "e0", 1)
     await broker.finish([final("a", claim.epoch, 0, 1)])
-    assert (await queue.look()).state.bands[1].rates.ended == pytest.approx(1, rel=0.1)
+    assert (await queue.read_snapshot()).state.bands[1].rates.ended == pytest.approx(1, rel=0.1)
 
 
 async def test_policies_come_back_as_they_were_set(queue: Queue) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.ops.lab.chaos.owner_watch import OwnerWatch
 from penstock.ops.lab.chaos.owners import Owners
-from penstock.shared.broker import SCRIPTS, Broker, FinalRecord, Record, Room
+from penstock.shared.broker import SCRIPTS, Broker, EngineCapacity, FinalRecord, Record
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.shared.messages.deltas import Delta
@@ -40,7 +40,7 @@ async def enqueue(broker: Broker, request_id: str) -> None:
 
 async def claim(broker: Broker, engine: str) -> int:
     """Returns the epoch."""
-    (found,) = (await broker.claim(engine, Room(max_num_seqs=1))).claims
+    (found,) = (await broker.claim(engine, EngineCapacity(max_num_seqs=1))).claims
     return found.epoch
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from penstock.producer import Client, SamplingParams
-from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room
+from penstock.shared.broker import Broker, Claim, EngineCapacity, FinalRecord, Record
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import DeathCause
 from penstock.shared.messages.deltas import Delta
@@ -25,7 +25,7 @@ async def claim_one(broker: Broker) -> Claim:
     """Claim the next request, waiting for it to be enqueued."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
-            wave = (await broker.claim("e0", Room(max_num_seqs=1))).claims
+            wave = (await broker.claim("e0", EngineCapacity(max_num_seqs=1))).claims
             if wave:
                 return wave[0]
 

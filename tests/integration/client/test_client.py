@@ -12,7 +12,7 @@ import pytest
 from penstock.producer import Client, RequestOutputKind, SamplingParams
 from penstock.producer.inputs.prompt import build_request
 from penstock.shared import errors
-from penstock.shared.broker import Broker, FinalRecord, Room
+from penstock.shared.broker import Broker, EngineCapacity, FinalRecord
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason, RequestError
 from penstock.shared.messages.requests import EngineCoreRequest
@@ -147,7 +147,7 @@ async def test_a_known_request_id_attaches_and_its_leaving_cancels_nothing(clien
     await stream.aclose()
     await write(broker, claim, 1, 66, end=FinishReason.STOP)
     assert (await client.generate("hi", request_id="r")).text == "AB"
-    assert (await broker.claim("e0", Room(max_num_seqs=1))).claims == []
+    assert (await broker.claim("e0", EngineCapacity(max_num_seqs=1))).claims == []
 
 
 async def test_deltas_that_wait_for_a_slow_reader_are_merged(client: Client, broker: Broker) -> None:
@@ -244,7 +244,7 @@ async def test_cancel_through_a_handle_ends_the_stream_as_cancelled(client: Clie
 async def test_bad_input_is_refused_before_anything_is_enqueued(client, broker, call, error, message) -> None:
     with pytest.raises(error, match=message):
         await call(client)
-    assert (await broker.claim("e0", Room(max_num_seqs=1))).claims == []
+    assert (await broker.claim("e0", EngineCapacity(max_num_seqs=1))).claims == []
 
 
 async def test_an_unknown_request_or_one_past_its_time_to_live_is_told(redis_url, namespace, broker) -> None:

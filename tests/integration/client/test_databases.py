@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from penstock.producer import Client, SamplingParams, SleepState
-from penstock.shared.broker import Broker, Queue, Room
+from penstock.shared.broker import Broker, EngineCapacity, Queue
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.deployment.leave import send_to_worker
 from penstock.shared.deployment.records import DeathCause
@@ -109,9 +109,9 @@ async def test_scripts_wake_cancel_and_count_listeners_in_their_own(both: list[D
     here, there = both
     names = here.keys.model("m")
     for one in both:  # an engine with room for one, in both
-        await one.broker.claim("e0", Room(max_num_seqs=1))
+        await one.broker.claim("e0", EngineCapacity(max_num_seqs=1))
     await here.broker.enqueue("r", b"payload", result_ttl_ms=60_000)
-    await here.broker.claim("e0", Room(max_num_seqs=1))
+    await here.broker.claim("e0", EngineCapacity(max_num_seqs=1))
     await here.broker.cancel("r")
     await Queue(there.commands, names).pause(put_back=False)
     await Queue(there.commands, names).resume()

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.producer import Client, Delta, RequestOutputKind, SamplingParams
 from penstock.shared import errors
-from penstock.shared.broker import Broker, Claim, FinalRecord, Room
+from penstock.shared.broker import Broker, Claim, EngineCapacity, FinalRecord
 from penstock.shared.messages.outcome import FinishReason, RequestError, Usage
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.seeds import derived_seed
@@ -201,7 +201,7 @@ async def test_a_known_request_id_attaches_every_child_and_its_leaving_cancels_n
     assert ((await first).text, (await first).child) == ("A", 1)
     await stream.aclose()
     assert await states(broker) == ["claimed"] * 3
-    assert (await broker.claim("e0", Room(max_num_seqs=9))).claims == []
+    assert (await broker.claim("e0", EngineCapacity(max_num_seqs=9))).claims == []
 
 
 async def test_no_child_goes_out_if_one_is_too_large(redis_url: str, namespace: str, broker: Broker) -> None:
@@ -212,7 +212,7 @@ async def test_no_child_goes_out_if_one_is_too_large(redis_url: str, namespace: 
     async with Client.connect(redis_url, namespace=namespace, max_payload_bytes=limit) as client:
         with pytest.raises(errors.PayloadTooLargeError):
             await client.submit("hi", SamplingParams(seed=1, n=2), request_id="whole")
-    assert (await broker.claim("e0", Room(max_num_seqs=9))).claims == []
+    assert (await broker.claim("e0", EngineCapacity(max_num_seqs=9))).claims == []
 
 
 @pytest.mark.parametrize("call", [Client.submit, Client.generate])

@@ -19,7 +19,7 @@ from penstock.producer import (
 )
 from penstock.shared import errors
 from penstock.shared.adapter_errors import UnknownAdapterError
-from penstock.shared.broker import Broker, Room
+from penstock.shared.broker import Broker, EngineCapacity
 from penstock.shared.connection import CommandConnection
 from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.messages.requests import EngineCoreRequest
@@ -153,7 +153,7 @@ async def test_a_thousand_requests_that_are_added_and_aborted_at_once_leave_noth
         return kinds <= {"queue", "idle", "events"}
 
     await until(is_empty, timeout_s=60)
-    assert (await broker.claim("e0", Room(max_num_seqs=9))).claims == []
+    assert (await broker.claim("e0", EngineCapacity(max_num_seqs=9))).claims == []
 
 
 async def test_a_pause_that_aborts_ends_what_ran_and_keeps_what_waits(client: Client, broker: Broker) -> None:

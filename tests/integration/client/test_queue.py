@@ -10,7 +10,7 @@ import pytest
 
 from penstock.producer import Client, SamplingParams
 from penstock.shared import errors
-from penstock.shared.broker import Broker, Claim, Record, Room
+from penstock.shared.broker import Broker, Claim, EngineCapacity, Record
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.messages.requests import EngineCoreRequest
@@ -20,14 +20,14 @@ from .harness import claim_one, until, write
 
 
 async def claimed_ids(broker: Broker, limit: int = 16) -> list[str]:
-    return [claim.request_id for claim in (await broker.claim("e0", Room(max_num_seqs=limit))).claims]
+    return [claim.request_id for claim in (await broker.claim("e0", EngineCapacity(max_num_seqs=limit))).claims]
 
 
 async def test_bands_and_tenants_of_a_request_decide_who_goes_first(client: Client, broker: Broker) -> None:
     await client.submit("hi", request_id="later", band="batch")
     await client.submit("hi", request_id="usual")
     await client.submit("hi", request_id="now", band="interactive", tenant="acme")
-    claims = (await broker.claim("e0", Room(max_num_seqs=16))).claims
+    claims = (await broker.claim("e0", EngineCapacity(max_num_seqs=16))).claims
     assert [claim.request_id for claim in claims] == ["now", "usual", "later"]
     request = msgspec.msgpack.decode(claims[0].payload, type=EngineCoreRequest)
     assert (request.tenant, request.band) == ("acme", "interactive")
@@ -55,7 +55,7 @@ async def test_what_is_due_while_it_runs_is_stopped_with_its_tokens(client: Clie
         running = asyncio.ensure_future(client.generate("hi", request_id=request_id, deadline=time.time() + life_s))
         wave: list[Claim] = []
         while not wave and not running.done():
-            wave = (await broker.claim("e0", Room(max_num_seqs=1))).claims
+            wave = (await broker.claim("e0", EngineCapacity(max_num_seqs=1))).claims
         record = [Record(one.request_id, one.epoch, Delta(token_ids=[65, 66], text="AB")) for one in wave]
         has_begun = bool(wave) and await broker.append(record) == []
         output = await running
@@ -129,7 +129,7 @@ async def test_a_tenant_over_its_quota_waits_or_is_refused(client: Client, broke
 async def test_submit_many_keeps_the_order_and_each_its_own_parameters(client: Client, broker: Broker) -> None:
     params = [SamplingParams(max_tokens=1 + i % 7) for i in range(300)]
     handles = await client.submit_many([f"prompt {i}" for i in range(300)], params, band="batch")
-    claims = (await broker.claim("e0", Room(max_num_seqs=300))).claims
+    claims = (await broker.claim("e0", EngineCapacity(max_num_seqs=300))).claims
     assert [claim.request_id for claim in claims] == [handle.request_id for handle in handles]
     requests = [msgspec.msgpack.decode(claim.payload, type=EngineCoreRequest) for claim in claims]
     assert [request.prompt for request in requests] == [f"prompt {i}" for i in range(300)]
@@ -166,7 +166,7 @@ async def test_status_tells_position_and_estimated_start(client: Client, broker:
     for i in range(4):
         await client.submit("hi", SamplingParams(max_tokens=9), request_id=f"r{i}")
     assert (await client.status("r3")).estimated_start_s is None
-    (claim,) = (await broker.claim("e0", Room(max_num_seqs=1))).claims
+    (claim,) = (await broker.claim("e0", EngineCapacity(max_num_seqs=1))).claims
     await asyncio.sleep(0.02)  # served in some time, so that there is a rate
     await write(broker, claim, 0, 65, end=FinishReason.STOP)
     last, ended = await client.status("r3"), await client.status("r0")
@@ -213,7 +213,7 @@ async def test_a_pause_holds_what_waits_and_loses_nothing(client: Client, broker
     assert await claimed_ids(broker) == []
     await client.resume_generation()
     assert not await client.is_paused()
-    for again in (await broker.claim("e0", Room(max_num_seqs=16))).claims:
+    for again in (await broker.claim("e0", EngineCapacity(max_num_seqs=16))).claims:
         await write(broker, again, again.num_logged_tokens, 67, end=FinishReason.STOP)
     assert (await waiting).text == "C"
     assert (await running).text == ("AB" if wait else "AC")

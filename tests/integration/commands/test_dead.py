@@ -11,7 +11,7 @@ import pytest
 
 from penstock.ops import cli as penstock_cli
 from penstock.producer.inputs.prompt import build_request, encode_request
-from penstock.shared.broker import Broker, Room
+from penstock.shared.broker import Broker, EngineCapacity
 from penstock.shared.command_line import EXIT_FAILED, EXIT_USAGE
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import DeathCause, ModelCard
@@ -30,7 +30,7 @@ async def park(url: str, namespace: str, request_id: str, prompt: str | list[int
     params = SamplingParams(max_tokens=7, temperature=0.5)
     request = build_request(prompt, params, card=card, options={"request_id": request_id})
     await broker.enqueue(request_id, encode_request(request), result_ttl_ms=60_000)
-    await broker.claim("host-1-0", Room(max_num_seqs=1))
+    await broker.claim("host-1-0", EngineCapacity(max_num_seqs=1))
     assert await broker.reclaim("host-1-0", CAUSE, is_external=False, max_deliveries=1) == (0, 1)
     await connection.close()
 
@@ -41,7 +41,7 @@ async def write_stranger(url: str, namespace: str) -> None:
     broker = Broker(connection, Keys(namespace).model("m"))
     await connection.execute("XADD", broker.keys.lane("standard", "default"), "*", "who", "knows")
     await broker.enqueue("next", b"payload", result_ttl_ms=60_000)
-    (claim,) = (await broker.claim("host-1-0", Room(max_num_seqs=2))).claims
+    (claim,) = (await broker.claim("host-1-0", EngineCapacity(max_num_seqs=2))).claims
     assert claim.request_id == "next"
     await connection.close()
 
@@ -113,7 +113,7 @@ def test_replay_queues_it_again_once(dead, redis_url, namespace) -> None:
 
     async def claim() -> list[str]:
         connection = CommandConnection(redis_url)
-        wave = await Broker(connection, Keys(namespace).model("m")).claim("host-1-1", Room(max_num_seqs=5))
+        wave = await Broker(connection, Keys(namespace).model("m")).claim("host-1-1", EngineCapacity(max_num_seqs=5))
         await connection.close()
         return [claim.request_id for claim in wave.claims]
 

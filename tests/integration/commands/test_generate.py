@@ -9,7 +9,7 @@ from asyncio.subprocess import PIPE, Process
 import msgspec
 import pytest
 
-from penstock.shared.broker import Broker, Claim, FinalRecord, Queue, Record, Room
+from penstock.shared.broker import Broker, Claim, EngineCapacity, FinalRecord, Queue, Record
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import EngineHeartbeat, ModelCard
 from penstock.shared.keys import Keys
@@ -49,7 +49,7 @@ async def said(process: Process) -> str:
 async def claim_one(broker: Broker) -> Claim:
     async with asyncio.timeout(TIMEOUT_S):
         while True:
-            if claims := (await broker.claim("e0", Room(max_num_seqs=1))).claims:
+            if claims := (await broker.claim("e0", EngineCapacity(max_num_seqs=1))).claims:
                 return claims[0]
             await asyncio.sleep(0.01)
 

@@ -18,7 +18,7 @@ import pytest
 
 from penstock.ops import cli as penstock_cli
 from penstock.ops.words import format_duration
-from penstock.shared.broker import Broker, FinalRecord, Queue, Room
+from penstock.shared.broker import Broker, EngineCapacity, FinalRecord, Queue
 from penstock.shared.command_line import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import ModelCard
@@ -64,7 +64,7 @@ class Model:
 
     def claim(self, num_requests: int) -> list[str]:
         async def work(_: CommandConnection, broker: Broker, __: Queue) -> list[str]:
-            wave = await broker.claim("host-1-0", Room(max_num_seqs=num_requests))
+            wave = await broker.claim("host-1-0", EngineCapacity(max_num_seqs=num_requests))
             return [claim.request_id for claim in wave.claims]
 
         return self.do(work)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from penstock.ops import cli as penstock_cli
-from penstock.shared.broker import Broker, FinalRecord, Room
+from penstock.shared.broker import Broker, EngineCapacity, FinalRecord
 from penstock.shared.broker.series import SeriesStore
 from penstock.shared.command_line import EXIT_FAILED, EXIT_USAGE
 from penstock.shared.connection import CommandConnection
@@ -27,7 +27,7 @@ async def live(url: str, namespace: str) -> None:
     broker = Broker(connection, keys.model("m"))
     for request_id in ("bad", "run"):
         await broker.enqueue(request_id, b"p", result_ttl_ms=60_000, tenant="shop")
-    bad, _ = (await broker.claim("host-1-0", Room(max_num_seqs=2))).claims
+    bad, _ = (await broker.claim("host-1-0", EngineCapacity(max_num_seqs=2))).claims
     error = RequestError("context_length_exceeded", "the prompt 'my secret' is too long")
     delta = Delta(index=0, finish_reason=FinishReason.ERROR, error=error)
     assert await broker.finish([FinalRecord("bad", bad.epoch, delta)]) == []

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 
 from penstock.ops.dashboard import Access, Resolve, Role, dashboard, everybody
 from penstock.producer.inputs.prompt import build_request, encode_request
-from penstock.shared.broker import Broker, Queue, Record, Room
+from penstock.shared.broker import Broker, EngineCapacity, Queue, Record
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import DeathCause, EngineHeartbeat, EngineSetup, ModelCard
 from penstock.shared.keys import Keys
@@ -62,7 +62,9 @@ class Site:
         await self.broker.enqueue(request_id, encode_request(request), result_ttl_ms=60_000, **options)
 
     async def claim(self) -> list[str]:
-        return [one.request_id for one in (await self.broker.claim("host-1-0", Room(max_num_seqs=100))).claims]
+        return [
+            one.request_id for one in (await self.broker.claim("host-1-0", EngineCapacity(max_num_seqs=100))).claims
+        ]
 
     async def append(self, request_id: str, epoch: int, delta: Delta) -> None:
         """As the engine that holds it."""

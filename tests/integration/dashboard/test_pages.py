@@ -12,7 +12,7 @@ from penstock.ops.dashboard import Access, Role
 from penstock.ops.views.pages import PAGES
 from penstock.producer import Client, SamplingParams
 from penstock.producer.webhooks.events import WebhookAttempt, WebhookEvent
-from penstock.shared.broker import Broker, Queue, Room
+from penstock.shared.broker import Broker, Queue, EngineCapacity
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.worker_status import EngineState
 from penstock.shared.partitions import change_partitions
@@ -230,7 +230,7 @@ async def test_a_model_of_several_partitions_is_one(site: Site) -> None:
     depths = [(await Queue(site.connection, broker.keys).stats()).depth for broker in brokers]
     last = max(number for number, depth in enumerate(depths) if depth)
     assert last, "they are in several"
-    (claim,) = (await brokers[last].claim("host-1-0", Room(max_num_seqs=1))).claims
+    (claim,) = (await brokers[last].claim("host-1-0", EngineCapacity(max_num_seqs=1))).claims
     visitor = await site.visitor()
     facts = (await visitor.get("/queue.json?model=m")).json()["facts"]
     assert (facts["depth"], facts["num_running"]) == (11, 1)

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from penstock.ops.dashboard import Access, Role
-from penstock.shared.broker import FinalRecord, Room
+from penstock.shared.broker import EngineCapacity, FinalRecord
 from penstock.shared.deployment.audit import Audit
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason
@@ -18,7 +18,7 @@ from .conftest import CAUSE, Site
 
 async def run_on(site: Site, request_id: str, engine: str, index: int) -> None:
     """Let an engine claim a request and say one token."""
-    (claim,) = (await site.broker.claim(engine, Room(max_num_seqs=1))).claims
+    (claim,) = (await site.broker.claim(engine, EngineCapacity(max_num_seqs=1))).claims
     assert claim.request_id == request_id
     await site.append(request_id, claim.epoch, Delta(index=index, token_ids=[index], text=f"word-{index} "))
 
@@ -101,11 +101,11 @@ async def shown(site: Site, query: str) -> set[str]:
 async def fill(site: Site) -> None:
     """One that runs, one that has finished, one that was cancelled, two that wait."""
     await site.enqueue("a-ends", tenant="acme")
-    (claim,) = (await site.broker.claim("host-1-0", Room(max_num_seqs=1))).claims
+    (claim,) = (await site.broker.claim("host-1-0", EngineCapacity(max_num_seqs=1))).claims
     end = Delta(index=0, token_ids=[1], finish_reason=FinishReason.STOP)
     assert await site.broker.finish([FinalRecord("a-ends", claim.epoch, end)]) == []
     await site.enqueue("a-runs", tenant="acme", band="batch")
-    await site.broker.claim("host-1-0", Room(max_num_seqs=1))
+    await site.broker.claim("host-1-0", EngineCapacity(max_num_seqs=1))
     await site.enqueue("b-cancelled", tenant="bolt")
     await site.broker.cancel("b-cancelled")
     await site.enqueue("b-waits", tenant="bolt")

@@ -17,7 +17,7 @@ from arq.worker import Worker
 
 from penstock.producer.jobs import JobSet
 from penstock.producer.jobs.run import run_jobs
-from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room
+from penstock.shared.broker import Broker, Claim, EngineCapacity, FinalRecord, Record
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import ConfigurationError, ValidationError
 from penstock.shared.messages.deltas import Delta
@@ -34,7 +34,7 @@ async def claim(broker: Broker) -> Claim:
     found: list[Claim] = []
 
     async def claimed() -> bool:
-        found.extend((await broker.claim("e0", Room(max_num_seqs=1), lease_ttl_ms=600_000)).claims)
+        found.extend((await broker.claim("e0", EngineCapacity(max_num_seqs=1), lease_ttl_ms=600_000)).claims)
         return bool(found)
 
     await until(claimed, "nothing was enqueued")
@@ -69,7 +69,7 @@ async def test_a_generation_outlives_the_process_that_asked_for_it(
     assert (output["model"], output["outputs"][0]["text"]) == ("m", "ab")
     assert output["outputs"][0]["token_ids"] == [7, 8]
     assert output["usage"] == msgspec.structs.asdict(Usage(3, 2))
-    assert (await broker.claim("e0", Room(max_num_seqs=1))).claims == []
+    assert (await broker.claim("e0", EngineCapacity(max_num_seqs=1))).claims == []
 
     # The app's own job, by the same worker, after its own startup.
     shouted = await pool.enqueue_job("shout", "fine")

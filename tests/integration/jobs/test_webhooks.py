@@ -14,7 +14,7 @@ from penstock.producer.webhooks.event_store import EventStore
 from penstock.producer.webhooks.events import EventState, WebhookEvent, WebhookTarget
 from penstock.producer.webhooks.outbox import Outbox, outbox_command
 from penstock.producer.webhooks.secrets import SecretStore
-from penstock.shared.broker import Broker, Claim, DeadLetter, FinalRecord, Room
+from penstock.shared.broker import Broker, Claim, DeadLetter, EngineCapacity, FinalRecord
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import DeathCause
 from penstock.shared.errors import ValidationError
@@ -43,7 +43,7 @@ def store(commands: CommandConnection, namespace: str) -> EventStore:
 
 
 async def claim_all(broker: Broker, num: int) -> dict[str, Claim]:
-    claims = (await broker.claim("e0", Room(max_num_seqs=num), lease_ttl_ms=600_000)).claims
+    claims = (await broker.claim("e0", EngineCapacity(max_num_seqs=num), lease_ttl_ms=600_000)).claims
     assert len(claims) == num
     return {claim.request_id: claim for claim in claims}
 

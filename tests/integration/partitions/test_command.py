@@ -9,7 +9,7 @@ import pytest
 
 from penstock.ops import cli as penstock_cli
 from penstock.producer import Client, SamplingParams
-from penstock.shared.broker import Room
+from penstock.shared.broker import EngineCapacity
 from penstock.shared.command_line import EXIT_FAILED
 from penstock.shared.shards import ShardMover, make_servers, recorded_places
 
@@ -103,6 +103,6 @@ async def test_a_partition_moves_to_another_shard(client: Client, parts: Parts, 
     for server in servers.values():
         await server.close()
     await client.submit("hi", SamplingParams(), tenant=tenant, request_id="r3")
-    claims = (await parts[1].claim("e", Room(max_num_seqs=10))).claims
+    claims = (await parts[1].claim("e", EngineCapacity(max_num_seqs=10))).claims
     assert [claim.request_id for claim in claims] == ["r0", "r1", "r2", "r3"]
     assert (await client.status("r2")).engine_id == "e"

@@ -10,7 +10,7 @@ from penstock.producer import Client, SamplingParams
 from penstock.producer.agenda import Agenda
 from penstock.producer.webhooks.event_store import EventStore
 from penstock.producer.webhooks.outbox import Outbox
-from penstock.shared.broker import Broker, Room
+from penstock.shared.broker import Broker, EngineCapacity
 from penstock.shared.queue.request_state import RequestState
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
@@ -26,7 +26,7 @@ CONFIG = WorkerConfig(worker_id="w", engine_id="e0", redis_url="", engine=Engine
 async def claim_in_each(client: Client, parts: Parts, engine_id: str) -> None:
     for number in range(2):
         await client.submit("hi", SamplingParams(), tenant=tenant_of(number, 2), request_id=f"r{number}")
-        assert len((await parts[number].claim(engine_id, Room(max_num_seqs=1), lease_ttl_ms=300)).claims) == 1
+        assert len((await parts[number].claim(engine_id, EngineCapacity(max_num_seqs=1), lease_ttl_ms=300)).claims) == 1
 
 
 async def are_queued(parts: Parts) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.producer import Client, SamplingParams
-from penstock.shared.broker import Claim, Room
+from penstock.shared.broker import Claim, EngineCapacity
 from penstock.shared.deployment.records import DeathCause
 from penstock.shared.errors import RequestConflictError, RequestNotFoundError, ValidationError
 from penstock.shared.messages.outcome import FinishReason
@@ -30,7 +30,7 @@ async def submit(client: Client, tenant: str, *names: str) -> None:
 
 
 async def claim_all(parts: Parts, number: int) -> list[Claim]:
-    return (await parts[number].claim("e", Room(max_num_seqs=1000))).claims
+    return (await parts[number].claim("e", EngineCapacity(max_num_seqs=1000))).claims
 
 
 def ids(claims: list[Claim]) -> list[str]:
@@ -58,7 +58,7 @@ async def test_tenants_of_a_partition_share_it(client: Client, parts: Parts) -> 
     other = tenant_of(1, 2, other_than=one)
     await submit(client, one, *(f"one{number}" for number in range(6)))
     await submit(client, other, "other0", "other1")
-    first = ids((await parts[1].claim("e", Room(max_num_seqs=4))).claims)
+    first = ids((await parts[1].claim("e", EngineCapacity(max_num_seqs=4))).claims)
     assert {"other0", "other1"} <= set(first)
 
 
@@ -188,7 +188,7 @@ async def test_the_queue_is_that_of_the_whole_model(client: Client, parts: Parts
     tenants = [tenant_of(number, 2) for number in range(2)]
     for tenant in tenants:
         await submit(client, tenant, f"{tenant}/0", f"{tenant}/1", f"{tenant}/2")
-    (claim,) = (await parts[1].claim("e", Room(max_num_seqs=1))).claims
+    (claim,) = (await parts[1].claim("e", EngineCapacity(max_num_seqs=1))).claims
     stats = await client.queue_stats()
     assert (stats.model, stats.depth, stats.num_running) == (MODEL, 5, 1)
     assert {tenant.tenant: tenant.depth for tenant in stats.tenants} == {tenants[0]: 3, tenants[1]: 2}

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 import msgspec
 import pytest
 
-from penstock.shared.broker import Broker, Record, Room, Wave
+from penstock.shared.broker import Broker, EngineCapacity, Record, Wave
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.shared.messages.deltas import Delta
@@ -115,7 +115,7 @@ async def enqueue(broker: Broker, request_id: str) -> None:
 
 async def claim_unseen(broker: Broker) -> int:
     """A claim of this engine of which it never heard; returns its epoch."""
-    (claim,) = (await broker.claim("e0", Room(max_num_seqs=1))).claims
+    (claim,) = (await broker.claim("e0", EngineCapacity(max_num_seqs=1))).claims
     return claim.epoch
 
 
@@ -280,7 +280,7 @@ async def test_a_request_that_cannot_be_prepared_without_redis_is_queued_again(
             await enqueue(broker, "a")
         else:
             await broker.enqueue("a", b"no request", result_ttl_ms=60_000)
-        (claim,) = (await broker.claim("e1", Room(max_num_seqs=1))).claims
+        (claim,) = (await broker.claim("e1", EngineCapacity(max_num_seqs=1))).claims
         await broker.append([Record("a", claim.epoch, Delta(index=0, token_ids=[5]))])
         await broker.release([("a", claim.epoch)])
         monkeypatch.setattr(LosingBroker, "servers", [server])

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from penstock.shared.broker import Broker, Claim, Room
+from penstock.shared.broker import Broker, Claim, EngineCapacity
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.from_core import EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason
@@ -50,7 +50,7 @@ async def claim(broker: Broker, num_requests: int) -> list[Claim]:
     payload = msgspec.msgpack.encode(request)
     for number in range(num_requests):
         await broker.enqueue(f"r{number}", payload, result_ttl_ms=60_000)
-    return (await broker.claim("e0", Room(max_num_seqs=num_requests))).claims
+    return (await broker.claim("e0", EngineCapacity(max_num_seqs=num_requests))).claims
 
 
 @asynccontextmanager
@@ -208,7 +208,7 @@ async def test_deltas_of_two_claims_of_a_request_are_not_merged(broker, codec) -
     async with publishing(broker, codec, 0.0, lambda *claim: stale.append(claim)) as (publisher, step):
         first = step.generations[0]
         assert await broker.release([("r0", first.epoch)]) == 1
-        (second,) = (await broker.claim("e1", Room(max_num_seqs=1))).claims
+        (second,) = (await broker.claim("e1", EngineCapacity(max_num_seqs=1))).claims
         publisher.publish("r0", first.epoch, Delta(index=0, token_ids=[40], text="a"))
         publisher.publish("r0", second.epoch, Delta(index=0, token_ids=[41], text="b"))
         await publisher.flush()

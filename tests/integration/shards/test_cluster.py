@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from penstock.ops.lab.clusters.cluster_trio import ClusterTrio
 from penstock.producer import Client, SamplingParams
-from penstock.shared.broker import NEW, Broker, Room
+from penstock.shared.broker import NEW, Broker, EngineCapacity
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.deployment.records import DeathCause
 from penstock.shared.errors import ConfigurationError, RedisUnsupportedError
@@ -131,7 +131,7 @@ async def test_commands_and_subscriptions_follow_a_slot(
         return b"x" in messages
 
     await until(has_come)
-    assert [claim.request_id for claim in (await broker.claim("e", Room(max_num_seqs=1))).claims] == ["r"]
+    assert [claim.request_id for claim in (await broker.claim("e", EngineCapacity(max_num_seqs=1))).claims] == ["r"]
     # It is told by a node that was there before, to a process that comes now.
     other, _ = make_pair(own_cluster.url)
     assert await Broker(other, keys).state("r") is RequestState.CLAIMED
@@ -173,7 +173,7 @@ async def test_a_model_moves_into_a_cluster_and_out(redis_url: str, namespace: s
     await mover.move("m", "c")
     assert await Broker(servers["c"], keys).state("r") is RequestState.QUEUED
     await mover.move("m", "home")
-    assert [claim.request_id for claim in (await broker.claim("e", Room(max_num_seqs=1))).claims] == ["r"]
+    assert [claim.request_id for claim in (await broker.claim("e", EngineCapacity(max_num_seqs=1))).claims] == ["r"]
     for server in servers.values():
         await server.close()
 

@@ -11,7 +11,7 @@ import pytest
 from penstock.producer import Client, SamplingParams
 from penstock.producer.requests import silence_watch
 from penstock.producer.requests.reader import DeltaReader
-from penstock.shared.broker import NEW, Broker, Queue, Record, Room
+from penstock.shared.broker import NEW, Broker, EngineCapacity, Queue, Record
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import (
     BrokerError,
@@ -153,7 +153,7 @@ async def test_an_enqueue_in_the_middle_waits_and_is_there_once(
     answers = await asyncio.gather(*under_way)
     assert sorted(answers[:2]) == [NEW, "queued"]
     assert answers[2] is RequestState.QUEUED
-    claims = (await two.claim("e", Room(max_num_seqs=9))).claims
+    claims = (await two.claim("e", EngineCapacity(max_num_seqs=9))).claims
     assert [claim.request_id for claim in claims] == ["before", "middle"]
 
 
@@ -177,7 +177,7 @@ async def test_who_is_sent_to_the_target_too_early_waits(
     after_step(monkeypatch, step, in_the_middle)
     await mover.move("m", "b")
     assert await under_way[0] == NEW
-    claims = (await broker.claim("e", Room(max_num_seqs=9))).claims
+    claims = (await broker.claim("e", EngineCapacity(max_num_seqs=9))).claims
     assert [claim.request_id for claim in claims] == ["before", "middle"]
 
 
@@ -237,7 +237,7 @@ async def test_a_move_that_was_cut_short_is_run_again(
         assert not report.is_paused
     assert await mover.under_way() == {}
     assert await broker.append([late]) == [claim.request_id]
-    claims = (await broker.claim("e2", Room(max_num_seqs=9))).claims
+    claims = (await broker.claim("e2", EngineCapacity(max_num_seqs=9))).claims
     assert [(one.request_id, one.num_logged_tokens) for one in claims] == [("r0", 1), ("r1", 0), ("r2", 0)]
     for one in claims:
         await write(broker, one, one.num_logged_tokens, 2, end=FinishReason.STOP)
@@ -269,7 +269,7 @@ async def test_a_mover_that_slept_while_another_moved_is_refused(
         assert await serves(Broker(plain["a"], keys))
         with pytest.raises(ConfigurationError, match="lives on shard 'a'"):
             await Broker(plain["b"], keys).enqueue("r2", b"payload", result_ttl_ms=60_000)
-        assert (await broker.claim("e", Room(max_num_seqs=9))).claims[0].request_id == "r"
+        assert (await broker.claim("e", EngineCapacity(max_num_seqs=9))).claims[0].request_id == "r"
         for server in servers.values():
             await server.close()
 
@@ -288,7 +288,7 @@ async def test_a_mover_that_slept_deletes_nothing_where_the_model_is_by_now(
     before_step(monkeypatch, "write_keys", meanwhile)
     with pytest.raises(BrokerError, match="somebody else moves"):
         await mover.move("m", "b")
-    assert [claim.request_id for claim in (await broker.claim("e", Room(max_num_seqs=9))).claims] == ["r"]
+    assert [claim.request_id for claim in (await broker.claim("e", EngineCapacity(max_num_seqs=9))).claims] == ["r"]
     for server in servers.values():
         await server.close()
 
@@ -331,7 +331,10 @@ async def test_models_from_before_there_were_shards_leave_home_and_come_back(
     assert await broker.state("r") is RequestState.QUEUED
     await mover.move("m", "home")
     assert await old.enqueue("r2", b"payload", result_ttl_ms=60_000) == NEW
-    assert [claim.request_id for claim in (await broker.claim("e", Room(max_num_seqs=9))).claims] == ["r", "r2"]
+    assert [claim.request_id for claim in (await broker.claim("e", EngineCapacity(max_num_seqs=9))).claims] == [
+        "r",
+        "r2",
+    ]
 
 
 async def test_what_cannot_be_moved_is_told(connect: Connect, plain: Plain, mover: ShardMover) -> None:

@@ -11,7 +11,7 @@ from penstock.producer.agenda import Agenda
 from penstock.producer.webhooks import outbox as outbox_module
 from penstock.producer.webhooks.event_store import EventStore
 from penstock.producer.webhooks.outbox import Outbox
-from penstock.shared.broker import NEW, Broker, Queue, Room
+from penstock.shared.broker import NEW, Broker, EngineCapacity, Queue
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.keys import Keys
@@ -66,7 +66,7 @@ async def test_a_new_model_gets_a_shard_and_keeps_it(connect: Connect, deploymen
     assert [found[model] for model in models[:10]] == ["a"] * 10
     assert {found[model] for model in models[10:]} == {"a", "b"}
     for model in models[:10]:
-        wave = await Broker(all_of_them, Keys().model(model)).claim("e", Room(max_num_seqs=9))
+        wave = await Broker(all_of_them, Keys().model(model)).claim("e", EngineCapacity(max_num_seqs=9))
         assert [claim.request_id for claim in wave.claims] == ["r", "r2"]
     assert not any([await keys_at(plain["home"], model) for model in models])
 
@@ -84,7 +84,7 @@ async def test_what_waits_at_home_is_not_lost_when_shards_are_added(connect: Con
     at_home = Broker(plain["home"], Keys().model("old"))
     assert await at_home.enqueue("r", b"payload", result_ttl_ms=1000) == NEW
     commands = connect()
-    wave = await Broker(commands, Keys().model("old")).claim("e", Room(max_num_seqs=9))
+    wave = await Broker(commands, Keys().model("old")).claim("e", EngineCapacity(max_num_seqs=9))
     assert [claim.request_id for claim in wave.claims] == ["r"]
     assert await commands.placements.find("old") == "home"
     # Who knows no shards goes on with it.
@@ -99,7 +99,7 @@ async def test_who_knows_no_shards_is_refused_where_a_model_is_not(
     with pytest.raises(ConfigurationError, match=r"model 'm' lives on shard 'a'.*set PENSTOCK_SHARDS"):
         await mistaken.enqueue("r2", b"payload", result_ttl_ms=1000)
     with pytest.raises(ConfigurationError, match="lives on shard 'a'"):
-        await mistaken.claim("e", Room(max_num_seqs=1))
+        await mistaken.claim("e", EngineCapacity(max_num_seqs=1))
     assert await keys_at(plain["home"], "m") == set()
 
 
@@ -161,7 +161,7 @@ async def test_queues_and_control_of_models_on_shards(connect: Connect, plain: P
     assert await queue.pause(put_back=True) == 0
     assert await client.is_paused("m")
     assert (await client.queue_stats("m")).depth == 1
-    assert (await broker.claim("e", Room(max_num_seqs=1))).claims == []
+    assert (await broker.claim("e", EngineCapacity(max_num_seqs=1))).claims == []
     await queue.resume()
     assert (await claim_one(broker)).request_id == "r"
 
@@ -186,7 +186,7 @@ async def test_dead_engines_of_a_living_shard_are_found_while_another_is_away(
 
     try:
         for owner in range(2):
-            claims = (await of_b.claim(f"e{owner}", Room(max_num_seqs=1), lease_ttl_ms=LEASE_TTL_MS)).claims
+            claims = (await of_b.claim(f"e{owner}", EngineCapacity(max_num_seqs=1), lease_ttl_ms=LEASE_TTL_MS)).claims
             assert [claim.request_id for claim in claims] == ["r"]
             await until(is_queued)
     finally:

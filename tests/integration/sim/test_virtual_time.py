@@ -12,7 +12,7 @@ import pytest
 from penstock.ops import sim
 from penstock.ops.sim.virtual_redis import EPOCH_US, VirtualConnection, run_now
 from penstock.shared import broker as broker_module
-from penstock.shared.broker import Broker, Claim, FinalRecord, Room
+from penstock.shared.broker import Broker, Claim, EngineCapacity, FinalRecord
 from penstock.shared.deployment.records import DeathCause
 from penstock.shared.keys import Keys
 from penstock.shared.messages.deltas import Delta
@@ -63,8 +63,8 @@ def enqueue(broker: Broker, request_id: str, **options: int) -> None:
     run_now(broker.enqueue(request_id, b"payload", result_ttl_ms=1000, **options))
 
 
-def claim(broker: Broker, room: Room | None = None) -> list[Claim]:
-    return run_now(broker.claim("e0", room or Room(max_num_seqs=4))).claims
+def claim(broker: Broker, room: EngineCapacity | None = None) -> list[Claim]:
+    return run_now(broker.claim("e0", room or EngineCapacity(max_num_seqs=4))).claims
 
 
 def test_every_command_that_knows_the_time_is_answered_by_the_clock() -> None:
@@ -85,7 +85,9 @@ def test_waits_and_epochs_are_by_the_clock(connection: VirtualConnection, broker
 def test_many_come_in_one_moment_in_order(connection: VirtualConnection, broker: Broker) -> None:
     for number in range(20):
         enqueue(broker, f"r{number}")
-    assert [one.request_id for one in claim(broker, Room(max_num_seqs=20))] == [f"r{number}" for number in range(20)]
+    assert [one.request_id for one in claim(broker, EngineCapacity(max_num_seqs=20))] == [
+        f"r{number}" for number in range(20)
+    ]
 
 
 def test_leases_end_by_the_clock(connection: VirtualConnection, broker: Broker) -> None:
@@ -113,7 +115,7 @@ def test_results_are_forgotten_by_the_clock(connection: VirtualConnection, broke
 
 def test_a_reservation_ends_by_the_clock(connection: VirtualConnection, broker: Broker) -> None:
     enqueue(broker, "large", num_prompt_tokens=90, max_tokens=10)
-    room = Room(max_num_seqs=4, num_seqs=1, num_kv_tokens=100, num_held_kv_tokens=50)
+    room = EngineCapacity(max_num_seqs=4, num_seqs=1, num_kv_tokens=100, num_held_kv_tokens=50)
     assert claim(broker, room) == []
     reserved = broker.keys.prefix + "reserved"
     advance(connection, 9.9)

@@ -12,7 +12,7 @@ import msgspec
 import psutil
 import pytest
 
-from penstock.shared.broker import Broker, Room
+from penstock.shared.broker import Broker, EngineCapacity
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
@@ -97,7 +97,7 @@ class StubHost:
     async def claim(self, index: int, request_id: str = "r") -> None:
         """Enqueue a request and claim it in the name of an engine."""
         await self.broker.enqueue(request_id, b"payload", result_ttl_ms=60_000)
-        (claimed,) = (await self.broker.claim(f"h-{index}", Room(max_num_seqs=1))).claims
+        (claimed,) = (await self.broker.claim(f"h-{index}", EngineCapacity(max_num_seqs=1))).claims
         assert claimed.request_id == request_id
 
     async def heartbeat(self, index: int) -> EngineHeartbeat | None:

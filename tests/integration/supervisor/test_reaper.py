@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.shared.broker import Broker, Room
+from penstock.shared.broker import Broker, EngineCapacity
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
 from penstock.worker.config.engine_config import EngineConfig
@@ -54,7 +54,7 @@ async def test_one_of_two_reapers_takes_back_what_a_dead_host_held(reapers: list
     with capture_logs() as logs:
         for request_id in ("r1", "r2"):
             await broker.enqueue(request_id, b"payload", result_ttl_ms=60_000)
-        assert len((await broker.claim("b-0", Room(max_num_seqs=2), lease_ttl_ms=LEASE_TTL_MS)).claims) == 2
+        assert len((await broker.claim("b-0", EngineCapacity(max_num_seqs=2), lease_ttl_ms=LEASE_TTL_MS)).claims) == 2
 
         async def are_queued() -> bool:
             return {await broker.state("r1"), await broker.state("r2")} == {"queued"}
@@ -64,7 +64,9 @@ async def test_one_of_two_reapers_takes_back_what_a_dead_host_held(reapers: list
         await asyncio.gather(*(reaper._reap(MODEL) for reaper in reapers))
     (found,) = [entry for entry in logs if entry["event"] == "engine_lease_ended"]
     assert (found["engine_id"], found["model"], found["num_returned"], found["num_parked"]) == ("b-0", MODEL, 2, 0)
-    assert {claim.request_id: claim.attempt for claim in (await broker.claim("c-0", Room(max_num_seqs=8))).claims} == {
+    assert {
+        claim.request_id: claim.attempt for claim in (await broker.claim("c-0", EngineCapacity(max_num_seqs=8))).claims
+    } == {
         "r1": 2,
         "r2": 2,
     }
@@ -81,11 +83,11 @@ async def _is_left_alone(broker: Broker, lease_ttl_ms: int) -> bool:
     """Renew until a lease of twice the length has ended; False if a renewal came too late to tell."""
     await broker.enqueue("r", b"payload", result_ttl_ms=600_000)
     renewed_at = time.monotonic()
-    (held,) = (await broker.claim("b-0", Room(max_num_seqs=1), lease_ttl_ms=lease_ttl_ms)).claims
+    (held,) = (await broker.claim("b-0", EngineCapacity(max_num_seqs=1), lease_ttl_ms=lease_ttl_ms)).claims
     assert held.request_id == "r"
     # Another engine's end shows that the reapers have looked, and counted leases, after this one's first would have.
     await broker.enqueue("other", b"payload", result_ttl_ms=600_000)
-    assert (await broker.claim("dead-0", Room(max_num_seqs=1), lease_ttl_ms=2 * lease_ttl_ms)).claims
+    assert (await broker.claim("dead-0", EngineCapacity(max_num_seqs=1), lease_ttl_ms=2 * lease_ttl_ms)).claims
     longest_s = 0.0
 
     async def other_is_queued() -> bool:
@@ -122,7 +124,7 @@ async def test_a_model_in_disorder_keeps_no_reaper_from_the_others(
         await commands.execute("SET", keys.model("a-broken-one").prefix + "reaper", b"not a hash")
         await commands.execute("HSET", keys.models(), "a-broken-one", b"{}", "an{unusable}name", b"{}")
         await broker.enqueue("r", b"payload", result_ttl_ms=60_000)
-        assert (await broker.claim("b-0", Room(max_num_seqs=1), lease_ttl_ms=LEASE_TTL_MS)).claims
+        assert (await broker.claim("b-0", EngineCapacity(max_num_seqs=1), lease_ttl_ms=LEASE_TTL_MS)).claims
 
         async def is_queued() -> bool:
             return await broker.state("r") == "queued"

@@ -7,7 +7,7 @@ import asyncio
 from penstock.ops.lab.terminal_picture import picture
 from penstock.ops.views.access import Access
 from penstock.producer.operator_keys import Role
-from penstock.shared.broker import Room
+from penstock.shared.broker import EngineCapacity
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.worker_status import EngineState
 
@@ -62,7 +62,7 @@ async def test_enter_leads_from_a_model_to_a_tenant_to_a_request_and_its_tokens(
         assert "of-globex" not in text
         await seat.press("enter")
         await seat.sees("request of-acme of m", "queued", "what is it?", "no token yet")
-        claims = (await terminal.broker.claim("host-1-0", Room(max_num_seqs=100))).claims
+        claims = (await terminal.broker.claim("host-1-0", EngineCapacity(max_num_seqs=100))).claims
         epoch = next(claim.epoch for claim in claims if claim.request_id == "of-acme")
         await terminal.append("of-acme", epoch, Delta(index=0, text="forty", token_ids=[1]))
         await seat.sees("runs on host-1-0", "forty")

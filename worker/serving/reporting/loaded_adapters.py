@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import structlog
 
-from ....shared.broker.loaded_adapters import LOADED_TTL_MS, say_loaded
+from ....shared.broker.loaded_adapters import LOADED_TTL_MS, report_loaded
 from ....shared.connection import CommandConnection
 from ....shared.control.lora import AddLora, PinLora
 from ....shared.errors import PenstockError
@@ -83,7 +83,7 @@ class LoadedAdapters:
     async def _report_to(self, part: ServedPartition, digests: list[str]) -> None:
         with suppress(TimeoutError, PenstockError):  # without the report, any engine may claim the requests
             async with asyncio.timeout(PATIENCE_S):
-                await say_loaded(self._connection, part.broker.keys, self._engine_id, digests)
+                await report_loaded(self._connection, part.broker.keys, self._engine_id, digests)
 
     async def _load_pinned(self) -> None:
         records = await self._registry.read(self._model)

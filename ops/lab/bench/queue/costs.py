@@ -10,7 +10,7 @@ import asyncio
 
 import msgspec
 
-from .....shared.broker import Broker, Claim, Entry, FinalRecord, Record, Room
+from .....shared.broker import Broker, Claim, EngineCapacity, Entry, FinalRecord, Record
 from .....shared.connection import CommandConnection, Subscriber
 from .....shared.keys import Keys
 from .....shared.messages.deltas import Delta
@@ -111,7 +111,7 @@ async def enqueue_all(broker: Broker, ids: list[str], at_once: int = NUM_STREAMS
 async def claim_all(broker: Broker, number: int, at_once: int = NUM_STREAMS) -> list[Claim]:
     claims: list[Claim] = []
     while len(claims) < number:
-        room = Room(max_num_seqs=len(claims) + at_once, num_seqs=len(claims))
+        room = EngineCapacity(max_num_seqs=len(claims) + at_once, num_seqs=len(claims))
         claims += (await broker.claim("engine", room, lease_ttl_ms=RESULT_TTL_MS)).claims
     return claims
 

@@ -13,7 +13,7 @@ import uuid
 import msgspec
 import redis.asyncio
 
-from .....shared.broker import Broker, Record, Room
+from .....shared.broker import Broker, EngineCapacity, Record
 from .....shared.connection import CommandConnection
 from .....shared.errors import ConfigurationError
 from .....shared.keys import Keys
@@ -60,7 +60,7 @@ async def durability_cost(url: str, batch_size: int = BATCH_SIZE) -> DurabilityC
     request_ids = [f"r{i}" for i in range(batch_size)]
     for request_id in request_ids:
         await broker.enqueue(request_id, b"-", result_ttl_ms=RESULT_TTL_MS)
-    wave = await broker.claim("bench", Room(max_num_seqs=batch_size))
+    wave = await broker.claim("bench", EngineCapacity(max_num_seqs=batch_size))
     epochs = {claim.request_id: claim.epoch for claim in wave.claims}
     append_ms, publish_ms = [], []
     index = 0

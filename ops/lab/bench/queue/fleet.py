@@ -17,7 +17,7 @@ from random import Random
 
 import msgspec
 
-from .....shared.broker import Broker, Claim, FinalRecord, Room
+from .....shared.broker import Broker, Claim, EngineCapacity, FinalRecord
 from .....shared.connection import CommandConnection, Subscriber
 from .....shared.deployment.records import DeathCause
 from .....shared.keys import Keys
@@ -95,7 +95,7 @@ class _Engine:
         await subscriber.subscribe(self._broker.keys.engine_wake(self.engine_id), self.wake)
         while True:
             self._wake.clear()
-            room = Room(max_num_seqs=MAX_NUM_SEQS, num_seqs=self._num_held)
+            room = EngineCapacity(max_num_seqs=MAX_NUM_SEQS, num_seqs=self._num_held)
             wave = await self._broker.claim(self.engine_id, room, lease_ttl_ms=LEASE_TTL_MS)
             for claim in wave.claims:
                 self._claimed_at[claim.request_id] = time.perf_counter()
@@ -189,7 +189,7 @@ async def _storm(connection: CommandConnection, broker: Broker, num_engines: int
     for number in range(num_engines * CLAIMS_PER_DEAD_ENGINE):
         await broker.enqueue(f"s{number}", b"p" * 300, result_ttl_ms=1000, num_prompt_tokens=100, max_tokens=100)
     for number in range(num_engines):
-        room = Room(max_num_seqs=CLAIMS_PER_DEAD_ENGINE)
+        room = EngineCapacity(max_num_seqs=CLAIMS_PER_DEAD_ENGINE)
         await broker.claim(f"engine{number:04}", room, lease_ttl_ms=LEASE_TTL_MS)
     await broker.reap(_CAUSE, max_deliveries=3, lease_ttl_ms=0)
     for number in range(num_engines):

@@ -17,7 +17,7 @@ import msgspec
 import redis.asyncio
 
 from .....producer import Client, RequestHandle, SamplingParams
-from .....shared.broker import Broker, Claim, FinalRecord, Record, Room
+from .....shared.broker import Broker, Claim, EngineCapacity, FinalRecord, Record
 from .....shared.connection import CommandConnection
 from .....shared.errors import BrokerError
 from .....shared.keys import Keys
@@ -134,7 +134,7 @@ async def _append_all(url: str, num_streams: int, deltas_per_stream: int) -> Non
     broker = Broker(commands, Keys().model(MODEL))
     claims: list[Claim] = []
     while len(claims) < num_streams:
-        room = Room(max_num_seqs=num_streams, num_seqs=len(claims))
+        room = EngineCapacity(max_num_seqs=num_streams, num_seqs=len(claims))
         claims += (await broker.claim("bench", room, lease_ttl_ms=LEASE_TTL_MS)).claims
     print("ready", flush=True)
     for index in range(deltas_per_stream - 1):

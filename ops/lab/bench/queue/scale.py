@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from .....shared.broker import Broker, Claim, Entry, FinalRecord, Queue, Room
+from .....shared.broker import Broker, Claim, EngineCapacity, Entry, FinalRecord, Queue
 from .....shared.connection import CommandConnection
 from .....shared.deployment.records import DeathCause
 from .....shared.keys import Keys
@@ -176,7 +176,7 @@ class _Side:
                 raise answer
 
     async def _claim(self, size: int) -> list[Claim]:
-        claims = (await self.broker.claim("bench", Room(max_num_seqs=size))).claims
+        claims = (await self.broker.claim("bench", EngineCapacity(max_num_seqs=size))).claims
         assert len(claims) == size, f"{len(claims)} of {size} were claimed"
         return claims
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from penstock.shared.broker import Broker, Room
+from penstock.shared.broker import Broker, EngineCapacity
 
 from ..conftest import die, enqueue
 from ..engine import PATIENCE_S, Engine, pass_patience, small, teach
@@ -107,7 +107,7 @@ async def test_until_then_they_are_left_to_the_others(broker: Broker) -> None:
 async def test_engines_that_are_gone_or_not_there_yet_get_no_part(broker: Broker, end: str) -> None:
     (first,) = engines_of(broker, 10, of="max_num_seqs")
     await first.claim()
-    await broker.claim("gone", Room(max_num_seqs=10), lease_ttl_ms=1 if end == "lease" else 60_000)
+    await broker.claim("gone", EngineCapacity(max_num_seqs=10), lease_ttl_ms=1 if end == "lease" else 60_000)
     if end == "death":
         await die(broker, "gone", external=True)
     else:

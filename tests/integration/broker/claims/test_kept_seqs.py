@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from penstock.shared.broker import Broker, Claim, Room
+from penstock.shared.broker import Broker, Claim, EngineCapacity
 
 from ..conftest import enqueue
 
 
 async def take(broker: Broker, num_held: int = 0) -> list[Claim]:
-    room = Room(max_num_seqs=8, num_seqs=num_held, num_kept_seqs=2)
+    room = EngineCapacity(max_num_seqs=8, num_seqs=num_held, num_kept_seqs=2)
     return (await broker.claim("e0", room)).claims
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from penstock.shared.broker import Broker, Claim, Queue, Room
+from penstock.shared.broker import Broker, Claim, EngineCapacity, Queue
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import QuotaExceededError
 from penstock.shared.keys import ModelKeys
@@ -151,7 +151,7 @@ async def test_no_history_goes_beyond_a_quota_or_is_held_up_within_it(
 async def test_over_a_quota_a_request_waits_and_the_claim_says_how_long(broker: Broker, queue: Queue) -> None:
     await queue.configure_tenant("t", TenantPolicy(requests_per_minute=2))
     await enqueue(broker, "a", "b", "c", tenant="t")
-    wave = await broker.claim("e0", Room(max_num_seqs=9))
+    wave = await broker.claim("e0", EngineCapacity(max_num_seqs=9))
     assert [claim.request_id for claim in wave.claims] == ["a", "b"]
     assert MINUTE_MS / 2 < wave.retry_ms <= MINUTE_MS + 1000
     (tenant,) = (await queue.stats(tenants=True)).tenants
@@ -163,7 +163,7 @@ async def test_over_a_quota_a_request_waits_and_the_claim_says_how_long(broker: 
 async def test_the_end_of_a_request_lets_the_next_one_start(broker: Broker, queue: Queue, end: str) -> None:
     await queue.configure_tenant("t", TenantPolicy(max_concurrent_requests=1))
     await enqueue(broker, "a", "b", tenant="t")
-    wave = await broker.claim("e0", Room(max_num_seqs=9))
+    wave = await broker.claim("e0", EngineCapacity(max_num_seqs=9))
     assert ([claim.request_id for claim in wave.claims], wave.retry_ms) == (["a"], -1)
     assert await take(broker, "e1", 9) == []
     (tenant,) = (await queue.stats(tenants=True)).tenants

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from penstock.shared.broker import Broker, Entry, Queue, Room
+from penstock.shared.broker import Broker, EngineCapacity, Entry, Queue
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.messages.requests import InputChunk
 from penstock.shared.queue.policy import TenantPolicy
@@ -40,7 +40,7 @@ async def woken(broker: Broker, subscriber: Subscriber) -> Woken:
 
 async def look(broker: Broker, engine: str, *, held: int = 0, most: int = 10) -> None:
     """A claim that finds nothing; the engine holds ``held`` of ``most`` sequences."""
-    assert (await broker.claim(engine, Room(max_num_seqs=most, num_seqs=held))).claims == []
+    assert (await broker.claim(engine, EngineCapacity(max_num_seqs=most, num_seqs=held))).claims == []
 
 
 async def test_as_many_are_woken_as_requests_come_and_the_emptiest_first(broker: Broker, woken: Woken) -> None:
@@ -104,7 +104,7 @@ async def fill_up_to_what_is_kept(broker: Broker) -> None:
     """Two of e0's eight sequences are free: for "small", which has less than an equal part, not for "flood"."""
     await enqueue(broker, "s0", tenant="small", num_prompt_tokens=1)
     await enqueue(broker, *(f"f{number}" for number in range(5)), tenant="flood", num_prompt_tokens=1)
-    wave = await broker.claim("e0", Room(max_num_seqs=8, num_kept_seqs=2))
+    wave = await broker.claim("e0", EngineCapacity(max_num_seqs=8, num_kept_seqs=2))
     assert len(wave.claims) == 6
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.broker import Broker, Entry, Queue, Room
+from penstock.shared.broker import Broker, EngineCapacity, Entry, Queue
 from penstock.shared.connection import CommandConnection
 from penstock.shared.messages.requests import InputChunk
 from penstock.shared.queue.policy import Order, QueuePolicy, TenantPolicy
@@ -66,7 +66,7 @@ async def converse(broker: Broker, engine: str, conversation: str = "c", **optio
 async def test_the_next_turn_is_left_to_the_engine_that_had_the_last(broker: Broker) -> None:
     await converse(broker, "e1")
     await enqueue(broker, "second", **turn(2))
-    wave = await broker.claim("e0", Room(max_num_seqs=10))
+    wave = await broker.claim("e0", EngineCapacity(max_num_seqs=10))
     assert wave.claims == []
     assert 0 < wave.retry_ms <= 60_000
     assert await ids(broker, "e1") == ["second"]
@@ -243,7 +243,9 @@ async def test_what_does_not_fit_goes_in_front_of_nothing(broker: Broker) -> Non
     await converse(broker, "e1")
     await enqueue(broker, "cold", num_prompt_tokens=10, max_tokens=1)
     await enqueue(broker, "large", num_prompt_tokens=500, max_tokens=1, **turn(2))
-    wave = await broker.claim("e1", Room(max_num_seqs=10, num_seqs=1, num_kv_tokens=600, num_held_kv_tokens=400))
+    wave = await broker.claim(
+        "e1", EngineCapacity(max_num_seqs=10, num_seqs=1, num_kv_tokens=600, num_held_kv_tokens=400)
+    )
     assert [claim.request_id for claim in wave.claims] == ["cold"]
 
 
@@ -317,7 +319,7 @@ async def test_who_finds_a_crowd_of_what_is_left_to_others_comes_back_soon(broke
     await converse(broker, "e1")
     for number in range(9):
         await enqueue(broker, f"warm-{number}", tenant=f"tenant-{number}", **turn(2))
-    wave = await broker.claim("e0", Room(max_num_seqs=10))
+    wave = await broker.claim("e0", EngineCapacity(max_num_seqs=10))
     assert (wave.claims, wave.retry_ms) == ([], 10)
 
 

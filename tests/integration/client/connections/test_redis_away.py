@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from penstock.producer import Client, Delta, FinishReason
 from penstock.shared import connection as connection_module
-from penstock.shared.broker import Broker, Claim, FinalRecord, Record, Room
+from penstock.shared.broker import Broker, Claim, EngineCapacity, FinalRecord, Record
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import RedisUnavailableError
 from penstock.shared.redis_access import link as redis_link
@@ -30,7 +30,9 @@ async def claim_all(engine: Broker, number: int) -> list[Claim]:
     claims: list[Claim] = []
 
     async def has_all() -> bool:
-        claims.extend((await engine.claim("e0", Room(max_num_seqs=number + len(claims), num_seqs=len(claims)))).claims)
+        claims.extend(
+            (await engine.claim("e0", EngineCapacity(max_num_seqs=number + len(claims), num_seqs=len(claims)))).claims
+        )
         return len(claims) == number
 
     await until(has_all)
@@ -162,7 +164,7 @@ async def test_a_server_that_is_read_only_for_a_while_is_waited_for(server: Redi
         await commands.execute("REPLICAOF", "127.0.0.1", "1")
         writing = asyncio.ensure_future(write(engine, claim, 0, 65, end=FinishReason.STOP))
         claiming = asyncio.ensure_future(
-            engine.claim("e0", Room(max_num_seqs=1))
+            engine.claim("e0", EngineCapacity(max_num_seqs=1))
         )  # not to be sent again, but this was not run
 
         async def were_refused() -> bool:

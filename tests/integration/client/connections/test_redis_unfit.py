@@ -11,7 +11,7 @@ import pytest
 from penstock.producer import Client, Delta, FinishReason, SamplingParams
 from penstock.producer.requests import silence_watch
 from penstock.producer.requests.reader import DeltaReader
-from penstock.shared.broker import Broker, Room
+from penstock.shared.broker import Broker, EngineCapacity
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.errors import (
     OutputChangedError,
@@ -33,7 +33,7 @@ async def test_a_full_server_is_waited_for(server: RedisServer, engine: Broker) 
         await write(engine, claim, 0, 65)
         await set_maxmemory(commands, 1)
         writing = asyncio.ensure_future(write(engine, claim, 1, 66, end=FinishReason.STOP))
-        claiming = asyncio.ensure_future(engine.claim("e0", Room(max_num_seqs=1)))
+        claiming = asyncio.ensure_future(engine.claim("e0", EngineCapacity(max_num_seqs=1)))
         with pytest.raises(RedisFullError, match=r"is full .*raise its maxmemory") as caught:
             await client.generate("hi", request_id="refused")
         assert caught.value.retryable

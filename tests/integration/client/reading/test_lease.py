@@ -13,7 +13,7 @@ import pytest
 
 from penstock.producer import Client, FinishReason
 from penstock.shared import errors
-from penstock.shared.broker import NEW, Broker, Room
+from penstock.shared.broker import NEW, Broker, EngineCapacity
 from penstock.shared.connection import CommandConnection
 
 from ..harness import DEADLINE_S, claim_one, until, write
@@ -145,7 +145,7 @@ async def test_an_enqueue_that_is_sent_again_is_new_again(broker: Broker) -> Non
         return await broker.enqueue("r", b"", result_ttl_ms=1000, client_id="c", client_ttl_ms=1000, call=call)
 
     assert [await enqueue("one"), await enqueue("one"), await enqueue("two")] == [NEW, NEW, "queued"]
-    assert len((await broker.claim("e0", Room(max_num_seqs=5))).claims) == 1
+    assert len((await broker.claim("e0", EngineCapacity(max_num_seqs=5))).claims) == 1
 
 
 async def test_an_enqueue_whose_reply_is_lost_still_owns_its_request(client, broker, commands) -> None:
@@ -166,7 +166,7 @@ async def test_an_enqueue_whose_reply_is_lost_still_owns_its_request(client, bro
         return await broker.state("r") == "cancelled"
 
     await until(is_cancelled)
-    assert (await broker.claim("e0", Room(max_num_seqs=5))).claims == []
+    assert (await broker.claim("e0", EngineCapacity(max_num_seqs=5))).claims == []
 
 
 async def test_leaving_while_attaching_cancels_nothing(client: Client, broker: Broker) -> None:
