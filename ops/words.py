@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from ..shared.errors import ValidationError
 from ..shared.queue.request_events import EventKind
-from ..shared.shown import shown
+from ..shared.values.shown import shown
 
 # Size in seconds, name, and how many of it are said in the next unit: "90 s" says more than "2 min".
 _UNITS = ((1, "s", 120), (60, "min", 120), (3600, "h", 48))

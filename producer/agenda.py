@@ -14,15 +14,14 @@ that there is nothing left to do.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 from typing import Any
 
 import msgspec
 
-from ..shared.broker.script import CLOCK, Script
 from ..shared.connection import CommandConnection
 from ..shared.keys import Keys
+from ..shared.redis_access.script import Script, linked_text, script_of
 
 LEASE_TTL_S = 10.0
 # Of the lease, after which it is renewed.
@@ -38,8 +37,7 @@ class DueItem(msgspec.Struct, frozen=True):
 
 
 def _script(name: str, text: str) -> Script:
-    text = CLOCK + _DUE_TIMES + text
-    return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    return script_of(name, linked_text("-- uses: clock\n" + _DUE_TIMES + text, {}))
 
 
 # KEYS of each: due, holders, set_at.

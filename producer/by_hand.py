@@ -17,7 +17,7 @@ from ..shared.messages.deltas import Delta
 from ..shared.params.kinds import RequestOutputKind
 from ..shared.params.pooling import PoolingParams
 from ..shared.params.sampling import SamplingParams
-from ..shared.shown import shown
+from ..shared.values.shown import shown
 from .client import Client
 from .detached import Params
 from .handle import RequestHandle

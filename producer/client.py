@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ..shared.connection import RETRY_FOR_S
 from ..shared.errors import ValidationError
 from ..shared.keys import Keys
-from ..shared.names import DEFAULT_NAMESPACE
 from ..shared.shards import ShardsArgument, check_servers, make_connections
-from ..shared.shown import shown
+from ..shared.values.names import DEFAULT_NAMESPACE
+from ..shared.values.shown import shown
 from .client_tracing import enqueue_spans
 from .control.adapter_control import AdapterControl
 from .control.engine_control import EngineControl

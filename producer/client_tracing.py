@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..shared.errors import ValidationError
-from ..shared.shown import shown
 from ..shared.tracing.endpoint import check_endpoint, is_enabled
+from ..shared.values.shown import shown
 from .requests.spans.enqueue_spans import EnqueueSpans
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import Unpack
 
 from ..shared.errors import RequestNotFoundError, ValidationError
 from ..shared.messages.deltas import Delta
-from ..shared.names import check_name
 from ..shared.params.pooling import PoolingParams
 from ..shared.params.sampling import SamplingParams
-from ..shared.shown import shown
+from ..shared.values.names import check_name
+from ..shared.values.shown import shown
 from .client_core import ClientCore
 from .handle import RequestHandle
 from .inputs.options import RequestOptions, SharedOptions

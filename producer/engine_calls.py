@@ -25,8 +25,8 @@ from ..shared.errors import (
     from_wire,
 )
 from ..shared.keys import Keys
-from ..shared.shown import shown
-from ..shared.timeouts import check_timeout
+from ..shared.values.shown import shown
+from ..shared.values.timeouts import check_timeout
 from .requests.health import DEAF_STATES
 
 CALL_TIMEOUT_S = 60.0

@@ -8,7 +8,7 @@ from typing import Protocol
 from ..shared.errors import ValidationError
 from ..shared.messages.deltas import Delta
 from ..shared.params.kinds import RequestOutputKind
-from ..shared.shown import shown
+from ..shared.values.shown import shown
 from .inputs.options import check_linger
 from .requests.fan_out import child_ids
 from .requests.output_stream import collect, outputs_of

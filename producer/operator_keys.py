@@ -8,7 +8,7 @@ import time
 from ..shared.connection import CommandConnection
 from ..shared.errors import ValidationError
 from ..shared.keys import Keys
-from ..shared.shown import shown
+from ..shared.values.shown import shown
 from .secret_keys import KeyStore, SecretKey, check_key_name, key_id_of, make_key, matches
 
 PREFIX = "pso"

@@ -14,9 +14,9 @@ from ..shared.deployment.records import ModelCard
 from ..shared.errors import UnsupportedTaskError, ValidationError
 from ..shared.messages.deltas import Delta
 from ..shared.messages.outcome import Usage
-from ..shared.names import check_name
 from ..shared.params.pooling import PoolingParams
-from ..shared.shown import shown
+from ..shared.values.names import check_name
+from ..shared.values.shown import shown
 from .client_core import ClientCore
 from .inputs.options import RequestOptions
 from .inputs.prompt import Prompt, as_prompts

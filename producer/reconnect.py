@@ -13,7 +13,7 @@ from contextlib import aclosing
 
 from ..shared.errors import ValidationError
 from ..shared.messages.deltas import Delta
-from ..shared.shown import shown
+from ..shared.values.shown import shown
 from .client import Client
 from .results.answer_positions import AnswerPositions
 

@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from ..shared.errors import PenstockError, ServerShutdownError, ValidationError
-from ..shared.json_lines import encode_line, escape_line_ends
 from ..shared.messages.deltas import Delta
-from ..shared.shown import shown
+from ..shared.values.json_lines import encode_line, escape_line_ends
+from ..shared.values.shown import shown
 from .reconnect import END, StreamPosition
 from .shutdown import ShutdownWatch, shutdown_watch
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -19,8 +20,8 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
-from .encodable import unencodable
 from .redis_access.channels import DatabaseChannels
+from .redis_access.check import check_redis
 from .redis_access.link import (
     FULL_PAUSE_S,
     LOST,
@@ -42,9 +43,11 @@ from .redis_access.link import (
 from .redis_access.replies import deliver_replies
 from .redis_access.subscriber import Subscriber, Subscription
 from .redis_access.unsent import Unsent
-from .urls import mask_url
+from .values.encodable import unencodable
+from .values.names import DEFAULT_NAMESPACE
+from .values.urls import mask_url
 
-__all__ = ["RETRY_FOR_S", "CommandConnection", "Subscriber", "Subscription"]
+__all__ = ["RETRY_FOR_S", "CommandConnection", "Subscriber", "Subscription", "checked_connection"]
 
 RETRY_FOR_S = 60.0
 # A connection on which commands wait is dropped after this many looks in a row that found no reply, nor that a part of
@@ -314,3 +317,14 @@ class CommandConnection:
         leftover = asyncio.create_task(clear_away(self._tasks, asyncio.current_task(), connection))
         self._leftovers.add(leftover)
         leftover.add_done_callback(self._leftovers.discard)
+
+
+@asynccontextmanager
+async def checked_connection(url: str, *, namespace: str = DEFAULT_NAMESPACE) -> AsyncIterator[CommandConnection]:
+    """Open the connection of a CLI command, after ``check_redis``."""
+    await check_redis(url, namespace=namespace)
+    connection = CommandConnection(url)
+    try:
+        yield connection
+    finally:
+        await connection.close()

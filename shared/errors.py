@@ -10,11 +10,11 @@
     │   ├── PayloadTooLargeError      the encoded request is larger than max_payload_bytes
     │   ├── UnsupportedParameterError a known parameter that this version cannot honour yet
     │   ├── UnsupportedTaskError      the model does not do what was asked: embed, classify, score, ...
-    │   ├── AdapterFileError          (adapter_errors) an adapter's folder lacks a file, or holds another adapter
-    │   └── UnsupportedAdapterError   (adapter_errors) no engine here computes an adapter of that kind
+    │   ├── AdapterFileError          an adapter's folder lacks a file, or holds another adapter
+    │   └── UnsupportedAdapterError   no engine here computes an adapter of that kind
     ├── RequestConflictError          the request_id is that of another request, by its content or its tenant
     ├── UnknownModelError             no worker has ever served a model of that name here
-    ├── UnknownAdapterError           (adapter_errors) the model has no adapter of that name for the tenant
+    ├── UnknownAdapterError           the model has no adapter of that name for the tenant
     ├── RequestNotFoundError          the request_id is unknown, or its result has expired
     │   └── RequestLostError          it was under way, and Redis has lost its data
     ├── OutputChangedError            Redis lost a part of the output, and it came out otherwise when it came again
@@ -49,7 +49,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from .shown import cut
+MAX_MESSAGE_CHARS = 800
+_GAP = " … "
+
+
+def cut(text: str, max_chars: int = MAX_MESSAGE_CHARS) -> str:
+    """Return ``text`` with at most ``max_chars``: the middle is left out, since field and remedy stand at the ends.
+
+    What UTF-8 cannot encode is written as an escape, so that every message can be sent and logged.
+    """
+    if len(text) > max_chars:
+        num_last = (max_chars - len(_GAP)) // 3
+        text = text[: max_chars - len(_GAP) - num_last] + _GAP + text[-num_last:]
+    if text.isascii():
+        return text
+    return text.encode(errors="backslashreplace").decode()
 
 
 class PenstockError(Exception):
@@ -120,6 +134,22 @@ class UnsupportedTaskError(ValidationError):
     code = "unsupported_task"
 
 
+class AdapterFileError(ValidationError):
+    """The folder of an adapter lacks a file, or holds another adapter than it is known to.
+
+    Another engine may see the folder as it should be: a request that ends with this may be sent again.
+    """
+
+    code = "adapter_file"
+    retryable = True
+
+
+class UnsupportedAdapterError(ValidationError):
+    """The adapter is of a kind that no engine here computes; the message names what is not served."""
+
+    code = "unsupported_adapter"
+
+
 class RequestConflictError(PenstockError):
     """The ``request_id`` is that of another request; nothing was enqueued.
 
@@ -137,6 +167,12 @@ class UnknownModelError(PenstockError):
     """No worker has ever served a model of that name on this Redis."""
 
     code = "unknown_model"
+
+
+class UnknownAdapterError(PenstockError):
+    """No adapter of that name or number is registered for the model, or it is another tenant's."""
+
+    code = "unknown_adapter"
 
 
 class RequestNotFoundError(PenstockError):

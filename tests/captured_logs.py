@@ -9,7 +9,7 @@ import structlog
 from structlog.testing import LogCapture
 from structlog.typing import EventDict
 
-from penstock.shared import log
+from penstock.shared.process import log
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from penstock.ops.lab.clusters.cluster_trio import ClusterTrio
 from penstock.ops.local import server as local_server
 from penstock.ops.local import worker as local_worker
 from penstock.shared.connection import CommandConnection, Subscriber
-from penstock.shared.embedded import find_redis_server
+from penstock.shared.redis_access.embedded import find_redis_server
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE, running_fork_server
 
 from . import captured_logs, forked_lanes

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.shared.embedded import find_redis_server
+from penstock.shared.redis_access.embedded import find_redis_server
 
 # Each call is answered with the true time and the microseconds that a file holds, which the test writes at any moment.
 # The monotonic clock stays as it is, as it does where a clock is set right.

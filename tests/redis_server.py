@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import redis
 
-from penstock.shared.embedded import find_redis_server
+from penstock.shared.redis_access.embedded import find_redis_server
 from penstock.shared.redis_access.users import RedisVersion
 
 # Of what takes no time on a quiet machine.

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from importlib import import_module, metadata
 from importlib.util import resolve_name
 
-from ...shared import plain_structlog  # noqa: F401  # before structlog
-from ...shared.command_line import Command, UsageError, run_program
+from ...shared.process import plain_structlog  # noqa: F401  # before structlog
+from ...shared.process.command_line import Command, UsageError, run_program
 
 LAB = "..lab"
 # In the order in which --help lists them; each with its module.

@@ -15,9 +15,9 @@ from ...producer.requests.model_cards import ModelCards
 from ...shared.broker import Queue
 from ...shared.connection import CommandConnection
 from ...shared.deployment.audit import acting_as, process_actor
-from ...shared.embedded import resolve_redis_url
 from ...shared.keys import Keys
 from ...shared.partitions import open_queue
+from ...shared.redis_access.embedded import resolve_redis_url
 from ...shared.shards import check_servers, make_commands
 
 T = TypeVar("T")

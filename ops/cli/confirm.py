@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ...shared.command_line import UsageError
+from ...shared.process.command_line import UsageError
 
 
 def confirmed(question: str, arguments: argparse.Namespace) -> bool:

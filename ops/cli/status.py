@@ -7,10 +7,10 @@ import time
 from collections import Counter
 
 from ...producer.control.deployment import Deployment, read_deployment
-from ...shared.command_line import EXIT_FAILED, Command, add_redis_arguments, format_table
 from ...shared.connection import CommandConnection
 from ...shared.deployment.presence import ProcessRecord
 from ...shared.keys import Keys
+from ...shared.process.command_line import EXIT_FAILED, Command, add_redis_arguments, format_table
 from ..words import format_duration
 from .broker_command import print_json, run_on_redis
 

@@ -18,7 +18,7 @@ from ...shared.connection import CommandConnection
 from ...shared.deployment.audit import ActorSource
 from ...shared.errors import ConfigurationError
 from ...shared.keys import Keys
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 from ..views.access import Access
 
 SESSION_COOKIE = "penstock_session"

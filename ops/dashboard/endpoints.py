@@ -20,7 +20,7 @@ from ...shared.errors import (
     UnknownBatchError,
     UnknownModelError,
 )
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 from ..views.access import Access
 from ..views.page import Act, Action, Page, View
 from ..views.source import Moment

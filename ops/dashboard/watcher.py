@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from ...producer.operator_keys import Role
 from ...producer.sse import encode_event
 from ...shared.errors import PenstockError
-from ...shared.log import get_logger
+from ...shared.process.log import get_logger
 from ..views.access import Access
 from ..views.page import Page
 from ..views.source import Moment, Source

@@ -17,15 +17,15 @@ import msgspec
 from ...producer.inputs.prompt import build_request, encode_request
 from ...shared.broker import Broker
 from ...shared.broker.admission import Entry
-from ...shared.command_line import format_table
 from ...shared.connection import CommandConnection
 from ...shared.deployment.records import EngineHeartbeat, ModelCard
-from ...shared.embedded import EmbeddedRedis
 from ...shared.keys import Keys
 from ...shared.messages.worker_status import EngineState
 from ...shared.params.sampling import SamplingParams
+from ...shared.process.command_line import format_table
 from ...shared.queue.policy import QueuePolicy
 from ...shared.redis_access.check import info_fields
+from ...shared.redis_access.embedded import EmbeddedRedis
 from ..dashboard.app import dashboard
 from ..views.access import Access
 from ..views.page import Page, Params

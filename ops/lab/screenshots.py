@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from ...producer import Client, SamplingParams
-from ...shared.command_line import run_told
 from ...shared.errors import ConfigurationError
-from ...shared.names import DEFAULT_NAMESPACE
+from ...shared.process.command_line import run_told
+from ...shared.values.names import DEFAULT_NAMESPACE
 from ..demo.busy import MODEL_NAME, keep_busy
 from ..demo.run import MODEL
 from ..local.server import LocalServer

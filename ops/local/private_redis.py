@@ -9,7 +9,7 @@ from pathlib import Path
 
 import redis
 
-from ...shared.embedded import EmbeddedRedis
+from ...shared.redis_access.embedded import EmbeddedRedis
 from .life_line import unwind_on_sigterm
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from ...shared.embedded import EmbeddedRedis
+from ...shared.redis_access.embedded import EmbeddedRedis
 from ...shared.shards import HOME, shards_text
 from .life_line import LifeLine, unwind_on_sigterm
 from .worker import LocalWorker

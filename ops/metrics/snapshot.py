@@ -16,9 +16,9 @@ from ...producer.webhooks.events import EventState
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
-from ...shared.log import get_logger
 from ...shared.metrics import Sample, values_of
 from ...shared.partitions import open_dead_letter
+from ...shared.process.log import get_logger
 from ...shared.shards import HOME, check_servers, make_commands, make_servers
 from .redis_samples import redis_samples
 from .wanted import ServiceRate, WantedOptions, wanted_engines

@@ -7,10 +7,10 @@ import enum
 import msgspec
 
 from ...shared.errors import ValidationError
-from ...shared.names import partition_name
 from ...shared.partitions import MAX_PARTITIONS
 from ...shared.queue.policy import QueuePolicy, TenantPolicy
-from ...shared.shown import shown
+from ...shared.values.names import partition_name
+from ...shared.values.shown import shown
 from .shapes import Arrivals, Constant, Fixed, Lengths, check_at_least
 from .speed import Speed, StepWork
 

@@ -12,7 +12,7 @@ from random import Random
 import msgspec
 
 from ...shared.errors import ValidationError
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 
 
 def check_at_least(name: str, value: float, least: float) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from redis.exceptions import RedisError
 
 from ...shared.errors import PenstockError
-from ...shared.log import get_logger
+from ...shared.process.log import get_logger
 from ..views.access import Access
 from ..views.page import Page, View
 from ..views.source import Moment, Source

@@ -8,7 +8,7 @@ from pathlib import Path
 from ...shared.deployment.audit import acting_as, process_actor
 from ...shared.errors import ConfigurationError
 from ...shared.keys import Keys
-from ...shared.log import configure_logging
+from ...shared.process.log import configure_logging
 from ...shared.shards import ShardsArgument, check_servers, make_commands
 from ..views.access import Access
 from ..views.source import RETRY_FOR_S, Source

@@ -29,7 +29,7 @@ from ...shared.keys import Keys
 from ...shared.partitions import Layouts, PartitionedBroker, open_dead_letter, open_history, open_queue
 from ...shared.queue.stats import QueueStats
 from ...shared.shards import ShardsArgument
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 from .read_log import ReadLog
 
 # The page of a model whose Redis is away says so after this.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ...shared.command_line import format_bytes
+from ...shared.process.command_line import format_bytes
 from ..words import format_duration
 
 # Characters that change the direction of what stands beside them, or cannot be seen.

@@ -18,8 +18,8 @@ from ...shared.errors import (
     RequestConflictError,
     RequestNotFoundError,
 )
-from ...shared.log import get_logger
 from ...shared.messages.outcome import FinishReason
+from ...shared.process.log import get_logger
 from ..client import Client
 from ..inputs.prompt import Prompt
 from ..inputs.prompt_names import naming, numbered

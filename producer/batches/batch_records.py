@@ -11,10 +11,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from ...shared.encodable import check_text
 from ...shared.errors import ValidationError
 from ...shared.messages import WIRE_VERSION
-from ...shared.shown import shown
+from ...shared.values.encodable import check_text
+from ...shared.values.shown import shown
 
 MAX_FILE_BYTES = 200 * 1024 * 1024
 MAX_ROWS = 50_000

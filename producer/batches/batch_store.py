@@ -15,8 +15,8 @@ import msgspec
 from ...shared.connection import RETRY_FOR_S, CommandConnection
 from ...shared.errors import BatchEndedError, BatchHeldError, UnknownBatchError, ValidationError
 from ...shared.keys import Keys
-from ...shared.names import DEFAULT_NAMESPACE, check_name
-from ...shared.shown import shown
+from ...shared.values.names import DEFAULT_NAMESPACE, check_name
+from ...shared.values.shown import shown
 from ..agenda import Agenda
 from ..inputs.options import trace_headers_of
 from ..webhooks.addresses import check_url

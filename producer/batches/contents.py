@@ -22,9 +22,9 @@ from typing import BinaryIO
 
 import msgspec
 
-from ...shared.embedded.folder import data_folder
 from ...shared.errors import ConfigurationError, PayloadTooLargeError, UnknownFileError, ValidationError
-from ...shared.shown import shown
+from ...shared.redis_access.embedded.folder import data_folder
+from ...shared.values.shown import shown
 
 CHUNK_BYTES = 1024 * 1024
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
-from importlib import resources
 from pathlib import Path
 
 import msgspec
 
-from ...shared.broker.script import CLOCK, Script
 from ...shared.connection import CommandConnection
 from ...shared.errors import UnknownFileError, ValidationError
 from ...shared.keys import BatchKeys
-from ...shared.names import check_name
-from ...shared.shown import shown
+from ...shared.redis_access.script import Script, load_scripts
+from ...shared.values.names import check_name
+from ...shared.values.shown import shown
 from .batch_records import MAX_EXPIRY_S, MAX_FILE_BYTES, PURPOSES, Deleted, FileObject, FileRecord, Page, check_expiry
 from .contents import Contents
 from .listing import read_page
@@ -30,13 +28,7 @@ _CLEAR_AT_ONCE = 100
 _record_decoder = msgspec.json.Decoder(FileRecord)
 
 
-def _load(name: str) -> Script:
-    folder = resources.files(__name__.rpartition(".")[0]) / "scripts"
-    text = CLOCK + "".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("lib", name))
-    return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
-
-
-SCRIPTS: dict[str, Script] = {name: _load(name) for name in _NAMES}
+SCRIPTS: dict[str, Script] = load_scripts(__name__.rpartition(".")[0], _NAMES)
 
 
 class Upload(msgspec.Struct, frozen=True):

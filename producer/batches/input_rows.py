@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 from .batch_records import MAX_ROWS, RowProblem
 
 # Limit of reported problems; further ones are usually of the same kinds.

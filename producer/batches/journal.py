@@ -21,8 +21,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from ...shared.json_lines import escape_line_ends
-from ...shared.log import get_logger
+from ...shared.process.log import get_logger
+from ...shared.values.json_lines import escape_line_ends
 from .batch_records import BatchSpec, BatchUsage, FileRecord, InputTokensDetails
 from .contents import put_in_place
 from .files import new_file

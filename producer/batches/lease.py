@@ -17,7 +17,7 @@ from typing import Any
 from ...shared.connection import CommandConnection
 from ...shared.errors import BatchTakenOverError, BrokerError, PenstockError
 from ...shared.keys import BatchKeys
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 from .batch_records import BatchSpec, BatchStatus, FileRecord
 from .files import SCRIPTS, file_args
 

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from ...shared.connection import CommandConnection
-from ...shared.encodable import check_text
 from ...shared.errors import ValidationError
-from ...shared.shown import shown
+from ...shared.values.encodable import check_text
+from ...shared.values.shown import shown
 from .batch_records import Page
 
 T = TypeVar("T")

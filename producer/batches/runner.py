@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from ...shared.errors import BatchTakenOverError, UnknownFileError, UnknownModelError, ValidationError
-from ...shared.log import get_logger
-from ...shared.shown import shown
+from ...shared.process.log import get_logger
+from ...shared.values.shown import shown
 from ..client import Client
 from ..long_work import LongWork, in_long_thread
 from ..openai.parsers import ParserChoice

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...shared.errors import ValidationError
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 from ..inputs.prompt import Prompt
 
 

@@ -12,11 +12,11 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, Unpack, overload
 
-from ...shared.embedded import resolve_redis_url
 from ...shared.errors import ClientClosedError, ValidationError
 from ...shared.messages.deltas import Delta
 from ...shared.params.pooling import PoolingParams
 from ...shared.params.sampling import SamplingParams
+from ...shared.redis_access.embedded import resolve_redis_url
 from ..client import Client
 from ..inputs.options import RequestOptions, options_of_each
 from ..inputs.prompt import Prompt, as_prompts, params_of_each

@@ -16,9 +16,9 @@ from ...shared.errors import (
     ValidationError,
 )
 from ...shared.lora.registry import AdapterRecord, owner
-from ...shared.names import check_name
 from ...shared.params.lora import LoRARequest
-from ...shared.shown import shown
+from ...shared.values.names import check_name
+from ...shared.values.shown import shown
 from ..client_core import ClientCore
 from ..engine_calls import CallOptions
 from ..long_work import LongWork, in_long_thread

@@ -29,10 +29,10 @@ from ...shared.control.diagnosis import (
 from ...shared.control.rpc import CollectiveRpc, RpcResult
 from ...shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
 from ...shared.control.weights import SaveShardedState, ShardedStateSaved
-from ...shared.encodable import UNENCODABLE, unencodable
 from ...shared.errors import ValidationError
-from ...shared.shown import shown
-from ...shared.timeouts import check_timeout
+from ...shared.values.encodable import UNENCODABLE, unencodable
+from ...shared.values.shown import shown
+from ...shared.values.timeouts import check_timeout
 from ..client_core import ClientCore
 from ..engine_calls import CALL_TIMEOUT_S, CallOptions
 from ..inputs.options import check_flag

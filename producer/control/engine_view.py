@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...shared.deployment.records import EngineHeartbeat
 from ...shared.errors import EngineDeadError
-from ...shared.log import get_logger
+from ...shared.process.log import get_logger
 from ...shared.queue.stats import QueueStats
 from ..client_core import ClientCore
 from .metrics import Metric, metrics_of

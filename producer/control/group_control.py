@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+from ...shared.deployment.groups.membership import resize_group
 from ...shared.errors import EngineTimeoutError, ValidationError
-from ...shared.groups.membership import resize_group
 from ...shared.messages.waves import GroupStanding
 from ...shared.messages.worker_status import EngineState
-from ...shared.shown import shown
-from ...shared.timeouts import check_timeout
+from ...shared.values.shown import shown
+from ...shared.values.timeouts import check_timeout
 from ..client_core import ClientCore
 
 SCALE_TIMEOUT_S = 300.0

@@ -15,7 +15,7 @@ from ...shared.keys import Keys
 from ...shared.partitions import Layouts, PartitionedBroker, open_dead_letter, open_history, open_queue
 from ...shared.queue.policy import QueuePolicy, TenantPolicy
 from ...shared.queue.request_state import RequestState
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 from ..agenda import Agenda
 from ..webhooks.event_store import EventStore
 

@@ -18,12 +18,12 @@ from ...shared.control.caches import (
     ResetPrefixCache,
 )
 from ...shared.errors import DrainTimeoutError, EngineDeadError, RequestNotFoundError, ValidationError
-from ...shared.names import check_name
 from ...shared.partitions import open_queue, read_series
 from ...shared.queue.policy import QueuePolicy, TenantPolicy
 from ...shared.queue.stats import QueueStats, RequestStatus
-from ...shared.shown import shown
-from ...shared.timeouts import check_timeout
+from ...shared.values.names import check_name
+from ...shared.values.shown import shown
+from ...shared.values.timeouts import check_timeout
 from ..client_core import ClientCore
 from ..engine_calls import CallOptions
 from ..requests.health import may_serve

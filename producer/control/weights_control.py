@@ -9,7 +9,7 @@ import msgspec
 from ...shared.control.sleeping import IsSleeping, SleepState
 from ...shared.control.weights import ReloadWeights, WeightsReloaded
 from ...shared.errors import EngineCallError, PenstockError
-from ...shared.timeouts import check_timeout
+from ...shared.values.timeouts import check_timeout
 from ..client_core import ClientCore
 from ..engine_calls import CallOptions
 from ..inputs.options import check_flag

@@ -6,8 +6,8 @@ from ...shared.deployment.leave import MARGIN_S, known_workers, make_leave
 from ...shared.deployment.scaling import scale_worker
 from ...shared.errors import ValidationError
 from ...shared.messages.commands import DrainCommand, StopCommand, WorkerCommand
-from ...shared.shown import shown
-from ...shared.timeouts import check_timeout
+from ...shared.values.shown import shown
+from ...shared.values.timeouts import check_timeout
 from ..client_core import ClientCore
 
 DRAIN_TIMEOUT_S = 30.0

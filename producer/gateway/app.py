@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from ...shared.boundary import ends_task
 from ...shared.connection import CommandConnection
 from ...shared.deployment.presence import Presence, ProcessKind
 from ...shared.keys import Keys
+from ...shared.process.boundary import ends_task
 from ...shared.shards import make_commands
 from ...shared.tracing.tracing import Tracing, open_tracing
 from .. import Client

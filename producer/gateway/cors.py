@@ -21,7 +21,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...shared.errors import ConfigurationError
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 
 ANY = "*"
 _LABEL = r"[a-z0-9_*-]+"

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ...shared.connection import CommandConnection
-from ...shared.log import get_logger
+from ...shared.process.log import get_logger
 from .. import Client
 from ..batches import BatchStore
 from ..inputs.options import RequestOptions

@@ -17,7 +17,7 @@ import httpx
 
 from ...shared.errors import ValidationError
 from ...shared.params.images import MAX_IMAGE_BYTES, MAX_IMAGES, check_image_bytes
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 from ..inputs.images import MAX_TOTAL_BYTES, image_url_of, is_data_url, is_image_part
 from ..inputs.prompt import Prompt
 from ..openai.errors import OpenAIError, bad_field

@@ -15,9 +15,10 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...shared.log import get_logger, log_ids
-from ...shared.names import MAX_NAME_CHARS
-from ...shared.shown import MAX_SHOWN_CHARS, cut, shown
+from ...shared.errors import cut
+from ...shared.process.log import get_logger, log_ids
+from ...shared.values.names import MAX_NAME_CHARS
+from ...shared.values.shown import MAX_SHOWN_CHARS, shown
 from ..openai.errors import CLIENT_CLOSED_REQUEST, OpenAIError
 from ..web.connection import RequestBody
 from .auth import Authenticator

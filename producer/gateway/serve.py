@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
-from ...shared.log import get_logger
+from ...shared.process.log import get_logger
 from ...shared.shards import check_servers
 from ..web.server import announce, listening, serve_app, web_config
 from .app import build_app

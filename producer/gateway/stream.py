@@ -19,8 +19,8 @@ from contextlib import aclosing
 
 import msgspec
 
-from ...shared.json_lines import encode_line
-from ...shared.log import get_logger
+from ...shared.process.log import get_logger
+from ...shared.values.json_lines import encode_line
 from ..openai.answers.common import fingerprint_of
 from ..openai.errors import OpenAIError, error_of
 from ..openai.prepared import ChunkMaker, Prepared

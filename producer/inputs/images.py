@@ -11,7 +11,7 @@ from typing import Any
 from ...shared.deployment.records import ModelCard
 from ...shared.errors import UnsupportedParameterError, ValidationError
 from ...shared.params.images import MAX_IMAGES, ImageInput, check_image_bytes
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 
 # Of a request together, as they go into Redis in one call.
 MAX_TOTAL_BYTES = 64 << 20

@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from ...shared.encodable import check_encodable, check_text
 from ...shared.errors import ValidationError
 from ...shared.messages.requests import EXACT
 from ...shared.params.lora import LoRARequest
-from ...shared.shown import shown
+from ...shared.values.encodable import check_encodable, check_text
+from ...shared.values.shown import shown
 
 MAX_CACHE_SALT_CHARS = 512
 MAX_EXTERNAL_REQ_ID_CHARS = 256

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from ...shared.deployment.records import ModelCard
-from ...shared.encodable import UNENCODABLE, check_text, unencodable
 from ...shared.errors import (
     PayloadTooLargeError,
     PromptTooLongError,
@@ -20,14 +19,15 @@ from ...shared.errors import (
     ValidationError,
 )
 from ...shared.messages.requests import EngineCoreRequest, InputChunk
-from ...shared.names import check_name
 from ...shared.params.chat_parts import check_messages
 from ...shared.params.extra_args import check_known
 from ...shared.params.kinds import GENERATE, POOLING_TASKS
 from ...shared.params.pooling import PoolingParams
 from ...shared.params.prompt_embeds import PromptEmbeds
 from ...shared.params.sampling import SamplingParams
-from ...shared.shown import shown
+from ...shared.values.encodable import UNENCODABLE, check_text, unencodable
+from ...shared.values.names import check_name
+from ...shared.values.shown import shown
 from ..results.pooling import TextPair
 from .embeds import EmbedsArray, encode_embeds
 from .images import check_number, is_prompt_with_data, split_prompt

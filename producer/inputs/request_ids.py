@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from ...shared.errors import ValidationError
-from ...shared.names import check_name
-from ...shared.shown import shown
+from ...shared.values.names import check_name
+from ...shared.values.shown import shown
 
 # Between the id of a request and the number of an answer beyond its first.
 SEPARATOR = "~"

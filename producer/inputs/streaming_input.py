@@ -13,7 +13,7 @@ from ...shared.messages.requests import EngineCoreRequest, InputChunk
 from ...shared.params.kinds import RequestOutputKind
 from ...shared.params.sampling import SamplingParams
 from ...shared.params.seeds import derived_seed
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 from .prompt import Prompt, build_chunk, check_params
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...shared.errors import ValidationError
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 
 
 def pairs_of(texts: str | Sequence[str], others: str | Sequence[str]) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from ...shared.deployment.records import ModelCard
 from ...shared.errors import UnsupportedParameterError, ValidationError
 from ...shared.messages.requests import EngineCoreRequest
 from ...shared.params.tokenization import LEFT, MODEL_LENGTH, RIGHT, Tokenization, check_truncation, num_kept
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 from .options import RequestOptions, check_flag
 
 _KNOWN = ("add_special_tokens", "max_length", "truncate_prompt_tokens", "truncation", "truncation_side")

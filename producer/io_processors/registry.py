@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from ...shared.boundary import ends_task, message_of
 from ...shared.errors import ConfigurationError, PenstockError, RequestFailedError, UnsupportedParameterError
 from ...shared.errors import ValidationError as WrongData
-from ...shared.log import get_logger
 from ...shared.params.pooling import PoolingParams
-from ...shared.plugins import IO_PROCESSORS, load_object
-from ...shared.shown import shown
+from ...shared.process.boundary import ends_task, message_of
+from ...shared.process.log import get_logger
+from ...shared.process.plugins import IO_PROCESSORS, load_object
+from ...shared.values.shown import shown
 from ..inputs.prompt import as_prompts
 from ..long_work import LongWork, in_long_thread
 from ..results.pooling import PoolingRequestOutput

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ...shared.deployment.presence import Presence, ProcessKind
 from ...shared.errors import ConfigurationError
-from ...shared.log import get_logger
+from ...shared.process.log import get_logger
 from ...shared.shards import make_commands
 from ...shared.tracing.tracing import Tracing
 from ..agenda import Agenda, Hold

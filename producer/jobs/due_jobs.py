@@ -22,7 +22,7 @@ from arq.utils import timestamp_ms
 from arq.worker import Function, func
 
 from ...shared.errors import BatchEndedError, BatchHeldError, UnknownBatchError, UnknownFileError
-from ...shared.log import get_logger
+from ...shared.process.log import get_logger
 from ..agenda import DueItem
 from ..batches import run_batch
 from ..webhooks.event_store import DELIVER

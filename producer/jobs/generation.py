@@ -14,7 +14,7 @@ from ...shared.errors import ValidationError
 from ...shared.params.repetition import RepetitionDetectionParams
 from ...shared.params.sampling import SamplingParams
 from ...shared.params.structured import StructuredOutputsParams
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 from ..inputs.options import RequestOptions
 from ..inputs.prompt import Prompt
 from .context import CutOffError, JobContext, run_held

@@ -13,9 +13,9 @@ from arq.worker import Worker
 from redis.exceptions import ResponseError, WatchError
 
 from ...shared.errors import RedisUnavailableError
-from ...shared.log import get_logger
+from ...shared.process.log import get_logger
+from ...shared.process.service_manager import tell_ready, tell_stopping
 from ...shared.redis_access.link import LOST, Outage, refuses_for_now
-from ...shared.service_manager import tell_ready, tell_stopping
 from ...shared.shards import check_servers
 from .job_set import JobSet
 from .settings import JobSettings

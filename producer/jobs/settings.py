@@ -6,10 +6,10 @@ import msgspec
 
 from ...shared.errors import ConfigurationError
 from ...shared.keys import Keys
-from ...shared.names import DEFAULT_NAMESPACE
-from ...shared.shown import shown
 from ...shared.tracing.endpoint import check_endpoint
-from ...shared.urls import MaskedRepr
+from ...shared.values.names import DEFAULT_NAMESPACE
+from ...shared.values.shown import shown
+from ...shared.values.urls import MaskedRepr
 from ..agenda import LEASE_TTL_S
 from ..client import RESULT_TTL_S
 from ..webhooks.settings import WebhookSettings

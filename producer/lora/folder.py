@@ -9,12 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from ...shared.adapter_errors import AdapterFileError
-from ...shared.encodable import check_path
-from ...shared.errors import ConfigurationError, ValidationError
-from ...shared.lora.adapters import ADAPTER_FILES, CONFIG_FILE, WEIGHTS_FILE, adapter_digest
+from ...shared.errors import AdapterFileError, ConfigurationError, ValidationError
 from ...shared.lora.peft_config import PeftConfig, read_peft_config
-from ...shared.shown import shown
+from ...shared.params.adapters import ADAPTER_FILES, CONFIG_FILE, WEIGHTS_FILE, adapter_digest
+from ...shared.values.encodable import check_path
+from ...shared.values.shown import shown
 
 
 class AdapterFolder(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import msgspec
 
-from ...shared.adapter_errors import AdapterFileError, UnknownAdapterError
 from ...shared.connection import CommandConnection
-from ...shared.errors import ValidationError
+from ...shared.errors import AdapterFileError, UnknownAdapterError, ValidationError
 from ...shared.keys import Keys
-from ...shared.lora.adapters import ADAPTER_FILES, adapter_digest
 from ...shared.lora.registry import EVERYBODY, AdapterRecord, AdapterRegistry
-from ...shared.names import check_name
+from ...shared.params.adapters import ADAPTER_FILES, adapter_digest
 from ...shared.params.lora import LoRARequest
-from ...shared.shown import shown
+from ...shared.values.names import check_name
+from ...shared.values.shown import shown
 from ..long_work import LongWork, in_long_thread
 
 # Folders whose digest is remembered; a caller has few.

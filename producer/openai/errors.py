@@ -15,8 +15,8 @@ import re
 import msgspec
 
 from ...shared import errors
-from ...shared.adapter_errors import UnknownAdapterError
-from ...shared.shown import MAX_SHOWN_CHARS, cut
+from ...shared.errors import UnknownAdapterError, cut
+from ...shared.values.shown import MAX_SHOWN_CHARS
 
 # The openai package retries 408, 409, 429 and 5xx by default, so a cancelled request has another status.
 CLIENT_CLOSED_REQUEST = 499

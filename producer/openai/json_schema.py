@@ -11,7 +11,7 @@ from typing import Any
 
 from ...shared.errors import ValidationError
 from ...shared.params.structured import StructuredOutputsParams, check_nesting
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 _MAPS_OF_SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")

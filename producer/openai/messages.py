@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from ...shared.errors import ValidationError
 from ...shared.params.chat_parts import TEXT_TYPES
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 from .errors import bad_field
 
 _PASSED_ON = ("name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ...shared.errors import ValidationError
 from ...shared.params.reasoning import REASONING_MARKS
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 
 # Names of the switch that turns thinking off in chat templates of Qwen, DeepSeek and Granite.
 _SWITCHES = ("enable_thinking", "thinking")

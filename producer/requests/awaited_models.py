@@ -16,9 +16,9 @@ from redis.exceptions import NoPermissionError, RedisError
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
-from ...shared.log import get_logger
-from ...shared.names import did_you_mean
 from ...shared.partitions import open_queue
+from ...shared.process.log import get_logger
+from ...shared.values.names import did_you_mean
 
 RECORD_EVERY_S = 60.0
 # A name whose queue is empty is removed after this time. It exceeds what a client may wait before it records it again.

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
-from ...shared.log import get_logger
+from ...shared.process.log import get_logger
 from .reader import DeltaReader
 from .silence_watch import MAX_KEYS
 

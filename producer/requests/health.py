@@ -11,7 +11,7 @@ from ...shared.deployment.records import EngineHeartbeat
 from ...shared.errors import EngineDeadError
 from ...shared.keys import Keys
 from ...shared.messages.worker_status import EngineState
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 
 # Who holds a loaded model and moves: all take requests or finish them, now or in a moment. An engine that is starting
 # may never come up, and one that stalls may never go on.

@@ -15,9 +15,9 @@ import socket
 
 from ...shared.broker import Broker
 from ...shared.errors import RedisUnavailableError, ValidationError
-from ...shared.log import get_logger
-from ...shared.shown import shown
-from ...shared.side_by_side import SideBySide
+from ...shared.process.log import get_logger
+from ...shared.process.side_by_side import SideBySide
+from ...shared.values.shown import shown
 
 LEASE_TTL_S = 10.0
 # Leaving a stream waits no longer for Redis; what could not be cancelled by then ends with the lease.

@@ -11,9 +11,9 @@ from ...shared.deployment.records import EngineHeartbeat, ModelCard
 from ...shared.deployment.unreadable import UNREADABLE, decode_record
 from ...shared.errors import UnknownModelError, ValidationError
 from ...shared.keys import Keys
-from ...shared.names import check_name
 from ...shared.partitions import open_dead_letter, open_queue
-from ...shared.shown import shown
+from ...shared.values.names import check_name
+from ...shared.values.shown import shown
 from .awaited_models import AwaitedModels, known_models
 from .health import may_serve
 

@@ -10,7 +10,7 @@ from ...shared.errors import ClientClosedError
 from ...shared.messages.deltas import Delta
 from ...shared.messages.outcome import Usage
 from ...shared.params.kinds import RequestOutputKind
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 from ..results.outputs import RequestOutput, completion, final_output, prompt_logprobs_of, usage_of
 
 

@@ -10,7 +10,7 @@ import asyncio
 
 from ...shared.broker import Broker
 from ...shared.errors import PenstockError
-from ...shared.log import get_logger
+from ...shared.process.log import get_logger
 
 TOLD_AFTER_S = 0.5
 # Nobody waits for it, so a client that leaves does not wait for long either.

@@ -20,9 +20,9 @@ import msgspec
 from ...shared.broker import Broker
 from ...shared.connection import Subscriber, Subscription
 from ...shared.errors import OutputChangedError, RequestLostError, RequestNotFoundError, ValidationError, from_wire
-from ...shared.log import get_logger
 from ...shared.messages.deltas import Delta
-from ...shared.shown import shown
+from ...shared.process.log import get_logger
+from ...shared.values.shown import shown
 from .taken_records import TakenRecords
 
 _decoder = msgspec.msgpack.Decoder(Delta)

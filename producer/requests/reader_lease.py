@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from ...shared.broker import Broker
 from ...shared.errors import RedisUnavailableError
-from ...shared.log import get_logger
+from ...shared.process.log import get_logger
 
 # Renewed when a third of it is over: what is left then is linger_s.
 LEASE_PER_LINGER = 1.5

@@ -11,7 +11,7 @@ from ...shared.errors import UnsupportedParameterError, ValidationError
 from ...shared.messages.requests import EngineCoreRequest
 from ...shared.params.pooling import PoolingParams
 from ...shared.params.sampling import SamplingParams
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 from ..inputs.options import RequestOptions
 from ..inputs.prompt import Prompt, build_pooling_request, build_request
 from ..lora.resolver import AdapterResolver

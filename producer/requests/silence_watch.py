@@ -18,8 +18,8 @@ from ...shared.broker.unread import find_unread
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError, RedisUnavailableError
 from ...shared.keys import Keys
-from ...shared.log import get_logger
-from ...shared.side_by_side import SideBySide
+from ...shared.process.log import get_logger
+from ...shared.process.side_by_side import SideBySide
 from .reader import DeltaReader
 
 LOOK_EVERY_S = 3.0

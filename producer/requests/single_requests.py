@@ -16,10 +16,10 @@ from ...shared.broker import NEW, UNSERVED, Broker, Entry
 from ...shared.connection import CommandConnection, Subscriber
 from ...shared.errors import PenstockError, RefusedForNowError, RequestLostError
 from ...shared.keys import Keys
-from ...shared.log import get_logger
 from ...shared.messages.deltas import Delta
 from ...shared.messages.requests import EngineCoreRequest
 from ...shared.partitions import Layouts, PartitionedBroker
+from ...shared.process.log import get_logger
 from ..home import Home
 from ..inputs.options import read_ttl_of
 from ..webhooks.targets import WebhookTargets

@@ -14,7 +14,7 @@ import msgspec
 
 from ...shared.errors import OutputChangedError
 from ...shared.messages.deltas import Delta
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 
 
 class TakenRecords:

@@ -6,12 +6,12 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from ...shared.encodable import check_text
 from ...shared.errors import ClientClosedError, RequestFailedError, ValidationError
 from ...shared.messages.deltas import Delta
 from ...shared.messages.outcome import Usage
 from ...shared.params.pooling import Pooled
-from ...shared.shown import shown
+from ...shared.values.encodable import check_text
+from ...shared.values.shown import shown
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from typing import Unpack
 
 from ...shared.errors import PromptTooLongError, RequestFailedError, UnsupportedParameterError, ValidationError
 from ...shared.messages.outcome import TokenLogprobs
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 from ..control.text_calls import TextControl
 from ..generations import Generations
 from ..inputs.embeds import EmbedsArray

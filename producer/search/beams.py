@@ -18,7 +18,7 @@ from ...shared.errors import ValidationError
 from ...shared.messages.outcome import FinishReason, TokenLogprobs
 from ...shared.params.checks import check_number
 from ...shared.params.sampling import MAX_LOGPROBS, SamplingParams
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 
 MAX_BEAM_WIDTH = MAX_LOGPROBS // 2
 

@@ -12,10 +12,10 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
-from ...shared import service_manager
 from ...shared.errors import ConfigurationError
-from ...shared.shown import shown
-from ...shared.standard_streams import print_if_read
+from ...shared.process import service_manager
+from ...shared.process.standard_streams import print_if_read
+from ...shared.values.shown import shown
 from .connection import KEEP_ALIVE_TIMEOUT_S, REQUEST_TIMEOUT_S, connection_class
 
 # Connections that wait to be accepted.

@@ -25,8 +25,8 @@ from standardwebhooks import Webhook
 
 from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
-from ...shared.log import get_logger
-from ...shared.urls import mask_url
+from ...shared.process.log import get_logger
+from ...shared.values.urls import mask_url
 from ..places import Places
 from .event_store import EventStore
 from .events import EventState, WebhookAttempt, WebhookEvent, WebhookSecret

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ...shared.broker.script import script_of
 from ...shared.connection import CommandConnection
 from ...shared.deployment.unreadable import decode_records
 from ...shared.errors import RequestNotFoundError
 from ...shared.keys import Keys
-from ...shared.shown import shown
+from ...shared.redis_access.script import script_of
+from ...shared.values.shown import shown
 from ..agenda import Agenda
 from .events import EventState, WebhookEvent
 

@@ -18,7 +18,7 @@ from ...shared.messages import WIRE_VERSION
 from ...shared.messages.deltas import Delta
 from ...shared.messages.outcome import FinishReason
 from ...shared.queue.request_state import RequestState
-from ...shared.urls import MaskedRepr
+from ...shared.values.urls import MaskedRepr
 
 _delta_decoder = msgspec.msgpack.Decoder(Delta)
 _STATE, _RECORD = b"state:", b"record:"

@@ -23,7 +23,7 @@ from contextlib import suppress
 
 import httpx
 
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 from .addresses import Address, Networks
 
 # Threads only wait for a reply from the network.

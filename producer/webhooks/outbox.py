@@ -11,9 +11,9 @@ import msgspec
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
-from ...shared.log import get_logger
 from ...shared.partitions import read_layouts
-from ...shared.side_by_side import SideBySide
+from ...shared.process.log import get_logger
+from ...shared.process.side_by_side import SideBySide
 from .event_store import EventStore
 from .events import WebhookTarget, event_of
 from .targets import encode_target

@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 from redis.exceptions import NoPermissionError
 
-from ...shared.broker.script import Script, script_of
 from ...shared.connection import CommandConnection
 from ...shared.deployment.unreadable import decode_records
-from ...shared.encodable import check_text
 from ...shared.errors import ValidationError
 from ...shared.keys import Keys
-from ...shared.names import check_name
-from ...shared.shown import shown
+from ...shared.redis_access.script import Script, script_of
+from ...shared.values.encodable import check_text
+from ...shared.values.names import check_name
+from ...shared.values.shown import shown
 from .events import WebhookSecret
 
 PREFIX = "whsec_"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ...shared.errors import ConfigurationError
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 from .addresses import Networks
 
 

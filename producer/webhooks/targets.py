@@ -12,7 +12,7 @@ from ...shared.connection import CommandConnection
 from ...shared.errors import ValidationError
 from ...shared.keys import Keys
 from ...shared.messages.requests import EngineCoreRequest
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 from .addresses import Networks, check_literal, check_url
 from .events import EventFamily, WebhookTarget
 from .secrets import SecretStore, SignedTargets, no_secret

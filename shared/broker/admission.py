@@ -9,7 +9,7 @@ import msgspec
 
 from ..errors import PenstockError, QueueFullError, QuotaExceededError, RequestConflictError, ValidationError
 from ..params.images import ImageInput
-from ..shown import shown
+from ..values.shown import shown
 
 NEW = "new"
 UNSERVED = "unserved"

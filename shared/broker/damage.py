@@ -9,7 +9,7 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from ..errors import DamagedRecordError
-from ..shown import shown
+from ..values.shown import shown
 
 WRONG_TYPE = "WRONGTYPE"
 

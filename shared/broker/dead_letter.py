@@ -11,10 +11,10 @@ from redis.exceptions import ResponseError
 
 from ..connection import CommandConnection
 from ..deployment.records import DeadRequest, DeathCause
-from ..encodable import check_text
 from ..errors import PenstockError
 from ..keys import ModelKeys
 from ..messages.requests import EngineCoreRequest
+from ..values.encodable import check_text
 from .damage import WRONG_TYPE
 from .repair import run_script
 

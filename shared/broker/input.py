@@ -10,7 +10,7 @@ from ..connection import CommandConnection
 from ..errors import BrokerError, InputClosedError, PayloadTooLargeError, RequestNotFoundError, ValidationError
 from ..keys import ModelKeys
 from ..messages.requests import InputChunk
-from ..shown import shown
+from ..values.shown import shown
 from .damage import refusing_damage
 from .repair import run_script
 

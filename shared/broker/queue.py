@@ -10,13 +10,13 @@ import msgspec
 from ..connection import CommandConnection
 from ..errors import ValidationError
 from ..keys import ModelKeys
-from ..names import check_name
 from ..queue.estimate import Estimator
 from ..queue.policy import QueuePolicy, TenantPolicy, decode_policy
 from ..queue.request_state import RequestState
 from ..queue.state import LaneState, Limits, QueueState
 from ..queue.stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
-from ..shown import shown
+from ..values.names import check_name
+from ..values.shown import shown
 from .damage import refusing_damage
 from .measured import RawBand, RawMeasures, RawTenant, age_s, queue_state
 from .repair import repairing, run_script

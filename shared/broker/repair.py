@@ -10,9 +10,9 @@ from redis.exceptions import ResponseError
 from ..connection import CommandConnection
 from ..errors import ConfigurationError
 from ..keys import ModelKeys
-from ..log import get_logger
+from ..process.log import get_logger
 from ..redis_access.link import parse_redirect
-from ..shown import shown
+from ..values.shown import shown
 from .script import SCRIPTS
 
 T = TypeVar("T")

@@ -11,10 +11,10 @@ import msgspec
 from ..connection import CommandConnection
 from ..errors import ValidationError
 from ..keys import ModelKeys
-from ..names import check_name
 from ..queue.request_events import RequestEvent, RequestSummary, decode_entry, decode_event, summary_of
 from ..queue.request_state import RequestState
-from ..shown import shown
+from ..values.names import check_name
+from ..values.shown import shown
 from .repair import repairing, run_script
 
 T = TypeVar("T")

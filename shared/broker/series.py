@@ -15,8 +15,8 @@ import msgspec
 from ..connection import CommandConnection
 from ..errors import ValidationError
 from ..keys import ModelKeys
-from ..shown import shown
 from ..stats.engine import Histogram
+from ..values.shown import shown
 from .repair import run_script
 
 # Seconds of a step, and how many seconds its series covers.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..errors import ValidationError
-from ..shown import shown
+from ..values.shown import shown
 
 MULTIMODAL, ENCODER = INPUT_CACHES = ("multimodal", "encoder")
 

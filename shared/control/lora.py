@@ -6,7 +6,7 @@ import msgspec
 
 from ..errors import ValidationError
 from ..params.lora import LoRARequest
-from ..shown import shown
+from ..values.shown import shown
 
 
 def _check_lora_id(lora_id: object) -> None:

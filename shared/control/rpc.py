@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from ..encodable import check_text
 from ..errors import ValidationError
-from ..timeouts import check_timeout
+from ..values.encodable import check_text
+from ..values.timeouts import check_timeout
 
 
 class CollectiveRpc(msgspec.Struct, array_like=True, omit_defaults=True, tag="collective_rpc"):

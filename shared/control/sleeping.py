@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from ..errors import ValidationError
-from ..shown import shown
-from ..timeouts import check_timeout
+from ..values.shown import shown
+from ..values.timeouts import check_timeout
 
 SLEEP_LEVELS = (1, 2)
 SLEEP_MODES = ("keep", "wait", "abort")

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from ..encodable import check_text
 from ..errors import ValidationError
 from ..params.checks import check_token_ids
+from ..values.encodable import check_text
 
 
 class Tokenize(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, tag="tokenize"):

@@ -6,10 +6,10 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from ..encodable import check_text
 from ..errors import ValidationError
-from ..shown import shown
-from ..timeouts import check_timeout
+from ..values.encodable import check_text
+from ..values.shown import shown
+from ..values.timeouts import check_timeout
 
 RELOAD_MODES = ("wait", "keep", "abort")
 MAX_VERSION_CHARS = 128

@@ -23,8 +23,8 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from ..connection import CommandConnection
 from ..errors import PenstockError
 from ..keys import Keys
-from ..log import get_logger
 from ..messages import WIRE_VERSION
+from ..process.log import get_logger
 from .unreadable import UNREADABLE, decode_record
 
 # Older ones are dropped.

@@ -21,8 +21,8 @@ from redis.exceptions import RedisError
 from ..connection import CommandConnection
 from ..errors import PenstockError
 from ..keys import Keys
-from ..log import get_logger, last_error
 from ..messages import WIRE_VERSION
+from ..process.log import get_logger, last_error
 from .heartbeats import read_listed
 from .unreadable import UNREADABLE, decode_record
 

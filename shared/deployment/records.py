@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from ..lora.adapters import LoraSetup
 from ..messages import WIRE_VERSION
 from ..messages.ranks import RankSetup
 from ..messages.waves import GroupStanding
 from ..messages.worker_status import EngineState
+from ..params.adapters import LoraSetup
 from ..params.kinds import GENERATE
 from ..params.pooling import PoolingSetup
 from ..stats.engine import EngineStats

@@ -10,7 +10,7 @@ from ..errors import PenstockError, ValidationError
 from ..keys import Keys
 from ..messages.commands import ScaleCommand
 from ..messages.worker_status import EngineState
-from ..shown import shown
+from ..values.shown import shown
 from .heartbeats import read_heartbeats
 from .leave import POLL_INTERVAL_S, send_to_worker
 from .presence import ProcessKind, ProcessRecord, read_processes

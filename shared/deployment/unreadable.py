@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from ..log import get_logger
+from ..process.log import get_logger
 
 # What lists show in place of such a record.
 UNREADABLE = "unreadable (newer version?)"

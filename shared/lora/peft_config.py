@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..adapter_errors import AdapterFileError, UnsupportedAdapterError
-from ..shown import shown
-from .adapters import CONFIG_FILE
+from ..errors import AdapterFileError, UnsupportedAdapterError
+from ..params.adapters import CONFIG_FILE
+from ..values.shown import shown
 
 T = TypeVar("T")
 

@@ -7,22 +7,19 @@ enqueuing on, so nothing here changes what is under way.
 
 from __future__ import annotations
 
-import hashlib
-from importlib import resources
 from typing import Any
 
 import msgspec
 
-from ..adapter_errors import UnknownAdapterError
-from ..broker.script import Script
 from ..connection import CommandConnection
 from ..deployment.unreadable import note_unreadable
-from ..errors import ValidationError
+from ..errors import UnknownAdapterError, ValidationError
 from ..keys import Keys
 from ..messages import WIRE_VERSION
-from ..names import check_name
 from ..params.lora import LoRARequest
-from ..shown import shown
+from ..redis_access.script import Script, load_scripts
+from ..values.names import check_name
+from ..values.shown import shown
 
 EVERYBODY = ""
 _SCRIPT_NAMES = ("register", "remove", "swap")
@@ -61,12 +58,7 @@ class AdapterRecord(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=Tru
         return LoRARequest(self.name, self.number, self.path, self.base_model_name or None, digest=self.digest)
 
 
-def _load(name: str) -> Script:
-    text = (resources.files(__name__.rpartition(".")[0]) / "scripts" / f"{name}.lua").read_text(encoding="utf-8")
-    return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
-
-
-SCRIPTS: dict[str, Script] = {name: _load(name) for name in _SCRIPT_NAMES}
+SCRIPTS: dict[str, Script] = load_scripts(__name__.rpartition(".")[0], _SCRIPT_NAMES)
 
 
 class AdapterRegistry:

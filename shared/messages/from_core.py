@@ -7,7 +7,7 @@ import enum
 import msgspec
 
 from ..control.calls import CallError, UtilityAnswer
-from ..lora.adapters import LoraSetup
+from ..params.adapters import LoraSetup
 from ..params.kinds import GENERATE
 from ..params.pooling import Pooled, PoolingSetup
 from ..stats.engine import StepStats

@@ -1,7 +1,8 @@
-"""What ranks of a data-parallel group say about their waves: to their worker process, and through Redis to each other.
+"""Messages of data-parallel ranks about their waves: to their worker process, and through Redis to each other.
 
 A *wave* is the time in which the ranks of a group step together. It is numbered, and all ranks begin and end it at the
-same collective (``worker/data_parallel/wave.py``). Groups have generations, which Redis counts (``shared/groups``).
+same collective (``worker/data_parallel/wave.py``). Groups have generations, which Redis counts
+(``shared/deployment/groups``).
 """
 
 from __future__ import annotations

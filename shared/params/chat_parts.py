@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
-from ..encodable import check_encodable, check_text
 from ..errors import UnsupportedParameterError, ValidationError
-from ..shown import shown
+from ..values.encodable import check_encodable, check_text
+from ..values.shown import shown
 
 TEXT_TYPES = ("text", "input_text", "output_text")
 REFUSAL = "refusal"

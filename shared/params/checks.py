@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..encodable import check_text
 from ..errors import ValidationError
-from ..shown import shown
+from ..values.encodable import check_text
+from ..values.shown import shown
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from ..encodable import check_text
 from ..errors import UnsupportedParameterError, ValidationError
-from ..shown import shown
+from ..values.encodable import check_text
+from ..values.shown import shown
 
 LOGITS_PROCESSORS = "logits_processors"
 MAX_PROCESSORS = 16

@@ -12,7 +12,7 @@ import re
 import msgspec
 
 from ..errors import ValidationError
-from ..shown import shown
+from ..values.shown import shown
 
 # Of one image as it is sent, before it is decoded.
 MAX_IMAGE_BYTES = 20 << 20

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from ..encodable import check_path, check_text
 from ..errors import ValidationError
-from ..lora.adapters import check_digest
-from ..shown import shown
+from ..values.encodable import check_path, check_text
+from ..values.shown import shown
+from .adapters import check_digest
 
 
 class LoRARequest(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from ..encodable import check_text
 from ..errors import UnsupportedParameterError, UnsupportedTaskError, ValidationError
-from ..shown import shown
+from ..values.encodable import check_text
+from ..values.shown import shown
 from .checks import check_number
 from .kinds import POOLING_TASKS, RequestOutputKind
 from .tokenization import check_truncation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..errors import ValidationError
-from ..shown import shown
+from ..values.shown import shown
 
 EMBEDS_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 

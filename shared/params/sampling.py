@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ..errors import UnsupportedParameterError, ValidationError
-from ..shown import shown
+from ..values.shown import shown
 from .checks import (
     check_allowed_token_ids,
     check_bad_words,

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from ..encodable import check_encodable, check_text
 from ..errors import ValidationError
-from ..shown import shown
+from ..values.encodable import check_encodable, check_text
+from ..values.shown import shown
 
 GRAMMAR_FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 # What grammars compile from; a schema of a thousand fields has about 100 kB.

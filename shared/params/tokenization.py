@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ..errors import ValidationError
-from ..shown import shown
+from ..values.shown import shown
 
 LEFT, RIGHT = "left", "right"
 MODEL_LENGTH = -1

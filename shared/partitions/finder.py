@@ -13,7 +13,7 @@ from ..connection import RETRY_FOR_S, CommandConnection
 from ..errors import PenstockError, RedisUnavailableError
 from ..keys import Keys
 from ..queue.request_state import RequestState
-from ..shown import shown
+from ..values.shown import shown
 from .layout import Layout, Layouts, lay_out
 
 LOOK_AGAIN_S = 0.1

@@ -21,7 +21,7 @@ from ..connection import CommandConnection
 from ..deployment.unreadable import note_unreadable
 from ..errors import ConfigurationError, RedisUnavailableError
 from ..keys import Keys
-from ..shown import shown
+from ..values.shown import shown
 
 MAX_PARTITIONS = 64
 # Nobody looks for requests by a layout that is older; a new one is used from so much later on.

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..errors import ConfigurationError, ValidationError
-from ..shown import shown
+from ..values.shown import shown
 
 MAX_BANDS = 8
 MAX_QUEUE_DEPTH = 100_000

@@ -10,8 +10,8 @@ import asyncio
 import os
 import re
 import ssl
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
@@ -27,12 +27,11 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..connection import CommandConnection
 from ..errors import ConfigurationError, RedisUnavailableError, RedisUnsupportedError
 from ..keys import Keys
-from ..log import get_logger
-from ..names import DEFAULT_NAMESPACE
-from ..urls import mask_url
+from ..process.log import get_logger
+from ..values.names import DEFAULT_NAMESPACE
+from ..values.urls import mask_url
 from .channels import DatabaseChannels
 from .link import heed_cancellation, is_read_only, refuses_login
 from .needs import ARQ_KEYS, probes
@@ -111,17 +110,6 @@ async def check_server(
     finally:
         with suppress(RedisError, OSError):
             await connection.disconnect()
-
-
-@asynccontextmanager
-async def checked_connection(url: str, *, namespace: str = DEFAULT_NAMESPACE) -> AsyncIterator[CommandConnection]:
-    """Open the connection of a command, after ``check_redis``."""
-    await check_redis(url, namespace=namespace)
-    connection = CommandConnection(url)
-    try:
-        yield connection
-    finally:
-        await connection.close()
 
 
 def explain(error: Exception, url: str) -> ConfigurationError:

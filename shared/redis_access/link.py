@@ -28,8 +28,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..errors import RedisFullError, RedisUnavailableError
-from ..log import get_logger
-from ..urls import mask_url
+from ..process.log import get_logger
+from ..values.urls import mask_url
 from .url import parse_pool
 
 CONNECT_TIMEOUT_S = 5.0

@@ -10,9 +10,9 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ..errors import BrokerError, RedisUnavailableError
-from ..log import get_logger
-from ..shown import shown
-from ..urls import mask_url
+from ..process.log import get_logger
+from ..values.shown import shown
+from ..values.urls import mask_url
 from .channels import DatabaseChannels
 from .command_parts import MAX_ARGUMENTS
 from .link import (

@@ -1,6 +1,6 @@
 """Redis URLs, read with redis-py's rules after a check that there is only one reading.
 
-``sentinel.py`` has the rules for Sentinels. ``mask_url`` of ``shared/urls.py`` shows a URL without its password.
+``sentinel.py`` has the rules for Sentinels. ``mask_url`` of ``shared/values/urls.py`` shows a URL without its password.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from redis.asyncio.connection import (
     UnixDomainSocketConnection,
 )
 
-from ..encodable import check_encodable
 from ..errors import ConfigurationError, ValidationError
-from ..shown import shown
-from ..urls import PUBLIC_OPTIONS, SECRET_OPTIONS, mask_url
+from ..values.encodable import check_encodable
+from ..values.shown import shown
+from ..values.urls import PUBLIC_OPTIONS, SECRET_OPTIONS, mask_url
 from . import sentinel
 
 try:

@@ -17,7 +17,7 @@ from enum import StrEnum
 import msgspec
 
 from ..keys import Keys
-from ..names import as_literal
+from ..values.names import as_literal
 from .needs import ARQ_KEYS, NEEDED, NEEDED_FOR_JOBS, NEEDED_FOR_MOVES, NEEDED_FOR_OPERATORS
 
 # Logging in and naming a connection; what of it changes the server or other connections is dangerous by Redis's word.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ..errors import RedisUnavailableError
 from ..keys import Keys
-from ..log import get_logger
-from ..names import DEFAULT_NAMESPACE
+from ..process.log import get_logger
 from ..redis_access.check import check_redis, check_server
 from ..redis_access.link import LOST, unavailable_error
 from ..redis_access.needs import cluster_probes
-from ..urls import mask_url
+from ..values.names import DEFAULT_NAMESPACE
+from ..values.urls import mask_url
 from .addresses import ShardsArgument, parse_shards
 from .cluster_topology import Topology, is_cluster_url
 

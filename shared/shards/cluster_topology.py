@@ -22,7 +22,7 @@ from redis.exceptions import ResponseError
 
 from ..redis_access.link import LOST, close_connection, make_pool, open_connection
 from ..redis_access.url import CLUSTER_SCHEMES, check_options, unreadable
-from ..urls import mask_url
+from ..values.urls import mask_url
 
 NUM_SLOTS = 16384
 DEFAULT_PORT = 6379

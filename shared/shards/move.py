@@ -22,7 +22,7 @@ from ..broker import Queue
 from ..connection import CommandConnection
 from ..errors import BrokerError, ConfigurationError, UnknownModelError, ValidationError
 from ..keys import Keys
-from ..shown import shown
+from ..values.shown import shown
 from .addresses import HOME
 from .placements import Placements, lives_here
 from .script_texts import SCRIPTS

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from ..connection import CommandConnection
 from ..errors import ConfigurationError
 from ..keys import Keys, ModelKeys
-from ..shown import shown
+from ..values.shown import shown
 from .addresses import HOME, SHARDS_VARIABLE
 from .script_texts import SCRIPTS
 

@@ -18,7 +18,7 @@ from ..errors import RedisUnavailableError
 from ..keys import Keys
 from ..redis_access.link import MOVING, parse_redirect
 from ..redis_access.subscriber import Subscriber, Subscription
-from ..shown import shown
+from ..values.shown import shown
 from .addresses import HOME
 from .placements import Placements
 from .routing import routing_key

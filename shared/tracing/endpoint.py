@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from urllib.parse import SplitResult, urlsplit
 
 from ..errors import ConfigurationError
-from ..shown import shown
-from ..urls import mask_url
+from ..values.shown import shown
+from ..values.urls import mask_url
 
 # What OpenTelemetry adds to the address of a receiver.
 _PATH = "/v1/traces"

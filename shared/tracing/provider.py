@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 
-from ..log import get_logger
+from ..process.log import get_logger
 from .endpoint import check_endpoint
 
 # A process that leaves waits so long for its last spans to be sent.

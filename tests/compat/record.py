@@ -40,7 +40,6 @@ from penstock.shared.control.text import (
     TokenizerFile,
 )
 from penstock.shared.control.weights import ReloadWeights, SaveShardedState, ShardedStateSaved, WeightsReloaded
-from penstock.shared.lora.adapters import LoraSetup
 from penstock.shared.messages.commands import CancelCommand, DrainCommand, ScaleCommand, StopCommand
 from penstock.shared.messages.deltas import Delta, SegmentEnd
 from penstock.shared.messages.from_core import (
@@ -57,6 +56,7 @@ from penstock.shared.messages.ranks import RankSetup
 from penstock.shared.messages.requests import EngineCoreRequest, InputChunk
 from penstock.shared.messages.to_core import AbortRequests, UtilityCall
 from penstock.shared.messages.waves import LeaveWave, StartWave, WavePhase, WaveStarted, WaveState
+from penstock.shared.params.adapters import LoraSetup
 from penstock.shared.params.images import ImageInput
 from penstock.shared.params.lora import LoRARequest
 from penstock.shared.params.pooling import Pooled, PoolingParams

@@ -10,8 +10,8 @@ import sys
 import pytest
 import redis
 
-from penstock.shared.command_line import Command, UsageError, format_bytes, format_table, run_program
 from penstock.shared.errors import ConfigurationError
+from penstock.shared.process.command_line import Command, UsageError, format_bytes, format_table, run_program
 
 
 def program(*commands: Command, argv: list[str]) -> int:
@@ -132,7 +132,7 @@ def test_what_is_no_unknown_option_is_taken(prompt: list[str]) -> None:
 
 def test_reader_that_leaves_early_is_no_traceback() -> None:
     code = (
-        "import sys; from penstock.shared.command_line import Command, run_program\n"
+        "import sys; from penstock.shared.process.command_line import Command, run_program\n"
         "def run(_):\n    [print('x' * 1000) for _ in range(1000)]\n    return 0\n"
         "sys.exit(run_program('prog', '', '', (Command('run', '', run=run),), ['run']))"
     )
@@ -162,7 +162,7 @@ def test_bytes_in_words(num_bytes: int, text: str) -> None:
 
 def test_a_name_that_the_terminal_cannot_encode_is_written_with_escapes() -> None:
     script = (
-        "from penstock.shared.command_line import Command, run_program\n"
+        "from penstock.shared.process.command_line import Command, run_program\n"
         "say = Command('say', 'Say.', run=lambda _: print('m\\u00fcller\\u2028') or print('acme') or 0)\n"
         "raise SystemExit(run_program('prog', 'A program.', '1', [say], ['say']))"
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.shared.embedded import find_redis_cli, find_redis_server
 from penstock.shared.errors import ConfigurationError
+from penstock.shared.redis_access.embedded import find_redis_cli, find_redis_server
 
 
 def fake_server(folder: Path, says: str) -> Path:

@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.log import configure_logging
+from penstock.shared.process.log import configure_logging
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +128,7 @@ def test_unknown_names_are_refused(level: str, fmt: str) -> None:
 
 def test_import_changes_nothing_in_the_host_program() -> None:
     code = (
-        "import logging, structlog; before = structlog.get_config(); import penstock.shared.log;"
+        "import logging, structlog; before = structlog.get_config(); import penstock.shared.process.log;"
         "assert not logging.getLogger().handlers and not structlog.is_configured()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)

@@ -175,7 +175,7 @@ def install(run: Run, folder: Path, program: Path, pins: list[str]) -> bool:
 
 
 def has_redis_server(program: Path) -> bool:
-    asked = "from penstock.shared.embedded import find_redis_server; find_redis_server()"
+    asked = "from penstock.shared.redis_access.embedded import find_redis_server; find_redis_server()"
     return subprocess.run([program, "-c", asked], capture_output=True, check=False).returncode == 0
 
 

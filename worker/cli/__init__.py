@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
 
-from ...shared import plain_structlog  # noqa: F401  # before structlog
-from ...shared.command_line import EXIT_FAILED, Command, run_program
+from ...shared.process import plain_structlog  # noqa: F401  # before structlog
+from ...shared.process.command_line import EXIT_FAILED, Command, run_program
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...shared.command_line import UsageError
+from ...shared.process.command_line import UsageError
 from ..config.engine_config import EngineConfig
 
 _HERE = "127.0.0.1"

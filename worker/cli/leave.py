@@ -6,14 +6,14 @@ import argparse
 import asyncio
 from functools import partial
 
-from ...shared.command_line import Command, UsageError, add_redis_arguments
+from ...shared.connection import checked_connection
 from ...shared.deployment.audit import Audit, acting_as, process_actor
 from ...shared.deployment.leave import MARGIN_S, known_workers, make_leave
-from ...shared.embedded import resolve_redis_url
 from ...shared.errors import ConfigurationError
 from ...shared.keys import Keys
 from ...shared.messages.commands import DrainCommand, StopCommand, WorkerCommand
-from ...shared.redis_access.check import checked_connection
+from ...shared.process.command_line import Command, UsageError, add_redis_arguments
+from ...shared.redis_access.embedded import resolve_redis_url
 
 
 def _add_arguments(parser: argparse.ArgumentParser, *, drains: bool) -> None:

@@ -9,15 +9,15 @@ import time
 
 import msgspec
 
-from ...shared.command_line import Command, add_redis_arguments, format_bytes, format_table
+from ...shared.connection import checked_connection
 from ...shared.deployment.heartbeats import read_heartbeats
 from ...shared.deployment.records import EngineHeartbeat, EngineSetup
 from ...shared.deployment.unreadable import UNREADABLE
-from ...shared.embedded import resolve_redis_url
 from ...shared.keys import Keys
 from ...shared.messages.waves import GroupStanding
 from ...shared.messages.worker_status import EngineState
-from ...shared.redis_access.check import checked_connection
+from ...shared.process.command_line import Command, add_redis_arguments, format_bytes, format_table
+from ...shared.redis_access.embedded import resolve_redis_url
 from .plugins import list_plugins
 
 _HEADER = (

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...shared.command_line import UsageError
-from ...shared.names import check_name
+from ...shared.process.command_line import UsageError
 from ...shared.shards import shards_text
+from ...shared.values.names import check_name
 from ..config.engine_config import EngineConfig
 from ..config.place import MAX_ENGINES_ON_HOST
 from ..config.worker_config import WorkerConfig

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ...shared.command_line import format_table
-from ...shared.plugins import OPTION_OF_GROUP, plugins_of
+from ...shared.process.command_line import format_table
+from ...shared.process.plugins import OPTION_OF_GROUP, plugins_of
 
 _HEADER = ("OPTION", "NAME", "IS", "DISTRIBUTION")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from ...shared.command_line import Command, add_redis_arguments
+from ...shared.connection import checked_connection
 from ...shared.deployment.audit import Audit, acting_as, process_actor
 from ...shared.deployment.scaling import scale_worker
-from ...shared.embedded import resolve_redis_url
 from ...shared.keys import Keys
-from ...shared.redis_access.check import checked_connection
+from ...shared.process.command_line import Command, add_redis_arguments
+from ...shared.redis_access.embedded import resolve_redis_url
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ...shared.errors import ConfigurationError
-from ...shared.shown import shown
-from ...shared.urls import mask_url
+from ...shared.values.shown import shown
+from ...shared.values.urls import mask_url
 
 # Whose option it is.
 _OWNERS = {"engine_python": "vllm", "engine_options": "vllm", "engine_url": "http", "engine_command": "http"}

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from ...shared.errors import ConfigurationError
-from ...shared.names import check_name
+from ...shared.values.names import check_name
 from ..options.groups import OptionGroup
 from ..options.numbers import Integer
 from ..options.option import Option
@@ -18,7 +18,7 @@ _MAX_RANKS = 1024
 
 
 class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a core's rank is, which its worker process has from Redis (``shared/groups``).
+    """Where a core's rank is, which its worker process has from Redis (``shared/deployment/groups``).
 
     Args:
         generation: of the group.

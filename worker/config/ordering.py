@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ...shared.plugins import ORDERING_POLICIES, plugins_of
+from ...shared.process.plugins import ORDERING_POLICIES, plugins_of
 from ..options.option import Option
 from ..options.readers import Choice, RefusedValueError
 

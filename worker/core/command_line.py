@@ -6,7 +6,7 @@ import argparse
 import socket
 from collections.abc import Sequence
 
-from ...shared.log import add_log_arguments, configure_logging
+from ...shared.process.log import add_log_arguments, configure_logging
 from ..ipc import CoreChannel
 from ..progress import ProgressWriter
 from . import exit_report

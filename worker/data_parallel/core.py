@@ -8,8 +8,8 @@ from typing import Any
 
 import structlog
 
+from ...shared.deployment.groups.errors import GroupBrokenError
 from ...shared.errors import EngineDeadError
-from ...shared.groups.errors import GroupBrokenError
 from ...shared.messages.from_core import EngineCoreOutput, SchedulerStats
 from ...shared.messages.waves import LeaveWave, StartWave, WavePhase
 from ..core.interface import GroupCore

@@ -20,7 +20,7 @@ import msgspec
 import structlog
 
 from ...shared.connection import CommandConnection, Subscriber
-from ...shared.groups.membership import Membership, Place, Standing
+from ...shared.deployment.groups.membership import Membership, Place, Standing
 from ...shared.keys import Keys
 from ...shared.messages.from_core import Ready, SchedulerStats
 from ...shared.messages.waves import GroupStanding, LeaveWave, StartWave, WavePhase, WaveStarted, WaveState

@@ -26,7 +26,7 @@ import enum
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...shared.groups.errors import GroupBrokenError
+from ...shared.deployment.groups.errors import GroupBrokenError
 from ...shared.messages.waves import WavePhase, WaveState
 
 # Forwards between two meetings. After the end of the last request a wave runs at most this many more.

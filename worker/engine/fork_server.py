@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from ...shared.log import add_log_arguments, configure_logging
+from ...shared.process.log import add_log_arguments, configure_logging
 from ..fork_server import Kind, be_fork_server, ignore_stops, name_process, take_streams
 from ..forking import NUM_DESCRIPTORS, ForkCore
 

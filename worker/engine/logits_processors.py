@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...shared.errors import ConfigurationError, ValidationError
 from ...shared.params.extra_args import check_known, processors_of
 from ...shared.params.sampling import SamplingParams
-from ...shared.plugins import LOGITS_PROCESSORS, load_object
-from ...shared.shown import shown
+from ...shared.process.plugins import LOGITS_PROCESSORS, load_object
+from ...shared.values.shown import shown
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...shared.errors import ConfigurationError
-from ...shared.plugins import ORDERING_POLICIES, load_object
-from ...shared.shown import shown
+from ...shared.process.plugins import ORDERING_POLICIES, load_object
+from ...shared.values.shown import shown
 from .scheduling.ordering import ByOrderKey, FirstComeFirstServed, OrderingPolicy, Priority
 from .scheduling.request import Request
 

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...shared.errors import ConfigurationError, EngineCallError, ValidationError
-from ...shared.plugins import RPC_MODULES, load_module
-from ...shared.shown import shown
+from ...shared.process.plugins import RPC_MODULES, load_module
+from ...shared.values.shown import shown
 
 if TYPE_CHECKING:
     from ..config.engine_config import EngineConfig

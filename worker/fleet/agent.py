@@ -20,7 +20,7 @@ from collections import deque
 import msgspec
 
 from ...shared.errors import ValidationError
-from ...shared.service_manager import environment_of_children
+from ...shared.process.service_manager import environment_of_children
 from ..options.program import CONFIG_VARIABLE
 from ..process_tree import kill_process_tree
 from ..programs import START

@@ -9,14 +9,14 @@ from typing import Any
 
 import structlog
 
-from ...shared.command_line import UsageError
 from ...shared.deployment.presence import Presence, ProcessKind
 from ...shared.errors import ConfigurationError
 from ...shared.keys import Keys
-from ...shared.names import check_name
+from ...shared.process.command_line import UsageError
+from ...shared.process.service_manager import tell_ready, tell_stopping
 from ...shared.redis_access.url import parse_pool
-from ...shared.service_manager import tell_ready, tell_stopping
 from ...shared.shards import check_servers, make_commands, shards_text
+from ...shared.values.names import check_name
 from ..config.engine_config import EngineConfig
 from ..config.fleet import FleetOptions
 from ..config.worker_config import WorkerConfig

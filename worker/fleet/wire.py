@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from ...shared.messages import WIRE_VERSION
-from ...shared.urls import MaskedRepr
+from ...shared.values.urls import MaskedRepr
 
 
 class AgentPhase(StrEnum):

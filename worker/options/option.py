@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ...shared.errors import ConfigurationError
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 from .readers import Reader, RefusedValueError
 
 # Says that an option is not given, where a source of higher rank takes back what one of lower rank gives.

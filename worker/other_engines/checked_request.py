@@ -9,7 +9,7 @@ import msgspec
 from ...shared.errors import UnsupportedParameterError, ValidationError
 from ...shared.messages.requests import EngineCoreRequest
 from ...shared.params.sampling import SamplingParams
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 from ..engine.sampling.param_checks import check_in_vocabulary, check_params
 from ..engine.scheduling.request import Request
 from ..request_checks import check_prompt_length

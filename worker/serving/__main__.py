@@ -2,7 +2,7 @@
 
 import sys
 
-from ...shared import plain_structlog  # noqa: F401  # before structlog
+from ...shared.process import plain_structlog  # noqa: F401  # before structlog
 from .process import main
 
 sys.exit(main())

@@ -13,7 +13,6 @@ from contextlib import suppress
 import msgspec
 import structlog
 
-from ...shared.boundary import ends_task, unforeseen
 from ...shared.broker import SEQS_PER_KEPT_ONE, Claim, EngineCapacity, Wave
 from ...shared.deployment.records import DeathCause
 from ...shared.errors import PenstockError, RedisUnavailableError
@@ -21,6 +20,7 @@ from ...shared.messages.deltas import Delta
 from ...shared.messages.from_core import Ready
 from ...shared.messages.outcome import FinishReason, RequestError
 from ...shared.params.images import ImageInput
+from ...shared.process.boundary import ends_task, unforeseen
 from ..config.worker_config import WorkerConfig
 from .core.client import CoreClient
 from .partitions.served_partitions import REDIS_PAUSE_S, ServedPartition, ServedPartitions

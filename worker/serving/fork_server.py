@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ...shared import plain_structlog  # noqa: F401  # before structlog
+from ...shared.process import plain_structlog  # noqa: F401  # before structlog
 from ..fork_server import Kind, be_fork_server, ignore_stops, name_process, take_streams
 from ..forking import NUM_WORKER_DESCRIPTORS, ForkWorker
 from . import process

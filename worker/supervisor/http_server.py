@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from ...shared.errors import ConfigurationError
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 
 LOOP_PATIENCE_S = 3.0
 CLIENT_PATIENCE_S = 10.0

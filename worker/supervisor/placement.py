@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...shared.command_line import UsageError
+from ...shared.process.command_line import UsageError
 
 DEVICE_FOLDER = Path("/dev")
 NVIDIA_SMI_TIMEOUT_S = 10.0

@@ -18,9 +18,9 @@ from ...shared.deployment.heartbeats import drop_overdue
 from ...shared.deployment.records import DeathCause
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
-from ...shared.names import partition_name
 from ...shared.partitions import Layout, read_layouts
-from ...shared.side_by_side import SideBySide
+from ...shared.process.side_by_side import SideBySide
+from ...shared.values.names import partition_name
 from ..config.worker_config import WorkerConfig
 from .restart import Death
 

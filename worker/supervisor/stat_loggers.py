@@ -18,7 +18,7 @@ import structlog
 
 from ...shared.deployment.records import EngineHeartbeat
 from ...shared.errors import ConfigurationError
-from ...shared.plugins import STAT_LOGGERS, load_object
+from ...shared.process.plugins import STAT_LOGGERS, load_object
 from ..config.worker_config import STATUS_INTERVAL_S, WorkerConfig
 
 _COUNTED = ("num_prompt_tokens", "num_output_tokens", "num_prefill_tokens", "prefix_cache_queries", "prefix_cache_hits")

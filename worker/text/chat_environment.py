@@ -18,7 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 
 
 def make_environment() -> ImmutableSandboxedEnvironment:

@@ -11,8 +11,8 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from ...shared.boundary import describe
 from ...shared.errors import ModelLoadError, PenstockError, RequestFailedError, ValidationError
+from ...shared.process.boundary import describe
 from .chat_environment import make_environment
 from .chat_messages import MessageForm, Messages
 from .model_files import read_json

@@ -15,7 +15,7 @@ import msgspec
 from tokenizers import Encoding, Tokenizer
 from tokenizers.models import BPE
 
-from ...shared.boundary import Boundary
+from ...shared.process.boundary import Boundary
 from .token_bytes import byte_alphabet
 
 TOKENIZER_FAILED = "tokenizer_failed"

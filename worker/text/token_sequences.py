@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from ...shared.errors import ValidationError
 from ...shared.params.reasoning import REASONING_MARKS
-from ...shared.shown import shown
+from ...shared.values.shown import shown
 
 
 def bad_word_sequences(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:

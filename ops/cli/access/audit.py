@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from ....shared.command_line import Command, add_redis_arguments, format_table
 from ....shared.connection import CommandConnection
 from ....shared.deployment.audit import MAX_READ, Audit, AuditEntry
 from ....shared.keys import Keys
+from ....shared.process.command_line import Command, add_redis_arguments, format_table
 from ...words import format_time
 from ..broker_command import print_json, run_on_redis
 

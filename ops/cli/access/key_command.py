@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from ....producer.secret_keys import KeyStore
-from ....shared.command_line import EXIT_FAILED, Command, add_redis_arguments, format_table
 from ....shared.connection import CommandConnection
 from ....shared.keys import Keys
+from ....shared.process.command_line import EXIT_FAILED, Command, add_redis_arguments, format_table
 from ..broker_command import print_json, run_on_redis
 
 Create = Callable[[Any, argparse.Namespace], Awaitable[str]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ....producer.operator_keys import OperatorKeys, Role
-from ....shared.command_line import Command, add_redis_arguments
+from ....shared.process.command_line import Command, add_redis_arguments
 from ...words import format_time
 from .key_command import KeyKind
 

@@ -10,11 +10,11 @@ from ....producer.agenda import Agenda
 from ....producer.control.operations import Operations
 from ....producer.webhooks.event_store import EventStore
 from ....producer.webhooks.events import EventState, WebhookAttempt, WebhookEvent
-from ....shared.command_line import Command, UsageError, add_redis_arguments, format_table
 from ....shared.connection import CommandConnection
 from ....shared.errors import RequestNotFoundError
 from ....shared.keys import Keys
-from ....shared.urls import mask_url
+from ....shared.process.command_line import Command, UsageError, add_redis_arguments, format_table
+from ....shared.values.urls import mask_url
 from ...words import format_duration, format_sheet, format_time
 from ..broker_command import print_json, run_on_redis
 from . import webhook_secret

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from ....producer.webhooks.addresses import check_url
 from ....producer.webhooks.events import WebhookSecret
 from ....producer.webhooks.secrets import KEEP_PREVIOUS_S, SecretStore
-from ....shared.command_line import Command, add_redis_arguments, format_table
 from ....shared.connection import CommandConnection
 from ....shared.errors import RequestNotFoundError
 from ....shared.keys import Keys
+from ....shared.process.command_line import Command, add_redis_arguments, format_table
 from ...words import format_duration, format_time
 from ..broker_command import print_json, run_on_redis
 

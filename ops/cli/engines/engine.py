@@ -13,12 +13,12 @@ from ....producer import Client
 from ....producer.control.group_control import SCALE_TIMEOUT_S
 from ....producer.control.weights_control import RELOAD_TIMEOUT_S
 from ....producer.engine_calls import CALL_TIMEOUT_S, CallOptions
-from ....shared.command_line import Command, UsageError, add_redis_arguments, format_bytes, format_table
 from ....shared.control.sleeping import SLEEP_LEVELS, SLEEP_MODES, SLEEP_TAGS, SleepState
 from ....shared.control.weights import RELOAD_MODES, ShardedStateSaved, WeightsReloaded
-from ....shared.embedded import resolve_redis_url
 from ....shared.errors import EngineCallError
 from ....shared.messages.waves import GroupStanding
+from ....shared.process.command_line import Command, UsageError, add_redis_arguments, format_bytes, format_table
+from ....shared.redis_access.embedded import resolve_redis_url
 from ..broker_command import print_json
 
 # What is asked of a client, with the options of every call; returns answers by engine id.

@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from ....producer import Client
-from ....shared.command_line import Command, add_redis_arguments, format_bytes, format_table
 from ....shared.connection import CommandConnection
 from ....shared.deployment.audit import acting_as, process_actor
 from ....shared.deployment.heartbeats import read_heartbeats
-from ....shared.embedded import resolve_redis_url
 from ....shared.keys import Keys
 from ....shared.lora.registry import AdapterRecord, AdapterRegistry, owner
+from ....shared.process.command_line import Command, add_redis_arguments, format_bytes, format_table
+from ....shared.redis_access.embedded import resolve_redis_url
 from ..broker_command import print_json, run_on_redis
 
 _HEADER = ("NAME", "MODEL", "TENANT", "RANK", "SIZE", "NUMBER", "PINNED", "LOADED BY", "DIGEST", "PATH")

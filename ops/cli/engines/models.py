@@ -10,9 +10,9 @@ import msgspec
 
 from ....producer import Client
 from ....producer.requests.health import may_serve
-from ....shared.command_line import Command, add_redis_arguments, format_table
 from ....shared.deployment.records import ModelCard
-from ....shared.embedded import resolve_redis_url
+from ....shared.process.command_line import Command, add_redis_arguments, format_table
+from ....shared.redis_access.embedded import resolve_redis_url
 
 _HEADER = ("MODEL", "ARCHITECTURE", "MAX LEN", "VOCABULARY", "DTYPE", "ENGINES")
 

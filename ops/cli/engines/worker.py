@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from ....shared.command_line import Command
+from ....shared.process.command_line import Command
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from ....shared.broker import DeadLetter
-from ....shared.command_line import EXIT_FAILED, Command, UsageError, add_redis_arguments, format_table
 from ....shared.deployment.records import DeadRequest
 from ....shared.errors import PenstockError, RequestNotFoundError, ValidationError
 from ....shared.messages.requests import EngineCoreRequest
 from ....shared.partitions import open_dead_letter
+from ....shared.process.command_line import EXIT_FAILED, Command, UsageError, add_redis_arguments, format_table
 from ...words import format_time
 from ..broker_command import OpenModel, on_model, print_json, run_on_model
 from ..confirm import confirmed

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from ....shared.broker.series import STEPS_S, SeriesPoint
-from ....shared.command_line import Command, add_redis_arguments, format_table
 from ....shared.partitions import read_series
+from ....shared.process.command_line import Command, add_redis_arguments, format_table
 from ...words import format_duration, format_time
 from ..broker_command import OpenModel, on_model, print_json
 

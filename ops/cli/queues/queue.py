@@ -7,10 +7,10 @@ import asyncio
 import shlex
 
 from ....shared.broker import Queue
-from ....shared.command_line import EXIT_FAILED, Command, add_redis_arguments, format_table
 from ....shared.errors import PenstockError, ValidationError
-from ....shared.names import partition_name
 from ....shared.partitions import Layouts, change_partitions, partition_stats
+from ....shared.process.command_line import EXIT_FAILED, Command, add_redis_arguments, format_table
+from ....shared.values.names import partition_name
 from ..broker_command import OpenModel, on_model, run_on_model
 from ..confirm import confirmed
 from .history import HISTORY

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 from redis.exceptions import ResponseError
 
-from ....shared.command_line import Command, UsageError, add_redis_arguments, format_bytes, format_table
 from ....shared.connection import CommandConnection
-from ....shared.embedded import resolve_redis_url
 from ....shared.errors import RedisUnavailableError
 from ....shared.keys import Keys
+from ....shared.process.command_line import Command, UsageError, add_redis_arguments, format_bytes, format_table
 from ....shared.redis_access.check import info_fields
+from ....shared.redis_access.embedded import resolve_redis_url
 from ....shared.shards import HOME, SHARDS_VARIABLE, ShardMover, check_servers, make_servers, recorded_places
 from ..broker_command import print_json
 

@@ -13,15 +13,15 @@ from ....producer.control.deployment import unserved_finding
 from ....producer.requests.health import may_serve
 from ....producer.requests.model_cards import ModelCards
 from ....shared.broker import Queue
-from ....shared.command_line import Command, UsageError, add_redis_arguments, format_table
 from ....shared.connection import CommandConnection
 from ....shared.deployment.heartbeats import read_heartbeats
 from ....shared.errors import RedisUnavailableError, RequestNotFoundError
-from ....shared.json_lines import encode_line
 from ....shared.keys import Keys
 from ....shared.partitions import open_queue
+from ....shared.process.command_line import Command, UsageError, add_redis_arguments, format_table
 from ....shared.queue.policy import TenantPolicy
 from ....shared.queue.stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
+from ....shared.values.json_lines import encode_line
 from ...words import format_duration, format_sheet, format_time
 from ..broker_command import OpenModel, on_model, print_json, run_on_redis
 from ..watch import Look, add_watch_argument, watch

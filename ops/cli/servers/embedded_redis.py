@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from ....shared.command_line import EXIT_FAILED, Command, format_bytes
-from ....shared.embedded import ServerFolder, find_redis_cli, find_redis_server, read_status, stop
 from ....shared.errors import ConfigurationError
+from ....shared.process.command_line import EXIT_FAILED, Command, format_bytes
+from ....shared.redis_access.embedded import ServerFolder, find_redis_cli, find_redis_server, read_status, stop
 from . import redis_users
 
 

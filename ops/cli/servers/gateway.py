@@ -7,11 +7,11 @@ import sys
 
 from redis.exceptions import RedisError
 
-from ....shared.command_line import EXIT_FAILED, Command, add_redis_arguments, add_tracing_argument
-from ....shared.embedded import resolve_redis_url
 from ....shared.errors import PenstockError
-from ....shared.log import add_log_arguments, configure_logging, get_logger
-from ....shared.shown import shown
+from ....shared.process.command_line import EXIT_FAILED, Command, add_redis_arguments, add_tracing_argument
+from ....shared.process.log import add_log_arguments, configure_logging, get_logger
+from ....shared.redis_access.embedded import resolve_redis_url
+from ....shared.values.shown import shown
 from ...libraries import need_libraries
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000

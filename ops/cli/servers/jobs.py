@@ -7,10 +7,10 @@ import asyncio
 import logging
 import sys
 
-from ....shared.command_line import EXIT_FAILED, Command, add_redis_arguments, add_tracing_argument
-from ....shared.embedded import resolve_redis_url
 from ....shared.errors import ConfigurationError
-from ....shared.log import add_log_arguments, configure_logging
+from ....shared.process.command_line import EXIT_FAILED, Command, add_redis_arguments, add_tracing_argument
+from ....shared.process.log import add_log_arguments, configure_logging
+from ....shared.redis_access.embedded import resolve_redis_url
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

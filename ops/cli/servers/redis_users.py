@@ -7,12 +7,12 @@ import os
 import secrets
 from pathlib import Path
 
-from ....shared.command_line import NAMESPACE_HELP, NAMESPACE_VARIABLE, Command, UsageError
 from ....shared.errors import ConfigurationError
-from ....shared.names import DEFAULT_NAMESPACE
+from ....shared.process.command_line import NAMESPACE_HELP, NAMESPACE_VARIABLE, Command, UsageError
 from ....shared.redis_access.url import parse_pool
 from ....shared.redis_access.users import RedisVersion, Role, user_line
-from ....shared.shown import shown
+from ....shared.values.names import DEFAULT_NAMESPACE
+from ....shared.values.shown import shown
 
 ACL_FILE = "users.acl"
 # Nobody logs in without a name.

@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from ....shared.command_line import Command, UsageError, add_redis_arguments
-from ....shared.embedded import resolve_redis_url
+from ....shared.process.command_line import Command, UsageError, add_redis_arguments
+from ....shared.redis_access.embedded import resolve_redis_url
 from ...libraries import need_libraries
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ....shared.command_line import Command
+from ....shared.process.command_line import Command
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from ....shared.command_line import EXIT_FAILED, Command, UsageError
 from ....shared.errors import ConfigurationError
+from ....shared.process.command_line import EXIT_FAILED, Command, UsageError
 from ...libraries import need_libraries
 
 

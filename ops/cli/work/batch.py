@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from ....producer.batches import Batch, BatchStatus, BatchStore
-from ....shared.command_line import Command, add_redis_arguments, format_table
-from ....shared.embedded import resolve_redis_url
+from ....shared.process.command_line import Command, add_redis_arguments, format_table
+from ....shared.redis_access.embedded import resolve_redis_url
 from ...words import format_sheet, format_time
 from ..broker_command import print_json
 from .batch_run import RUN

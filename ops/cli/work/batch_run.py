@@ -26,8 +26,6 @@ from ....producer.batches import (
     read_local,
     run_batch,
 )
-from ....shared.command_line import EXIT_FAILED, Command, UsageError, add_redis_arguments
-from ....shared.embedded import resolve_redis_url
 from ....shared.errors import (
     BatchEndedError,
     BatchHeldError,
@@ -36,6 +34,8 @@ from ....shared.errors import (
     UnknownFileError,
     ValidationError,
 )
+from ....shared.process.command_line import EXIT_FAILED, Command, UsageError, add_redis_arguments
+from ....shared.redis_access.embedded import resolve_redis_url
 from .batch_progress import row_bar
 
 COMPLETION_WINDOW = "7d"

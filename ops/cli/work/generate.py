@@ -7,8 +7,8 @@ import asyncio
 import sys
 
 from ....producer import Client, FinishReason, SamplingParams
-from ....shared.command_line import Command, add_redis_arguments
-from ....shared.embedded import resolve_redis_url
+from ....shared.process.command_line import Command, add_redis_arguments
+from ....shared.redis_access.embedded import resolve_redis_url
 from ..waiting_notice import WaitingNotice
 
 

@@ -7,7 +7,7 @@ import os
 import shlex
 from pathlib import Path
 
-from ....shared.command_line import Command, UsageError
+from ....shared.process.command_line import Command, UsageError
 from .rows import DEFAULT_PEERS_FOLDER, NO_PEERS, PEERS, QUEUE_ROWS, ROWS, chosen_peers, chosen_rows
 
 

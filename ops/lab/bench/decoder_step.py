@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ....shared.processor import this_processor
+from ....shared.process.processor import this_processor
 
 _CHILD = "penstock.ops.lab.kernels.decoder_step"
 _SHAPES = "penstock.ops.lab.random_model"

@@ -21,11 +21,11 @@ from typing import Any
 import msgspec
 
 from ....producer import Client, SamplingParams
-from ....shared.command_line import UsageError
 from ....shared.connection import CommandConnection
 from ....shared.deployment.heartbeats import read_heartbeats
 from ....shared.keys import Keys
 from ....shared.metrics import SERVING
+from ....shared.process.command_line import UsageError
 from ...demo.run import MODEL
 from ...local.private_redis import private_redis
 from ...local.worker import LocalWorker

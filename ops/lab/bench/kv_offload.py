@@ -21,12 +21,12 @@ from pathlib import Path
 from random import Random
 
 from ....producer import Client, SamplingParams
-from ....shared.command_line import UsageError
 from ....shared.connection import CommandConnection
 from ....shared.deployment.heartbeats import read_heartbeats
 from ....shared.deployment.records import EngineHeartbeat
 from ....shared.keys import Keys
 from ....shared.messages.worker_status import EngineState
+from ....shared.process.command_line import UsageError
 from ...local.stack import LocalStack
 
 PROMPT_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 1984, 16, 16

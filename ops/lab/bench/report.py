@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ....shared.errors import PenstockError
-from ....shared.processor import this_processor
+from ....shared.process.processor import this_processor
 from ...statistics import percentile
 from .engines.growth import GrowthRow
 from .engines.pooling import PoolingRow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....shared.command_line import UsageError
+from ....shared.process.command_line import UsageError
 
 QUEUE_ROWS = ("enqueue", "scale", "fairness", "idle", "fleet", "costs", "figures", "follow")
 _ENGINE_ROWS = ("engine", "adapter", "gateway", "growth", "sessions", "pooling", "lora", "speculation")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import random
 
-from ....shared.command_line import Command, UsageError
 from ....shared.partitions import MAX_PARTITIONS
+from ....shared.process.command_line import Command, UsageError
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,9 +18,9 @@ from ....shared.deployment.heartbeats import read_heartbeats
 from ....shared.deployment.records import EngineHeartbeat
 from ....shared.errors import ConfigurationError, RedisUnavailableError
 from ....shared.keys import Keys
-from ....shared.log import get_logger
 from ....shared.messages.worker_status import EngineState
 from ....shared.partitions import Layouts
+from ....shared.process.log import get_logger
 from ....shared.shards import make_commands
 from ...local.stack import LocalStack
 from ...local.worker import LocalWorker

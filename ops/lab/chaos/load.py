@@ -12,7 +12,7 @@ from random import Random
 
 from ....producer import Client, Delta, PenstockError
 from ....shared.errors import RedisFullError, RedisUnavailableError, RequestNotFoundError, UnknownModelError
-from ....shared.log import get_logger
+from ....shared.process.log import get_logger
 from .workload import ChaosRequest
 
 NUM_CLIENTS = 3

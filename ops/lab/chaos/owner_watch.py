@@ -22,7 +22,7 @@ from redis.asyncio.connection import AbstractConnection
 from ....shared.broker import SCRIPTS, Script
 from ....shared.broker.writes import NUM_WRITE_ARGS
 from ....shared.keys import ModelKeys
-from ....shared.log import get_logger
+from ....shared.process.log import get_logger
 from ....shared.redis_access.link import (
     LOST,
     RETRY_PAUSE_S,

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from ....shared.errors import PenstockError
 from ....shared.keys import Keys
-from ....shared.log import get_logger
+from ....shared.process.log import get_logger
 from ....shared.redis_access.url import parse_pool
 from ....shared.shards import HOME, ShardMover, make_servers, recorded_places
 from ...local.stack import LocalStack

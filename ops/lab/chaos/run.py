@@ -19,9 +19,9 @@ from ....producer import Client, Delta
 from ....shared.connection import CommandConnection
 from ....shared.errors import PenstockError
 from ....shared.keys import Keys
-from ....shared.names import partition_name
 from ....shared.partitions import change_partitions
 from ....shared.shards import choose_shard, make_commands
+from ....shared.values.names import partition_name
 from ...demo.run import MODEL
 from ...local.stack import LocalStack
 from ...statistics import percentile

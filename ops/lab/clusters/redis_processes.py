@@ -17,8 +17,8 @@ from typing import Any, Self
 import redis
 from redis.exceptions import RedisError
 
-from ....shared.embedded import find_redis_server
 from ....shared.errors import ConfigurationError
+from ....shared.redis_access.embedded import find_redis_server
 from ...local.life_line import unwind_on_sigterm
 
 START_TIMEOUT_S = 60.0

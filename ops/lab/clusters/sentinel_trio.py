@@ -14,8 +14,8 @@ import redis
 from redis.exceptions import RedisError
 
 from ....shared.connection import CommandConnection
-from ....shared.embedded import find_redis_server
 from ....shared.errors import ConfigurationError
+from ....shared.redis_access.embedded import find_redis_server
 from .redis_processes import RedisProcesses, free_port, free_ports
 
 NAME = "penstock"

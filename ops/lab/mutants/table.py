@@ -124,7 +124,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a claim repeats an epoch after the record of the last claim is lost",
-        SCRIPTS + "parts/clock.lua",
+        "shared/redis_access/clock.lua",
         "return time_us > (last or 0) and time_us or last + 1 + time_us % 1000000",
         "return (last or 0) + 1",
         broker_tests("contract"),

@@ -17,7 +17,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from ....shared.errors import ConfigurationError
-from ....shared.log import configure_logging
+from ....shared.process.log import configure_logging
 from ....worker.engine.ranks.parent import die_with
 from . import trial
 from .outcome import Outcome

@@ -7,7 +7,7 @@ import statistics
 
 import msgspec
 
-from ....shared.command_line import format_table
+from ....shared.process.command_line import format_table
 from ..measures import Measures
 from ..reports.figures import GroupFigures
 from ..reports.report import group_figures

@@ -15,8 +15,8 @@ from random import Random
 
 import msgspec
 
-from ....shared.command_line import format_table
 from ....shared.errors import ConfigurationError
+from ....shared.process.command_line import format_table
 from ....shared.queue.stats import QueueStats, RequestStatus
 from ...statistics import percentile
 from ..measures import Note

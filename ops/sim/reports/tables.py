@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....shared.command_line import format_table
+from ....shared.process.command_line import format_table
 from .figures import (
     ClaimFigures,
     GroupFigures,

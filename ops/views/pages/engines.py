@@ -7,9 +7,9 @@ from typing import Any
 from ....producer.engine_calls import CallOptions
 from ....producer.operator_keys import Role
 from ....shared.deployment.records import EngineHeartbeat, EngineSetup
-from ....shared.lora.adapters import LoraSetup
 from ....shared.messages.requests import EXACT
 from ....shared.messages.worker_status import EngineState
+from ....shared.params.adapters import LoraSetup
 from ..access import Access
 from ..page import Act, Action, Page, Params, Room, View, field_of
 from ..source import Moment

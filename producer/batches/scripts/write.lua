@@ -1,3 +1,4 @@
+-- uses: lib
 -- Write to a batch as its holder, and renew the lease. KEYS: batch, open, garbage, files of its tenant, then a key for
 -- each file. ARGV: id, holder, ttl_ms (0 releases the lease), new status (or ''), clear_ms, number of fields, each
 -- field's name and value, then id, record, created_ms and expires_ms of each file.

@@ -18,10 +18,10 @@ import sys
 import uvicorn
 from redis.exceptions import RedisError
 
-from ....shared.command_line import EXIT_FAILED
 from ....shared.errors import PenstockError
-from ....shared.log import configure_logging, get_logger
-from ....shared.standard_streams import open_closed_streams
+from ....shared.process.command_line import EXIT_FAILED
+from ....shared.process.log import configure_logging, get_logger
+from ....shared.process.standard_streams import open_closed_streams
 from ..metrics import Family, Metrics
 from ..serve import serve_on
 from .messages import (

@@ -22,12 +22,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from ....shared import service_manager
-from ....shared.child_process import ChildProcess, start_child
 from ....shared.errors import ConfigurationError
-from ....shared.log import get_logger
-from ....shared.restart_delay import STABLE_AFTER_S, restart_delay_s
-from ....shared.service_manager import environment_of_children
+from ....shared.process import service_manager
+from ....shared.process.child_process import ChildProcess, start_child
+from ....shared.process.log import get_logger
+from ....shared.process.restart_delay import STABLE_AFTER_S, restart_delay_s
+from ....shared.process.service_manager import environment_of_children
 from ....shared.shards import check_servers
 from ...web.server import announce, listening
 from ..metrics import Family, counter, gauge, sum_families, without_gauges

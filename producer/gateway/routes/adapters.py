@@ -12,10 +12,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from ....shared.adapter_errors import AdapterFileError, UnknownAdapterError, UnsupportedAdapterError
-from ....shared.errors import EngineCallError, UnknownModelError, ValidationError
+from ....shared.errors import (
+    AdapterFileError,
+    EngineCallError,
+    UnknownAdapterError,
+    UnknownModelError,
+    UnsupportedAdapterError,
+    ValidationError,
+)
 from ....shared.lora.registry import EVERYBODY
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 from ...openai.errors import OpenAIError, bad_field
 from ..http import Gateway, gateway_of, read_body, while_connected
 from ..operations import Operation

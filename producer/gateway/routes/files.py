@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 from ...batches.batch_records import MAX_FILE_BYTES, PURPOSES, Deleted, FileObject, Page
 from ...batches.files import MAX_LIMIT, Upload, check_upload
 from ...openai.errors import OpenAIError, bad_field

@@ -15,7 +15,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 from ...openai.answers.chat_objects import ChatCompletion
 from ...openai.answers.common import new_id
 from ...openai.chat import ChatCompletionBody

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ....shared.deployment.records import ModelCard
 from ....shared.lora.registry import AdapterRecord
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 from ...openai.errors import OpenAIError
 from ..http import gateway_of, json_response
 from ..operations import Operation

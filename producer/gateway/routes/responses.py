@@ -12,8 +12,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response as HTTPResponse
 
-from ....shared.json_lines import encode_line
-from ....shared.shown import shown
+from ....shared.values.json_lines import encode_line
+from ....shared.values.shown import shown
 from ...openai.endpoints import RESPONSES, decode
 from ...openai.errors import bad_field
 from ...openai.responses.body import ResponseBody

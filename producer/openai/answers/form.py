@@ -12,11 +12,11 @@ from typing import Any, NotRequired, Protocol, TypedDict
 
 import msgspec
 
-from ....shared.boundary import Boundary
 from ....shared.errors import ValidationError
 from ....shared.params.reasoning import NONE
 from ....shared.params.structured import StructuredOutputsParams
-from ....shared.shown import shown
+from ....shared.process.boundary import Boundary
+from ....shared.values.shown import shown
 from ..json_schema import SCHEMA_FIELD, structured_outputs_of
 from ..parsers import Parsers
 from ..reasoning import ReasoningFormat, ReasoningSplitter, find_reasoning_format, is_thinking_off

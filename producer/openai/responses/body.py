@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 from ..chat import ChatCompletionBody
 from ..errors import OpenAIError, bad_field
 from ..generation_body import GenerationBody

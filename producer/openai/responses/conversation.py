@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 from ..errors import bad_field
 from .items import FunctionCall, FunctionCallOutput, InputImage, Item, Message, Reasoning, Refusal
 

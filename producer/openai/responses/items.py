@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 from ..errors import OpenAIError, bad_field, error_of
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

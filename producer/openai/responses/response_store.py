@@ -10,7 +10,7 @@ from ....shared.connection import CommandConnection
 from ....shared.errors import BrokerError
 from ....shared.keys import Keys
 from ....shared.messages import WIRE_VERSION
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 from ..parsers import Parsers
 from .body import ResponseBody
 from .items import Item

@@ -13,7 +13,7 @@ import msgspec
 from ....shared.connection import CommandConnection
 from ....shared.errors import PenstockError
 from ....shared.keys import Keys
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 from ...client import Client
 from ...inputs.options import RequestOptions
 from ...webhooks.events import EventFamily

@@ -16,7 +16,7 @@ from ....shared.errors import PenstockError
 from ....shared.keys import Keys
 from ....shared.partitions import Layouts, PartitionedBroker
 from ....shared.queue.request_state import RequestState
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 from ...client import Client
 from ..errors import OpenAIError, bad_field
 from .objects import ENDED, DeletedResponse, Event, ItemList, Response

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ....shared.errors import ValidationError
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 from ..json_schema import check_schema
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ....shared.errors import ValidationError
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 from .call_reader import CallReader
 from .json_reader import MalformedError, Reader, read_literally, skip_whitespace
 

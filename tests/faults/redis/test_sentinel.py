@@ -8,9 +8,9 @@ import pytest
 
 from penstock.ops.lab.clusters.sentinel_trio import SentinelTrio
 from penstock.producer import Client
-from penstock.shared.connection import CommandConnection, Subscriber
+from penstock.shared.connection import CommandConnection, Subscriber, checked_connection
 from penstock.shared.errors import RedisUnavailableError
-from penstock.shared.redis_access.check import check_redis, checked_connection
+from penstock.shared.redis_access.check import check_redis
 
 from ...gate import Gate
 from ..conftest import Start

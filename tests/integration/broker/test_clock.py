@@ -13,10 +13,10 @@ import pytest
 
 from penstock.producer.agenda import Agenda
 from penstock.producer.batches.files import SCRIPTS as BATCH_SCRIPTS
-from penstock.shared.broker import Broker, Queue, ReapResult, EngineCapacity
+from penstock.shared.broker import Broker, EngineCapacity, Queue, ReapResult
 from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.groups.membership import Membership, Standing
 from penstock.shared.deployment.heartbeats import drop_overdue
-from penstock.shared.groups.membership import Membership, Standing
 from penstock.shared.keys import Keys
 from penstock.shared.queue.policy import Order, QueuePolicy, TenantPolicy
 from penstock.shared.queue.request_state import RequestState

@@ -39,7 +39,7 @@ async def test_they_stay_until_the_last_request_has_ended(broker: Broker, comman
     await broker.release([(claim.request_id, claim.epoch) for claim in claims if claim.request_id == "b"])
     assert await broker.cancel("b")
     assert await kept(commands, broker) == {b"other"}
-    with pytest.raises(DamagedRecordError, match="are gone from Redis"):
+    with pytest.raises(DamagedRecordError, match="are no longer in Redis"):
         await broker.images([OTHER.digest, ONE.digest])
     assert await broker.finish([final("c", 1, 0, 7)]) == []
     await broker.withdraw("e0")

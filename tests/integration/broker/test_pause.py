@@ -12,11 +12,11 @@ import pytest
 
 from penstock.shared.broker import Broker, DeadLetter, Queue
 from penstock.shared.connection import CommandConnection, Subscriber
-from penstock.shared.embedded import EmbeddedRedis
 from penstock.shared.errors import ValidationError
 from penstock.shared.keys import Keys
 from penstock.shared.messages.commands import CancelCommand, EngineCommand
 from penstock.shared.queue.policy import Order, QueuePolicy, TenantPolicy
+from penstock.shared.redis_access.embedded import EmbeddedRedis
 
 from .conftest import CAUSE, assert_nothing_is_left, enqueue, final, finish_with, record, served_per_s, take
 from .snapshot import read_snapshot

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from importlib import resources
 from pathlib import Path
 
 import msgspec
 import pytest
 from redis.exceptions import ResponseError
 
-from penstock.shared import broker as broker_package
 from penstock.shared.broker import Broker, DeadLetter, FinalRecord, SegmentRecord
+from penstock.shared.broker.script import PARTS
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import InputClosedError
 from penstock.shared.messages.deltas import Delta, SegmentEnd
 from penstock.shared.messages.outcome import FinishReason, Usage
 from penstock.shared.messages.requests import InputChunk
 from penstock.shared.queue.request_state import MOVES, RequestState, moves_as_lua
+from penstock.shared.redis_access.script import linked_text
 
 from .conftest import die, enqueue, final, held, record, take
 
@@ -134,8 +134,7 @@ async def test_the_moves_that_the_table_has_are_made(broker: Broker, before: Req
 
 @pytest.mark.parametrize("before", RequestState)
 async def test_other_moves_are_refused(commands, broker: Broker, before: RequestState) -> None:
-    common = resources.files(broker_package) / "scripts" / "parts"
-    lib = "".join((common / name).read_text() for name in ("clock.lua", "lib.lua"))
+    lib = linked_text("-- uses: lib\n", PARTS)
     text = moves_as_lua() + lib + "move(KEYS[1], ARGV[2], ARGV[3], 'engine', 'e9')"
     key = broker.keys.request("a")
     for after in set(RequestState) - {after for start, after in ALLOWED if start is before}:

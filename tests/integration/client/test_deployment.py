@@ -19,7 +19,6 @@ from penstock.producer.agenda import Agenda
 from penstock.producer.control.deployment import Deployment, Finding, count_due, read_deployment
 from penstock.producer.webhooks.event_store import DELIVER
 from penstock.shared.broker import Broker, Queue
-from penstock.shared.command_line import EXIT_FAILED
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.deployment.presence import (
     ENTERED_AGAIN_EVERY,
@@ -31,9 +30,10 @@ from penstock.shared.deployment.presence import (
 from penstock.shared.deployment.records import EngineHeartbeat, ModelCard
 from penstock.shared.errors import ValidationError
 from penstock.shared.keys import Keys
-from penstock.shared.log import configure_logging
 from penstock.shared.messages.commands import DrainCommand, WorkerCommand
 from penstock.shared.messages.worker_status import EngineState
+from penstock.shared.process.command_line import EXIT_FAILED
+from penstock.shared.process.log import configure_logging
 
 
 @pytest.fixture

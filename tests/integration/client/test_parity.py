@@ -18,9 +18,9 @@ from penstock.producer import (
     SamplingParams,
 )
 from penstock.shared import errors
-from penstock.shared.adapter_errors import UnknownAdapterError
 from penstock.shared.broker import Broker, EngineCapacity
 from penstock.shared.connection import CommandConnection
+from penstock.shared.errors import UnknownAdapterError
 from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.messages.requests import EngineCoreRequest
 
@@ -228,7 +228,7 @@ async def each(*chunks: str) -> AsyncIterator[str]:
 
 
 async def test_stats_are_logged_where_the_client_is(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
-    from penstock.shared.log import configure_logging
+    from penstock.shared.process.log import configure_logging
 
     configure_logging("info", "json")
     await client.add_request("r", "hi")

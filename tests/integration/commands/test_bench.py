@@ -14,7 +14,7 @@ from penstock.ops.lab.bench.queue.enqueue import measure_enqueue
 from penstock.ops.lab.bench.queue.report import QueueRows, measured_rows, queue_table
 from penstock.ops.lab.bench.queue.scale import measure_scale
 from penstock.ops.lab.bench.rows import QUEUE_ROWS, ROWS, chosen_rows
-from penstock.shared.command_line import UsageError
+from penstock.shared.process.command_line import UsageError
 
 
 def printed(rows: QueueRows) -> str:

@@ -22,8 +22,8 @@ from penstock.ops.lab.bench.queue.follow import measure_follow
 from penstock.ops.lab.bench.result import SideRun
 from penstock.ops.lab.bench.rows import PEERS, chosen_peers
 from penstock.ops.lab.bench.workload import CHECK, Item, Phase
-from penstock.shared.command_line import UsageError
 from penstock.shared.errors import ConfigurationError
+from penstock.shared.process.command_line import UsageError
 
 # The second waits for the first's end.
 PHASES = [Phase(CHECK, [Item([5, 6, 7, 8, 9], 4), Item([10, 11], 6)], 1)]

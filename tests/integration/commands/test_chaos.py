@@ -15,8 +15,8 @@ from penstock.ops.lab.chaos.verdict import judge
 from penstock.ops.lab.chaos.workload import make_requests
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import ModelCard
-from penstock.shared.embedded import EmbeddedRedis
 from penstock.shared.keys import Keys
+from penstock.shared.redis_access.embedded import EmbeddedRedis
 
 
 @pytest.fixture

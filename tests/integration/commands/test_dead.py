@@ -12,11 +12,11 @@ import pytest
 from penstock.ops import cli as penstock_cli
 from penstock.producer.inputs.prompt import build_request, encode_request
 from penstock.shared.broker import Broker, EngineCapacity
-from penstock.shared.command_line import EXIT_FAILED, EXIT_USAGE
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import DeathCause, ModelCard
 from penstock.shared.keys import Keys
 from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.process.command_line import EXIT_FAILED, EXIT_USAGE
 
 CAUSE = DeathCause(engine_id="host-1-0", reason="killed by signal 11\nsecond line", last_step=42, trace="Traceback: x")
 

@@ -19,12 +19,12 @@ import pytest
 from penstock.ops import cli as penstock_cli
 from penstock.ops.words import format_duration
 from penstock.shared.broker import Broker, EngineCapacity, FinalRecord, Queue
-from penstock.shared.command_line import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import ModelCard
 from penstock.shared.keys import Keys
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.process.command_line import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from penstock.shared.queue.policy import TenantPolicy
 
 Run = Callable[..., tuple[int, str, str]]

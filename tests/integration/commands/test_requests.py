@@ -12,12 +12,12 @@ import pytest
 from penstock.ops import cli as penstock_cli
 from penstock.shared.broker import Broker, EngineCapacity, FinalRecord
 from penstock.shared.broker.series import SeriesStore
-from penstock.shared.command_line import EXIT_FAILED, EXIT_USAGE
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import ModelCard
 from penstock.shared.keys import Keys
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason, RequestError
+from penstock.shared.process.command_line import EXIT_FAILED, EXIT_USAGE
 
 
 async def live(url: str, namespace: str) -> None:

@@ -15,10 +15,10 @@ import pytest
 
 from penstock.ops import cli as penstock_cli
 from penstock.shared.broker import Queue
-from penstock.shared.command_line import EXIT_USAGE
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import ModelCard
 from penstock.shared.keys import Keys
+from penstock.shared.process.command_line import EXIT_USAGE
 
 from ...redis_server import RedisServer
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.ops import cli as penstock_cli
 from penstock.ops.local.server import LocalServer
-from penstock.shared.command_line import EXIT_FAILED, EXIT_USAGE
+from penstock.shared.process.command_line import EXIT_FAILED, EXIT_USAGE
 
 HTML = {"accept": "text/html"}
 

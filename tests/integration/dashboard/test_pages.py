@@ -12,7 +12,7 @@ from penstock.ops.dashboard import Access, Role
 from penstock.ops.views.pages import PAGES
 from penstock.producer import Client, SamplingParams
 from penstock.producer.webhooks.events import WebhookAttempt, WebhookEvent
-from penstock.shared.broker import Broker, Queue, EngineCapacity
+from penstock.shared.broker import Broker, EngineCapacity, Queue
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.worker_status import EngineState
 from penstock.shared.partitions import change_partitions

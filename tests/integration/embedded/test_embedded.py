@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from penstock.shared.embedded import (
+from penstock.shared.errors import ConfigurationError, RedisUnavailableError
+from penstock.shared.redis_access.embedded import (
     EmbeddedRedis,
     ServerFolder,
     data_folder,
@@ -23,12 +24,11 @@ from penstock.shared.embedded import (
     server,
     stop,
 )
-from penstock.shared.errors import ConfigurationError, RedisUnavailableError
 
 USER = """
 import sys
 from pathlib import Path
-from penstock.shared.embedded import EmbeddedRedis
+from penstock.shared.redis_access.embedded import EmbeddedRedis
 with EmbeddedRedis.start(Path(sys.argv[1])) as embedded:
     print(embedded.url, flush=True)
     sys.stdin.readline()
@@ -291,7 +291,7 @@ def test_data_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tm
 )
 def test_script_that_leaves_its_llm_open_leaves_no_server(data_dir: Path, ending: str) -> None:
     # A machine that is very busy keeps the server from seeing for a while that the client has left.
-    patience = "from penstock.shared.embedded import server\nserver.LEAVE_TIMEOUT_S = 60.0\n"
+    patience = "from penstock.shared.redis_access.embedded import server\nserver.LEAVE_TIMEOUT_S = 60.0\n"
     script = f"{patience}from penstock.producer import LLM\n{ending}\n"
     environment = {**os.environ, "PENSTOCK_DATA_DIR": str(data_dir)}
     environment.pop("PENSTOCK_REDIS_URL", None)

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from penstock.shared.connection import CommandConnection, Subscriber
-from penstock.shared.groups.errors import GroupSizeError
-from penstock.shared.groups.membership import resize_group
+from penstock.shared.deployment.groups.errors import GroupSizeError
+from penstock.shared.deployment.groups.membership import resize_group
 from penstock.shared.keys import Keys
 from penstock.shared.messages.from_core import Ready, SchedulerStats
 from penstock.shared.messages.waves import GroupStanding, LeaveWave, StartWave, WavePhase, WaveStarted, WaveState

@@ -10,7 +10,7 @@ import pytest
 from penstock.ops import cli as penstock_cli
 from penstock.producer import Client, SamplingParams
 from penstock.shared.broker import EngineCapacity
-from penstock.shared.command_line import EXIT_FAILED
+from penstock.shared.process.command_line import EXIT_FAILED
 from penstock.shared.shards import ShardMover, make_servers, recorded_places
 
 from ..shards.conftest import Deployment

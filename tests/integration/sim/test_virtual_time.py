@@ -5,20 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from importlib import resources
-from pathlib import Path
 
 import pytest
 
 from penstock.ops import sim
 from penstock.ops.sim.virtual_redis import EPOCH_US, VirtualConnection, run_now
-from penstock.shared import broker as broker_module
-from penstock.shared.broker import Broker, Claim, EngineCapacity, FinalRecord
+from penstock.shared.broker import SCRIPTS, Broker, Claim, EngineCapacity, FinalRecord
 from penstock.shared.deployment.records import DeathCause
 from penstock.shared.keys import Keys
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason
 
-SCRIPTS = Path(broker_module.__file__).parent / "scripts"
 # Commands of which the answer, or what becomes of it, depends on time or on who listens.
 TIMED = {
     "TIME",
@@ -68,7 +65,7 @@ def claim(broker: Broker, room: EngineCapacity | None = None) -> list[Claim]:
 
 
 def test_every_command_that_knows_the_time_is_answered_by_the_clock() -> None:
-    text = "".join(path.read_text() for path in SCRIPTS.rglob("*.lua"))
+    text = "".join(script.text for script in SCRIPTS.values())
     used = set(re.findall(r"(?:call|attempt)\('([A-Z]+)'", text))
     answered = set(re.findall(r"commands\.(\w+)\(", (resources.files(sim) / "virtual_time.lua").read_text()))
     assert used & TIMED == answered

@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.shared import restart_delay
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import ConfigurationError
+from penstock.shared.process import restart_delay
 from penstock.worker.supervisor import host_metrics, http_server
 from penstock.worker.supervisor.host_metrics import MetricsServer
 

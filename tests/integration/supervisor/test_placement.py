@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.shared.command_line import UsageError
+from penstock.shared.process.command_line import UsageError
 from penstock.worker.supervisor import Placement, place_engines
 
 

@@ -11,8 +11,8 @@ import psutil
 import pytest
 import redis
 
-from penstock.shared import restart_delay
 from penstock.shared.errors import EngineDeadError
+from penstock.shared.process import restart_delay
 from penstock.worker import cli as worker_cli
 from penstock.worker.supervisor import EngineStartError, worker_process
 from penstock.worker.supervisor.restart import CRASH_LOOP_LIMIT, Death, Phase

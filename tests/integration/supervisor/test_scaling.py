@@ -10,11 +10,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.producer import Client
-from penstock.shared import restart_delay
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.presence import ProcessKind, read_processes
 from penstock.shared.errors import ValidationError
 from penstock.shared.keys import Keys
+from penstock.shared.process import restart_delay
 from penstock.worker import cli as worker_cli
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.supervisor import supervisor

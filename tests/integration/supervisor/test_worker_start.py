@@ -19,8 +19,8 @@ import pytest
 import redis
 
 from penstock.producer import Client, SamplingParams
-from penstock.shared.embedded import ServerFolder, read_status
 from penstock.shared.keys import Keys
+from penstock.shared.redis_access.embedded import ServerFolder, read_status
 from penstock.worker import cli as worker_cli
 
 from ...conftest import DEMO_MODEL

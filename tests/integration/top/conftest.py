@@ -17,7 +17,7 @@ from penstock.ops.views.source import Source
 from penstock.producer.operator_keys import Role
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.audit import Actor, Audit, AuditEntry, acting_as
-from penstock.shared.log import configure_logging
+from penstock.shared.process.log import configure_logging
 
 from ..dashboard.conftest import Site
 

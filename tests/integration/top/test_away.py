@@ -16,7 +16,7 @@ from penstock.ops.top.tables import MODELS, TABLES
 from penstock.ops.top.tables_screen import TablesScreen
 from penstock.ops.views.page import Page, Params, View
 from penstock.ops.views.source import Moment
-from penstock.shared.command_line import EXIT_FAILED, EXIT_USAGE
+from penstock.shared.process.command_line import EXIT_FAILED, EXIT_USAGE
 
 from ...redis_server import RedisServer
 from .conftest import Terminal

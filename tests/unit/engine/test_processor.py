@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.shared.processor import read_cpuinfo
+from penstock.shared.process.processor import read_cpuinfo
 from penstock.worker.engine.setup.host import processor
 
 XEON = """processor	: 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.command_line import Parser
+from penstock.shared.process.command_line import Parser
 from penstock.worker.options.numbers import Integer, Number, Share, Size
 from penstock.worker.options.option import DeclaredOption
 from penstock.worker.options.program import Program

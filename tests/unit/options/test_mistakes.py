@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.shared.command_line import UsageError
 from penstock.shared.errors import ConfigurationError
+from penstock.shared.process.command_line import UsageError
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.options.program import Program
 from penstock.worker.programs import OFFLINE, PROGRAMS, START

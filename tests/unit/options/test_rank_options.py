@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.command_line import UsageError
 from penstock.shared.deployment.records import EngineSetup
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.messages.ranks import RankSetup
+from penstock.shared.process.command_line import UsageError
 from penstock.worker.cli.listing import _ranks
 from penstock.worker.cli.plan import check_gpus_per_engine, gpus_per_engine
 from penstock.worker.config.engine_config import EngineConfig

@@ -195,7 +195,7 @@ def test_programs_of_ours_import_no_rich_for_their_logs(module: str) -> None:
     command = [sys.executable, "-X", "importtime", "-m", module, "--version"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     imports = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
-    assert {"structlog", "penstock.shared.plain_structlog"} <= imports
+    assert {"structlog", "penstock.shared.process.plain_structlog"} <= imports
     assert "rich.console" not in imports
 
 

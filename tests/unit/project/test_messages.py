@@ -21,4 +21,4 @@ def test_no_message_has_a_value_in_full() -> None:
         if not (isinstance(part.value, ast.Name) and part.value.id.isupper())
         if (str(path.relative_to(ROOT)), ast.unparse(part.value)) not in SHORT
     ]
-    assert found == [], "write {shown(value)}, from shared/shown.py"
+    assert found == [], "write {shown(value)}, from shared/values/shown.py"

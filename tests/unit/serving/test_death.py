@@ -92,7 +92,7 @@ def test_kills_are_counted_in_the_own_group_before_the_host(tmp_path: Path, monk
 
 
 def test_a_core_whose_group_broke_is_not_to_blame() -> None:
-    trace = "Traceback\npenstock.shared.groups.errors.GroupBrokenError: a rank of the group is gone"
+    trace = "Traceback\npenstock.shared.deployment.groups.errors.GroupBrokenError: a rank of the group is gone"
     cause = cause_of_exit(GROUP_BROKEN, trace=trace)
     assert cause.is_external
     assert "a rank of the group is gone" in cause.reason

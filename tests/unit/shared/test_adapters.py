@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.shared.adapter_errors import AdapterFileError
-from penstock.shared.errors import ValidationError
-from penstock.shared.lora.adapters import adapter_digest
+from penstock.shared.errors import AdapterFileError, ValidationError
+from penstock.shared.params.adapters import adapter_digest
 from penstock.shared.params.lora import LoRARequest
 
 

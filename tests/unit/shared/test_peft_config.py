@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.adapter_errors import AdapterFileError, UnsupportedAdapterError
+from penstock.shared.errors import AdapterFileError, UnsupportedAdapterError
 from penstock.shared.lora.peft_config import read_peft_config
 
 PLAIN: dict[str, Any] = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["v_proj", "q_proj"]}

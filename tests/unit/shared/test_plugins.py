@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.plugins import (
+from penstock.shared.process.plugins import (
     IO_PROCESSORS,
     LOGITS_PROCESSORS,
     ORDERING_POLICIES,

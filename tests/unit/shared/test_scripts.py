@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from penstock.shared.broker.script import SCRIPTS, part_names
+from penstock.shared.broker.script import PARTS, SCRIPTS
+from penstock.shared.redis_access.script import part_names
 
 LUA = set(
     re.findall(
@@ -44,7 +45,7 @@ def test_a_missing_part_is_noticed() -> None:
 
 
 def test_a_part_comes_once_and_after_the_parts_that_it_uses() -> None:
-    parts = part_names("-- uses: turns, affinity\n")
+    parts = part_names("-- uses: turns, affinity\n", PARTS)
     assert parts[:2] == ["clock", "lib"]
     assert parts[-2:] == ["turns", "affinity"]
     assert len(parts) == len(set(parts))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.shared.embedded import resolve_redis_url
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.secret_files import variable_or_file
+from penstock.shared.process.secret_files import variable_or_file
+from penstock.shared.redis_access.embedded import resolve_redis_url
 from penstock.shared.shards import parse_shards
 
 NAME = "PENSTOCK_REDIS_URL"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.shared import service_manager
+from penstock.shared.process import service_manager
 
 
 @pytest.fixture(params=["file", "abstract"])

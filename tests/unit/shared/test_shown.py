@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.producer.openai.errors import OpenAIError, error_of
-from penstock.shared.encodable import check_encodable, check_text
-from penstock.shared.errors import UnknownModelError, ValidationError
-from penstock.shared.shown import MAX_MESSAGE_CHARS, MAX_SHOWN_CHARS, cut, shown
+from penstock.shared.errors import MAX_MESSAGE_CHARS, UnknownModelError, ValidationError, cut
+from penstock.shared.values.encodable import check_encodable, check_text
+from penstock.shared.values.shown import MAX_SHOWN_CHARS, shown
 
 TEXT = st.text(st.characters())  # lone surrogates, too
 VALUES = st.recursive(

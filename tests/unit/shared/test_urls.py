@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from penstock.producer.gateway.settings import GatewaySettings
 from penstock.producer.webhooks.addresses import check_url
 from penstock.producer.webhooks.events import WebhookSecret
-from penstock.shared.command_line import Command, run_program
 from penstock.shared.errors import ConfigurationError, PenstockError
-from penstock.shared.log import configure_logging
+from penstock.shared.process.command_line import Command, run_program
+from penstock.shared.process.log import configure_logging
 from penstock.shared.redis_access.check import explain
 from penstock.shared.redis_access.url import parse_pool
 from penstock.shared.shards.addresses import mask_shards, parse_shards
 from penstock.shared.tracing.endpoint import check_endpoint
-from penstock.shared.urls import mask_text, mask_url
+from penstock.shared.values.urls import mask_text, mask_url
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from ....shared.adapter_errors import AdapterFileError
-from ....shared.errors import EngineStateError, PenstockError
+from ....shared.errors import AdapterFileError, EngineStateError, PenstockError
 from ....shared.messages.outcome import RequestError
 from ....shared.params.lora import LoRARequest
 from ...models.adapters.load import LoadedAdapter, load_adapter

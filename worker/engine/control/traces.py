@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from ....shared.embedded import data_folder
 from ....shared.errors import ConfigurationError, EngineStateError
+from ....shared.redis_access.embedded import data_folder
 from ...config.engine_config import EngineConfig
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....shared.command_line import format_bytes
 from ....shared.errors import ConfigurationError
+from ....shared.process.command_line import format_bytes
 from ...config.batch import DEFAULT_MEMORY_UTILIZATION
 from ...config.engine_config import EngineConfig
 from ...models.attention.page_layout import PageLayout

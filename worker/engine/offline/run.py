@@ -21,14 +21,14 @@ from typing import Any
 import msgspec
 import psutil
 
-from ....shared.command_line import Parser, UsageError, run_told
 from ....shared.errors import PenstockError
-from ....shared.lora.adapters import adapter_digest
 from ....shared.messages.requests import EngineCoreRequest
+from ....shared.params.adapters import adapter_digest
 from ....shared.params.lora import LoRARequest
 from ....shared.params.pooling import PoolingParams
 from ....shared.params.sampling import SamplingParams
 from ....shared.params.structured import StructuredOutputsParams
+from ....shared.process.command_line import Parser, UsageError, run_told
 from ...config.engine_config import EngineConfig
 from ...core.garbage import freeze_loaded_objects
 from ...models.checkpoint.folder import resolve_model_folder

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import structlog
 
-from ....shared.command_line import format_bytes
 from ....shared.errors import ConfigurationError
+from ....shared.process.command_line import format_bytes
 from ...config.engine_config import EngineConfig
 from ...host import free_host_bytes
 from ...models.loaded import LoadedModel

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import structlog
 
-from ....shared.log import add_log_arguments, configure_logging
+from ....shared.process.log import add_log_arguments, configure_logging
 from .channel import RankChannel
 from .messages import RankCommand
 from .parent import die_with

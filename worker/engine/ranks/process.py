@@ -15,7 +15,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 
-from ....shared.log import log_options
+from ....shared.process.log import log_options
 from ...forked_child import be_child
 from ...process_tree import is_own_fault
 from .channel import RankChannel

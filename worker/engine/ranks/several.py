@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from ....shared.control.rpc import CollectiveRpc
 from ....shared.errors import EngineCallError, ModelLoadError
 from ....shared.messages.ranks import RankSetup
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 from ...config.engine_config import EngineConfig
 from ...models.attention.page_layout import PageLayout
 from ...models.loaded import LoadedModel

@@ -7,7 +7,7 @@ import torch
 
 from ....kernels import native
 from ....shared.errors import ConfigurationError
-from ....shared.processor import this_processor
+from ....shared.process.processor import this_processor
 from ...config.engine_config import EngineConfig
 from ...host import usable_cores
 from ...models.lean.native import NativeForward

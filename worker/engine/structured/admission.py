@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ....shared.boundary import describe
 from ....shared.errors import PenstockError, UnsupportedParameterError, ValidationError
 from ....shared.messages.outcome import RequestError
+from ....shared.process.boundary import describe
 from ..scheduling.request import Request, RequestStatus
 from .cache import GrammarCache
 from .constraint import FAILED, GrammarConstraint, new_bitmask

@@ -7,9 +7,9 @@ import time
 import numpy as np
 import structlog
 
-from ....shared.boundary import describe
 from ....shared.errors import ValidationError
 from ....shared.messages.outcome import RequestError
+from ....shared.process.boundary import describe
 from .grammar import Bitmask, Grammar, num_words
 
 FAILED = "structured_output_failed"

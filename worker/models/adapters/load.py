@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from ....shared.adapter_errors import AdapterFileError, UnsupportedAdapterError
-from ....shared.lora.adapters import ADAPTER_FILES, adapter_digest
-from ....shared.shown import shown
+from ....shared.errors import AdapterFileError, UnsupportedAdapterError
+from ....shared.params.adapters import ADAPTER_FILES, adapter_digest
+from ....shared.values.shown import shown
 from ..checks.conformance import tolerance_of
 from .peft_folder import LayerMatrices, read_peft_folder
 from .slots import AdapterSlots, Prepared

@@ -15,9 +15,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ....shared.adapter_errors import AdapterFileError, UnsupportedAdapterError
-from ....shared.lora.adapters import WEIGHTS_FILE
+from ....shared.errors import AdapterFileError, UnsupportedAdapterError
 from ....shared.lora.peft_config import PeftConfig, read_peft_config
+from ....shared.params.adapters import WEIGHTS_FILE
 
 _PREFIX = "base_model.model."
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"

@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 
 from ....shared.errors import ModelLoadError
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 from ..formats.declared import COMPANION_FILES, declared_quantization
 
 CONFIG_FILE = "config.json"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ....shared.errors import ModelLoadError
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 
 # Of config.json, and of its part for the text model.
 QUANTIZATION_FIELDS = ("quantization_config", "compression_config")

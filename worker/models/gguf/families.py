@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ....shared.errors import ModelLoadError
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 from .container import GgufFile
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from ....shared.errors import ModelLoadError
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 from .container import GgufFile
 
 # token_type

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from ....shared.errors import ValidationError
 from ....shared.params.pooling import Pooled, PoolingParams, PoolingSetup
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 from .folder import CLS, LAST, MEAN
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)

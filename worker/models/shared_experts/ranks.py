@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
-from ....shared.groups.errors import GroupBrokenError
+from ....shared.deployment.groups.errors import GroupBrokenError
 from ...config.data_parallel import RankPlace
 from ..parallel.communicator import Communicator, make_communicator
 from .listening import choose_interface, listen

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ....shared.errors import ModelLoadError
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 from ..checkpoint.folder import CONFIG_FILE, TOKENIZER_FILE
 from ..formats.declared import QUANTIZATION_FIELDS, declared_quantization
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from ....shared.errors import ConfigurationError
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 from ...config.checks import check_taken
 from ...config.engine_config import EngineConfig
 

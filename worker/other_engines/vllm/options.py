@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ....shared.errors import ConfigurationError
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 from ...config.checks import check_taken
 from ...config.engine_config import EngineConfig
 from ...config.ordering import SCHEDULING_POLICIES

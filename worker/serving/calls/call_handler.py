@@ -23,7 +23,7 @@ from ....shared.control.sleeping import IsSleeping, Sleep, WakeUp
 from ....shared.control.text import Detokenize, GetTokenizer, Tokenize
 from ....shared.errors import EngineCallError, EngineDeadError, EngineTimeoutError, PenstockError, ValidationError
 from ....shared.messages.commands import CancelCommand, EngineCommand
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 from ..core.client import CoreClient
 from ..leaving import LEAVE_PATIENCE_S
 from .sleep import SleepControl

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from ....shared.child_process import start_child
+from ....shared.process.child_process import start_child
 from ...forked_process import NotForkedError, fork_process
 from ...forking import FORK_VERSION, ForkCore
 

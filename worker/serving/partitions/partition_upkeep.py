@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from ....shared.connection import Subscriber, Subscription
-from ....shared.side_by_side import SideBySide
+from ....shared.process.side_by_side import SideBySide
 from ..claiming import ClaimLoop
 from ..requests.running_generations import RunningGenerations
 from .served_partitions import REFRESH_EVERY_S, ServedPartition, ServedPartitions

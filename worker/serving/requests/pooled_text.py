@@ -6,7 +6,7 @@ from ....shared.errors import ValidationError
 from ....shared.messages.requests import EngineCoreRequest
 from ....shared.params.pooling import PoolingSetup
 from ....shared.params.tokenization import Cut
-from ....shared.shown import shown
+from ....shared.values.shown import shown
 from ...text.thread import TextThread
 from ...text.tokenizer import TextCodec
 

@@ -14,9 +14,9 @@ import pytest
 
 from penstock.ops.lab.clusters.redis_processes import free_port
 from penstock.shared.connection import CommandConnection, Subscriber
-from penstock.shared.embedded import find_redis_server
 from penstock.shared.errors import RedisUnavailableError
 from penstock.shared.redis_access.check import check_redis
+from penstock.shared.redis_access.embedded import find_redis_server
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.adapter_errors import UnknownAdapterError
 from penstock.shared.connection import CommandConnection
-from penstock.shared.errors import ValidationError
+from penstock.shared.errors import UnknownAdapterError, ValidationError
 from penstock.shared.keys import Keys
 from penstock.shared.lora.registry import AdapterRecord, AdapterRegistry
 from penstock.shared.shards import make_pair

@@ -12,16 +12,16 @@ import pytest
 
 from penstock.producer import Client, EngineCallError, LoRARequest
 from penstock.shared import errors
-from penstock.shared.adapter_errors import AdapterFileError, UnknownAdapterError, UnsupportedAdapterError
 from penstock.shared.broker import Broker, Claim
 from penstock.shared.connection import CommandConnection
 from penstock.shared.control.calls import CallError
 from penstock.shared.control.lora import AddLora, LoraChanged, LoraList, PinLora, RemoveLora
 from penstock.shared.deployment.audit import Audit
 from penstock.shared.deployment.records import ModelCard
+from penstock.shared.errors import AdapterFileError, UnknownAdapterError, UnsupportedAdapterError
 from penstock.shared.keys import Keys
-from penstock.shared.lora.adapters import adapter_digest
 from penstock.shared.messages.requests import EngineCoreRequest
+from penstock.shared.params.adapters import adapter_digest
 
 from ....adapter_folder import write_adapter
 from ..harness import claim_one

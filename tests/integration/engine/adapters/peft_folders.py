@@ -18,7 +18,7 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from penstock.shared.lora.adapters import adapter_digest
+from penstock.shared.params.adapters import adapter_digest
 from penstock.shared.params.lora import LoRARequest
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

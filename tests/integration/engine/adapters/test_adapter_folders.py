@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from penstock.shared.adapter_errors import AdapterFileError, UnsupportedAdapterError
+from penstock.shared.errors import AdapterFileError, UnsupportedAdapterError
 from penstock.worker.models.adapters.peft_folder import LayerMatrices, read_peft_folder
 
 from .peft_folders import ALL, MIXED, R4, R8, Kind, load_base, matrices_of, write_adapter

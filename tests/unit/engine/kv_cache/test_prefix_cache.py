@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.log import configure_logging
 from penstock.shared.messages.from_core import EngineCoreOutput
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.process.log import configure_logging
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool, InvariantError

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from .....shared.errors import ValidationError
-from .....shared.shown import shown
+from .....shared.values.shown import shown
 from .keywords import (
     DEFINITIONS,
     KNOWN,

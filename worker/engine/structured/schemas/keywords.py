@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .....shared.errors import ValidationError
-from .....shared.shown import shown
+from .....shared.values.shown import shown
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 RANGES = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from .....shared.errors import ValidationError
-from .....shared.shown import shown
+from .....shared.values.shown import shown
 from .disjoint import first_overlap
 from .document import Document, Schema, read_schema
 from .formats import PATTERNS

@@ -1,3 +1,4 @@
+-- uses: clock
 -- The next generation has another size, and this one leaves. KEYS: group. ARGV: size, standby_ms. Returns status, number: 'ok';
 -- 'absent'; 'few', with the engines that there are; 'experts', with those of the model, which the size does not divide.
 local group, size = KEYS[1], tonumber(ARGV[1])

@@ -5,28 +5,15 @@ from __future__ import annotations
 import reprlib
 from typing import Any
 
+from ..errors import cut
+
 # Names and ids, which have at most 200 characters, are shown whole.
 MAX_SHOWN_CHARS = 240
-MAX_MESSAGE_CHARS = 800
-_GAP = " … "
 
 
 def shown(value: object) -> str:
     """Return ``repr(value)``, of a large value its beginning and end; a list or dict is not gone through whole."""
     return cut(_repr.repr(value), MAX_SHOWN_CHARS)
-
-
-def cut(text: str, max_chars: int = MAX_MESSAGE_CHARS) -> str:
-    """Return ``text`` with at most ``max_chars``: the middle is left out, since field and remedy stand at the ends.
-
-    What UTF-8 cannot encode is written as an escape, so that every message can be sent and logged.
-    """
-    if len(text) > max_chars:
-        num_last = (max_chars - len(_GAP)) // 3
-        text = text[: max_chars - len(_GAP) - num_last] + _GAP + text[-num_last:]
-    if text.isascii():
-        return text
-    return text.encode(errors="backslashreplace").decode()
 
 
 class _Repr(reprlib.Repr):

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from ..errors import ConfigurationError
-from ..file_locks import HAS_LOCKS, is_locked, lock
+from ...errors import ConfigurationError
+from ...process.file_locks import HAS_LOCKS, is_locked, lock
 
 # Linux allows 107 bytes, macOS 103.
 MAX_SOCKET_PATH_BYTES = 100

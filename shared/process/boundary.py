@@ -11,8 +11,7 @@ from types import TracebackType
 
 import structlog
 
-from .errors import PenstockError, RequestFailedError
-from .shown import cut
+from ..errors import PenstockError, RequestFailedError, cut
 
 _MAX_REASON_CHARS = 300
 

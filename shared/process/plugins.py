@@ -14,8 +14,8 @@ import importlib
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from .errors import ConfigurationError
-from .shown import shown
+from ..errors import ConfigurationError
+from ..values.shown import shown
 
 LOGITS_PROCESSORS = "penstock.logits_processors"
 RPC_MODULES = "penstock.rpc_modules"

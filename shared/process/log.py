@@ -22,9 +22,9 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from .errors import ConfigurationError
-from .shown import shown
-from .urls import mask_text
+from ..errors import ConfigurationError
+from ..values.shown import shown
+from ..values.urls import mask_text
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FORMATS = ("auto", "pretty", "json")

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from .errors import ValidationError
+from ..errors import ValidationError
 from .shown import shown
 
 DEFAULT_NAMESPACE = "penstock"

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from ..adapter_errors import AdapterFileError
-from ..errors import ValidationError
-from ..shown import shown
+from ..errors import AdapterFileError, ValidationError
+from ..values.shown import shown
 
 # What PEFT calls them. The weights are safetensors: a pickle would be code.
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"

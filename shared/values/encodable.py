@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from .errors import ValidationError
+from ..errors import ValidationError
 from .shown import cut, shown
 
 _encode_json = msgspec.json.Encoder().encode

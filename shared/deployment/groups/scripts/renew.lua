@@ -1,3 +1,4 @@
+-- uses: ranks
 -- A rank says that it lives. KEYS: group. ARGV: engine, generation, rank, ttl_ms, address ("" of all but the first rank),
 -- "1" once it serves, experts of the model. Returns status, count, size, address: 'stale' where a later generation has
 -- begun, 'over' where the next one is to, 'leave' where this rank is to have all ranks leave, else 'ok'.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import EngineDeadError, EngineStateError
+from ...errors import EngineDeadError, EngineStateError
 
 
 class GroupBrokenError(EngineDeadError):

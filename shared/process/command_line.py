@@ -17,11 +17,11 @@ from typing import Any, NoReturn
 
 from redis.exceptions import RedisError
 
-from .errors import PenstockError
+from ..errors import PenstockError
+from ..values.names import DEFAULT_NAMESPACE, did_you_mean
+from ..values.urls import mask_text
 from .log import configure_logging
-from .names import DEFAULT_NAMESPACE, did_you_mean
 from .standard_streams import discard_output, is_output_unread, open_closed_streams, output_error
-from .urls import mask_text
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .errors import ValidationError
+from ..errors import ValidationError
 from .shown import shown
 
 MAX_TIMEOUT_S = 86_400.0

@@ -9,10 +9,10 @@ from typing import IO, Self
 
 from redis.exceptions import RedisError
 
-from ..errors import RedisUnavailableError
-from ..file_locks import lock
-from ..redis_access.url import parse_pool
-from ..secret_files import variable_or_file
+from ...errors import RedisUnavailableError
+from ...process.file_locks import lock
+from ...process.secret_files import variable_or_file
+from ..url import parse_pool
 from .folder import ServerFolder
 from .server import ensure_running, in_use, shut_down
 

@@ -16,8 +16,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, RedisError
 from redis.retry import Retry
 
-from ..errors import ConfigurationError, RedisUnavailableError
-from ..file_locks import lock
+from ...errors import ConfigurationError, RedisUnavailableError
+from ...process.file_locks import lock
 from .binary import find_redis_server
 from .folder import ServerFolder
 

@@ -1,3 +1,4 @@
+-- uses: clock
 -- When the ranks of a generation count as gone; put in front of join.lua and renew.lua.
 --
 -- A group is a hash. "until:RANK" is the ms at which that rank counts as gone, "standby:ENGINE" the same of an engine that

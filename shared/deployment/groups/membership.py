@@ -8,16 +8,14 @@ earlier one; nobody leads. The engines of the next one are whoever comes first.
 from __future__ import annotations
 
 import enum
-import hashlib
-from importlib import resources
 from typing import Any
 
 import msgspec
 
-from ..broker.script import CLOCK, Script
-from ..connection import CommandConnection
-from ..keys import ModelKeys
-from ..shown import shown
+from ...connection import CommandConnection
+from ...keys import ModelKeys
+from ...redis_access.script import Script, load_scripts
+from ...values.shown import shown
 from .errors import GroupSizeError
 
 # An engine that stands by for a place says so each second.
@@ -26,19 +24,7 @@ STANDBY_MS = 5_000
 PATIENCE_MS = 15_000
 
 
-# What is put in front of a script, beside the clock.
-_PARTS = {"join": ("ranks",), "renew": ("ranks",)}
-
-
-def _load(name: str) -> Script:
-    folder = resources.files(__name__.rpartition(".")[0]) / "scripts"
-    text = CLOCK + "".join(
-        (folder / f"{part}.lua").read_text(encoding="utf-8") for part in (*_PARTS.get(name, ()), name)
-    )
-    return Script(name=name, text=text, sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
-
-
-SCRIPTS: dict[str, Script] = {name: _load(name) for name in ("join", "renew", "finish", "resize")}
+SCRIPTS: dict[str, Script] = load_scripts(__name__.rpartition(".")[0], ("join", "renew", "finish", "resize"))
 
 
 class Standing(enum.StrEnum):

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import ConfigurationError
+from ...errors import ConfigurationError
 
 MIN_VERSION = (6, 2)
 VERSION_TIMEOUT_S = 5.0

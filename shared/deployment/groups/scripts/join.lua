@@ -1,3 +1,4 @@
+-- uses: ranks
 -- An engine wants to be a rank of a group. KEYS: group. ARGV: engine, asked size, ttl_ms, standby_ms, patience_ms.
 -- Returns status, generation, rank, size: 'joined', or 'full' where it stands by. A generation is open to who comes
 -- until it is full. The next one begins when it is over, when an engine of it comes again, or when one has gone without
