@@ -1,3 +1,4 @@
+-- uses: lib
 -- Request the cancellation of a batch; its runner reads it at the next renewal. KEYS: batch. Returns the status.
 local status = redis.call('HGET', KEYS[1], 'status')
 if status == 'validating' or status == 'in_progress' then

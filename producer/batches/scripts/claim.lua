@@ -1,3 +1,4 @@
+-- uses: lib
 -- Claim the lease of an open batch that has no holder. KEYS: batch, open. ARGV: id, holder, ttl_ms.
 -- Returns {'taken', epoch}, {'held', remaining ms of the lease} or {'closed'}.
 local ends_at = redis.call('ZSCORE', KEYS[2], ARGV[1])

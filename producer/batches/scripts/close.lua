@@ -1,3 +1,4 @@
+-- uses: lib
 -- Close a batch after its end was reported, so that no runner claims it.
 -- KEYS: batch, open. ARGV: id, holder, batch_ttl_ms.
 local state = redis.call('HMGET', KEYS[1], 'status', 'holder')

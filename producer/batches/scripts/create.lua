@@ -1,3 +1,4 @@
+-- uses: lib
 -- Create a batch, once. KEYS: batch, batches of its tenant, open. ARGV: id, spec, created_ms.
 -- Returns whether it is new.
 if redis.call('HSETNX', KEYS[1], 'spec', ARGV[2]) == 0 then return 0 end

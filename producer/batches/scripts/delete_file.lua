@@ -1,3 +1,4 @@
+-- uses: lib
 -- Delete a file; its contents become garbage. KEYS: file, files of its tenant, garbage. ARGV: id.
 -- Returns whether it existed.
 redis.call('ZREM', KEYS[2], ARGV[1])

@@ -1,4 +1,5 @@
--- Shared by all scripts of files and batches; this text is prepended to each.
+-- uses: clock
+-- Used by all scripts of files and batches.
 --
 -- A batch is a hash:
 --   spec                   JSON that never changes: tenant, input, endpoint, times

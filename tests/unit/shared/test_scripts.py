@@ -6,8 +6,12 @@ import re
 
 import pytest
 
+from penstock.producer.batches.files import SCRIPTS as BATCH_SCRIPTS
 from penstock.shared.broker.script import PARTS, SCRIPTS
-from penstock.shared.redis_access.script import part_names
+from penstock.shared.deployment.groups.membership import SCRIPTS as GROUP_SCRIPTS
+from penstock.shared.lora.registry import SCRIPTS as ADAPTER_SCRIPTS
+from penstock.shared.redis_access.script import Script, part_names
+from penstock.shared.shards.script_texts import SCRIPTS as SHARD_SCRIPTS
 
 LUA = set(
     re.findall(
@@ -35,9 +39,18 @@ def undeclared_names(text: str) -> set[str]:
     return used - declared - LUA
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_names_all_parts_that_it_uses(name: str) -> None:
-    assert undeclared_names(SCRIPTS[name].text) == set()
+ALL = (
+    *SCRIPTS.values(),
+    *BATCH_SCRIPTS.values(),
+    *GROUP_SCRIPTS.values(),
+    *ADAPTER_SCRIPTS.values(),
+    *SHARD_SCRIPTS.values(),
+)
+
+
+@pytest.mark.parametrize("script", ALL, ids=lambda script: script.name)
+def test_a_script_names_all_parts_that_it_uses(script: Script) -> None:
+    assert undeclared_names(script.text) == set()
 
 
 def test_a_missing_part_is_noticed() -> None:
