@@ -11,8 +11,7 @@ from ..shared.partitions import open_queue
 from .control.operations import Operations
 from .engine_calls import A, CallOptions, CallRound
 from .lora.resolver import AdapterResolver
-from .requests.health import Health
-from .requests.health_watch import HealthWatch
+from .requests.health import Health, HealthWatch
 from .requests.request_builder import RequestBuilder
 from .requests.single_requests import SingleRequests
 

@@ -22,9 +22,8 @@ from ...shared.partitions import open_queue
 from ...shared.queue.stats import QueueStats
 from ...shared.redis_access.check import info_fields
 from ...shared.redis_access.risks import Risk, risks_of
-from ..requests.awaited_models import known_models
 from ..requests.health import may_serve
-from ..requests.model_cards import ModelCards
+from ..requests.model_cards import ModelCards, known_models
 from ..webhooks.event_store import DELIVER
 from ..webhooks.outbox import outboxes_of
 

@@ -72,9 +72,7 @@ class QueueControl(ClientCore):
         queue = await open_queue(self._commands, self._keys, name)
         status, engines = await asyncio.gather(queue.status(request_id), self._health.engines(name))
         if status is None:
-            raise RequestNotFoundError(
-                f"request {shown(request_id)} is unknown, or its result is past its time to live"
-            )
+            raise RequestNotFoundError(f"request {shown(request_id)} is unknown, or its result has expired")
         return msgspec.structs.replace(status, num_engines=sum(map(may_serve, engines)))
 
     async def pause_generation(

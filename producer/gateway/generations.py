@@ -13,7 +13,7 @@ from ..inputs.options import READ_TTL_S, RequestOptions
 from ..inputs.prompt import Prompt
 from ..inputs.prompt_names import naming, numbered
 from ..openai.prepared import Prepared, PreparedBody
-from ..requests.merging import merged
+from ..requests.fan_out import merged
 from ..results.outputs import RequestOutput
 from .auth import Identity
 from .settings import GatewaySettings

@@ -1,1 +1,1 @@
-"""A request's way from the caller's words into the queue, and its outputs' way back."""
+"""Client side of requests: from a caller's arguments into the queue, and their outputs back to the caller."""

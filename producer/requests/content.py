@@ -1,7 +1,7 @@
-"""What a request asks for, as digests: a request_id that is known attaches only to a request that asks for the same.
+"""Digests of a request's content: a known request_id attaches only to a request with the same content.
 
-The enqueue script compares them (``enqueue.lua``). They are made of what the caller has said, before anything is drawn
-for it. What says when and where it is computed, or how its output is handed over, is no part of them.
+The enqueue script compares them (``enqueue.lua``). They cover the arguments of the caller, before a seed is drawn.
+Options that say when and where the request runs, or how its output is delivered, are not part of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...shared.params.kinds import RequestOutputKind
 from ...shared.params.pooling import PoolingParams
 from ...shared.params.sampling import SamplingParams
 
-# 64 bits each: a mistake of one caller is to be noticed, among the requests of one tenant.
+# 64 bits each, enough to notice the mistake of one caller among the requests of one tenant.
 DIGEST_CHARS = 16
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
@@ -27,7 +27,7 @@ def content_of(request: EngineCoreRequest, params: SamplingParams | PoolingParam
     """Return the digests of prompt, parameters and adapter, in the order of ``CONTENT`` in ``enqueue.lua``.
 
     Args:
-        params: as the caller gave them: without the seed that is drawn for the request, and with all of its answers.
+        params: the caller's parameters, without the seed drawn for the request, and with ``n`` of all answers.
 
     Cost: 2 us for a short prompt, and 1 ms for 1 MB.
     """
@@ -43,13 +43,14 @@ def content_of(request: EngineCoreRequest, params: SamplingParams | PoolingParam
     )
     adapter = request.lora_request
     lora = "" if adapter is None else adapter.digest or adapter.lora_name
-    said = _encoder.encode(_comparable(params))
-    return f"{_digest(_encoder.encode(prompt))} {_known_digest(said)} {_known_digest(lora.encode()) if lora else '-'}"
+    encoded_params = _encoder.encode(_comparable(params))
+    lora_digest = _known_digest(lora.encode()) if lora else "-"
+    return f"{_digest(_encoder.encode(prompt))} {_known_digest(encoded_params)} {lora_digest}"
 
 
 def _comparable(params: SamplingParams | PoolingParams) -> SamplingParams | PoolingParams:
     if isinstance(params, SamplingParams) and params.output_kind is not RequestOutputKind.DELTA:
-        # The same tokens, handed over in another way.
+        # The output has the same tokens in any kind.
         params = copy.copy(params)
         msgspec.structs.force_setattr(params, "output_kind", RequestOutputKind.DELTA)
     return params
@@ -59,5 +60,5 @@ def _digest(part: bytes) -> str:
     return hashlib.sha1(part, usedforsecurity=False).hexdigest()[:DIGEST_CHARS]
 
 
-# Requests of an app have few different parameters.
+# Cached, because the requests of an app have few different parameters.
 _known_digest = functools.lru_cache(maxsize=256)(_digest)

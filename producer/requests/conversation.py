@@ -1,11 +1,11 @@
-"""A request whose prompt grows: each chunk is answered with all before it in mind, in one stream of deltas.
+"""Conversation: a request whose prompt grows. Each chunk is answered in the context of all before it, in one stream.
 
     send("a") ──▶ enqueue ──▶ ┐                        ┌ deltas …, the last with the end of segment 0
     send("b") ──▶ extend  ──▶ ├ one request in Redis ──┤ deltas …, the last with the end of segment 1
     close_input() ──────────▶ ┘                        └ the end of the request
 
-To the broker it is an interactive request like any other: it lives by the client's lease, and its log tells whoever
-goes on with it what was answered. Chunks have numbers, so one that is sent again is not added twice.
+To the broker it is an ordinary interactive request: it depends on the client's lease, and its log gives the earlier
+answers to an engine that resumes it. Chunks are numbered, so a chunk that is sent again is not added twice.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ FirstRequest = Callable[[Prompt, SamplingParams | None], Awaitable[tuple[Outgoin
 
 
 class Conversation:
-    """A resumable request, made by ``Client.converse``; use it as ``async with client.converse(params) as it:``.
+    """A resumable request, created by ``Client.converse``: ``async with client.converse(params) as conversation:``.
 
-    ``async for`` gives the deltas of all segments, and may be left and entered again. Leaving the block before the end
+    ``async for`` yields the deltas of all segments, and may be left and entered again. Leaving the block before the end
     of the request cancels it. One task may send while another reads.
 
     Args:
-        make_first: returns the request for the first chunk and its parameters, and the card of its model.
-        params: of the answers to chunks that have none of their own.
+        make_first: returns the request of the first chunk and its parameters, and the card of its model.
+        params: parameters of the answers to chunks that have none of their own.
     """
 
     def __init__(self, requests: SingleRequests, make_first: FirstRequest, params: SamplingParams | None) -> None:
@@ -55,24 +55,26 @@ class Conversation:
 
     @property
     def request_id(self) -> str | None:
-        """Under which the request can be found from elsewhere; None before the first chunk."""
+        """Id of the request, by which other clients find it; None before the first chunk."""
         return None if self._outgoing is None else self._outgoing.request.request_id
 
     async def send(self, chunk: Chunk, params: SamplingParams | None = None) -> None:
-        """Add a chunk of text or token ids; returns when it is in Redis. The first one, which may be chat messages as
-        well, enqueues the request. Each text is tokenized by itself, those after the first without special tokens.
+        """Add a chunk of text or token ids. Returns when it is in Redis.
 
-        ``params`` are those of the answer to this chunk alone, instead of the conversation's; a ``StreamingInput`` has
-        its own in itself. A seed of theirs is used as it is; without one, randomness follows from the conversation's.
-        ``output_kind`` is that of the conversation.
+        The first chunk enqueues the request; it may also be chat messages. Each text is tokenized separately, those
+        after the first without special tokens. A cancelled call may have added its chunk: send the same chunk again, or
+        leave.
 
-        A call that was cancelled may have added its chunk: send the same one again, or leave.
+        Args:
+            params: parameters of the answer to this chunk only, instead of the conversation's; a ``StreamingInput`` has
+                its own. A seed in them is used as it is; without one, randomness is derived from the conversation's.
+                ``output_kind`` is always that of the conversation.
 
         Raises:
-            ValidationError: it is no text and no token ids, or empty; or ``params`` are wrong.
-            UnsupportedParameterError: ``params`` have what streamed input cannot have.
-            InputClosedError: the request has ended, as its stream tells, or ``close_input`` was called.
-            PayloadTooLargeError: it goes beyond what a request may have as input.
+            ValidationError: the chunk is empty or neither text nor token ids; or ``params`` are wrong.
+            UnsupportedParameterError: ``params`` have a parameter that streamed input does not support.
+            InputClosedError: the request has ended, or ``close_input`` was called.
+            PayloadTooLargeError: the input of the request would exceed its limit.
             and, for the first chunk: as ``Client.stream``.
         """
         async with self._sending:
@@ -85,10 +87,10 @@ class Conversation:
             self._num_chunks += 1
 
     async def close_input(self) -> None:
-        """Say that there will be no more chunks: the request ends after its last segment.
+        """Close the input: the request ends after its last segment.
 
         Raises:
-            ValidationError: nothing was sent, so there is no request.
+            ValidationError: no chunk was sent, so no request exists.
         """
         async with self._sending:
             self._check_inside()
@@ -99,14 +101,14 @@ class Conversation:
             await broker.input.close(request.request_id)
 
     async def segment(self) -> AsyncGenerator[Delta]:
-        """Iterate over the deltas up to the next end of a segment: what is left of the answer to one chunk."""
+        """Yield the deltas up to the next end of a segment: the rest of the answer to one chunk."""
         async for delta in self:
             yield delta
             if delta.segment_ends:
                 return
 
     def fail(self, error: BaseException) -> None:
-        """Have the stream raise ``error``."""
+        """Make the stream raise ``error``."""
         if self._deltas is not None:
             self._deltas.fail(error)
 
@@ -156,7 +158,7 @@ class Conversation:
 
 
 async def answers(conversation: Conversation, chunks: GrowingPrompt) -> AsyncGenerator[Delta]:
-    """Send all ``chunks`` and iterate over the deltas meanwhile; an exception of the iterator cancels the request."""
+    """Send all ``chunks`` and yield the deltas meanwhile. An exception of the iterator cancels the request."""
     rest = aiter(chunks)
     async with conversation:
         try:
@@ -181,6 +183,6 @@ async def _send_all(conversation: Conversation, chunks: AsyncIterator[Chunk]) ->
             await conversation.send(chunk)
         await conversation.close_input()
     except InputClosedError:
-        return  # it has ended before, and its stream says why
+        return  # the request has ended, and its stream says why
     except Exception as error:
         conversation.fail(error)

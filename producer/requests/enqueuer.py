@@ -1,4 +1,4 @@
-"""Puts requests in line, those of many tasks in one call: while a call is under way, the next ones gather."""
+"""Enqueues requests of many tasks in one call. While a call runs, the next requests are collected."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ...shared.broker import Entry
 from ...shared.errors import PenstockError
 from ...shared.partitions import PartitionedBroker
 
-# A call holds up the server for about 10 microseconds a request, and as long as its bytes take.
+# A call blocks the server for about 10 microseconds per request, plus the time for its bytes.
 MAX_ENTRIES = 128
 MAX_BYTES = 4 * 1024 * 1024
 MAX_CALLS_OF_MANY = 4
 
 
 class Enqueuer:
-    """Enqueues into the lanes of one model."""
+    """Enqueues requests of one model."""
 
     def __init__(self, broker: PartitionedBroker) -> None:
         self._broker = broker
@@ -24,7 +24,7 @@ class Enqueuer:
         self._sending: asyncio.Task[None] | None = None
 
     async def enqueue(self, entry: Entry) -> str:
-        """Return the broker's answer; raises what refused the request, and what was wrong with the call."""
+        """Return the broker's answer. Raises the error that refused the request, or the error of the call."""
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._waiting.append((entry, answer))
         if self._sending is None:
@@ -32,9 +32,9 @@ class Enqueuer:
         return await answer
 
     async def enqueue_many(self, entries: Iterable[Entry]) -> list[tuple[Entry, str | BaseException]]:
-        """Return each entry with the broker's answer, or the error that refused it or went wrong with its call.
+        """Return each entry with the broker's answer, with the error that refused it, or with the error of its call.
 
-        Entries are taken from the iterable while the server works on those before.
+        Entries are read from the iterable while the server handles earlier ones.
         """
         slots = asyncio.Semaphore(MAX_CALLS_OF_MANY)
         calls: list[asyncio.Task[list[tuple[Entry, str | BaseException]]]] = []
@@ -50,13 +50,13 @@ class Enqueuer:
         for batch in _batches(entries):
             await slots.acquire()
             calls.append(asyncio.create_task(call(batch)))
-            await asyncio.sleep(0)  # so that it is on its way before the next is made
-        return [answered for done in await asyncio.gather(*calls) for answered in done]
+            await asyncio.sleep(0)  # so that it is sent before the next batch is built
+        return [answer for answers in await asyncio.gather(*calls) for answer in answers]
 
     async def _send(self) -> None:
         try:
             while self._waiting:
-                # Whoever gave up before the call is not enqueued.
+                # A caller that gave up before the call is not enqueued.
                 waiting = [(entry, answer) for entry, answer in self._waiting if not answer.done()]
                 num_sent = len(next(_batches(entry for entry, _ in waiting), ()))
                 batch, self._waiting = waiting[:num_sent], waiting[num_sent:]
@@ -85,7 +85,7 @@ class Enqueuer:
 
 
 def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """Cut ``entries`` into calls that hold up the server for a moment only."""
+    """Split ``entries`` into calls that block the server only briefly."""
     batch: list[Entry] = []
     num_bytes = 0
     for entry in entries:

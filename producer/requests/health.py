@@ -1,37 +1,41 @@
-"""Whether anybody serves a model, as its engines' heartbeats tell, and what this client last saw of it."""
+"""Health of models: whether live engines serve them by their heartbeats, and the last errors that a client saw."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from redis.exceptions import RedisError
 
 from ...shared.connection import CommandConnection
 from ...shared.deployment.heartbeats import read_heartbeats
 from ...shared.deployment.records import EngineHeartbeat
-from ...shared.errors import EngineDeadError
+from ...shared.errors import EngineDeadError, PenstockError
 from ...shared.keys import Keys
 from ...shared.messages.worker_status import EngineState
 from ...shared.values.shown import shown
 
-# Who holds a loaded model and moves: all take requests or finish them, now or in a moment. An engine that is starting
-# may never come up, and one that stalls may never go on.
+# Engines that hold a loaded model and make progress. All of them accept or finish requests, now or soon. A starting
+# engine may never become ready, and a stalled one may never continue.
 LIVE_STATES = frozenset(
     {EngineState.READY, EngineState.BUSY, EngineState.DRAINING, EngineState.COMPILING, EngineState.SLEEPING}
 )
 
-# An engine in one of these states hears nothing yet, or nothing any more.
+# An engine in one of these states receives no commands.
 DEAF_STATES = frozenset({EngineState.STARTING, EngineState.DEAD, EngineState.STOPPED, EngineState.FAILED})
 
 
 def may_serve(engine: EngineHeartbeat) -> bool:
-    """Whether an engine serves its model or is going to: also one that starts, stalls, or waits for its next start."""
+    """Return whether an engine serves its model or will: also one that starts, stalls, or waits for its restart."""
     if engine.state is EngineState.DEAD:
         return engine.restart_at > 0
     return engine.state not in (EngineState.STOPPED, EngineState.FAILED)
 
 
 class Health:
-    """Looks at heartbeats when asked, and remembers by model the last error that said nobody serves it."""
+    """Reads heartbeats on request, and remembers for each model the last error that no engine serves it."""
 
     def __init__(self, connection: CommandConnection, keys: Keys) -> None:
         self._connection = connection
@@ -41,19 +45,19 @@ class Health:
 
     @property
     def used(self) -> list[str]:
-        """The models that this client has asked for, or asked about."""
+        """Models that this client has used."""
         return [*self._used]
 
     @property
     def dead_error(self) -> EngineDeadError | None:
-        """The newest error of a model that was not seen alive since."""
+        """Newest error of a model that was not seen alive since."""
         return next(reversed(self._dead.values()), None)
 
     async def check(self, model: str) -> None:
-        """Look at the heartbeats now.
+        """Read the heartbeats now.
 
         Raises:
-            EngineDeadError: none is of a live engine of ``model``; names what became of each.
+            EngineDeadError: ``model`` has no live engine; gives the state of each engine.
         """
         self._used[model] = None
         engines = await self.engines(model)
@@ -85,17 +89,68 @@ class Health:
 
     async def engines(self, model: str) -> list[EngineHeartbeat]:
         """Return the heartbeats of the model's engines that have not expired."""
-        beats = await read_heartbeats(self._connection.execute, self._keys)
-        return [beat for beat in beats if beat.model == model]
+        heartbeats = await read_heartbeats(self._connection.execute, self._keys)
+        return [heartbeat for heartbeat in heartbeats if heartbeat.model == model]
 
 
 def _dead_error(model: str, engines: list[EngineHeartbeat]) -> EngineDeadError:
     causes = [_cause(engine) for engine in engines if engine.state not in LIVE_STATES]
     if not causes:
-        # Without a lease even a live heartbeat is of an engine that takes nothing.
-        causes = ["no engine of it holds a lease" if engines else "no engine of it beats or holds a lease"]
+        # An engine without a lease accepts no requests, even if its heartbeat is live.
+        causes = ["none of its engines holds a lease" if engines else "it has no engine with a heartbeat or a lease"]
     return EngineDeadError(f"no live engine serves model {shown(model)}: {'; '.join(causes)}")
 
 
 def _cause(engine: EngineHeartbeat) -> str:
     return f"engine {engine.engine_id} is {engine.state}" + (f" ({engine.error})" if engine.error else "")
+
+
+INTERVAL_S = 1.0
+# Polling ends if the health was not read for this long.
+LINGER_S = 10.0
+
+
+class HealthWatch:
+    """Polls the heartbeats of the models that the client uses, as long as ``look`` is called from time to time."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._looked_at_s = 0.0
+
+    def open(self) -> None:
+        """Allow polling in the running event loop; it begins with the first ``look``."""
+        self._loop = asyncio.get_running_loop()
+
+    def look(self) -> None:
+        """Start polling or keep it running. May be called in any thread; does nothing before ``open``."""
+        self._looked_at_s = time.monotonic()
+        if self._loop is not None and self._watching is None:
+            self._loop.call_soon_threadsafe(self._begin)
+
+    async def close(self) -> None:
+        """Stop polling. The remembered errors stay."""
+        self._loop = None
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    def _begin(self) -> None:
+        if self._loop is not None and self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            if time.monotonic() - self._looked_at_s > LINGER_S:
+                break
+            for model in self._health.used:
+                try:
+                    await self._health.check(model)
+                except EngineDeadError:
+                    continue  # it is remembered
+                except (PenstockError, RedisError):
+                    break  # an absent Redis says nothing of engines
+        self._watching = None

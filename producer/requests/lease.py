@@ -1,7 +1,7 @@
-"""The requests that live by this client: its lease in Redis, renewed while there are some.
+"""Lease of a client in Redis, on which its interactive requests depend, and leases and deadlines of single requests.
 
-A client that dies renews no more, and a reaper cancels what it streamed or awaited. It spares a request that somebody
-still listens to, so one that is only stopped, or slow, keeps its requests, and so does a second reader.
+A dead client does not renew its lease, and a reaper cancels its interactive requests. It spares a request whose channel
+has a subscriber, so a client that is only stopped or slow keeps its requests, and so does a second reader.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import math
 import os
 import secrets
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ...shared.broker import Broker
-from ...shared.errors import RedisUnavailableError, ValidationError
+from ...shared.errors import PenstockError, RedisUnavailableError, ValidationError
 from ...shared.process.log import get_logger
-from ...shared.process.side_by_side import SideBySide
 from ...shared.values.shown import shown
+from ...shared.process.side_by_side import SideBySide
 
 LEASE_TTL_S = 10.0
-# Leaving a stream waits no longer for Redis; what could not be cancelled by then ends with the lease.
+# Limit of waiting for Redis when a stream is left. A request that was not cancelled by then ends with the lease.
 LEAVE_TIMEOUT_S = 5.0
 
 log = get_logger(__name__)
@@ -30,9 +32,9 @@ class InteractiveRequest:
     """A request that this client enqueued, or is enqueueing, and waits for.
 
     Args:
-        broker: of the partition that it is expected in; ``broker`` is that of the one it is in, once it is enqueued.
-        enqueueing: the call; its result says whether it made the request, or found one of that id, and where that is.
-        linger_ms: how long it shall go on after it was left; 0 cancels it at once.
+        broker: broker of the expected partition; replaced by that of the actual one once the request is enqueued.
+        enqueueing: the call that enqueues it; returns whether the request is new, and the broker of its partition.
+        linger_ms: for how long it continues after its caller has left; 0 cancels it immediately.
     """
 
     def __init__(
@@ -44,20 +46,20 @@ class InteractiveRequest:
         self._enqueueing = enqueueing
 
     async def is_ours(self) -> bool:
-        """Wait until it is enqueued; False if somebody else had made it. Raises what the call raised."""
+        """Wait until it is enqueued. Returns False if another client had enqueued it. Raises the error of the call."""
         is_new, self.broker = await asyncio.shield(self._enqueueing)
         return is_new
 
     async def leave(self) -> None:
-        """Let it linger, or cancel it, if it is ours.
+        """Let it linger, or cancel it, if this client enqueued it.
 
-        Only the answer of the call says that, so the caller has to wait for it.
+        Only the answer of the enqueue call tells that, so this waits for it.
         """
         leaving = asyncio.create_task(self._leave())
         await asyncio.wait([leaving], timeout=LEAVE_TIMEOUT_S)
 
     async def _leave(self) -> None:
-        # What went wrong with the call was told to whoever waited for it; the lease ends what made it all the same.
+        # The waiting caller got the error of the call. If the request exists anyway, it ends with the lease.
         with contextlib.suppress(Exception):
             if not await self.is_ours():
                 return
@@ -68,10 +70,10 @@ class InteractiveRequest:
 
 
 class ClientLease:
-    """Renews the client's lease with every model that it has interactive requests of; costs nothing while it has none.
+    """Renews the lease of a client with every model of its interactive requests. Costs nothing while there are none.
 
     Args:
-        ttl_s: how long the requests outlive the last renewal; it is renewed three times as often.
+        ttl_s: for how long the requests outlive the last renewal, in seconds; a third of it is the interval.
     """
 
     def __init__(self, ttl_s: float) -> None:
@@ -90,20 +92,20 @@ class ClientLease:
             self._renewing = asyncio.create_task(self._renew())
 
     def let_go(self, request: InteractiveRequest) -> None:
-        """It has ended, or is not ours; doing it twice does nothing."""
+        """Remove a request that has ended or belongs to another client. A second call does nothing."""
         self._held.discard(request)
         if not self._held and self._renewing is not None:
             self._renewing.cancel()
             self._renewing = None
 
     async def close(self) -> None:
-        """Cancel what lives by the lease, and let it end."""
+        """Cancel the requests of the lease, and stop renewing it."""
         await asyncio.gather(*(request.leave() for request in self._held))
         for request in tuple(self._held):
             self.let_go(request)
 
     async def _renew(self) -> None:
-        """Enqueueing a request has just set the lease, so the first renewal is due an interval later."""
+        """Renew the lease until cancelled. Enqueueing has just set it, so the first renewal is an interval later."""
         renewals = SideBySide[Broker](lambda broker: broker.renew_client(self.client_id, self.ttl_ms))
         try:
             while True:
@@ -114,3 +116,60 @@ class ClientLease:
                     log.warning("client_lease_not_renewed", error=str(error))
         finally:
             await renewals.close()
+
+
+# The lease is renewed when a third of it is over, so at least ``linger_s`` of it is left at any time.
+LEASE_PER_LINGER = 1.5
+
+
+@contextmanager
+def lingering(broker: Broker, request_id: str, linger_s: float) -> Iterator[None]:
+    """Keep an interactive request running for ``linger_s`` after the block. 0 does nothing.
+
+    The first reader gives the request a lease of its own when it leaves (``InteractiveRequest.leave``). Other readers
+    renew that lease here, so it makes no difference whether a reader leaves or its process dies.
+    """
+    if not linger_s:
+        yield
+        return
+    renewing = asyncio.create_task(_renew(broker, request_id, linger_s))
+    try:
+        yield
+    finally:
+        renewing.cancel()
+
+
+async def _renew(broker: Broker, request_id: str, linger_s: float) -> None:
+    lease_ms = max(1, int(linger_s * LEASE_PER_LINGER * 1000))
+    while True:
+        try:
+            await broker.leave(request_id, lease_ms)
+        except RedisUnavailableError as error:
+            log.warning("request_lease_not_renewed", request_id=request_id, error=str(error))
+        await asyncio.sleep(linger_s / 2)
+
+
+# The clocks of client and Redis differ, and engines end their running requests at the deadline.
+GRACE_S = 1.0
+
+
+@contextmanager
+def ended_when_due(request: InteractiveRequest, due_in_s: float | None) -> Iterator[None]:
+    """Call the broker's ``expire`` from the deadline of the request on, until the block is left."""
+    if due_in_s is None:
+        yield
+        return
+    sweeping = asyncio.create_task(_sweep(request, due_in_s))
+    try:
+        yield
+    finally:
+        sweeping.cancel()
+
+
+async def _sweep(request: InteractiveRequest, due_in_s: float) -> None:
+    await asyncio.sleep(max(0.0, due_in_s) + GRACE_S)
+    while True:
+        # Redis may be away; the reader of the request waits for it as well.
+        with contextlib.suppress(PenstockError):
+            await request.broker.expire()
+        await asyncio.sleep(GRACE_S)

@@ -1,4 +1,4 @@
-"""From the deltas of a request's answers to a stream of ``RequestOutput``s, as vLLM's engines give them out."""
+"""Converts the deltas of a request's answers to ``RequestOutput``s in vLLM's shapes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..results.outputs import RequestOutput, completion, final_output, prompt_lo
 async def outputs_of(
     deltas: AsyncGenerator[Delta], kind: RequestOutputKind, model: str, request_id: str, prompt: object, *, n: int
 ) -> AsyncGenerator[RequestOutput]:
-    """Give ``deltas``, those of ``n`` answers, the shape that ``kind`` says; closes them at the end.
+    """Yield outputs of ``kind`` from the ``deltas`` of ``n`` answers. Closes ``deltas`` at the end.
 
     Raises:
-        ClientClosedError: they end before each answer has.
-        and what ``deltas`` raises.
+        ClientClosedError: the deltas end before each answer has ended.
+        and errors of ``deltas``.
     """
     async with aclosing(deltas):
         if kind == RequestOutputKind.FINAL_ONLY:
@@ -35,7 +35,7 @@ async def outputs_of(
 
 
 class OutputAssembly:
-    """Makes an output of each delta: of kind ``DELTA`` or ``CUMULATIVE``."""
+    """Converts each delta to an output of kind ``DELTA`` or ``CUMULATIVE``."""
 
     def __init__(self, kind: RequestOutputKind, model: str, request_id: str, prompt: object, *, n: int) -> None:
         self._is_cumulative = kind == RequestOutputKind.CUMULATIVE
@@ -53,16 +53,16 @@ class OutputAssembly:
         return self._num_open == 0
 
     def add(self, delta: Delta) -> RequestOutput:
-        """Return what there is to be told now that ``delta`` has come."""
+        """Return the output for ``delta``."""
         child = delta.child
-        told = delta
+        shown_delta = delta
         if delta.finished:
             self._num_open -= 1
             self._usages += [] if delta.usage is None else [delta.usage]
         if self._is_cumulative:
             whole = self._wholes.get(child)
-            told = self._wholes[child] = delta if whole is None else whole.followed_by(delta)
-        answer = completion(child, told)
+            shown_delta = self._wholes[child] = delta if whole is None else whole.followed_by(delta)
+        answer = completion(child, shown_delta)
         if delta.logprobs or child in self._logprobs:
             total = math.fsum((self._logprobs.get(child, 0.0), *(token.logprob for token in delta.logprobs)))
             answer.cumulative_logprob = self._logprobs[child] = total
@@ -73,12 +73,12 @@ class OutputAssembly:
             outputs=[answer],
             usage=usage_of(self._usages) if self.finished else None,
             finished=self.finished,
-            prompt_logprobs=prompt_logprobs_of(told),
+            prompt_logprobs=prompt_logprobs_of(shown_delta),
         )
 
 
 def in_kind(deltas: AsyncGenerator[Delta], kind: RequestOutputKind) -> AsyncGenerator[Delta]:
-    """Give the stream of one answer the shape that ``SamplingParams.output_kind`` asks for; closes it at the end."""
+    """Return the stream of one answer in the shape of ``SamplingParams.output_kind``. Closes ``deltas`` at the end."""
     return deltas if kind == RequestOutputKind.DELTA else _wholes(deltas, kind)
 
 

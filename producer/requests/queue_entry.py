@@ -1,4 +1,4 @@
-"""From a request to what is put in line: how much it will take, and until when it is wanted."""
+"""Queue entry of a request: its payload, its expected tokens, its deadline and its digests."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ from ..webhooks.events import WebhookTarget
 from ..webhooks.targets import encode_target
 from .digests import conversation_digests
 
-# Text of a prompt, in UTF-8, for each of its tokens: a guess, corrected by the engine's count when the request ends.
+# Estimated bytes of UTF-8 text per token; replaced by the engine's count when the request ends.
 BYTES_PER_TOKEN = 4
-# As of an image: models make 64 to some thousand of one.
+# Estimated tokens of an image; models use 64 to some thousands.
 TOKENS_PER_IMAGE = 256
-# A call is known by process and number: random bytes for each would cost more than the rest of it.
+# The id of a call is process and number, because random bytes for each would cost more than the rest of the call.
 _PROCESS = secrets.token_hex(8)
 _num_calls = itertools.count()
 
 
 class Outgoing(msgspec.Struct, frozen=True, gc=False):
-    """A request with what its caller said beside it; ``max_model_len`` is 0 while no worker has said it.
+    """A request with the options of its caller.
 
-    ``target`` is told of the end, once ``num_answers`` requests of one caller's request, ``answer_of``, have ended.
-    ``content`` is what a request with an id of its caller is compared by (``content.py``).
+    Args:
+        max_model_len: of the model; 0 while no worker has published it.
+        target: receives the event of the end, after all ``num_answers`` requests of the request ``answer_of`` ended.
+        content: digests by which a request with a caller's id is compared (``content.py``).
     """
 
     request: EngineCoreRequest
@@ -52,14 +54,14 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
         return None if self.request.deadline is None else self.request.deadline - time.time()
 
     def entry(self, *, result_ttl_ms: int, fail_fast: bool, max_payload_bytes: int, **lease: Any) -> Entry:
-        """Return it as the broker takes it.
+        """Return the entry that the broker enqueues.
 
         Raises: as ``encode_request``.
-            ValidationError: somebody is to be told of the end of a request that ends with its listener.
+            ValidationError: a webhook is set on an interactive request, which ends when its reader leaves.
         """
         if self.target is not None and lease:
             raise ValidationError("webhook_url needs a detached request: use submit, then stream from its handle")
-        # First, since it finds what cannot be encoded, and names it.
+        # First, because it names a field that cannot be encoded.
         payload = encode_request(_without_bytes(self.request), max_payload_bytes)
         is_one_of_several = self.target is not None and self.num_answers > 1
         request, own_fail_fast = self.request, self.options.get("fail_fast")
@@ -96,7 +98,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
 
 
 def _without_bytes(request: EngineCoreRequest) -> EngineCoreRequest:
-    """The request as it goes into its lane: bytes of images lie beside it."""
+    """Return the request as it is stored in its lane. The bytes of images are stored separately."""
     if not request.images:
         return request
     return msgspec.structs.replace(request, images=[ImageInput(image.digest) for image in request.images])
@@ -107,8 +109,8 @@ def _num_prompt_tokens(request: EngineCoreRequest) -> int:
 
 
 def _num_word_tokens(request: EngineCoreRequest) -> int:
-    kept, guessed = request.truncate_prompt_tokens, _num_whole_prompt_tokens(request)
-    return guessed if kept is None or kept == MODEL_LENGTH else min(guessed, kept)
+    limit, num_tokens = request.truncate_prompt_tokens, _num_whole_prompt_tokens(request)
+    return num_tokens if limit is None or limit == MODEL_LENGTH else min(num_tokens, limit)
 
 
 def _num_whole_prompt_tokens(request: EngineCoreRequest) -> int:
@@ -120,7 +122,7 @@ def _num_whole_prompt_tokens(request: EngineCoreRequest) -> int:
 
 
 def num_chunk_tokens(chunk: InputChunk) -> int:
-    """How many tokens a chunk of input has: a guess if it is text."""
+    """Return the number of tokens of a chunk of input; an estimate if it is text."""
     return _num_text_tokens(chunk.prompt) if chunk.prompt_token_ids is None else len(chunk.prompt_token_ids)
 
 

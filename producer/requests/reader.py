@@ -1,13 +1,13 @@
-"""Follow one request: log and channel become one row of deltas without gap or repeat.
+"""Follow one request: combine its log and its channel into one sequence of deltas without gap or repeat.
 
-A record that comes next in what is known of the log is taken from the channel; one that was seen says nothing; any
-other proves a gap, or that the log is another one than was known. Then the log, which got every record in the same
-script that published it, is read from the last known record on (``taken_records.py``).
+A record of the channel that continues the known part of the log is delivered. A record that was seen is ignored. Any
+other record proves that a record is missing or that the log was rewritten. Then the log is read from the last known
+record on (``taken_records.py``). It has every record, because the script that publishes a record also logs it.
 
 A Redis that crashed may come back without the last records it had sent (``appendfsync everysec`` promises no more).
-The generation is then resumed at an earlier token, cut into other records: the log is read as a whole, and what lies
-beyond what was taken is told. What comes again is held against that: tokens that differ are an error, since what the
-caller has would go on with the end of another output.
+The generation is then resumed at an earlier token and cut into other records. The whole log is read, and only its
+tokens after the delivered ones are delivered. Repeated tokens are compared with the delivered ones. A difference is an
+error, because the caller's text would continue with the end of another output.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ log = get_logger(__name__)
 
 
 class DeltaReader:
-    """An asynchronous iterator of a request's deltas. Deltas that wait for a slow caller are merged, not dropped; but
-    those of different segments of a resumable request stay apart.
+    """Asynchronous iterator of a request's deltas.
+
+    Deltas that wait for a slow caller are merged, not dropped. Deltas of different segments of a resumable request are
+    never merged.
 
     Args:
         after: index of the last token the caller has; -1 for none. It must be the end of a delta.
-        border: index of a token at which a delta shall begin, where the caller must tell apart what is before it.
+        border: index of a token at which a delta must begin, so that the caller can separate the tokens before it.
     """
 
     def __init__(
@@ -55,35 +57,35 @@ class DeltaReader:
         self._taken = TakenRecords(request_id)
         self._pending: deque[Delta] = deque()
         self._failure: BaseException | None = None
-        self._look_at_log = False
-        # What comes by the channel while the log is read.
+        self._must_read_log = False
+        # Records that arrive by the channel while the log is read.
         self._held: list[Delta] | None = None
         self._is_silent = False
-        # Whether Redis has ever known the request, as far as this reader can tell.
-        self._was_known = False
-        self._has_met_junk = False
+        # Whether the request is known to have existed in Redis.
+        self._has_existed = False
+        self._has_logged_undecodable = False
         self._is_closed = False
         self._waiters: list[asyncio.Future[None]] = []
         self._subscription: Subscription | None = None
 
     async def subscribe(self) -> None:
-        """Follow the channel; from here on nothing that is published is missed."""
+        """Subscribe to the channel. No record that is published after this is missed."""
         await self.begin()
         await self.subscribed()
 
     async def begin(self) -> None:
-        """Ask for the channel; ``subscribed`` waits until it is followed."""
+        """Send the subscription; ``subscribed`` waits for its confirmation."""
         self._subscription = await self._subscriber.begin(
             self._broker.keys.output(self._request_id), self._on_message, self.catch_up
         )
 
     async def subscribed(self) -> None:
-        """Return when nothing that is published is missed any more; after ``begin``, once."""
+        """Wait for the confirmation of the subscription. Call it once, after ``begin``."""
         assert self._subscription is not None
         await self._subscription.confirmed
 
     async def follow_at(self, broker: Broker) -> None:
-        """Follow the request in another partition than it was expected in; does nothing if it is the same one."""
+        """Move to the partition that has the request, if it is not the expected one."""
         if broker is not self._broker:
             self.close()
             self._broker, self._is_closed = broker, False
@@ -91,7 +93,7 @@ class DeltaReader:
 
     @property
     def partition(self) -> str:
-        """By the name that keys know it by."""
+        """Name of the partition in keys."""
         return self._broker.keys.name
 
     @property
@@ -100,31 +102,31 @@ class DeltaReader:
 
     @property
     def num_records(self) -> int:
-        """How many records of the log it has taken."""
+        """Number of records of the log that were read or received."""
         return self._taken.num_records
 
     @property
     def log_key(self) -> str:
-        """Of what was published."""
+        """Key of the log."""
         return self._broker.keys.log(self._request_id)
 
-    def take_silence(self) -> bool:
-        """Whether nothing has come since this was last asked, and the end is still to come."""
+    def was_silent_since_last_call(self) -> bool:
+        """Return whether no message has arrived since the last call, and the request has not ended."""
         is_silent, self._is_silent = self._is_silent, True
         return is_silent and not self._taken.ended
 
     def catch_up(self) -> None:
-        """Read the log before the next delta: something may have been published while nobody listened."""
-        self._look_at_log = True
+        """Read the log before the next delta, because records may have been published without a subscriber."""
+        self._must_read_log = True
         self._wake()
 
-    def expect_first(self) -> None:
-        """The request has just been enqueued, and what comes is its first record, or proves a gap."""
-        self._was_known = True
+    def expect_first_record(self) -> None:
+        """Note that the request was just enqueued: the next record is its first one, or proves a gap."""
+        self._has_existed = True
 
     @property
     def may_have_missed_first(self) -> bool:
-        """Whether it waits and has heard nothing yet: something may have been published before it was subscribed."""
+        """Whether no record has arrived yet. One may have been published before the subscription."""
         return not (self.num_records or self._is_closed)
 
     def fail(self, error: BaseException) -> None:
@@ -140,7 +142,7 @@ class DeltaReader:
 
     @property
     def ended(self) -> bool:
-        """Whether the last delta has been handed to the caller."""
+        """Whether the caller has received the last delta."""
         return self._taken.ended and not self._pending
 
     def __aiter__(self) -> DeltaReader:
@@ -148,12 +150,12 @@ class DeltaReader:
 
     async def __anext__(self) -> Delta:
         while True:
-            if self._look_at_log:
-                self._look_at_log = False
+            if self._must_read_log:
+                self._must_read_log = False
                 try:
                     await self._read_log()
                 except BaseException:
-                    self._look_at_log = True  # the caller may come back: a conversation outlives a read with a timeout
+                    self._must_read_log = True  # a conversation may be read again after a read with a timeout
                     raise
             if self._failure is not None:
                 raise self._failure
@@ -161,8 +163,8 @@ class DeltaReader:
                 return self._pending.popleft()
             if self._taken.ended:
                 raise StopAsyncIteration
-            if not self._look_at_log:
-                # An Event costs several times as much.
+            if not self._must_read_log:
+                # A future, because an Event costs several times as much.
                 waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 self._waiters.append(waiter)
                 await waiter
@@ -175,9 +177,9 @@ class DeltaReader:
                     waiter.set_result(None)
 
     def _on_message(self, record: bytes) -> None:
-        """Take a record from the channel; what is wrong with it is this reader's caller's to hear, in its own turn.
+        """Handle a record of the channel. An error in it is raised to the caller with the next delta.
 
-        Anybody may publish anything: what is no record is passed over, and the log says what there is.
+        Any client of Redis may publish to the channel, so an undecodable message is skipped and the log is read.
         """
         self._is_silent = False
         try:
@@ -185,45 +187,45 @@ class DeltaReader:
         except (ValidationError, OutputChangedError) as error:
             self._failure = error
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            self._look_at_log = True
-            if not self._has_met_junk:  # told once: there may be a flood of it
-                self._has_met_junk = True
+            self._must_read_log = True
+            if not self._has_logged_undecodable:  # once, because there may be a flood of them
+                self._has_logged_undecodable = True
                 log.warning("record_undecodable", request_id=self._request_id, error=str(error))
         self._wake()
 
     def _offer(self, delta: Delta) -> None:
-        """Take a record of the channel if it is the next one; have the log read if it neither is nor was seen."""
-        taken = self._taken
-        if taken.ended or self._look_at_log or (delta.segment_ends and taken.has_end_of(delta)):
-            return  # of a log that is to be read, the log says where it belongs
+        """Deliver a record if it is the next one. Have the log read if it is neither the next nor a known one."""
+        records = self._taken
+        if records.ended or self._must_read_log or (delta.segment_ends and records.has_end_of(delta)):
+            return  # the log will be read, and gives the place of this record
         if self._held is not None:
             self._held.append(delta)
-        elif (told := taken.take_next(delta)) is not None:
-            self._tell(told)
-        elif taken.is_beyond(delta):
-            self._look_at_log = True
+        elif (unseen := records.take_next(delta)) is not None:
+            self._deliver(unseen)
+        elif records.is_beyond(delta):
+            self._must_read_log = True
 
-    def _tell(self, delta: Delta) -> None:
-        self._was_known = True
-        beyond = delta if delta.index >= self._skip_until else self._unskipped(delta)
-        if beyond is None:
+    def _deliver(self, delta: Delta) -> None:
+        self._has_existed = True
+        unseen = delta if delta.index >= self._skip_until else self._strip_skipped(delta)
+        if unseen is None:
             return
-        if self._border is not None and beyond.index < self._border < beyond.next_index:
-            raise _inside(beyond, self._border)
-        if self._pending and not self._pending[-1].segment_ends and beyond.index != self._border:
-            self._pending[-1].extend(beyond)
+        if self._border is not None and unseen.index < self._border < unseen.next_index:
+            raise _not_a_delta_end(unseen, self._border)
+        if self._pending and not self._pending[-1].segment_ends and unseen.index != self._border:
+            self._pending[-1].extend(unseen)
         else:
-            self._pending.append(beyond)
+            self._pending.append(unseen)
 
-    def _unskipped(self, delta: Delta) -> Delta | None:
-        """Return what is to be told of a delta that begins before what the caller wants; None if nothing is."""
+    def _strip_skipped(self, delta: Delta) -> Delta | None:
+        """Return the part of ``delta`` that the caller lacks; None if the caller has it all."""
         if delta.next_index > self._skip_until:
-            raise _inside(delta, self._skip_until)
+            raise _not_a_delta_end(delta, self._skip_until)
         if not delta.token_ids:
             return delta
         if not delta.finished:
             return None
-        # The caller has its tokens; the end is told all the same, so that every stream has one.
+        # The caller has its tokens, but every stream must have an end.
         return msgspec.structs.replace(
             delta,
             index=delta.next_index,
@@ -235,39 +237,37 @@ class DeltaReader:
         )
 
     async def _read_log(self) -> None:
-        """Tell what the log has beyond what was taken, then what the channel has brought meanwhile."""
+        """Deliver the new part of the log, then the records that arrived by the channel meanwhile."""
         was_known = self.num_records > 0
-        self._held = held = []
+        self._held = arrived = []
         try:
             records = await self._broker.read_log(self._request_id, self._taken.first_read)
         finally:
             self._held = None
-        told = self._taken.take_log(records)
-        if told is None:
-            self._look_at_log = True
+        unseen = self._taken.take_log(records)
+        if unseen is None:
+            self._must_read_log = True
             return
-        for delta in told:
-            self._tell(delta)
-        for delta in held:
+        for delta in unseen:
+            self._deliver(delta)
+        for delta in arrived:
             self._offer(delta)
         if not was_known and not records and not self._taken.ended:
             await self._check_known()
 
     async def _check_known(self) -> None:
         if await self._broker.state(self._request_id) is not None:
-            self._was_known = True
-        elif self._was_known:
+            self._has_existed = True
+        elif self._has_existed:
             raise RequestLostError(
-                f"request {shown(self._request_id)} was under way, and Redis does not know it any more: it lost its "
-                "data, or they were deleted; send it again"
+                f"request {shown(self._request_id)} was running, but is no longer in Redis: data was lost or deleted; "
+                "send the request again"
             )
         else:
-            raise RequestNotFoundError(
-                f"request {shown(self._request_id)} is unknown, or its result is past its time to live"
-            )
+            raise RequestNotFoundError(f"request {shown(self._request_id)} is unknown, or its result has expired")
 
 
-def _inside(delta: Delta, index: int) -> ValidationError:
+def _not_a_delta_end(delta: Delta, index: int) -> ValidationError:
     return ValidationError(
         f"after={index - 1} is inside the delta of tokens {delta.index} to {delta.next_index - 1}; "
         "pass next_index - 1 of a delta you have received"

@@ -1,4 +1,4 @@
-"""From a caller's words to single requests: which model is meant, which options there are, how many answers."""
+"""Builds single requests from a caller's arguments: finds the model, checks the options, fans out the answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .queue_entry import Outgoing
 from .single_requests import SingleRequests
 
 MANY_PARTS = 1000
-# Options of vLLM's clients that mean nothing here, and what to do instead.
+# Options of vLLM's clients that have no meaning here, with their remedies.
 _NOT_OURS = {
     "arrival_time": "the clock of Redis says when a request arrived; leave it out",
     "data_parallel_rank": "engines take requests by themselves, so none can be chosen; leave it out",
@@ -34,10 +34,10 @@ _NOT_OURS = {
 
 
 class RequestBuilder:
-    """Makes requests for the models that are known here.
+    """Builds requests for known models.
 
     Args:
-        tenant: of requests that name none.
+        tenant: tenant of requests that name none.
     """
 
     def __init__(self, requests: SingleRequests, cards: ModelCards, adapters: AdapterResolver, tenant: str) -> None:
@@ -47,7 +47,7 @@ class RequestBuilder:
         self.tenant = tenant
 
     async def card(self, model: str | None) -> ModelCard:
-        """Return the card of the model that is meant; by the name of an adapter, its base is.
+        """Return the card of the named model. The name of an adapter gives the card of its base.
 
         Raises:
             ClientClosedError: the client is not connected.
@@ -64,19 +64,19 @@ class RequestBuilder:
         return await self._cards.read()
 
     async def forget(self, model: str) -> None:
-        """As ``ModelCards.forget``."""
+        """Remove a model's card, as ``ModelCards.forget``."""
         self.check_open()
         await self._cards.forget(model)
 
     async def checked_card(self, options: RequestOptions) -> ModelCard:
-        """Return the card of the model that ``options`` name, once all of them are known to exist.
+        """Check that all ``options`` exist, and return the card of their model.
 
-        An adapter that they name, as ``lora_request`` or as ``model``, is found now, and stands in them from now on.
+        Replaces an adapter that they name, as ``lora_request`` or as ``model``, by its resolved form in ``options``.
 
         Raises:
             UnknownAdapterError, AdapterFileError: as ``AdapterResolver.resolve``.
-            UnsupportedParameterError: one is vLLM's and means nothing here; says what to do instead.
-            ValidationError: there is no such option.
+            UnsupportedParameterError: an option is vLLM's and has no meaning here; gives the remedy.
+            ValidationError: an option does not exist.
         """
         unknown = options.keys() - RequestOptions.__annotations__.keys()
         for name in sorted(unknown & _NOT_OURS.keys()):
@@ -84,26 +84,26 @@ class RequestBuilder:
         if unknown:
             raise ValidationError(f"unknown request option {', '.join(sorted(unknown))}")
         self.check_open()
-        model, given = options.get("model"), options.get("lora_request")
+        model, adapter = options.get("model"), options.get("lora_request")
         name = self._cards.unknown_name(model)
-        if name is None and given is None:
+        if name is None and adapter is None:
             return await self._cards.find(model)
-        card = await self._resolve(options, name, given)
+        card = await self._resolve(options, name, adapter)
         await self._cards.record_awaited(card.model)
         return card
 
-    async def _resolve(self, options: RequestOptions, name: str | None, given: object) -> ModelCard:
+    async def _resolve(self, options: RequestOptions, name: str | None, adapter: object) -> ModelCard:
         tenant = options.get("tenant") or self.tenant
         record = None if name is None else await self._adapters.named(name, tenant)
         if record is None:
             card = await self._cards.find(options.get("model"))
-            if given is not None:
-                options["lora_request"] = await self._adapters.resolve(given, card.model, tenant)
+            if adapter is not None:
+                options["lora_request"] = await self._adapters.resolve(adapter, card.model, tenant)
             return card
-        if given is not None:
+        if adapter is not None:
             raise ValidationError(
-                f"lora_request must be left out where the model is an adapter, which {shown(name)} is; or name its "
-                f"base as the model, {record.model}"
+                f"lora_request must be left out because model {shown(name)} is an adapter already; or pass its base as "
+                f"the model, {record.model}"
             )
         card = await self._cards.find(record.model)
         options["model"], options["lora_request"] = card.model, record.request()
@@ -117,12 +117,13 @@ class RequestBuilder:
     def outgoing(
         self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions, card: ModelCard
     ) -> list[Outgoing]:
-        """The same, for a model whose card is at hand."""
+        """Return the single requests for a model whose card is known, as ``build``."""
         request = build_request(prompt, params, card=card, tenant=self.tenant, options=options)
         each, target = children(request), webhook_target(request, options)
         content = _content(request, params or SamplingParams(), options)
         return [
-            Outgoing(one, options, card.max_model_len, target, request.request_id, len(each), content) for one in each
+            Outgoing(child, options, card.max_model_len, target, request.request_id, len(each), content)
+            for child in each
         ]
 
     def pooling(
@@ -144,7 +145,7 @@ class RequestBuilder:
         params: SamplingParams | PoolingParams | None,
         options: RequestOptions,
     ) -> list[Outgoing]:
-        """As ``build``, of a request that generates or pools, as its parameters say."""
+        """Return the single requests of a request that generates or pools, by the type of ``params``."""
         make = partial(self.detached, prompt, params, options, await self.checked_card(options))
         return await _off_the_loop(make, prompt, options)
 
@@ -155,25 +156,25 @@ class RequestBuilder:
         options: RequestOptions,
         card: ModelCard,
     ) -> list[Outgoing]:
-        """Return the single requests of one that generates or pools, as its parameters say."""
+        """Return the single requests of a detached request for a model whose card is known."""
         if isinstance(params, PoolingParams):
             return [self.pooling(prompt, params, options, card)]
         return self.outgoing(prompt, params, options, card)  # type: ignore[arg-type]  # it refuses pairs
 
     def check_open(self) -> None:
-        """Raises ``ClientClosedError`` unless the client is connected, in this process and event loop."""
+        """Raise ``ClientClosedError`` unless the client is connected in this process and event loop."""
         self._requests.home.check()
 
 
 async def _off_the_loop(
     make: Callable[[], list[Outgoing]], prompt: Prompt | TextPair, options: RequestOptions
 ) -> list[Outgoing]:
-    """Call ``make``; in a thread if ``prompt`` has so many parts that the checks take milliseconds."""
+    """Call ``make``, in a thread if ``prompt`` has so many parts that the checks take milliseconds."""
     return await asyncio.to_thread(make) if _num_parts(prompt, options) > MANY_PARTS else make()
 
 
 def _num_parts(prompt: Prompt | TextPair, options: RequestOptions) -> int:
-    """Return how many messages, parts of them and tools there are: each is checked in Python."""
+    """Return the number of messages, message parts and tools, each of which is checked in Python."""
     if isinstance(prompt, str | TextPair):
         return 0
     messages = prompt.get("messages") if isinstance(prompt, Mapping) else prompt
@@ -189,5 +190,5 @@ def _num_parts(prompt: Prompt | TextPair, options: RequestOptions) -> int:
 
 
 def _content(request: EngineCoreRequest, params: SamplingParams | PoolingParams, options: RequestOptions) -> str:
-    """Return what a request with an id of its caller is compared by; "" where the id was made here."""
+    """Return the content digests of a request with a caller's id; "" if the id was generated."""
     return "" if options.get("request_id") is None else content_of(request, params)

@@ -1,4 +1,4 @@
-"""Requests with one answer, as the broker knows them; one for ``n`` answers is ``n`` of these (see ``fan_out``)."""
+"""Requests with one answer, as the broker knows them. A request for ``n`` answers is ``n`` of these (``fan_out``)."""
 
 from __future__ import annotations
 
@@ -23,23 +23,20 @@ from ...shared.process.log import get_logger
 from ..home import Home
 from ..inputs.options import read_ttl_of
 from ..webhooks.targets import WebhookTargets
-from .deadline import ended_when_due
 from .enqueuer import Enqueuer
-from .first_looks import FirstLooks
 from .health import Health
-from .lease import ClientLease, InteractiveRequest
+from .lease import ClientLease, InteractiveRequest, ended_when_due, lingering
+from .log_checks import LogChecks, SilenceWatch
 from .queue_entry import Outgoing
 from .read_results import ReadResults
 from .reader import DeltaReader, without_error
-from .reader_lease import lingering
-from .silence_watch import SilenceWatch
 from .spans.enqueue_spans import EnqueueSpans
 
 log = get_logger(__name__)
 
 
 class FollowOptions(TypedDict, total=False):
-    """How a request is followed: ``after`` and ``border`` as of ``DeltaReader``, ``linger_s`` as of a handle."""
+    """Options of following a request: ``after`` and ``border`` of ``DeltaReader``, ``linger_s`` of a handle."""
 
     after: int
     border: int
@@ -47,9 +44,10 @@ class FollowOptions(TypedDict, total=False):
 
 
 class InteractiveDeltas:
-    """The deltas of a request that lives as long as somebody listens here; an error that one carries is raised.
+    """Deltas of a request that runs as long as its caller reads them. Raises the error that a delta carries.
 
-    ``send_again`` enqueues a request anew that Redis has lost; None for one that is not ours to send.
+    Args:
+        send_again: enqueues the request again if Redis has lost it; None if another client enqueued it.
     """
 
     def __init__(
@@ -73,7 +71,7 @@ class InteractiveDeltas:
                 await self._send_again()
                 self._reader.catch_up()
                 continue
-            # One that was enqueued by somebody else may be over for long: it says nothing of the engines of today.
+            # A request of another client may have ended long ago, so it proves nothing about the engines of today.
             if self._send_again is not None and delta.token_ids:
                 self._health.saw_alive(self._model)
             return delta
@@ -84,9 +82,10 @@ class InteractiveDeltas:
 
 
 class SingleRequests:
-    """Enqueues single requests, detached or as long as somebody listens here, and follows them.
+    """Enqueues single requests, detached or interactive, and follows them.
 
-    ``home`` says whether the connections are open, and to whom; the client sets it. ``spans`` are around enqueue calls.
+    Attributes:
+        home: process and event loop in which the connections are open; set by the client.
     """
 
     def __init__(
@@ -115,35 +114,35 @@ class SingleRequests:
         self._read_results = ReadResults()
         self._targets = WebhookTargets(commands, keys)
         self._silences = SilenceWatch(commands, keys)
-        self._first_looks = FirstLooks(commands)
+        self._log_checks = LogChecks(commands)
         self._layouts = Layouts(commands, keys)
         self._brokers: dict[str, PartitionedBroker] = {}
         self._enqueuers: dict[Broker, Enqueuer] = {}
 
     async def close(self) -> None:
-        """Tell Redis what it does not know yet."""
-        await self._first_looks.close()
+        """Stop checking logs, and write the pending lifetimes of results."""
+        await self._log_checks.close()
         await self._read_results.close()
 
     def broker(self, model: str) -> PartitionedBroker:
-        """Return what puts requests of one model in line, and finds them."""
+        """Return the broker of one model, over all its partitions."""
         broker = self._brokers.get(model)
         if broker is None:
             broker = self._brokers[model] = PartitionedBroker(self._commands, self._keys, model, self._layouts)
         return broker
 
     async def run(self, outgoing: Outgoing) -> AsyncGenerator[Delta]:
-        """Enqueue an interactive request and follow it; leaving early cancels it."""
+        """Enqueue an interactive request and yield its deltas. Leaving early cancels it."""
         async with self.interactive(outgoing) as deltas:
             async for delta in deltas:
                 yield delta
 
     @asynccontextmanager
     async def interactive(self, outgoing: Outgoing) -> AsyncGenerator[InteractiveDeltas]:
-        """Enqueue an interactive request; the block reads its deltas, and leaving it early cancels the request.
+        """Enqueue an interactive request. The block reads its deltas, and leaving it early cancels the request.
 
-        Subscription and request are under way together, on two connections. Should the request have come first, and its
-        first token before the subscription, the log has it: see ``FirstLooks``.
+        Subscription and request are sent at the same time, on two connections. If the first token is published before
+        the subscription, the log has it: see ``LogChecks``.
         """
         self.home.check()
         request, options = outgoing.request, outgoing.options
@@ -163,8 +162,8 @@ class SingleRequests:
                 await reader.subscribed()
                 await reader.follow_at(interactive.broker)
                 if is_ours:
-                    reader.expect_first()
-                    self._first_looks.add(reader)
+                    reader.expect_first_record()
+                    self._log_checks.add(reader)
                 else:
                     self._lease.let_go(interactive)
                     reader.catch_up()
@@ -177,13 +176,13 @@ class SingleRequests:
                 if not reader.ended and self.home.is_open:
                     await interactive.leave()
                 elif reader.ended and is_ours and read_ttl_s is not None:
-                    self._read_results.note(interactive.broker, request.request_id, read_ttl_s)
+                    self._read_results.add(interactive.broker, request.request_id, read_ttl_s)
                 self._lease.let_go(interactive)
 
     async def follow(
         self, model: str, request_id: str, after: int = -1, *, border: int | None = None, linger_s: float | None = None
     ) -> AsyncGenerator[Delta]:
-        """Iterate over the deltas of a request that is already enqueued; leaving early cancels nothing."""
+        """Yield the deltas of a request that is already enqueued. Leaving early cancels nothing."""
         self.home.check()
         broker = await self.broker(model).find(request_id)
         reader = DeltaReader(broker, self._subscriber, request_id, after, border=border)
@@ -198,7 +197,7 @@ class SingleRequests:
             reader.close()
 
     async def submit(self, outgoing: Sequence[Outgoing]) -> None:
-        """Enqueue detached requests of one model; if that fails for one, those that were made are cancelled."""
+        """Enqueue detached requests of one model. If one fails, those that were enqueued are cancelled."""
         model, target = outgoing[0].request.model, outgoing[0].target
         if target is not None:
             await self._targets.admit(target)
@@ -224,8 +223,8 @@ class SingleRequests:
                     await self._answered(model, answer)
             except Exception:
                 with contextlib.suppress(PenstockError):
-                    made = [entry.request_id for entry, answer in answers if answer == NEW]
-                    await asyncio.gather(*map(self.broker(model).cancel, made))
+                    enqueued = [entry.request_id for entry, answer in answers if answer == NEW]
+                    await asyncio.gather(*map(self.broker(model).cancel, enqueued))
                 raise
 
     async def _expected(self, request: EngineCoreRequest) -> Broker:
@@ -240,17 +239,18 @@ class SingleRequests:
         )
 
     def _enqueuer(self, model: str, expected: Broker) -> Enqueuer:
-        """Return what enqueues for one partition, so that one that is away keeps nobody from the others."""
+        """Return the enqueuer of one partition. One that is away must not block the others."""
         enqueuer = self._enqueuers.get(expected)
         if enqueuer is None:
             enqueuer = self._enqueuers[expected] = Enqueuer(self.broker(model))
         return enqueuer
 
     async def _enqueue(self, outgoing: Outgoing, expected: Broker, *, timeout_ms: int | None = None) -> bool:
-        """Enqueue an interactive request; returns whether it is new, or its id was known.
+        """Enqueue an interactive request. Returns True if it is new, False if its id was known.
 
-        ``expected`` is the partition that it is taken to belong to; ``timeout_ms`` is what is left of its timeout,
-        where that has begun already.
+        Args:
+            expected: partition that it presumably belongs to.
+            timeout_ms: rest of its timeout, if that has begun already.
         """
         model = outgoing.request.model
         with self._spans.around([outgoing]):
@@ -260,15 +260,15 @@ class SingleRequests:
             return await self._answered(model, await self._enqueuer(model, expected).enqueue(entry))
 
     async def _enqueue_somewhere(self, outgoing: Outgoing, expected: Broker) -> tuple[bool, Broker]:
-        """As ``_enqueue``; returns where the request is, too."""
+        """Enqueue as ``_enqueue``, and return also the partition of the request."""
         is_new = await self._enqueue(outgoing, expected)
         return is_new, self.broker(outgoing.request.model).where(outgoing.request.request_id)
 
     async def _send_again(self, outgoing: Outgoing) -> None:
-        """Enqueue an interactive request anew that Redis has lost: under its id, with its seed.
+        """Enqueue an interactive request again that Redis has lost, with its id and its seed.
 
-        What its reader has is held against what comes again. It was accepted once, so a refusal for now is waited for,
-        as by all that runs.
+        The reader compares the new output with the delivered tokens. The request was accepted once, so a temporary
+        refusal is retried.
         """
         request = outgoing.request
         log.warning("request_sent_again", request_id=request.request_id, model=request.model)
@@ -287,9 +287,9 @@ class SingleRequests:
 
 
 def _left_ms(outgoing: Outgoing) -> int | None:
-    """What is left of a timeout, which went on while Redis forgot the request; None without one.
+    """Return the rest of a timeout, which was running while Redis lost the request; None without a timeout.
 
-    A deadline is Redis's time, which is not to be reckoned by ours.
+    A deadline needs no such value, because it is a time of Redis's clock.
     """
     if outgoing.options.get("timeout_s") is None or outgoing.due_in_s is None:
         return None

@@ -419,15 +419,15 @@ MUTATIONS = (
     Mutation(
         "held messages are not delivered after the log is read",
         "producer/requests/reader.py",
-        "        for delta in held:\n            self._offer(delta)\n",
+        "        for delta in arrived:\n            self._offer(delta)\n",
         "",
         READER_TESTS,
     ),
     Mutation(
         "a failed read of the log is not repeated",
         "producer/requests/reader.py",
-        "                except BaseException:\n                    self._look_at_log = True",
-        "                except BaseException:\n                    self._look_at_log = False",
+        "                except BaseException:\n                    self._must_read_log = True",
+        "                except BaseException:\n                    self._must_read_log = False",
         READER_TESTS,
     ),
     Mutation(
@@ -447,7 +447,7 @@ MUTATIONS = (
     Mutation(
         "tokens that came again as others are not noticed",
         "producer/requests/taken_records.py",
-        "if seen == delta.token_ids[: len(seen)]:",
+        "if delivered == delta.token_ids[: len(delivered)]:",
         "if True:",
         READER_TESTS,
     ),
@@ -474,7 +474,7 @@ MUTATIONS = (
     ),
     Mutation(
         "readers that are behind their log are not woken",
-        "producer/requests/silence_watch.py",
+        "producer/requests/log_checks.py",
         "            readers[place].catch_up()",
         "            pass",
         READER_TESTS,

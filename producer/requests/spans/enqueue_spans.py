@@ -1,4 +1,4 @@
-"""The span of an enqueue call, which the spans of gateways and apps lead to, and those of engines come from."""
+"""Span of an enqueue call: a child of the spans of gateways and apps, and the parent of engines' spans."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ..queue_entry import Outgoing
 
 
 class EnqueueSpans:
-    """None: what a client has that was told of no tracing. Requests keep the ``trace_headers`` of their caller."""
+    """No spans, for a client without tracing. Requests keep the ``trace_headers`` of their caller."""
 
     async def open(self) -> None:
-        """Begin; the client connects."""
+        """Begin exporting, when the client connects."""
 
     async def close(self) -> None:
-        """Send what there is, within moments. Doing it twice does nothing."""
+        """Export the remaining spans, for a short time at most. A second call does nothing."""
 
     def around(self, outgoing: Sequence[Outgoing]) -> AbstractContextManager[None]:
-        """Stand around the call that enqueues these requests. Inside, they have the headers that engines go on from."""
+        """Return a context for the call that enqueues these requests. It sets the headers for engines' spans."""
         return nullcontext()

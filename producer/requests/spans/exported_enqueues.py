@@ -1,4 +1,4 @@
-"""Spans of enqueue calls that the client exports by itself."""
+"""Spans of enqueue calls that the client itself exports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .traced_enqueues import TracedEnqueues
 
 
 class ExportedEnqueues(EnqueueSpans):
-    """Spans of a provider of its own, which exports to ``endpoint`` while the client is open."""
+    """Spans of a private provider, which exports to ``endpoint`` while the client is open."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
@@ -24,7 +24,7 @@ class ExportedEnqueues(EnqueueSpans):
 
     async def open(self) -> None:
         if self._provider is None:
-            # It asks the host who it is, in threads for which it waits.
+            # In a thread, because it queries the host's identity and blocks.
             self._provider = await asyncio.to_thread(open_provider, self._endpoint, service="penstock-client")
             self._traced = TracedEnqueues(self._provider)
 

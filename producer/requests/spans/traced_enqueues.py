@@ -1,4 +1,4 @@
-"""Spans of enqueue calls, by OpenTelemetry's interface alone: an app's provider may be of any make."""
+"""Spans of enqueue calls by OpenTelemetry's API alone, because an app may use any provider."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .enqueue_spans import EnqueueSpans
 
 
 class TracedEnqueues(EnqueueSpans):
-    """Spans of a provider that somebody else keeps.
+    """Spans of a provider that the app owns.
 
-    The parent of a span is what the request's ``trace_headers`` say; without any, the caller's current span.
+    The parent of a span is given by the request's ``trace_headers``; without any, it is the caller's current span.
     """
 
     def __init__(self, provider: TracerProvider) -> None:
@@ -26,19 +26,19 @@ class TracedEnqueues(EnqueueSpans):
     @contextmanager
     def around(self, outgoing: Sequence[Outgoing]) -> Generator[None]:
         first = outgoing[0].request
-        given = first.trace_headers
+        caller_headers = first.trace_headers
         span = self._tracer.start_span(
             "enqueue",
-            context_of(given) if given and TRACE_PARENT in given else None,
+            context_of(caller_headers) if caller_headers and TRACE_PARENT in caller_headers else None,
             SpanKind.PRODUCER,
             attributes.of_request(first.model, first.request_id, first.tenant),
         )
         if span.is_recording():
             span.set_attribute(attributes.BAND, first.band)
             span.set_attribute(attributes.NUM_REQUESTS, len(outgoing))
-        headers = headers_of(span, given)
-        for one in outgoing:
-            one.request.trace_headers = headers
+        headers = headers_of(span, caller_headers)
+        for item in outgoing:
+            item.request.trace_headers = headers
         try:
             yield
         except Exception as error:

@@ -12,8 +12,8 @@ from penstock.ops.cli import main
 from penstock.producer import Client, SamplingParams
 from penstock.producer.control.deployment import read_deployment
 from penstock.producer.control.deployment_samples import read_models
-from penstock.producer.requests import awaited_models
-from penstock.producer.requests.awaited_models import AwaitedModels
+from penstock.producer.requests import model_cards
+from penstock.producer.requests.model_cards import AwaitedModels
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import EngineHeartbeat, ModelCard
 from penstock.shared.errors import UnknownModelError
@@ -130,7 +130,7 @@ async def test_a_name_is_forgotten_with_its_card_or_after_its_last_request(
     models = AwaitedModels(commands, Keys(namespace))
     assert await models.read(["b"]) == ["c"]
     assert sorted(await commands.execute("HKEYS", key)) == [b"a", b"c"]
-    monkeypatch.setattr(awaited_models, "KEPT_S", -60.0)
+    monkeypatch.setattr(model_cards, "KEPT_S", -60.0)
     assert await models.read(["b"]) == ["c"]
     assert await commands.execute("HKEYS", key) == [b"c"]
 

@@ -258,7 +258,7 @@ async def test_an_unknown_request_or_one_past_its_time_to_live_is_told(redis_url
         async with asyncio.timeout(60):
             while await broker.state("r") is not None:
                 await asyncio.sleep(0)
-        with pytest.raises(errors.RequestNotFoundError, match="time to live"):
+        with pytest.raises(errors.RequestNotFoundError, match="has expired"):
             await handle.result()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.producer import Client, SamplingParams
-from penstock.producer.requests import silence_watch
+from penstock.producer.requests import log_checks
 from penstock.producer.requests.reader import DeltaReader
 from penstock.shared.broker import NEW, Broker, EngineCapacity, Queue, Record
 from penstock.shared.connection import CommandConnection
@@ -108,9 +108,11 @@ async def test_what_ends_while_the_model_is_away_is_heard_when_it_is_back(
     connect: Connect, plain: Plain, client: Client, mover: ShardMover, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client has asked nothing meanwhile, so nobody has told it of either move."""
-    is_back, heard_nothing = asyncio.Event(), DeltaReader.take_silence
-    monkeypatch.setattr(silence_watch, "LOOK_EVERY_S", 0.05)
-    monkeypatch.setattr(DeltaReader, "take_silence", lambda reader: heard_nothing(reader) and is_back.is_set())
+    is_back, was_silent = asyncio.Event(), DeltaReader.was_silent_since_last_call
+    monkeypatch.setattr(log_checks, "CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr(
+        DeltaReader, "was_silent_since_last_call", lambda reader: was_silent(reader) and is_back.is_set()
+    )
     await place(plain["home"], "m", "a")
     broker = await serve(connect(), "m")
     stream = client.stream("hi", SamplingParams(), model="m")

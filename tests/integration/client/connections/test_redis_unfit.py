@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.producer import Client, Delta, FinishReason, SamplingParams
-from penstock.producer.requests import silence_watch
+from penstock.producer.requests import log_checks
 from penstock.producer.requests.reader import DeltaReader
 from penstock.shared.broker import Broker, EngineCapacity
 from penstock.shared.connection import CommandConnection, Subscriber
@@ -71,7 +71,7 @@ async def set_maxmemory(commands: CommandConnection, num_bytes: int) -> None:
 
 async def test_detached_requests_that_redis_has_forgotten_end(client, broker, monkeypatch) -> None:
     """Nobody has their bytes but who submitted them."""
-    monkeypatch.setattr(silence_watch, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(log_checks, "CHECK_EVERY_S", 0.05)
     gone = await client.submit("hi", request_id="gone")
     await write(broker, await claim_one(broker), 0, 65)
     kept = await client.submit("hi", request_id="kept")
@@ -80,7 +80,7 @@ async def test_detached_requests_that_redis_has_forgotten_end(client, broker, mo
     waits = [asyncio.ensure_future(collect_all(stream)) for stream in streams]
     await broker.forget("gone")
     async with asyncio.timeout(120):
-        with pytest.raises(RequestLostError, match="does not know it any more"):
+        with pytest.raises(RequestLostError, match="is no longer in Redis"):
             await waits[0]
     assert not waits[1].done()
     await broker.cancel("kept")
@@ -89,7 +89,7 @@ async def test_detached_requests_that_redis_has_forgotten_end(client, broker, mo
 
 async def test_what_a_stream_waits_for_is_sent_again_when_redis_has_forgotten_it(client, broker, monkeypatch) -> None:
     """Its seed is its own, so it comes out as before; what was seen is not told twice."""
-    monkeypatch.setattr(silence_watch, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(log_checks, "CHECK_EVERY_S", 0.05)
     stream = client.stream("hi", SamplingParams(), request_id="r", timeout_s=1000)
     first = asyncio.ensure_future(anext(stream))
     await write(broker, await claim_one(broker), 0, 65)
@@ -107,7 +107,7 @@ async def test_what_is_sent_again_waits_for_a_redis_that_is_full(
     server: RedisServer, engine: Broker, monkeypatch
 ) -> None:
     """It was accepted once: the refusal is no answer to a stream that has begun."""
-    monkeypatch.setattr(silence_watch, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(log_checks, "CHECK_EVERY_S", 0.05)
     commands = CommandConnection(server.url)
     async with Client.connect(server.url) as client:
         stream = client.stream("hi", SamplingParams(), request_id="r")
@@ -181,7 +181,7 @@ async def test_text_is_told_once_when_a_shorter_log_is_read_before_it_grows(
 
 
 async def test_what_comes_again_as_another_output_is_an_error_that_names_the_token(client, broker, monkeypatch) -> None:
-    monkeypatch.setattr(silence_watch, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(log_checks, "CHECK_EVERY_S", 0.05)
     stream = client.stream("hi", SamplingParams(), request_id="r")
     first = asyncio.ensure_future(anext(stream))
     await write(broker, await claim_one(broker), 0, 65, 66)
@@ -198,8 +198,8 @@ async def collect_all(stream: AsyncIterator[Delta]) -> list[Delta]:
 
 
 async def test_streams_end_at_a_primary_that_has_become_a_replica(server: RedisServer, engine, monkeypatch) -> None:
-    monkeypatch.setattr(silence_watch, "LOOK_EVERY_S", 0.05)
-    monkeypatch.setattr(silence_watch, "READ_ONLY_PATIENCE_S", 0.5)
+    monkeypatch.setattr(log_checks, "CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr(log_checks, "READ_ONLY_PATIENCE_S", 0.5)
     commands = CommandConnection(server.url)
     async with Client.connect(server.url) as client:
         streaming = asyncio.ensure_future(collect(client, "r"))
