@@ -50,6 +50,7 @@ NEED_TORCH = (
     "unit/engine/scheduling/test_input_batch.py",
     "unit/engine/sampling/test_logprobs.py",
     "unit/engine/test_num_threads.py",
+    "unit/engine/test_processor.py",
     "unit/engine/ranks/test_rank_exchange.py",
     "unit/engine/ranks/test_rank_steps.py",
     "unit/engine/kv_cache/test_window_groups.py",

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from penstock.producer import LLM, Client, EngineDeadError, PoisonRequestError, SamplingParams
-from penstock.producer.requests import health_watch
+from penstock.producer.requests import health
 from penstock.shared import errors
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
@@ -46,7 +46,7 @@ async def test_health_is_good_while_one_engine_lives(client, commands, namespace
 
 
 async def test_health_names_what_became_of_each_engine(client, commands, namespace) -> None:
-    with pytest.raises(EngineDeadError, match="no live engine serves model 'm': no engine of it beats"):
+    with pytest.raises(EngineDeadError, match="no live engine serves model 'm': it has no engine with a heartbeat"):
         await client.check_health()
     await beat(commands, namespace, 0, EngineState.DEAD, "CUDA error: an illegal memory access")
     await beat(commands, namespace, 1, EngineState.STARTING)
@@ -73,7 +73,7 @@ async def test_health_names_what_became_of_each_engine(client, commands, namespa
 async def test_errored_follows_the_engines_while_somebody_reads_it(
     client, commands, namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health_watch, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(health, "INTERVAL_S", 0.01)
 
     async def until_errored(is_errored: bool) -> None:
         async with asyncio.timeout(60):
@@ -88,13 +88,13 @@ async def test_errored_follows_the_engines_while_somebody_reads_it(
     await beat(commands, namespace, 0, EngineState.BUSY)
     await until_errored(False)
     # Nobody reads it any more.
-    monkeypatch.setattr(health_watch, "LINGER_S", 0.0)
+    monkeypatch.setattr(health, "LINGER_S", 0.0)
     async with asyncio.timeout(60):
         while client._health_watch._watching is not None:
             await asyncio.sleep(0.01)
     await beat(commands, namespace, 0, EngineState.DEAD)
     assert client.errored is False
-    monkeypatch.setattr(health_watch, "LINGER_S", 60.0)
+    monkeypatch.setattr(health, "LINGER_S", 60.0)
     await until_errored(True)
 
 
@@ -115,13 +115,13 @@ async def test_fail_fast_is_refused_at_once_with_the_cause(client, broker, comma
 
 async def test_an_engine_that_beats_without_a_lease_takes_nothing(client, commands, namespace) -> None:
     await beat(commands, namespace, 0, EngineState.READY)
-    with pytest.raises(EngineDeadError, match="no engine of it holds a lease"):
+    with pytest.raises(EngineDeadError, match="none of its engines holds a lease"):
         await client.generate("hi", fail_fast=True)
 
 
 async def test_the_option_of_a_request_goes_before_the_clients(redis_url, namespace, broker, commands) -> None:
     async with Client.connect(redis_url, namespace=namespace, fail_fast=True) as client:
-        with pytest.raises(EngineDeadError, match="no engine of it beats or holds a lease"):
+        with pytest.raises(EngineDeadError, match="it has no engine with a heartbeat or a lease"):
             await client.submit("hi")
         assert client.errored
         await beat(commands, namespace, 0, EngineState.READY)

@@ -93,9 +93,11 @@ async def test_a_refused_login_is_not_repeated_at_once(
 
 async def test_a_server_that_cannot_save_delivers_messages(server: RedisServer, tmp_path: Path) -> None:
     """It refuses PINGs as it refuses writes."""
-    server.start("--appendonly", "no")
+    folder = tmp_path / "gone"
+    await asyncio.to_thread(folder.mkdir)
+    server.start("--appendonly", "no", "--dir", str(folder))
     await asyncio.to_thread(server.wait_until_ready)
-    await asyncio.to_thread(_break_disk, server, tmp_path / "gone")
+    await asyncio.to_thread(_break_disk, server, folder)
     subscriber, messages = Subscriber(server.url), asyncio.Queue[bytes]()
     with capture_logs() as logs:
         await subscriber.open()
@@ -113,10 +115,8 @@ async def test_a_server_that_cannot_save_delivers_messages(server: RedisServer, 
 
 
 def _break_disk(server: RedisServer, folder: Path) -> None:
-    """Have the server's next save fail, and wait until it has."""
-    folder.mkdir()
+    """Remove the server's folder, and wait until a save has failed."""
     server.execute("CONFIG", "SET", "save", "1 1")
-    server.execute("CONFIG", "SET", "dir", str(folder))
     folder.rmdir()
     server.execute("SET", "key", "value")
     with redis.Redis.from_url(server.url) as client:
