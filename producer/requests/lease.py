@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from ...shared.broker import Broker
 from ...shared.errors import PenstockError, RedisUnavailableError, ValidationError
 from ...shared.process.log import get_logger
-from ...shared.values.shown import shown
 from ...shared.process.side_by_side import SideBySide
+from ...shared.values.shown import shown
 
 LEASE_TTL_S = 10.0
 # Limit of waiting for Redis when a stream is left. A request that was not cancelled by then ends with the lease.
