@@ -1,1 +1,1 @@
-"""What may be asked of an engine, and what it answers: a file for each subject, their unions in ``calls``."""
+"""Calls to an engine and their answers: a file for each subject, their unions in ``calls``."""

@@ -1,4 +1,4 @@
-"""What may be asked of an engine about what it keeps of earlier requests; under the rules of ``calls``."""
+"""Calls about the caches of an engine; under the rules of ``calls``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ MULTIMODAL, ENCODER = INPUT_CACHES = ("multimodal", "encoder")
 
 
 class ResetPrefixCache(msgspec.Struct, array_like=True, omit_defaults=True, tag="reset_prefix_cache"):
-    """Forget what earlier requests have left in the KV cache. Answer: ``PrefixCacheReset``.
+    """Drop the KV cache of earlier requests. Answer: ``PrefixCacheReset``.
 
-    With ``reset_running_requests`` what runs is queued again first, to go on after its last token.
+    With ``reset_running_requests``, running requests are queued again first, to resume after their last token.
     """
 
     reset_running_requests: bool = False
@@ -26,9 +26,9 @@ class PrefixCacheReset(msgspec.Struct, array_like=True, tag="prefix_cache_reset"
 
 
 class ResetInputCache(msgspec.Struct, array_like=True, tag="reset_input_cache"):
-    """Forget what was kept of earlier images, sounds and videos. Answer: ``InputCacheReset``.
+    """Drop cached images, sounds and videos of earlier requests. Answer: ``InputCacheReset``.
 
-    ``cache`` is "multimodal" for processed inputs, or "encoder" for what the model's encoders made of them.
+    ``cache`` is "multimodal" for processed inputs, or "encoder" for the outputs of the model's encoders.
     """
 
     cache: str
@@ -39,6 +39,6 @@ class ResetInputCache(msgspec.Struct, array_like=True, tag="reset_input_cache"):
 
 
 class InputCacheReset(msgspec.Struct, array_like=True, tag="input_cache_reset"):
-    """So many entries were forgotten."""
+    """The number of dropped entries."""
 
     num_entries: int

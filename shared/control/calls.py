@@ -1,12 +1,12 @@
-"""What may be asked of an engine, and what it answers.
+"""Calls to an engine and their answers.
 
     client ──ControlCommand──▶ the engine's channel ──▶ worker process ──UtilityCall──▶ engine core
     client ◀──ControlReply── channel and key of the call ◀── worker process ◀──UtilityOutput── engine core
 
-The calls and answers are the same on both legs. Each call is a type of its own, and so is each kind of answer; the one
-name that travels, the method of ``CollectiveRpc``, is looked up among those that the engine's operator has registered.
-A call checks itself when it is made, so a wrong one is refused by the client already, and by an engine that decodes it.
-Same rules as in ``messages``: positional arrays, new fields are only appended and carry a default.
+The calls and answers are the same on both legs. Each call and each kind of answer has its own type. The only name that
+is sent, the method of ``CollectiveRpc``, is looked up among those that the engine's operator has registered. A call
+checks itself when it is created, so the client already refuses a wrong one, and so does an engine that decodes it. The
+rules of ``messages`` hold: positional arrays, new fields are only appended and have a default.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ UtilityAnswer = (
 
 
 class ControlCommand(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, tag="control"):
-    """A call to one engine. Where the reply goes follows from ``call_id`` (``ModelKeys.call_replies``, ``call_reply``).
+    """A call to one engine. ``call_id`` says where the reply goes (``ModelKeys.call_replies``, ``call_reply``).
 
-    The same ``call_id`` twice is one call, so that it may be sent again while no reply has come.
-    After ``expires_at_ms``, by the clock of Redis, nobody waits for it, and it is not begun any more.
+    Calls with the same ``call_id`` are one call, so it may be sent again until a reply arrives. After
+    ``expires_at_ms``, by the clock of Redis, no caller waits for it, and the engine does not start it.
     """
 
     version: int = CONTROL_VERSION
@@ -85,7 +85,7 @@ class ControlCommand(msgspec.Struct, array_like=True, omit_defaults=True, kw_onl
 
 
 class CallError(msgspec.Struct, array_like=True, frozen=True):
-    """Why a call failed; ``code`` is that of an exception class in ``errors``."""
+    """The reason why a call failed; ``code`` is that of an exception class in ``errors``."""
 
     code: str
     message: str

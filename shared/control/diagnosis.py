@@ -1,4 +1,4 @@
-"""What may be asked of an engine to look into it: its invariants, profiles, a step; under the rules of ``calls``."""
+"""Calls that diagnose an engine: its invariants, profiles, one step; under the rules of ``calls``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class CheckInvariants(msgspec.Struct, array_like=True, tag="check_invariants"):
 
 
 class Invariants(msgspec.Struct, array_like=True, tag="invariants"):
-    """All is as it should be, with so many blocks and requests."""
+    """All invariants hold, with this number of blocks and requests."""
 
     num_free_blocks: int
     num_blocks: int
@@ -19,7 +19,7 @@ class Invariants(msgspec.Struct, array_like=True, tag="invariants"):
 
 
 class StartProfile(msgspec.Struct, array_like=True, tag="start_profile"):
-    """Record what torch does from now on. Answer: ``ProfileStarted``."""
+    """Start torch's profiler. Answer: ``ProfileStarted``."""
 
 
 class ProfileStarted(msgspec.Struct, array_like=True, tag="profile_started"):
@@ -29,7 +29,7 @@ class ProfileStarted(msgspec.Struct, array_like=True, tag="profile_started"):
 
 
 class StopProfile(msgspec.Struct, array_like=True, tag="stop_profile"):
-    """Write what was recorded to a file. Answer: ``ProfileSaved``."""
+    """Write the recorded profile to a file. Answer: ``ProfileSaved``."""
 
 
 class ProfileSaved(msgspec.Struct, array_like=True, tag="profile_saved"):
@@ -40,7 +40,7 @@ class ProfileSaved(msgspec.Struct, array_like=True, tag="profile_saved"):
 
 
 class ExecuteDummyBatch(msgspec.Struct, array_like=True, tag="execute_dummy_batch"):
-    """Run one token through the model that belongs to no request and is stored nowhere. Answer: ``DummyBatchDone``."""
+    """Run one token of no request through the model, without storing it. Answer: ``DummyBatchDone``."""
 
 
 class DummyBatchDone(msgspec.Struct, array_like=True, tag="dummy_batch_done"):

@@ -1,4 +1,4 @@
-"""What may be asked of an engine about low-rank adapters; under the rules of ``calls``."""
+"""Calls about low-rank adapters; under the rules of ``calls``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _check_lora_id(lora_id: object) -> None:
 
 
 class AddLora(msgspec.Struct, array_like=True, tag="add_lora"):
-    """Load an adapter, for requests to come. Answer: ``LoraChanged``, or ``UnsupportedCallError``."""
+    """Load an adapter, for later requests. Answer: ``LoraChanged``, or ``UnsupportedCallError``."""
 
     lora_request: LoRARequest
 
@@ -34,11 +34,11 @@ class RemoveLora(msgspec.Struct, array_like=True, tag="remove_lora"):
 
 
 class ListLoras(msgspec.Struct, array_like=True, tag="list_loras"):
-    """Say which adapters are loaded. Answer: ``LoraList``."""
+    """List the loaded adapters. Answer: ``LoraList``."""
 
 
 class PinLora(msgspec.Struct, array_like=True, tag="pin_lora"):
-    """Keep an adapter loaded whatever others are added, or no longer than these if ``pinned`` is False.
+    """Keep an adapter loaded whatever others are added; or no longer than others, if ``pinned`` is False.
 
     Answer: ``LoraChanged``, or ``UnsupportedCallError``.
     """
@@ -51,12 +51,12 @@ class PinLora(msgspec.Struct, array_like=True, tag="pin_lora"):
 
 
 class LoraChanged(msgspec.Struct, array_like=True, tag="lora_changed"):
-    """``success`` is False where there was nothing to do: the adapter was loaded already, or is not loaded."""
+    """``success`` is False if nothing changed: the adapter was loaded already, or is not loaded."""
 
     success: bool
 
 
 class LoraList(msgspec.Struct, array_like=True, tag="lora_list"):
-    """Ids of the adapters that are loaded."""
+    """Ids of the loaded adapters."""
 
     lora_ids: list[int]

@@ -15,7 +15,7 @@ class CollectiveRpc(msgspec.Struct, array_like=True, omit_defaults=True, tag="co
     """Run a registered method in the engine core, between two steps. Answer: ``RpcResult``.
 
     Args:
-        timeout_s: how long its caller waits; None leaves it to the call's own. A method that runs is not broken off.
+        timeout_s: how long its caller waits; None for the call's own limit. A running method is not interrupted.
         args, kwargs: plain data: None, bool, int, float, str, bytes, and lists and dicts of them.
     """
 
@@ -32,6 +32,6 @@ class CollectiveRpc(msgspec.Struct, array_like=True, omit_defaults=True, tag="co
 
 
 class RpcResult(msgspec.Struct, array_like=True, tag="rpc_result"):
-    """What the method returned: plain data. Of an engine of several ranks a list, in the order of ranks."""
+    """Result of the method: plain data. For an engine of several ranks a list, in the order of ranks."""
 
     result: Any

@@ -1,4 +1,4 @@
-"""What may be asked of an engine about its memory: sleep; under the rules of ``calls``."""
+"""Calls about the memory of an engine; under the rules of ``calls``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ WEIGHTS, KV_CACHE = SLEEP_TAGS = ("weights", "kv_cache")
 
 
 class Sleep(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, tag="sleep"):
-    """Give the device's memory back; does nothing where that is done. Answer: ``SleepState``.
+    """Release the device's memory, if it is not released. Answer: ``SleepState``.
 
     Args:
-        level: 1 frees the KV cache and moves the weights into host memory (where those of a CPU engine are already);
+        level: 1 frees the KV cache and moves the weights into host memory (where a CPU engine already has them);
             2 frees the KV cache and discards the weights, which are loaded from their folder again at ``WakeUp``.
-        mode: what becomes of running requests: "keep" queues them again, to go on after their last token here or
+        mode: for running requests: "keep" queues them again, to resume after their last token here or
             elsewhere; "wait" lets them end, as long as ``drain_timeout_s``, and queues the rest again; "abort" ends
             them with finish_reason "abort".
     """
@@ -37,7 +37,7 @@ class Sleep(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, t
 
 
 class WakeUp(msgspec.Struct, array_like=True, omit_defaults=True, tag="wake_up"):
-    """Bring back what sleeps, all of it or what ``tags`` name; serve again once all is back. Answer: ``SleepState``."""
+    """Restore everything, or what ``tags`` name; serve again once all is restored. Answer: ``SleepState``."""
 
     tags: list[str] | None = None
 
@@ -50,11 +50,11 @@ class WakeUp(msgspec.Struct, array_like=True, omit_defaults=True, tag="wake_up")
 
 
 class IsSleeping(msgspec.Struct, array_like=True, tag="is_sleeping"):
-    """Say what sleeps. Answer: ``SleepState``."""
+    """Report which parts sleep. Answer: ``SleepState``."""
 
 
 class SleepState(msgspec.Struct, array_like=True, omit_defaults=True, tag="sleep_state"):
-    """``level`` is 0 for an engine that is awake; ``tags`` name what sleeps."""
+    """``level`` is 0 for an engine that is awake; ``tags`` name the parts that sleep."""
 
     level: int = 0
     tags: list[str] = []

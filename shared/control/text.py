@@ -1,4 +1,4 @@
-"""What may be asked of a model's tokenizer; under the rules of ``calls``."""
+"""Calls to a model's tokenizer; under the rules of ``calls``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..values.encodable import check_text
 
 
 class Tokenize(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, tag="tokenize"):
-    """Make token ids of a text, or of chat messages under the chat template. Answer: ``TokenizedText``.
+    """Encode a text, or chat messages under the chat template, as token ids. Answer: ``TokenizedText``.
 
     Args:
-        add_special_tokens: those around a text; the chat template writes its own.
-        has_pieces: tell the bytes of each token.
+        add_special_tokens: add those around a text; the chat template writes its own.
+        has_pieces: return the bytes of each token.
     """
 
     prompt: str | None = None
@@ -33,7 +33,7 @@ class Tokenize(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True
 
 
 class Detokenize(msgspec.Struct, array_like=True, tag="detokenize"):
-    """Make text of token ids, special tokens included. Answer: ``DetokenizedText``."""
+    """Decode token ids, special tokens included. Answer: ``DetokenizedText``."""
 
     token_ids: list[int]
 
@@ -42,11 +42,11 @@ class Detokenize(msgspec.Struct, array_like=True, tag="detokenize"):
 
 
 class GetTokenizer(msgspec.Struct, array_like=True, tag="get_tokenizer"):
-    """Hand out the model's tokenizer. Answer: ``TokenizerFile``."""
+    """Return the model's tokenizer. Answer: ``TokenizerFile``."""
 
 
 class TokenizedText(msgspec.Struct, array_like=True, omit_defaults=True, tag="tokenized_text"):
-    """``pieces`` are the bytes of each token, if they were asked for."""
+    """``pieces`` are the bytes of each token, if they were requested."""
 
     token_ids: list[int]
     max_model_len: int

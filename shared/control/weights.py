@@ -1,4 +1,4 @@
-"""What may be asked of an engine about the weights that it serves; under the rules of ``calls``."""
+"""Calls about the weights that an engine serves; under the rules of ``calls``."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ DEFAULT_SHARD_PATTERN = "model-rank-{rank}-part-{part}.safetensors"
 
 
 def check_version(field: str, version: str) -> None:
-    """Raises ``ValidationError`` unless ``version`` is a short name, or empty."""
+    """Raise ``ValidationError`` unless ``version`` is a short name, or empty."""
     if len(check_text(field, version)) > MAX_VERSION_CHARS or not version.isprintable():
         raise ValidationError(f"{field} must be at most {MAX_VERSION_CHARS} printable characters, got {shown(version)}")
 
 
 class ReloadWeights(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, tag="reload_weights"):
-    """Serve the weights of a folder of the engine's host in the place of those loaded. Answer: ``WeightsReloaded``.
+    """Replace the loaded weights by those of a folder on the engine's host. Answer: ``WeightsReloaded``.
 
     Args:
-        path: absolute, of a model of the same architecture, shapes and tokenizer; None reads the folder again that they
-            came from.
-        version: what the weights are called from then on; "" for a digest of them.
-        mode: of requests that run: "wait" lets them end on the weights that they began with, and changes nothing if
-            they have not within ``drain_timeout_s``; "keep" queues them again, to go on after their last token, on the
-            new weights here or on what another engine has; "abort" ends them with finish_reason "abort".
-        drain_timeout_s: of the mode "wait".
-        only_check: look at the folder, and change nothing.
+        path: absolute path, of a model of the same architecture, shapes and tokenizer; None reads the current folder
+            again.
+        version: name of the new weights; "" for a digest of them.
+        mode: for running requests: "wait" lets them end on the weights they began with, and changes nothing if
+            they have not within ``drain_timeout_s``; "keep" queues them again, to resume after their last token, on the
+            new weights here or on those of another engine; "abort" ends them with finish_reason "abort".
+        drain_timeout_s: limit of the mode "wait".
+        only_check: check the folder, and change nothing.
     """
 
     path: str | None = None
@@ -56,13 +56,13 @@ class ReloadWeights(msgspec.Struct, array_like=True, omit_defaults=True, kw_only
 
 
 class WeightsReloaded(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, tag="weights_reloaded"):
-    """What the engine serves now.
+    """The weights that the engine serves now.
 
     Args:
-        path: the folder that the weights came from.
-        version: the name that was given, or a digest.
-        former_version: what it served before; the same for ``only_check``.
-        load_time_s: how long nothing was served for the change; 0 where nothing was changed.
+        path: folder of the weights.
+        version: the passed name, or a digest.
+        former_version: version before the call; the same for ``only_check``.
+        load_time_s: how long the engine served nothing; 0 if nothing changed.
     """
 
     path: str
@@ -75,9 +75,9 @@ class SaveShardedState(msgspec.Struct, array_like=True, omit_defaults=True, tag=
     """Write the loaded weights to a new folder of the engine's host, to be served. Answer: ``ShardedStateSaved``.
 
     Args:
-        path: absolute; does not exist yet, or is empty.
-        pattern: of the files' names; ``{part}`` counts from 0, ``{rank}`` is 0: of several ranks the first writes all.
-        max_size: most bytes of tensors in a file; a larger tensor has one of its own. None makes one file.
+        path: absolute path; the folder does not exist yet, or is empty.
+        pattern: pattern of file names; ``{part}`` counts from 0, ``{rank}`` is 0 since the first rank writes all.
+        max_size: max bytes of tensors per file; a larger tensor has its own file. None writes one file.
     """
 
     path: str
@@ -102,7 +102,7 @@ class SaveShardedState(msgspec.Struct, array_like=True, omit_defaults=True, tag=
             raise ValidationError(f"max_size must be a positive number of bytes, got {shown(self.max_size)}")
 
     def shard_name(self, part: int) -> str:
-        """Name of the ``part``-th file."""
+        """Return the name of the ``part``-th file."""
         return (self.pattern or DEFAULT_SHARD_PATTERN).format(rank=0, part=part)
 
 

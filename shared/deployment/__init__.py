@@ -1,1 +1,1 @@
-"""What there is of a deployment, as Redis knows it: engines, processes, their orders, who changed what."""
+"""The deployment as Redis knows it: engines, processes, their orders, and the record of changes."""

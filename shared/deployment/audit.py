@@ -1,7 +1,7 @@
-"""Who has changed what of a deployment: entries that the calls themselves write, whoever makes them.
+"""The audit log of a deployment: entries that the changing calls themselves write.
 
-``audited`` stands around a change. It writes one entry when the change is done or has failed, so an entry tells the
-result. Who did it is the ``Actor`` of the current task: a command, a page and a web app each say once who they act for.
+``audited`` wraps a change. It writes one entry when the change is done or has failed, so an entry has the result. The
+``Actor`` of the current task made the change: a command, a page and a web app each set it once.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from ..messages import WIRE_VERSION
 from ..process.log import get_logger
 from .unreadable import UNREADABLE, decode_record
 
-# Older ones are dropped.
+# Older entries are dropped.
 MAX_ENTRIES = 10_000
 MAX_DETAIL_CHARS = 200
 MAX_READ = 1000
-# Ways that operators act by; all others are apps'.
+# Channels of operators; all others are apps.
 _OPERATORS = ("cli", "dashboard", "top")
-# A change is not held up by a Redis that is away, or full.
+# A change does not wait for a Redis that is unavailable, or full.
 PATIENCE_S = 5.0
 
 log = get_logger(__name__)
 
 
 class ActorSource(enum.StrEnum):
-    """How it is known who acts. No environment variable counts, since anyone can set one."""
+    """How the actor's name is known. No environment variable counts, since anyone can set one."""
 
     PROCESS = "process user"
     OPERATOR_KEY = "operator key"
     PROXY = "proxy header"
     APP = "app"
-    # The pages let in whoever reaches them.
+    # The dashboard admits anyone who reaches it.
     NOBODY_ASKED = "not asked"
 
 
 class Actor(msgspec.Struct, frozen=True, kw_only=True):
-    """Who acts: a person's or a program's name, by which way ("cli", "client", "dashboard"), and from where.
+    """The actor of a change: name of a person or program, channel ("cli", "client", "dashboard"), and host.
 
     Args:
-        source: how the name is known; by default a web app says it.
+        source: how the name is known; by default a web app sets it.
     """
 
     name: str
@@ -64,18 +64,18 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditEntry(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
-    """One change. JSON in Redis, so that people can read it; fields are only appended and carry a default.
+    """One change. JSON in Redis, so that people can read it; new fields are only appended and have a default.
 
     Args:
-        at: Unix time in seconds by the clock of who acted.
-        action: what was done, as "queue.pause".
-        target: to what: a model, a tenant, a request.
-        details: how, as text.
+        at: Unix time in seconds by the clock of the actor's host.
+        action: name of the change, such as "queue.pause".
+        target: the changed model, tenant or request.
+        details: details of the change, as text.
         result: "ok", or the code of the error.
-        entry_id: where it stands in the stream; set when it is read.
+        entry_id: its id in the stream; set when it is read.
         source: how ``actor`` is known, one of ``ActorSource``. Empty in entries of older versions, whose commands and
             clients believed the variable USER.
-        redis_user: the user of Redis that wrote the entry, as Redis said; empty where it does not tell.
+        redis_user: the Redis user that wrote the entry, as Redis reports it; empty if it does not.
     """
 
     version: int = WIRE_VERSION
@@ -96,12 +96,12 @@ _actor: ContextVar[Actor | None] = ContextVar("penstock_actor", default=None)
 
 
 def current_actor() -> Actor:
-    """Return who acts in this task; the process's user, by the client, if nobody has said."""
+    """Return the actor of this task; by default the process's user, as a client."""
     return _actor.get() or process_actor("client")
 
 
 def process_actor(via: str) -> Actor:
-    """Return the user of this process, as the system knows it, as an actor."""
+    """Return the operating system's user of this process as an actor."""
     address = f"{socket.gethostname()}:{os.getpid()}"
     return Actor(name=_process_user(), via=via, address=address, source=ActorSource.PROCESS)
 
@@ -118,7 +118,7 @@ def _process_user() -> str:
 
 @contextlib.contextmanager
 def acting_as(actor: Actor) -> Generator[None]:
-    """Say who acts in what is called inside."""
+    """Set the actor of the calls inside."""
     token = _actor.set(actor)
     try:
         yield
@@ -127,9 +127,9 @@ def acting_as(actor: Actor) -> Generator[None]:
 
 
 class Audit:
-    """The entries of one namespace, at its home Redis; the last ``MAX_ENTRIES`` of operators and of apps are kept.
+    """The entries of one namespace, at its home Redis; the last ``MAX_ENTRIES`` of operators and of apps are retained.
 
-    Apps write theirs apart: a user of Redis that may append to a stream may empty it as well.
+    Apps write to a separate stream, because a Redis user that may append to a stream may empty it as well.
     """
 
     def __init__(self, connection: CommandConnection, keys: Keys) -> None:
@@ -139,18 +139,18 @@ class Audit:
 
     @contextlib.asynccontextmanager
     async def audited(self, action: str, target: str = "", **details: object) -> AsyncGenerator[dict[str, object]]:
-        """Write an entry about what is done inside, also if it fails; details may be added to what this yields."""
+        """Write an entry about the change inside, also if it fails. Details may be added to the yielded dict."""
         told = dict(details)
         try:
             yield told
         except Exception as error:
             code = error.code if isinstance(error, PenstockError) else type(error).__name__
-            await self._note(action, target, told, code)
+            await self._write(action, target, told, code)
             raise
-        await self._note(action, target, told, "ok")
+        await self._write(action, target, told, "ok")
 
     async def read(self, *, limit: int = 100, before: str = "") -> list[AuditEntry]:
-        """Return ``limit`` entries, seldom one more, the newest first: those that are older than the id ``before``."""
+        """Return ``limit`` entries older than the id ``before``, rarely one more, the newest first."""
         start, limit = f"({before}" if before else "+", min(limit, MAX_READ)
         rows = [
             (_place(entry_id), entry_id.decode(), fields[1])
@@ -162,8 +162,8 @@ class Audit:
             limit += 1  # an operator's and an app's of the same moment, which the next page would pass over
         return [_entry(entry_id, record) for _, entry_id, record in rows[:limit]]
 
-    async def _note(self, action: str, target: str, details: dict[str, Any], result: str) -> None:
-        """Write an entry if that can be done in time; if not, the log has it: what was done is done all the same."""
+    async def _write(self, action: str, target: str, details: dict[str, Any], result: str) -> None:
+        """Write an entry if possible in time; otherwise log it, because the change is done anyway."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await self._write(action, target, details, result)
@@ -193,7 +193,7 @@ class Audit:
             await self._connection.execute("XADD", self._key, *rest)
 
     async def _redis_user(self) -> str:
-        """Return who this process is to Redis. Some servers have no ACL, and older users may not ask."""
+        """Return the Redis user of this process. Some servers have no ACL, and older users may not ask."""
         try:
             name = await self._connection.link_to(self._key).execute("ACL", "WHOAMI")
         except ResponseError:
@@ -202,7 +202,7 @@ class Audit:
 
 
 def _plain(value: object) -> str:
-    """As text that can be encoded, whatever a caller gave, and not longer than it may be."""
+    """Return a value as text that can be encoded, within the length limit."""
     return str(value)[:MAX_DETAIL_CHARS].encode(errors="replace").decode()
 
 

@@ -1,4 +1,4 @@
-"""The engines of a deployment, as their heartbeats tell."""
+"""The engines of a deployment, by their heartbeats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..redis_access.command_parts import in_parts
 from .records import EngineHeartbeat
 from .unreadable import decode_record
 
-# Longer than any heartbeat or process record lives.
+# Longer than the time to live of any heartbeat or process record.
 MAX_TTL_MS = 60_000
 
 
@@ -21,7 +21,7 @@ async def read_heartbeats(
 
     Args:
         execute: runs one command: ``CommandConnection.execute``.
-        unreadable: gets the ids of engines whose heartbeats cannot be read.
+        unreadable: collects the ids of engines whose heartbeats cannot be read.
     """
     beats: list[EngineHeartbeat] = []
     for engine_id, data in await read_listed(execute, keys.engines(), keys.engine):
@@ -36,7 +36,7 @@ async def read_heartbeats(
 async def read_listed(
     execute: Callable[..., Awaitable[Any]], ids_key: str, key_of: Callable[[str], str]
 ) -> list[tuple[str, bytes]]:
-    """Return the ids in a set with what stands under their keys, and drop the ids whose keys have expired."""
+    """Return the ids in a set with the values of their keys, and drop ids whose keys have expired."""
     ids = sorted(member.decode() for member in await execute("SMEMBERS", ids_key))
     if not ids:
         return []
@@ -45,15 +45,15 @@ async def read_listed(
         said += await execute("MGET", *part)
     gone = [one for one, data in zip(ids, said, strict=True) if data is None]
     if gone:
-        # One that is slow and dropped here enters itself again, the next time that it says that it is there.
+        # A slow process that is dropped here enters itself again with its next record.
         await execute("SREM", ids_key, *gone)
     return [(one, data) for one, data in zip(ids, said, strict=True) if data is not None]
 
 
 async def drop_overdue(execute: Callable[..., Awaitable[Any]], keys: Keys) -> None:
-    """Drop what engines and processes said before the clock of Redis went back: it would outlive them by as much.
+    """Drop records of engines and processes from before the clock of Redis went back; they would expire late.
 
-    Whoever lives says it again within seconds.
+    Live ones are written again within seconds.
     """
     for ids_key, key_of in ((keys.engines(), keys.engine), (keys.processes(), keys.process)):
         for member in await execute("SMEMBERS", ids_key):

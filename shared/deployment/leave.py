@@ -1,4 +1,4 @@
-"""Making workers leave, here or on other hosts: the command goes out until a supervisor has heard it."""
+"""Stops workers, here or on other hosts: publishes the command until a supervisor has received it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..keys import Keys
 from ..messages.commands import WorkerCommand
 from .heartbeats import read_heartbeats
 
-# For what follows the last request: handing back, unloading the model, the last heartbeat.
+# Time for the steps after the last request: releasing claims, unloading the model, the last heartbeat.
 MARGIN_S = 15.0
 POLL_INTERVAL_S = 0.1
 
@@ -21,20 +21,20 @@ Execute = Callable[..., Awaitable[Any]]
 
 
 async def known_workers(execute: Execute, keys: Keys) -> set[str]:
-    """Return the ids of the workers of which an engine beats."""
+    """Return the ids of the workers of which an engine sends heartbeats."""
     return {beat.worker_id for beat in await read_heartbeats(execute, keys)}
 
 
 async def make_leave(
     execute: Execute, keys: Keys, worker_ids: Collection[str], command: WorkerCommand, patience_s: float
 ) -> None:
-    """Send ``command`` to workers and return when they are gone; those that are not there are.
+    """Send ``command`` to workers and return when they have left; absent ones count as left.
 
     Args:
         execute: runs one command: ``CommandConnection.execute``.
 
     Raises:
-        PenstockError: some are still there after ``patience_s``; the message names them.
+        PenstockError: some are still present after ``patience_s``; the message names them.
     """
     try:
         async with asyncio.timeout(patience_s):
@@ -50,7 +50,7 @@ async def make_leave(
 
 
 async def send_to_worker(execute: Execute, keys: Keys, worker_id: str, command: WorkerCommand) -> None:
-    """Publish until a supervisor has heard it: one that lost its connection listens again in a moment."""
+    """Publish until a supervisor has received it, since one that lost its connection listens again soon."""
     data = msgspec.msgpack.encode(command)
     while not await execute("PUBLISH", keys.worker_commands(worker_id), data):
         if worker_id not in await known_workers(execute, keys):

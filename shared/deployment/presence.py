@@ -1,6 +1,6 @@
-"""Who is there beside engines: gateways, jobs processes, supervisors, fleets, dashboards.
+"""The processes besides engines: gateways, jobs processes, supervisors, fleets, dashboards.
 
-Each says so under a time to live.
+Each writes a record under a time to live.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .unreadable import UNREADABLE, decode_record
 
 INTERVAL_S = 5.0
 TTL_MS = 16_000
-# Who lists processes drops the ids of those that are silent; seldom, one drops one that says something just then.
+# Listing drops the ids of silent processes, and rarely one that reports at the same time.
 ENTERED_AGAIN_EVERY = 6
 VERSION = metadata.version("penstock")  # read here, since it reads files
 
@@ -44,14 +44,14 @@ class ProcessKind(StrEnum):
 
 
 class ProcessRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One process, as it says every five seconds. JSON.
+    """Record of one process, which it writes every five seconds. JSON.
 
     Args:
         kind: one of ``ProcessKind``, or one of a newer version.
-        package_version: of the distribution that it runs.
+        package_version: version of its distribution.
         started_at, said_at, last_error_at: Unix times in seconds by its host's clock; the last 0 without an error.
-        options: what it was told that others want to know: where it listens, which worker it is.
-        last_error: the last that it has logged, as event and reason; nothing of prompts or outputs is in it.
+        options: options that other processes need: where it listens, which worker it is.
+        last_error: its last logged error, as event and reason, without prompts or outputs.
     """
 
     version: int = WIRE_VERSION
@@ -68,10 +68,10 @@ class ProcessRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Presence:
-    """Says that this process is there, until ``leave``.
+    """Reports this process until ``leave``.
 
     Args:
-        options: as of ``ProcessRecord``; without secrets, since all who read this Redis see them.
+        options: as in ``ProcessRecord``; without secrets, since every user of this Redis can read them.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Presence:
         )
 
     async def run(self) -> None:
-        """Say it until cancelled. A Redis that is away hears of it when it is back."""
+        """Report until cancelled. An unavailable Redis gets the record when it is back."""
         while True:
             try:
                 await self.say()
@@ -101,7 +101,7 @@ class Presence:
             await asyncio.sleep(INTERVAL_S)
 
     async def say(self) -> None:
-        """Say it once."""
+        """Report once."""
         record = self.record
         record.said_at = time.time()
         record.last_error, record.last_error_at = last_error()
@@ -116,7 +116,7 @@ class Presence:
         self._task = asyncio.create_task(self.run())
 
     async def leave(self) -> None:
-        """Take this process off the list; a Redis that is away forgets it by itself. Doing it twice does nothing."""
+        """Remove this process from the list. In an unavailable Redis the record expires. Idempotent."""
         if self._task is None:
             return
         task, self._task = self._task, None
@@ -131,14 +131,14 @@ class Presence:
 
 
 def _unreadable(process_id: str) -> ProcessRecord:
-    """Return what lists show of a process whose record cannot be read."""
+    """Return the list entry of a process whose record cannot be read."""
     return ProcessRecord(
         process_id=process_id, kind=UNREADABLE, host="-", pid=0, package_version="-", started_at=time.time()
     )
 
 
 async def read_processes(execute: Callable[..., Awaitable[Any]], keys: Keys) -> list[ProcessRecord]:
-    """Return the processes that are there, by kind and start, and drop the ids of the others.
+    """Return the live processes, by kind and start, and drop the ids of the others.
 
     Args:
         execute: runs one command: ``CommandConnection.execute``.

@@ -1,6 +1,6 @@
-"""What is kept in Redis beside the requests themselves: model cards, heartbeats, the dead letter.
+"""Records in Redis besides the requests: model cards, heartbeats, the dead letter.
 
-Same rules as for messages: new fields are only appended and carry a default, old bytes still decode (tests/compat).
+The rules of messages hold: new fields are only appended and have a default, old bytes still decode (tests/compat).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ..stats.engine import EngineStats
 
 
 class EngineSetup(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
-    """What an engine was started with, and on what. JSON, as a part of others.
+    """Configuration and hardware of an engine. JSON, as a part of other records.
 
     Args:
-        kv_cache_size_tokens: what its KV cache holds.
+        kv_cache_size_tokens: capacity of its KV cache.
         attention_backend, kv_cache_dtype, processor, instructions, kernel_instructions, engine, resume, lora,
             speculative, num_free_rows, ranks: as in ``messages.Ready``.
-        num_threads: of an engine on the CPU; 0 has chosen by itself.
-        versions: of what it runs, by name.
+        num_threads: threads of an engine on the CPU; 0 for its own choice.
+        versions: versions of its software, by name.
     """
 
     max_model_len: int = 0
@@ -59,26 +59,26 @@ class EngineSetup(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True)
 
 
 class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What a client may know of a served model; written by its workers when ready. JSON, so people can read it.
+    """Facts about a served model for clients; written by its workers when ready. JSON, so people can read it.
 
     Args:
-        max_model_len: most tokens of prompt and output together; 0 where no worker has said it.
-        dtype, quantization: of the weights; the latter "" without.
-        eos_token_ids: end a generation, unless ``ignore_eos``.
+        max_model_len: max tokens of prompt and output together; 0 if no worker has reported it.
+        dtype, quantization: those of the weights; quantization is "" without one.
+        eos_token_ids: tokens that end a generation, unless ``ignore_eos``.
         has_chat_template: whether a prompt may be messages.
-        generation_config: what the model's makers recommend, from ``generation_config.json``; requests do not follow it
+        generation_config: the model authors' settings, from ``generation_config.json``; requests do not use them
             by themselves.
-        supported_tasks: what requests may ask for.
-        is_tracing_enabled: whether its workers make spans of requests.
-        registered_at: when a worker last said all this, in seconds since the epoch.
+        supported_tasks: tasks that requests may name.
+        is_tracing_enabled: whether its workers write spans of requests.
+        registered_at: when a worker last wrote the card, in seconds since the epoch.
         attention_backend, kv_cache_dtype: as in ``messages.Ready``.
-        tool_call_parser, reasoning_parser: those that fit its chat template; empty where none is known to.
-        setup: of the engine that said all this; others of the model may have another one, which their heartbeats tell.
-        pooling: of a model that pools; None of one that generates.
-        logits_processors: those that ``extra_args`` of a request may name.
-        max_images: that a request may have; None where no worker has said it. With 0 ``image_refusal`` says why.
+        tool_call_parser, reasoning_parser: those that fit its chat template; empty if none is known.
+        setup: setup of the engine that wrote the card; heartbeats have those of other engines.
+        pooling: pooling of a model that pools; None for one that generates.
+        logits_processors: names that ``extra_args`` of a request may use.
+        max_images: max images of a request; None if no worker has reported it. With 0, ``image_refusal`` is the reason.
         thinks_before_grammar: whether a grammar waits for the end of reasoning, as ``reasoning_parser`` marks it.
-        weights_version: of the weights of that engine; heartbeats tell those of others.
+        weights_version: version of the weights of that engine; heartbeats have those of others.
     """
 
     version: int = WIRE_VERSION
@@ -131,23 +131,23 @@ class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     error: str = ""
     device_memory_bytes: int = 0
     num_restarts: int = 0
-    # Set while the engine is dead and waits for its next start, and 0 when none will come: seconds since the epoch.
+    # When a dead engine starts again, in seconds since the epoch; 0 if it will not.
     restart_at: float = 0.0
     stats: EngineStats | None = None
-    # What metrics call it: the same in all lives of its worker. "" of workers that have none.
+    # Its name in metrics, the same for all processes of its worker. "" if the worker has none.
     engine_name: str = ""
     # Once its model is loaded.
     setup: EngineSetup | None = None
-    # Of the adapters that it has loaded.
+    # Digests of its loaded adapters.
     lora_digests: list[str] = []
-    # What the weights are called that it serves: a name that they were given, or a digest.
+    # Version of its weights: the passed name, or a digest.
     weights_version: str = ""
-    # Of a rank of a data-parallel group.
+    # Only for a rank of a data-parallel group.
     group: GroupStanding | None = None
 
 
 class DeathCause(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True):
-    """Why an engine died; kept with the requests that are parked for it."""
+    """The cause of an engine's death; stored with the requests that are parked for it."""
 
     version: int = WIRE_VERSION
     engine_id: str
@@ -159,7 +159,7 @@ class DeathCause(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=Tr
 class DeadRequest(msgspec.Struct, omit_defaults=True, kw_only=True):
     """A parked request, as ``penstock dead`` shows it.
 
-    ``payload`` is the encoded ``EngineCoreRequest``, or whatever else was found in the lane: then ``is_request`` is
+    ``payload`` is the encoded ``EngineCoreRequest``, or other data from the lane: then ``is_request`` is
     False, and it cannot be replayed. ``input_hash`` is the SHA-256 of prompt and sampling parameters, the same for the
     same input under another id; empty if the payload does not decode.
     """

@@ -1,4 +1,4 @@
-"""Changing how many engines a worker has, here or on another host: the command goes out until it is done."""
+"""Changes the number of engines of a worker, here or on another host: publishes the command until it is done."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .leave import POLL_INTERVAL_S, send_to_worker
 from .presence import ProcessKind, ProcessRecord, read_processes
 from .records import EngineHeartbeat
 
-# Of a supervisor's record in ``presence``.
+# Options of a supervisor's record in ``presence``.
 WORKER_OPTION, ENGINES_OPTION, MAX_ENGINES_OPTION = "worker", "engines", "max_engines"
-# There where its engines are ranks of a data-parallel group.
+# Set if its engines are ranks of a data-parallel group.
 GROUP_OPTION = "data_parallel_group"
 _NOT_SERVING = frozenset(
     {EngineState.STARTING, EngineState.DRAINING, EngineState.DEAD, EngineState.FAILED, EngineState.STOPPED}
@@ -28,14 +28,14 @@ Execute = Callable[..., Awaitable[Any]]
 
 
 async def scale_worker(execute: Execute, keys: Keys, worker_id: str, num_engines: int, patience_s: float) -> None:
-    """Have the worker serve with so many engines; returns when it does.
+    """Set the number of engines of a worker, and return when it serves with them.
 
     Args:
         execute: runs one command: ``CommandConnection.execute``.
 
     Raises:
-        ValidationError: there is no such worker, it has no room for so many, or its engines are ranks of a group.
-        PenstockError: it has another number of serving engines after ``patience_s``; says what they do.
+        ValidationError: there is no such worker, it has no capacity for as many, or its engines are ranks of a group.
+        PenstockError: it has another number of serving engines after ``patience_s``; the message says their states.
     """
     if isinstance(num_engines, bool) or not isinstance(num_engines, int) or num_engines < 1:
         raise ValidationError(f"num_engines must be a number of at least 1, got {shown(num_engines)}; stop the worker")
@@ -78,7 +78,7 @@ def _check_room(supervisors: dict[str, ProcessRecord], worker_id: str, num_engin
 
 
 def group_refusal(worker_id: str, group: str) -> str:
-    """Why the engines of ``worker_id`` are not scaled one by one, and what to do."""
+    """Return why the engines of ``worker_id`` are not scaled one by one, and the remedy."""
     return (
         f"worker {worker_id} has ranks of the data-parallel group {group}, which share the experts of a model: another "
         "number of them is agreed by all; call scale_elastic_ep (penstock engine scale); start and drain workers for "

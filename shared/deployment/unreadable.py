@@ -1,4 +1,4 @@
-"""Records of other processes that this version cannot read: one of them must not hide all the others."""
+"""Reads records of other processes, some of which this version cannot read: one must not hide all the others."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import msgspec
 
 from ..process.log import get_logger
 
-# What lists show in place of such a record.
+# Shown in lists instead of such a record.
 UNREADABLE = "unreadable (newer version?)"
-# Records are read again every second; each is told of once.
+# Records are read again every second, so each is logged once.
 MAX_TOLD = 1000
 
 T = TypeVar("T")
@@ -22,11 +22,11 @@ _told: set[tuple[str, str]] = set()
 
 
 def decode_record(kind: str, name: str, data: bytes, type_: type[T]) -> T | None:
-    """Return a JSON record; None if it cannot be read, which the log tells once.
+    """Return a JSON record; None if it cannot be read, which is logged once.
 
     Args:
-        kind: of the records, as "model card".
-        name: which one it is.
+        kind: kind of record, such as "model card".
+        name: name of the record.
     """
     try:
         return msgspec.json.decode(data, type=type_)
@@ -36,7 +36,7 @@ def decode_record(kind: str, name: str, data: bytes, type_: type[T]) -> T | None
 
 
 def decode_records(kind: str, pairs: Iterable[tuple[str, bytes]], type_: type[T]) -> Iterator[T]:
-    """Iterate over those of many records that can be read, given by name."""
+    """Iterate over the readable ones of many records, passed by name."""
     for name, data in pairs:
         record = decode_record(kind, name, data, type_)
         if record is not None:
@@ -44,7 +44,7 @@ def decode_records(kind: str, pairs: Iterable[tuple[str, bytes]], type_: type[T]
 
 
 def note_unreadable(kind: str, name: str, error: Exception) -> None:
-    """Tell the log once that a record was passed over."""
+    """Log once that a record was skipped."""
     if (kind, name) in _told or len(_told) >= MAX_TOLD:
         return
     _told.add((kind, name))

@@ -1,4 +1,4 @@
-"""What the broker says to a worker process, and an operator to a supervisor."""
+"""Commands of the broker to a worker process, and of an operator to a supervisor."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class CancelCommand(msgspec.Struct, array_like=True, tag="cancel"):
 
 
 class DrainCommand(msgspec.Struct, array_like=True, tag="drain"):
-    """Take no new wave, finish what runs, then exit."""
+    """Claim no new wave, finish running requests, then exit."""
 
     timeout_s: float | None = None
 
 
 class StopCommand(msgspec.Struct, array_like=True, tag="stop"):
-    """Hand back what runs and exit at once."""
+    """Release running requests and exit immediately."""
 
 
 class ScaleCommand(msgspec.Struct, array_like=True, tag="scale"):
-    """Serve with so many engines: start those that lack, drain those beyond."""
+    """Serve with this many engines: start missing ones, drain the others."""
 
     num_engines: int
 

@@ -1,4 +1,4 @@
-"""What a worker process writes for a client: the records of a request's log, which are the messages of its channel."""
+"""Output of a worker process for a client: the records of a request's log, which are also sent on its channel."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .outcome import FinishReason, RequestError, TokenLogprobs, Usage
 
 
 class SegmentEnd(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
-    """The end of what a resumable request generated from chunk ``number`` of its input, counted from 0.
+    """The end of a resumable request's output for chunk ``number`` of its input, counted from 0.
 
-    ``next_index`` is the index of the first output token that does not belong to it any more.
+    ``next_index`` is the index of the first output token after it.
     """
 
     number: int
@@ -23,22 +23,22 @@ class SegmentEnd(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tru
 
 
 class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """What one append added to a request: the record in its log and the message on its channel.
+    """Output that one append added to a request: the record in its log and the message on its channel.
 
-    ``index`` is the position of ``token_ids[0]`` among the output tokens, so a reader can tell a gap and a repeat.
+    ``index`` is the position of ``token_ids[0]`` among the output tokens, so a reader notices a gap and a repeat.
     ``text`` may lag behind ``token_ids`` while a character is incomplete or a stop string may be forming.
-    The last delta, and no other, carries ``finish_reason``.
-    ``logprobs`` has one entry per token of ``token_ids``, or none at all if the request did not ask.
-    ``prompt_logprobs`` has one entry per token of the prompt but its first, if the request asked; it comes once, with
-    the first token, and beside it ``first_prompt_token``: id and bytes of the first, which has no log probability.
-    ``stats`` come with the first token and with the end.
+    Only the last delta has a ``finish_reason``.
+    ``logprobs`` has one entry per token of ``token_ids``, or none if they were not requested.
+    ``prompt_logprobs`` has one entry per token of the prompt but its first, if requested. It is sent once, with the
+    first token and ``first_prompt_token``: id and bytes of the first token, which has no log probability.
+    ``stats`` are sent with the first token and with the end.
     ``child`` says which of a request's ``n`` answers it belongs to; set by the client, 0 on the wire.
     ``segment_ends`` are the ends of a resumable request's segments in it. A record of the log, and a delta of a stream,
-    has at most one, as the last it says; ``usage`` then counts what there was so far.
+    has at most one, at its end; ``usage`` then counts all tokens so far.
     ``pooled`` is the result of a prompt that was pooled: its only record, which has no tokens.
-    ``weights_version`` is what the tokens from here on are computed with. The first delta has it that an engine writes:
-    so a request whose first engine died, or got other weights, tells it again. Of several deltas in one, the last.
-    ``begins_in_reasoning`` says whether the prompt of a chat ends within the model's thinking, or behind it. The first
+    ``weights_version`` names the weights of the tokens from here on. The first delta of each engine has it, so a
+    request whose first engine died, or got other weights, has it again. A merged delta has the last one.
+    ``begins_in_reasoning`` says whether the prompt of a chat ends within the model's reasoning, or after it. The first
     delta of the output has it; None if the end of the prompt does not show it.
     """
 
@@ -61,7 +61,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     begins_in_reasoning: bool | None = None
 
     def extend(self, later: Delta) -> None:
-        """Add what the next delta says: this one then says both, as ``followed_by`` would, and costs no copy."""
+        """Append the next delta to this one in place, as ``followed_by`` would, but without a copy."""
         self.token_ids += later.token_ids
         self.text += later.text
         self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
@@ -77,7 +77,7 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
             self.begins_in_reasoning = later.begins_in_reasoning
 
     def followed_by(self, later: Delta) -> Delta:
-        """Return one delta that says what this one and the next say one after the other."""
+        """Return this delta and the next one as one delta."""
         return msgspec.structs.replace(
             later,
             index=self.index,
@@ -105,5 +105,5 @@ class Delta(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
     @property
     def segment_finish_reason(self) -> FinishReason | None:
-        """Why the last segment that it tells the end of has ended; None if it tells of none."""
+        """Finish reason of the last segment that ends in it; None if none ends."""
         return self.segment_ends[-1].finish_reason if self.segment_ends else None

@@ -1,4 +1,4 @@
-"""What an engine core says to its worker process."""
+"""Messages of an engine core to its worker process."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from .waves import WaveState
 
 
 class Hello(msgspec.Struct, array_like=True, tag="hello"):
-    """First message of an engine core: who it is. The worker answers with ``Configure``."""
+    """First message of an engine core, with its identity. The worker answers with ``Configure``."""
 
     version: int
     pid: int
 
 
 class Ready(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, tag="ready"):
-    """The model is loaded and the KV cache allocated; requests may come. ``model_folder`` holds the tokenizer.
+    """The model is loaded and the KV cache allocated; requests may follow. ``model_folder`` has the tokenizer.
 
-    ``attention_backend`` is what attends: "triton", "native", "reference" or, where transformers' code does, that.
-    ``processor`` is the name of the GPU or the CPU, ``instructions`` are those of it that kernels may use.
-    ``kernel_instructions`` is the best that the compiled kernels do use: "amx", "avx512_bf16", …; empty without them.
-    ``engine`` is what computes, as ``--engine`` calls it, and ``versions`` are those of what it runs.
-    ``resume`` is what an engine that takes over a request goes on with: "exact", the tokens that the former one would
-    have made; or "greedy", those of greedy requests only, while others go on with tokens drawn anew.
-    ``supported_tasks`` are what requests may ask for, and ``pooling`` what is known of a model that pools.
-    ``lora`` is what there is room for of adapters; None of an engine that serves none.
-    ``speculative`` says what guesses, as the option does, and ``num_free_rows`` how many tokens of a step cost little
-    more than one (measured where something guesses, else 0): those beyond the requests' own are for guesses.
-    ``max_images`` are those that a request may have; with 0 ``image_refusal`` says why.
+    ``attention_backend`` computes attention: "triton", "native", "reference", or an implementation of transformers.
+    ``processor`` is the name of the GPU or the CPU, ``instructions`` are its instructions that kernels may use.
+    ``kernel_instructions`` is the best set that the compiled kernels use: "amx", "avx512_bf16", …; empty without them.
+    ``engine`` is the engine's name in ``--engine``, and ``versions`` are those of its software.
+    ``resume`` says how an engine continues a request of another one: "exact", with the tokens that the former engine
+    would have generated; or "greedy", for greedy requests only, while others continue with newly drawn tokens.
+    ``supported_tasks`` are tasks of requests, and ``pooling`` describes a model that pools.
+    ``lora`` is the capacity for adapters; None for an engine that serves none.
+    ``speculative`` names the drafting method, as the option does. ``num_free_rows`` is the number of tokens of a step
+    that cost little more than one (measured with drafting, else 0): those beyond the requests' tokens are for drafts.
+    ``max_images`` is the limit of images per request; with 0, ``image_refusal`` is the reason.
     ``logits_processors`` are the names that ``extra_args`` may have.
-    ``weights_version`` is a digest of the weights; empty of an engine that does not say.
-    ``ranks`` are the processes that compute the model together; None where it is the core alone.
-    ``num_shared_experts`` are those of a layer, which the ranks of a data-parallel group share; 0 of other engines.
+    ``weights_version`` is a digest of the weights; empty if the engine does not report one.
+    ``ranks`` are the processes that compute the model together; None if the core computes alone.
+    ``num_shared_experts`` is the number per layer that the ranks of a data-parallel group share; 0 for other engines.
     """
 
     version: int = WIRE_VERSION
@@ -97,7 +97,7 @@ class StartupFailed(msgspec.Struct, array_like=True, tag="startup_failed"):
 
 
 class EngineCoreEventType(enum.IntEnum):
-    """What happened to a request inside the engine core."""
+    """Kind of event of a request inside the engine core."""
 
     QUEUED = 1
     SCHEDULED = 2
@@ -112,12 +112,12 @@ class EngineCoreEvent(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """New tokens of one request out of one step, and its end if it ended.
+    """New tokens of one request in one step, and its end if it ended.
 
-    ``new_logprobs`` has one entry per token, or none at all if the request did not ask. With the first token comes
+    ``new_logprobs`` has one entry per token, or none if they were not requested. The first token's output has
     ``new_prompt_logprobs``, one per token of the prompt but its first. ``events`` are those since its last output.
-    ``pooled`` is the result of a prompt that was pooled, and comes with its end.
-    ``num_prompt_tokens`` comes with tokens of a prompt with images: how many it has with theirs.
+    ``pooled`` is the result of a prompt that was pooled, and is sent with its end.
+    ``num_prompt_tokens`` is sent for a prompt with images, and includes their tokens.
     """
 
     request_id: str
@@ -140,10 +140,10 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
 class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """State of the scheduler after a step.
 
-    ``prefix_cache_queries`` and ``prefix_cache_hits`` count tokens since the start: those of requests that looked for
-    cached ones, and those found. ``num_draft_tokens`` are those guessed, ``num_accepted_tokens`` those guessed right.
-    ``kv_offload`` is of blocks kept beside the KV cache, ``images`` of a model that reads some; None of others.
-    ``wave`` is that of a rank's group.
+    ``prefix_cache_queries`` and ``prefix_cache_hits`` count tokens since the start: those looked up in the cache, and
+    those that were in it. ``num_draft_tokens`` counts draft tokens, ``num_accepted_tokens`` accepted ones.
+    ``kv_offload`` is for blocks stored outside the KV cache, ``images`` for models that read images; otherwise None.
+    ``wave`` is the wave of a rank's group.
     """
 
     num_running_reqs: int = 0
@@ -163,10 +163,10 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag="outputs"):
-    """Everything one step produced. Without ``step_stats`` it tells of no step; ``timestamp`` is that of its end.
+    """Output of one step. Without ``step_stats`` it belongs to no step; ``timestamp`` is the step's end.
 
-    ``lora_digests`` are those of the adapters that are loaded, sorted: all of them, whenever the set has changed, and
-    None while it is as it was told last. Before the first word it is empty.
+    ``lora_digests`` are those of all loaded adapters, sorted, if the set has changed; None if it is as in the last
+    message with it. Before the first such message it is empty.
     """
 
     outputs: list[EngineCoreOutput] = []
@@ -177,7 +177,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
 
 
 class UtilityOutput(msgspec.Struct, array_like=True, omit_defaults=True, tag="utility_output"):
-    """The answer to a ``UtilityCall``, or why there is none."""
+    """The answer to a ``UtilityCall``, or its error."""
 
     call_id: int
     error: CallError | None = None

@@ -1,4 +1,4 @@
-"""How a request went, as several messages say it: its end, its error, its tokens' number and probabilities."""
+"""The outcome of a request, for several messages: its end, its error, its token counts and probabilities."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class FinishReason(enum.StrEnum):
-    """Why a request ended. The first five are vLLM's; the others are told apart from "abort" and "length"."""
+    """Reason of a request's end. The first five are vLLM's; the others are distinct from "abort" and "length"."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -22,7 +22,7 @@ class FinishReason(enum.StrEnum):
 
 
 class RequestError(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
-    """What went wrong with one request; ``code`` is that of an exception class in ``errors``."""
+    """Error of one request; ``code`` is that of an exception class in ``errors``."""
 
     code: str
     message: str
@@ -33,8 +33,8 @@ class Usage(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc
     """Token counts of a request; recomputed tokens (preemption, resume) are not counted twice.
 
     ``num_cached_tokens`` of the prompt were in the KV cache when the engine that ended the request first began with it.
-    Of a resumable request they are those of its last segment, former output included; the other two count all segments.
-    Of a prediction, ``num_accepted_prediction_tokens`` are in the output, and the rejected ones are not.
+    For a resumable request they are those of its last segment, including former output; the other two count all
+    segments. ``num_accepted_prediction_tokens`` of a prediction are in the output, and the rejected ones are not.
     """
 
     num_prompt_tokens: int = 0

@@ -1,4 +1,4 @@
-"""What is told of an engine that has several ranks: processes which compute one model together."""
+"""The ranks of an engine: processes that compute one model together."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import msgspec
 
 
 class RankSetup(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
-    """Who they are and what each holds; lists are by rank, and rank 0 is the engine core.
+    """Processes and memory of the ranks; lists are by rank, and rank 0 is the engine core.
 
     Args:
         tensor_parallel_size: ranks that share each layer.
-        pipeline_parallel_size: stages, one behind the other.
-        enable_expert_parallel: experts are shared whole.
+        pipeline_parallel_size: consecutive stages.
+        enable_expert_parallel: each rank has whole experts.
         pids: process ids.
         weight_bytes, kv_cache_bytes: memory of each.
     """
@@ -24,7 +24,7 @@ class RankSetup(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
     kv_cache_bytes: list[int] = []
 
     def describe(self) -> str:
-        """The layout in few words: "tp 2, pp 2"."""
+        """Return the layout in short: "tp 2, pp 2"."""
         sizes = {"tp": self.tensor_parallel_size, "pp": self.pipeline_parallel_size}
         words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
         return ", ".join([*words, *(["ep"] if self.enable_expert_parallel else [])])

@@ -1,4 +1,4 @@
-"""What a client writes into Redis for a worker process: requests, and the input that they go on with."""
+"""Messages of a client to a worker process, through Redis: requests and their further input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..params.sampling import SamplingParams
 from ..params.tokenization import Tokenization
 from . import WIRE_VERSION
 
-# What a resumed generation goes on with: what a request may demand, and what `Ready` tells of an engine.
+# How a generation resumes: a request may require it, and `Ready` reports it for an engine.
 EXACT, GREEDY = "exact", "greedy"
 
 
@@ -23,15 +23,15 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, kw_
     forms; the worker turns text into token ids.
 
     ``epoch``, ``attempt`` and ``output_token_ids`` are the broker's: set at claim, never by a client.
-    ``session_id`` is the caller's name for what the request goes on with; its engine has no use for it.
-    ``resume`` is "exact" for a request that no engine shall take which could not go on with its very tokens.
+    ``session_id`` is the caller's name of the conversation; its engine does not use it.
+    ``resume`` is "exact" for a request that only engines may claim which continue with exactly its tokens.
     The prompt of a ``resumable`` request is its first chunk; more follow as ``InputChunk`` until its input is closed.
-    ``text_pair`` is the second text of a pair, to be judged together; from its token ``second_text_at`` on the tokens
-    are those of the second text, which some models tell apart.
+    ``text_pair`` is the second text of a pair that is judged together. The second text begins at token
+    ``second_text_at``, which some models need.
     ``tokenization`` is for the worker process, whose engine gets tokens.
-    ``prediction`` is text that its caller takes for a likely output, and ``draft_token_ids`` are the tokens of it; it
-    changes how soon tokens come, and never which.
-    ``images`` are those of the prompt, in the order of their places in it. A message to an engine core has their bytes.
+    ``prediction`` is a likely output, according to its caller, and ``draft_token_ids`` are its tokens; it changes when
+    tokens come, but never which ones.
+    ``images`` are those of the prompt, in order. A message to an engine core has their bytes.
     """
 
     version: int = WIRE_VERSION
@@ -68,22 +68,22 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, kw_
 
     @property
     def truncate_prompt_tokens(self) -> int | None:
-        """What its tokenization or its parameters say; None keeps the whole prompt."""
+        """The limit of its tokenization or its parameters; None keeps the whole prompt."""
         said = None if self.tokenization is None else self.tokenization.truncate_prompt_tokens
         params = self.pooling_params or self.sampling_params
         return said if said is not None or params is None else params.truncate_prompt_tokens
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of a prompt that is token ids or embeddings; 0 while it is text."""
+        """Length of a prompt of token ids or embeddings; 0 while it is text."""
         return len(self.prompt_token_ids or ()) if self.prompt_embeds is None else self.prompt_embeds.shape[0]
 
 
 class InputChunk(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, gc=False):
-    """What a resumable request goes on with once it has answered what came before: text or token ids, one of both.
+    """Further input of a resumable request, after it has answered the former: either text or token ids.
 
-    ``sampling_params`` are those of the answer to it, and None those of the request. Without a seed of their own,
-    randomness follows from the request's.
+    ``sampling_params`` are for the answer to it; None for those of the request. Without a seed, randomness follows from
+    the request's seed.
     """
 
     version: int = WIRE_VERSION

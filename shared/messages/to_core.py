@@ -1,4 +1,4 @@
-"""What a worker process says to its engine core, beside requests."""
+"""Messages of a worker process to its engine core, in addition to requests."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import msgspec
 
 
 class WavePhase(enum.StrEnum):
-    """Where a rank is. STARTING: it has begun a wave, and does not know yet that the others are in it."""
+    """Phase of a rank. STARTING: it has begun a wave, and does not know yet whether the others have."""
 
     IDLE = "idle"
     STARTING = "starting"
@@ -23,7 +23,7 @@ class WavePhase(enum.StrEnum):
 
 
 class WaveState(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Of a rank, in the statistics of its scheduler; ``wave`` is the one that runs, or the next one."""
+    """State of a rank, in the statistics of its scheduler; ``wave`` is the current one, or the next one."""
 
     wave: int
     phase: WavePhase
@@ -40,14 +40,14 @@ class LeaveWave(msgspec.Struct, array_like=True, tag="leave_wave"):
 
 
 class WaveStarted(msgspec.Struct, array_like=True, frozen=True):
-    """On the channel of a group: a rank of this generation has begun a wave. It is said again until all are in it."""
+    """A rank of this generation has begun a wave. Sent on the group's channel until all ranks are in it."""
 
     generation: int
     wave: int
 
 
 class GroupStanding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An engine's place in a data-parallel group, in its heartbeat; requests that run and wait stand there already."""
+    """An engine's rank in a data-parallel group, in its heartbeat, which already counts its requests."""
 
     group: str
     generation: int

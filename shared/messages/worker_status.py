@@ -1,4 +1,4 @@
-"""What a worker process says to its supervisor."""
+"""Messages of a worker process to its supervisor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import WIRE_VERSION
 
 
 class EngineState(enum.StrEnum):
-    """What an engine is doing. The last two are said by a worker process of itself as it ends."""
+    """State of an engine. A worker process reports the last two itself as it ends."""
 
     STARTING = "starting"
     COMPILING = "compiling"
@@ -26,11 +26,11 @@ class EngineState(enum.StrEnum):
 
 class WorkerStatus(msgspec.Struct, omit_defaults=True, kw_only=True):
     """A line of JSON that a worker process writes to its standard output: at every change of state, and once a second
-    while it lives, so that its silence says something.
+    while it is alive, so that a missing line is a sign.
 
-    ``is_external`` says of a failure that it came from outside (a signal sent to the core), ``num_tokens`` how many
-    tokens the engine has generated in this life: a restart that got no further than the one before counts as a loop.
-    ``heartbeat`` is an ``EngineHeartbeat``, not in every line: the supervisor knows by it while Redis is away.
+    ``is_external``: a failure came from outside (a signal sent to the core). ``num_tokens`` is the number of tokens the
+    engine has generated in this process: a restart that got no further than the last one counts as a loop.
+    ``heartbeat`` is an ``EngineHeartbeat``, not in every line, for the supervisor while Redis is unavailable.
     ``weights_folder`` is that of weights which were put in place of the configured ones, for the next life to begin
     with, and ``weights_version`` what they are called; empty while there are none.
     """

@@ -1,1 +1,1 @@
-"""What a caller may ask of a request, checked as early as possible."""
+"""Parameters of a request, checked as early as possible."""

@@ -1,6 +1,6 @@
-"""Low-rank adapters as all processes know them. An adapter **is** its content: its digest names it everywhere.
+"""Low-rank adapters, for all processes. An adapter **is** its content: its digest names it everywhere.
 
-A name and a path only say where to find it, and may come to mean another one.
+A name and a path only say where to find it, and may refer to another one later.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from ..errors import AdapterFileError, ValidationError
 from ..values.shown import shown
 
-# What PEFT calls them. The weights are safetensors: a pickle would be code.
+# PEFT's file names. The weights are safetensors, since a pickle would be code.
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE)
 _CHUNK_BYTES = 1024 * 1024
@@ -23,11 +23,11 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class LoraSetup(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
-    """What an engine that serves adapters has room for.
+    """Capacity for adapters of an engine that serves some.
 
     Args:
-        max_loras: different adapters in one batch, the number of slots beside the model's weights.
-        max_lora_rank: the largest rank of any.
+        max_loras: different adapters in one batch, the number of slots next to the model's weights.
+        max_lora_rank: the largest rank of an adapter.
         max_cpu_loras: adapters kept in host memory.
     """
 

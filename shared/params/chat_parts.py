@@ -16,7 +16,7 @@ IMAGE = "image"
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages as they go to a worker, the parts of a content as ``{"type": "text", "text": ...}``.
+    """Return the messages for a worker, the parts of a content as ``{"type": "text", "text": ...}``.
 
     Raises:
         ValidationError: a message has no role or content, or holds what cannot be sent; names the field.
@@ -79,7 +79,7 @@ def _content(field: str, content: Any, role: str) -> Any:
 
 
 def _is_data(content: object) -> bool:
-    """Whether it is what a tool gave, and no parts: templates write it as JSON."""
+    """Whether it is the result of a tool, and not parts: templates write it as JSON."""
     is_list = isinstance(content, list)
     return isinstance(content, dict) or (is_list and not all(isinstance(i, Mapping) and "type" in i for i in content))
 

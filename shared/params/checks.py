@@ -1,4 +1,4 @@
-"""Checks of single request parameters; each says which field is wrong, what it was given, and what is allowed."""
+"""Checks of single request parameters; each error has the field, its value, and what is allowed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_BAD_WORD_CHARS = 256
 
 
 def check_number(name: str, value: Any, kind: type, low: float, high: float) -> None:
-    """A number of ``kind`` in ``[low, high]``; an integer will do for a float."""
+    """Check a number of ``kind`` in ``[low, high]``; an integer is a valid float."""
     accepted = (int, float) if kind is float else (int,)
     if isinstance(value, bool) or not isinstance(value, accepted):
         wanted = "a number" if kind is float else "an integer"
@@ -30,12 +30,12 @@ def check_number(name: str, value: Any, kind: type, low: float, high: float) -> 
 
 
 def _bound(value: float) -> str:
-    """A bound in words: 1048576, not 1.04858e+06."""
+    """Return a bound in words: 1048576, not 1.04858e+06."""
     return f"{value:.0f}" if abs(value) < 1e9 and value == int(value) else f"{value:g}"
 
 
 def check_stop(stop: Any, *, detokenize: bool) -> None:
-    """A string or a list of strings, none of them empty."""
+    """Check a string or a list of strings, none of them empty."""
     strings = [stop] if isinstance(stop, str) else stop
     if not _are_strings(strings):
         raise ValidationError(f"stop must be a non-empty string or a list of such strings, got {shown(stop)}")
@@ -50,7 +50,7 @@ def check_stop(stop: Any, *, detokenize: bool) -> None:
 
 
 def check_bad_words(words: Any) -> None:
-    """A list of strings, none of them empty."""
+    """Check a list of strings, none of them empty."""
     if not isinstance(words, list | tuple) or not _are_strings(words):
         raise ValidationError(f"bad_words must be a list of non-empty strings, got {shown(words)}")
     _check_texts("bad_words", words)
@@ -62,14 +62,14 @@ def check_bad_words(words: Any) -> None:
 
 
 def check_token_ids(name: str, token_ids: Any) -> None:
-    """A list of non-negative integers."""
+    """Check a list of non-negative integers."""
     valid = isinstance(token_ids, list | tuple) and all(_is_token_id(token_id) for token_id in token_ids)
     if not valid:
         raise ValidationError(f"{name} must be a list of non-negative integers, got {shown(token_ids)}")
 
 
 def check_allowed_token_ids(token_ids: Any) -> None:
-    """A list of token ids with at least one and not too many."""
+    """Check a list of token ids that is neither empty nor too long."""
     check_token_ids("allowed_token_ids", token_ids)
     if not token_ids:
         raise ValidationError("allowed_token_ids must hold at least one token id, got []; None allows all")
@@ -81,7 +81,7 @@ def check_allowed_token_ids(token_ids: Any) -> None:
 
 
 def check_logit_bias(bias: Any) -> None:
-    """A dict from token ids to numbers in [-100, 100]."""
+    """Check a dict from token ids to numbers in [-100, 100]."""
     if not isinstance(bias, dict):
         raise ValidationError(f"logit_bias must be a dict from token ids to numbers, got {shown(bias)}")
     if len(bias) > MAX_LISTED_TOKEN_IDS:

@@ -1,4 +1,4 @@
-"""``extra_args`` of ``SamplingParams``: which of the operator's logits processors a request wants, by name.
+"""``extra_args`` of ``SamplingParams``: names the operator's logits processors that a request uses.
 
 SamplingParams(extra_args={"logits_processors": {"ban": {"token_ids": [5]}}})
 """
@@ -17,12 +17,12 @@ MAX_PROCESSORS = 16
 
 
 def processors_of(extra_args: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Return the arguments of each processor that is wanted, by its name, in the order in which they apply."""
+    """Return the arguments of each selected processor by name, in the order in which they apply."""
     return {} if extra_args is None else extra_args.get(LOGITS_PROCESSORS, {})
 
 
 def check_extra_args(extra_args: Any, field: str = "extra_args") -> None:
-    """Refuse what is no choice of processors; ``field`` is what its caller knows it as.
+    """Refuse anything but a selection of processors; ``field`` is the caller's name of it.
 
     Raises:
         UnsupportedParameterError: there is something else in it.
@@ -47,7 +47,7 @@ def check_extra_args(extra_args: Any, field: str = "extra_args") -> None:
 
 
 def check_known(extra_args: dict[str, Any] | None, known: Collection[str]) -> None:
-    """Raises ``UnsupportedParameterError`` if a processor is wanted that is none of ``known``, those of the engine."""
+    """Raise ``UnsupportedParameterError`` if a selected processor is not in ``known``, those of the engine."""
     for name in processors_of(extra_args):
         if name not in known:
             told = f"those there are: {', '.join(sorted(known))}" if known else "it has none"

@@ -1,7 +1,7 @@
-"""Images of prompts: how they travel, by what they are known, and what is looked at before anybody decodes one.
+"""Images of prompts: how they are sent and identified, and the checks before one is decoded.
 
-An image goes with its request as the SHA-256 of its bytes; the bytes lie in Redis beside the queue as long as a request
-needs them, so that a resumed request sees what it saw. Nothing here decodes: the engine does, with its own bounds.
+A request has the SHA-256 of an image's bytes. Redis stores the bytes next to the queue for as long as a request needs
+them, so a resumed request has the same image. Nothing here decodes: the engine does, with its own limits.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import msgspec
 from ..errors import ValidationError
 from ..values.shown import shown
 
-# Of one image as it is sent, before it is decoded.
+# Limit of one image as it is sent, before it is decoded.
 MAX_IMAGE_BYTES = 20 << 20
-# Of one request, whatever its engine takes.
+# Limit of one request, whatever the limit of its engine.
 MAX_IMAGES = 64
 FORMATS = "PNG, JPEG, WebP or GIF"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -35,22 +35,22 @@ class ImageInput(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tru
 
     @classmethod
     def of(cls, data: bytes) -> ImageInput:
-        """The image that these bytes are."""
+        """Return the image of these bytes."""
         return cls(digest_of(data), data)
 
 
 def digest_of(data: bytes) -> str:
-    """By what an image is known."""
+    """Return the id of an image."""
     return hashlib.sha256(data).hexdigest()
 
 
 def is_digest(text: object) -> bool:
-    """Whether ``text`` may be what an image is known by."""
+    """Whether ``text`` may be the id of an image."""
     return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
 
 
 def check_image_bytes(field: str, data: object) -> bytes:
-    """Return ``data`` if it begins as an image file does, and is none too large to be sent.
+    """Return ``data`` if it starts like an image file and is not too large to be sent.
 
     Raises:
         ValidationError: it is none; names ``field`` and the remedy.
@@ -70,7 +70,7 @@ def check_image_bytes(field: str, data: object) -> bytes:
 
 
 def image_format(data: bytes) -> str | None:
-    """The format that ``data`` begins as, by the name that Pillow has for it; None if it is none that is read."""
+    """Return the format of ``data`` by its first bytes, as Pillow names it; None if it is not supported."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return "PNG"
     if data.startswith(b"\xff\xd8\xff"):
@@ -83,7 +83,7 @@ def image_format(data: bytes) -> str | None:
 
 
 def check_images(images: list[ImageInput] | None) -> None:
-    """Refuse a list of images that no client of ours makes.
+    """Refuse a list of images that none of our clients sends.
 
     Raises:
         ValidationError: there are too many, or one is known by what is no digest.

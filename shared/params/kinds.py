@@ -1,4 +1,4 @@
-"""What a request may be for, and how much each item of its stream carries."""
+"""Kinds of requests, and of the items of their streams."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ POOLING_TASKS = ("embed", "classify", "token_embed", "token_classify")
 
 
 class RequestOutputKind(enum.IntEnum):
-    """How much each item of a stream carries."""
+    """Content of each item of a stream."""
 
     CUMULATIVE = 0
     DELTA = 1

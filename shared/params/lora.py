@@ -13,8 +13,8 @@ from .adapters import check_digest
 class LoRARequest(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
     """A low-rank adapter to apply; ``lora_int_id`` is at least 1 and unique per adapter.
 
-    ``digest`` is what ``adapter_digest`` makes of the folder: set when a request is enqueued, so that it ends with the
-    adapter that it began with, whatever name and path mean by then. "" is not known yet.
+    ``digest`` is ``adapter_digest`` of the folder. It is set when a request is enqueued, so that the request ends with
+    the adapter that it began with, whatever name and path mean by then. "" if unknown.
     """
 
     lora_name: str

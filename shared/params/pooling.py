@@ -1,4 +1,4 @@
-"""What a caller may ask of a model that pools, and the result as it travels."""
+"""Parameters for a model that pools, and its result as it is sent."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .tokenization import check_truncation
 
 MAX_DIMENSIONS = 1 << 20
 MAX_PROMPT_NAME_CHARS = 256
-# Of one result, which is one record: a vector for each token of a long text may be too much.
+# Limit of one result, which is one record: a vector for each token of a long text may be too much.
 MAX_RESULT_BYTES = 4 * 1024 * 1024
-# Tasks of vLLM that are none here, and what to do instead.
+# Tasks of vLLM that are not supported, and their alternatives.
 _NO_TASKS = {
     "score": "vLLM has removed it; ask for classify of pairs, or call score, which chooses by the model",
     "plugin": "it goes with data, for an I/O processor; without data ask for one of " + ", ".join(POOLING_TASKS),
@@ -29,12 +29,12 @@ _NO_TASKS = {
 
 
 class PoolingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False):
-    """What to return for a prompt that is pooled.
+    """The result to return for a pooled prompt.
 
     Args:
         task: "embed" (one vector), "classify" (a number for each class), "token_embed" and "token_classify" (the same
             for each token); the model's own where it is left out.
-        dimensions: of an embedding, cut to its first numbers; for models that were trained for that (matryoshka).
+        dimensions: length to which an embedding is cut; for models that were trained for that (matryoshka).
         use_activation: normalise embeddings, or turn logits of classes into probabilities; as the model says if None.
         prompt_name: which of the prompts that come with the model the text begins with.
         truncate_prompt_tokens: keep that many last tokens, and -1 as many as the model takes; of a pair, the longer
@@ -83,12 +83,12 @@ class PoolingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen=
 
 
 class PoolingSetup(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
-    """What is to be known of a model that pools.
+    """Facts about a model that pools.
 
     Args:
-        dimensions: of an embedding, uncut; 0 of a model that makes none.
-        matryoshka_dimensions: to which it may be cut; None for any.
-        labels: of the classes; none of a model that embeds.
+        dimensions: length of an uncut embedding; 0 for a model without embeddings.
+        matryoshka_dimensions: lengths to which it may be cut; None for any.
+        labels: names of the classes; empty for a model that embeds.
         prompts: texts to begin with, by name; ``default_prompt_name`` is that of texts that name none.
     """
 
@@ -100,7 +100,7 @@ class PoolingSetup(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True
 
 
 class Pooled(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False):
-    """The result of a prompt that was pooled: ``float32``, little-endian, of ``shape`` ``[D]`` or ``[T, D]``."""
+    """Result of a pooled prompt: ``float32``, little-endian, of ``shape`` ``[D]`` or ``[T, D]``."""
 
     version: int = 1
     data: bytes
@@ -108,7 +108,7 @@ class Pooled(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, k
     dtype: str = "float32"
 
     def floats(self) -> array.array[float]:
-        """All its numbers in one row.
+        """Return all its numbers in one row.
 
         Raises:
             ValidationError: they are of another dtype, or not as many as ``shape`` says.

@@ -1,4 +1,4 @@
-"""A prompt that is given as embeddings, as it travels."""
+"""A prompt of embeddings, as it is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The marks between which models think, by the name of what reads them: vLLM's names of reasoning parsers."""
+"""The marks around reasoning, by the name of the parser that reads them: vLLM's names of reasoning parsers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AUTO, NONE = "auto", "none"
 
 
 def num_thought(token_ids: list[int], start: int, end: int) -> int | None:
-    """How many tokens follow the last ``start``; None if there is none, or an ``end`` behind it."""
+    """Return how many tokens follow the last ``start``; None if there is none, or an ``end`` follows it."""
     backwards = token_ids[::-1]
     if start not in backwards:
         return None

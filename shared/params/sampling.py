@@ -1,6 +1,6 @@
-"""What a caller may ask of a generation, with the names and meanings of vLLM's request parameters.
+"""Parameters of a generation, with the names and meanings of vLLM's request parameters.
 
-Arguments are checked when the object is made, so the mistake is reported where it was written. The structs
+Arguments are checked when the object is created, so a mistake is reported where it was written. The structs
 are positional arrays on the wire: the order of fields is the format, and new fields are only appended.
 """
 
@@ -46,15 +46,15 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
         top_k: keep the k most probable tokens; 0 or -1 keeps all.
         min_p: drop tokens less probable than ``min_p`` times the most probable one. Range [0, 1].
         seed: fixes the random stream; drawn by the client when None, so that a resumed
-            generation goes on with the same one.
+            generation continues with the same one.
         stop: strings that end the generation; not part of the output unless ``include_stop_str_in_output``.
         stop_token_ids: token ids that end the generation, as the end-of-sequence token does.
-        ignore_eos: go on past the end-of-sequence token.
-        max_tokens: most output tokens, at least 1; None means as many as ``max_model_len`` leaves.
+        ignore_eos: continue after the end-of-sequence token.
+        max_tokens: max output tokens, at least 1; None means as many as ``max_model_len`` leaves.
         min_tokens: no end-of-sequence token, stop token or stop string before that many output tokens.
-        logprobs: tell each output token's log probability and rank, and those of that many most probable tokens, from
-            the model's logits before penalties, temperature and filters. None tells nothing; at most 20.
-        prompt_logprobs: the same of every prompt token but the first, given out with the first output token; at most
+        logprobs: return each output token's log probability and rank, and those of this many most probable tokens,
+            from the model's logits before penalties, temperature and filters. None returns nothing; at most 20.
+        prompt_logprobs: the same for every prompt token but the first, returned with the first output token; at most
             262144 log probabilities in all. Answers beyond the first of ``n`` do without.
         detokenize: False returns token ids only, and needs no ``stop`` strings.
         skip_special_tokens: leave special tokens out of the text.
@@ -69,13 +69,13 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
         thinking_token_budget: most tokens between the start and the end of thinking; then the end is forced. Needs a
             model with tokens for both. -1 is no limit. With ``structured_outputs`` only what comes before them counts.
         repetition_detection: end with finish_reason "repetition" when the output repeats itself.
-        extra_args: ``{"logits_processors": {name: {argument: value}}}`` wants logits processors that the operator has
-            named at the engine, in this order. Nothing else.
+        extra_args: ``{"logits_processors": {name: {argument: value}}}`` selects logits processors that the operator has
+            configured at the engine, in this order. Nothing else.
         truncate_prompt_tokens: keep that many last tokens of the prompt, and -1 as many as leave ``max_tokens`` (one,
             if that is None) their room in the model's length. Special tokens that the model expects around a text are
             kept. None keeps all, so that a prompt that is too long is refused.
-        bad_words_token_ids, think_token_ids: what the worker process has made of ``bad_words`` and of the tokens that
-            start and end thinking; not for callers.
+        bad_words_token_ids, think_token_ids: token ids of ``bad_words``, and of the start and end of thinking, which
+            the worker process sets; not for callers.
 
     Where ``allowed_token_ids``, ``bad_words`` and ``min_tokens`` leave no token, ``min_tokens`` gives way, then
     ``bad_words``. The forced end of thinking goes before all of them.
@@ -137,7 +137,7 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
 
     @property
     def stop_strings(self) -> list[str]:
-        """``stop`` as a list, whichever way it was given."""
+        """Stop strings as a list, in whichever form they were passed."""
         if self.stop is None:
             return []
         return [self.stop] if isinstance(self.stop, str) else self.stop
@@ -153,7 +153,7 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
         return self.thinking_token_budget is not None and self.thinking_token_budget >= 0
 
     def check_from_caller(self) -> None:
-        """Refuse what only a worker process sets.
+        """Refuse fields that only a worker process sets.
 
         Raises:
             ValidationError: one of its fields is set.
@@ -164,7 +164,7 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
             raise ValidationError("think_token_ids is set by the worker; pass thinking_token_budget alone")
 
     def check_supported(self, **served: Any) -> None:
-        """Refuse what this version cannot honour yet; ``served`` are values that the caller sees to itself.
+        """Refuse parameters that this version does not support yet; ``served`` are those that the caller handles.
 
         Raises:
             UnsupportedParameterError: a parameter differs from its default and no engine here can serve it.
@@ -181,7 +181,7 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
                 )
 
     def _check_rules(self) -> None:
-        """The fields that say which tokens may come; most requests have none."""
+        """Check the fields that limit which tokens may be chosen; most requests have none."""
         if self.logit_bias is not None:
             check_logit_bias(self.logit_bias)
         if self.allowed_token_ids is not None:

@@ -1,4 +1,4 @@
-"""``structured_outputs`` and its checks: shape and size. Whether a grammar is a good one, an engine finds out."""
+"""``structured_outputs`` and checks of its shape and size. The engine checks whether a grammar is valid."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..values.encodable import check_encodable, check_text
 from ..values.shown import shown
 
 GRAMMAR_FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-# What grammars compile from; a schema of a thousand fields has about 100 kB.
+# Max size of a grammar's source; a schema of a thousand fields has about 100 kB.
 MAX_GRAMMAR_BYTES = 1 << 18
 MAX_GRAMMAR_NESTING = 64
 MAX_CHOICES = 10_000
@@ -60,7 +60,7 @@ class StructuredOutputsParams(GrammarFields, array_like=True, omit_defaults=True
 
 
 def check_structured_outputs(params: GrammarFields) -> None:
-    """Exactly one grammar, of the type and size that it may have.
+    """Require exactly one grammar, of a valid type and size.
 
     Raises:
         ValidationError: says which field, what it was given, and what is allowed.
@@ -143,7 +143,7 @@ def _parse_object(field: str, text: str) -> dict[str, Any]:
 
 
 def check_nesting(field: str, value: Any) -> None:
-    """Nothing compiles, or recurses into, what is nested without end.
+    """Refuse deep nesting, because nothing may compile, or recurse into, unlimited nesting.
 
     Raises:
         ValidationError: deeper than ``MAX_GRAMMAR_NESTING``.

@@ -1,4 +1,4 @@
-"""How a prompt becomes tokens, where a request says it and not the model: what is cut, and what is put around it."""
+"""How a prompt becomes tokens, as far as the request decides: truncation, and special tokens around it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MODEL_LENGTH = -1
 
 
 class Tokenization(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False):
-    """What a request says of the tokens of its prompt, for the worker process, which has the tokenizer.
+    """Options for tokenizing a prompt, for the worker process, which has the tokenizer.
 
     Args:
-        truncate_prompt_tokens: as in ``SamplingParams``, which say it where this does not.
+        truncate_prompt_tokens: as in ``SamplingParams``, which apply if this is None.
         add_special_tokens: those that the model expects around a text; None: around a text, but not around a chat,
             whose template writes its own.
-        truncation_side: what is cut off; "left" keeps the last tokens, "right" the first; None is "left".
+        truncation_side: side that is cut off; "left" keeps the last tokens, "right" the first; None is "left".
     """
 
     truncate_prompt_tokens: int | None = None
@@ -29,18 +29,18 @@ class Tokenization(msgspec.Struct, array_like=True, omit_defaults=True, frozen=T
 
 
 class Cut(msgspec.Struct, frozen=True, gc=False):
-    """At most ``num_tokens`` of a prompt are kept; the others are taken off ``side``."""
+    """A limit of ``num_tokens`` for a prompt; the others are removed from ``side``."""
 
     num_tokens: int
     side: str = LEFT
 
     def of(self, token_ids: list[int]) -> list[int]:
-        """What is kept of ``token_ids``."""
+        """Return the tokens that remain of ``token_ids``."""
         return token_ids[-self.num_tokens :] if self.side == LEFT else token_ids[: self.num_tokens]
 
 
 def check_truncation(truncate_prompt_tokens: Any) -> None:
-    """Raises ``ValidationError`` unless it is -1, or a number of tokens from 1."""
+    """Raise ``ValidationError`` unless it is -1, or a number of tokens from 1."""
     is_number = isinstance(truncate_prompt_tokens, int) and not isinstance(truncate_prompt_tokens, bool)
     if not is_number or not (truncate_prompt_tokens == MODEL_LENGTH or 1 <= truncate_prompt_tokens < 2**31):
         raise ValidationError(
@@ -50,10 +50,10 @@ def check_truncation(truncate_prompt_tokens: Any) -> None:
 
 
 def num_kept(truncate_prompt_tokens: int, max_model_len: int, num_output_tokens: int) -> int:
-    """Return how many tokens of a prompt are kept.
+    """Return how many tokens of a prompt remain.
 
     Args:
-        num_output_tokens: that -1 leaves room for; 0 of a prompt that is pooled.
+        num_output_tokens: output tokens that -1 reserves; 0 for a prompt that is pooled.
 
     Raises:
         ValidationError: it is more than the model takes, or -1 leaves no token of the prompt.

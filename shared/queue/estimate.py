@@ -26,11 +26,11 @@ import msgspec
 
 from .state import BandState, LaneState, Limits, QueueState, Rates
 
-# Nobody knows what comes tomorrow: a longer wait is unknown.
+# A longer wait is unknown, because arrivals cannot be predicted.
 HORIZON_S = 24 * 3600.0
 # Between two moments of the fluids: the first of them, and as a share of the time that has passed.
 _STEP_S, _STEP_SHARE = 0.1, 0.03
-# What a lane asks for changes the work of its requests by so much, against those that were served of its band.
+# Factor by which the requested tokens of a lane change the work of its requests, compared with its band's.
 _MOST_SIZE = 4.0
 # Moments at which the age of a band's oldest request is computed.
 _HEAD_STEPS = 12
@@ -39,21 +39,21 @@ _MAX_LANES = 12
 
 
 class _Work(msgspec.Struct, frozen=True):
-    """A request of a band: seconds of a slot, tokens that are computed, and tokens that are asked for."""
+    """Work of a band's request: seconds of a slot, computed tokens, and requested tokens."""
 
     held_s: float
     computed_tokens: float
     tokens: float
 
     def size(self, depth: int, num_tokens: int) -> float:
-        """How much larger than the mean request those are that ask for ``num_tokens``."""
+        """Return how much larger than the mean request one of ``num_tokens`` is."""
         if not depth or not num_tokens or not self.tokens:
             return 1.0
         return min(_MOST_SIZE, max(1 / _MOST_SIZE, num_tokens / depth / self.tokens))
 
 
 class Estimator:
-    """Waits in a queue, from one look at it."""
+    """Waits in a queue, from one snapshot of it."""
 
     def __init__(self, state: QueueState) -> None:
         self._state = state
@@ -79,7 +79,7 @@ class Estimator:
         return self._num_slots * sum(one.tokens for one in rates) / held_s if held_s > 0 else 0.0
 
     def band_s(self, band: str) -> float | None:
-        """Wait of a request that has just come, in the middle of its band: half of them wait for less.
+        """Return the wait of a new request in the middle of its band: half of them wait for less.
 
         Without lanes, as if all tenants were one.
         """
@@ -172,7 +172,7 @@ class _Coming:
 
 
 class _Turn:
-    """The turn of a request: the virtual time at which its lane comes to it, and what its band serves before."""
+    """The turn of a request: the virtual time of its lane, and the work that its band serves before."""
 
     def __init__(self, band: BandState, work: _Work, lane: LaneState, num_ahead: int) -> None:
         self._work = work
@@ -189,7 +189,7 @@ class _Turn:
         ]
 
     def _part(self, other: LaneState, arrivals_per_s: float) -> tuple[float, float, float]:
-        """Of another lane: tokens up to this turn, tokens that wait, and tokens that come in a second."""
+        """Return of another lane: tokens up to this turn, waiting tokens, and arriving tokens per second."""
         tokens = _request_tokens(self._work, other)
         ahead = self._at - (other.virtual_time or 0.0)
         # It starts whole requests, so half a request beyond on the average.
@@ -197,7 +197,7 @@ class _Turn:
         return most, other.depth * tokens, arrivals_per_s * tokens
 
     def needed_s(self, after_s: float) -> float:
-        """Work that the band does before, if the turn comes after so long."""
+        """Return the work that the band does before, if the turn comes after this time."""
         before = sum(min(most, waiting + per_s * after_s) for most, waiting, per_s in self._others)
         tokens = self._own_tokens + self._scale * before + self._new_per_s * after_s
         return tokens * self._work.held_s / self._work.computed_tokens
@@ -212,7 +212,7 @@ def _turn_at(band: BandState, work: _Work, lane: LaneState, num_ahead: int) -> f
 
 
 class _Shares:
-    """How much work each band can have had done at a time from now on, if something of it waits until then."""
+    """The work that each band can have done by a time, if some of its requests wait until then."""
 
     def __init__(self, state: QueueState, works: Sequence[_Work], num_slots: float) -> None:
         self._state = state
@@ -336,7 +336,7 @@ def _head_ages(band: BandState) -> list[tuple[float, float]]:
 
 
 def _works(state: QueueState) -> list[_Work]:
-    """What a request of each band is; of a band of which none has ended as of the mean. Empty if none has at all."""
+    """Return the work of a request of each band; the mean if none of the band has ended. Empty if none has at all."""
     rates = [band.rates for band in state.bands]
     whole = sum(rates, Rates())
     return [_work(one if one.ended > 0 else whole, state.held_share) for one in rates] if whole.ended > 0 else []

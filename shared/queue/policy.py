@@ -1,6 +1,6 @@
-"""How a model's queue orders and bounds its requests. Kept in Redis as JSON, which the scripts read by field name.
+"""Policies of a model's queue: order and limits of its requests. JSON in Redis; the scripts read fields by name.
 
-A field that an older version did not write has its default; ``None`` is no limit.
+A field that an older version did not write has its default; ``None`` means no limit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BAND_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 
 class OverQuota(enum.StrEnum):
-    """What becomes of a request of a tenant that is over a quota."""
+    """Treatment of a request of a tenant that is over a quota."""
 
     WAIT = "wait"
     REFUSE = "refuse"
@@ -39,16 +39,16 @@ class Order(enum.StrEnum):
 
 
 class TenantPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a tenant may have.
+    """Share and limits of a tenant.
 
     Args:
-        weight: its share of the tokens against other tenants of a band that wait, positive.
-        requests_per_minute: most requests that start within any minute.
-        tokens_per_minute: most tokens, prompt and output, within any minute; the last request may go beyond it.
-        max_concurrent_requests: most requests that have started and not ended.
+        weight: its share of the tokens relative to other waiting tenants of a band, positive.
+        requests_per_minute: max requests that start within any minute.
+        tokens_per_minute: max tokens, prompt and output, within any minute; the last request may exceed it.
+        max_concurrent_requests: max requests that have started and not ended.
         over_quota: whether requests beyond these three wait, or are refused with ``QuotaExceededError``.
-        max_queue_depth: most requests that wait; more are refused with ``QueueFullError``.
-        max_queue_tokens: most tokens that wait, prompt and ``max_tokens``.
+        max_queue_depth: max waiting requests; more are refused with ``QueueFullError``.
+        max_queue_tokens: max waiting tokens, prompt and ``max_tokens``.
 
     Raises:
         ValidationError: a value is out of range; the message names the field.
@@ -71,30 +71,30 @@ class TenantPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValidationError(f"over_quota must be 'wait' or 'refuse', got {shown(self.over_quota)}")
 
     def encode(self) -> bytes:
-        """JSON bytes, every field in them."""
+        """Return the policy as JSON with all fields."""
         return msgspec.json.encode(self)
 
 
 class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the requests of a model wait.
+    """Order, limits and retention of a model's requests.
 
     Args:
         bands: names of the priority bands, the most urgent first.
-        default_band: of requests that name none.
-        ageing_s: a request that has waited so long counts as of the next higher band, after twice as long of the one
-            above that, and so on. None: it never does, and a low band may starve.
-        strictness: of the tokens that go to a band while work below it has aged, the share that stays with the band,
-            in (0, 1]; the rest goes below. With 1 bands are strict, and a low band may starve.
+        default_band: band of requests that name none.
+        ageing_s: a request that has waited for this long counts as one of the next higher band, after twice as long of
+            the one above that, and so on. None: it never does, and a low band may starve.
+        strictness: share of its tokens that a band retains while requests below it have aged, in (0, 1]; the rest goes
+            to the lower bands. With 1, bands are strict, and a low band may starve.
         order: inside a lane, "fcfs" or "edf".
-        max_queue_depth: most requests that wait; more are refused with ``QueueFullError``.
-        max_queue_tokens: most tokens that wait, prompt and ``max_tokens``.
-        tenant: of every tenant that has no policy of its own.
-        warm_ttl_s: for how long it is known which engine has served a conversation, positive. None: not at all, and
+        max_queue_depth: max waiting requests; more are refused with ``QueueFullError``.
+        max_queue_tokens: max waiting tokens, prompt and ``max_tokens``.
+        tenant: policy of every tenant that has none of its own.
+        warm_ttl_s: how long the engine of a conversation is remembered, positive. None: not at all, and
             conversations go to any engine.
         affinity_ms: how long other engines leave a request to the one that has its conversation in its cache, while
-            that has room for it, in [0, 60000]. With 0 that engine is woken for it, and nobody waits.
-        events_kept: how many events of requests the model keeps, about, in [0, 10000000]; with 0 none are written, and
-            nothing is known of a request but its state.
+            that has capacity, in [0, 60000]. With 0 that engine is woken for it, but no other one waits.
+        events_kept: about how many events of requests the model retains, in [0, 10000000]; with 0 none are written, and
+            only the state of a request is known.
 
     Raises:
         ValidationError: a value is out of range; the message names the field.
@@ -138,12 +138,12 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _check_number("events_kept", self.events_kept, 0, MAX_EVENTS_KEPT)
 
     def encode(self) -> bytes:
-        """JSON bytes, every field in them."""
+        """Return the policy as JSON with all fields."""
         return msgspec.json.encode(self)
 
 
 def decode_policy(data: bytes, kind: type[P]) -> P:
-    """The inverse of ``encode``.
+    """Return the policy of ``encode``.
 
     Raises:
         ConfigurationError: a field is unknown or of the wrong type, as a newer version may write it, or it is no JSON.

@@ -1,6 +1,6 @@
-"""What requests live through: one event for each move that a script makes, and what is known of a request from them.
+"""Events of requests, one for each move that a script makes, and summaries of requests from them.
 
-The scripts write an event as lines (``events.lua``); fields are only appended, and carry a default.
+The scripts write an event as lines (``events.lua``); new fields are only appended, and have a default.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from .request_state import RequestState
 
 
 class EventKind(StrEnum):
-    """What happened. The five ends have the names of their states."""
+    """Kind of event. The five ends have the names of their states."""
 
     QUEUED = "queued"
     REPLAYED = "replayed"
     CLAIMED = "claimed"
-    # By its engine, which drains, sleeps or was paused; after the death of its engine; with more of its input there.
+    # Released by its engine, which drains, sleeps or was paused; after the death of its engine; or for more input.
     HANDED_BACK = "handed_back"
     RECLAIMED = "reclaimed"
     CONTINUED = "continued"
@@ -33,7 +33,7 @@ class EventKind(StrEnum):
 
     @property
     def state(self) -> RequestState:
-        """The state that the request has from then on."""
+        """State of the request after the event."""
         return RequestState.QUEUED if self in _BACK_IN_LINE else RequestState(self.value)
 
 
@@ -41,7 +41,7 @@ _BACK_IN_LINE = (EventKind.REPLAYED, EventKind.HANDED_BACK, EventKind.RECLAIMED,
 
 
 class EventLines(msgspec.Struct, frozen=True, kw_only=True):
-    """The lines of an event, in their order; what a move does not say has its default."""
+    """The lines of an event, in order; a line that a move does not write has its default."""
 
     version: int = 1
     kind: EventKind
@@ -57,18 +57,18 @@ class EventLines(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One move of a request. It holds nothing of prompt or output.
+    """One move of a request, without its prompt or output.
 
     Args:
-        event_id: its place among the events of the model; grows.
+        event_id: id among the events of the model, increasing.
         at: Unix time in seconds, by the clock of Redis.
-        num_output_tokens: logged so far; where an engine takes over, the tokens that it goes on behind.
-        engine_id: who claimed it, or who held it until then.
-        epoch: what a claim gave it.
-        cause: why: the reason or the error's code of an end, what an engine died of.
-        num_attempts: engines so far, of a claim and an end.
-        num_prompt_tokens, max_tokens: of an entry into the line, where the first may be an estimate, and of an end.
-        waited_s, took_s: of an end: from its arrival to its first claim, and from there on. With streamed input, of
+        num_output_tokens: tokens logged so far; a new engine continues after them.
+        engine_id: engine that claimed it, or held it until then.
+        epoch: epoch of a claim.
+        cause: reason or error code of an end, or the cause of an engine's death.
+        num_attempts: engines so far, for a claim and an end.
+        num_prompt_tokens, max_tokens: for an enqueue, where the first may be an estimate, and an end.
+        waited_s, took_s: for an end: from its arrival to its first claim, and since then. With streamed input, for
             the last segment.
     """
 
@@ -90,24 +90,24 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> RequestState:
-        """The state that the request has from then on."""
+        """State of the request after the event."""
         return self.kind.state
 
     @property
     def place(self) -> tuple[int, ...]:
-        """Its id as what can be compared."""
+        """Its id in a form that can be compared."""
         return tuple(int(part) for part in self.event_id.split("-"))
 
 
 class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a list tells of one request, also after its result has expired.
+    """Entry of a request in a list, also after its result has expired.
 
     Args:
-        at: Unix time in seconds of its last move that is known; of what waits, of its arrival.
-        arrived_at, started_at, ended_at: Unix times in seconds; None where not known, or not yet.
-        engine_id: who runs it, or ran it last.
-        cause: why it ended.
-        num_prompt_tokens: an estimate until its end, where the prompt is text.
+        at: Unix time in seconds of its last known move; of its arrival, while it waits.
+        arrived_at, started_at, ended_at: Unix times in seconds; None if unknown, or not yet.
+        engine_id: engine that runs it, or ran it last.
+        cause: reason of its end.
+        num_prompt_tokens: an estimate until its end, if the prompt is text.
     """
 
     request_id: str
@@ -129,7 +129,7 @@ class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
 def decode_event(
     event_id: str, lines: bytes, *, request_id: str, tenant: str = "", band: str = ""
 ) -> RequestEvent | None:
-    """Return an event as the scripts wrote it; None of what is none, or is of a kind that a newer version writes."""
+    """Return an event of the scripts; None if it cannot be read, or is of a kind of a newer version."""
     words = zip(EventLines.__struct_fields__, lines.decode(errors="replace").split("\n"), strict=False)
     try:
         told = msgspec.convert({name: word for name, word in words if word}, EventLines, strict=False)
@@ -156,7 +156,7 @@ def decode_event(
 
 
 def decode_entry(entry: Sequence[Any]) -> RequestEvent | None:
-    """Return the event of an entry of the model's stream; None of what is none."""
+    """Return the event of an entry of the model's stream; None if it has none."""
     event_id, flat = entry
     parts = flat[1].split(b"\n", 3)
     if len(flat) != 2 or len(parts) != 4:
@@ -166,7 +166,7 @@ def decode_entry(entry: Sequence[Any]) -> RequestEvent | None:
 
 
 def summary_of(event: RequestEvent) -> RequestSummary:
-    """Return what the last event of a request tells of it."""
+    """Return the summary of a request from its last event."""
     is_end = event.state.is_end
     started_at = event.at - event.took_s if event.num_attempts else None
     arrived_at = event.at - event.took_s - event.waited_s

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class RequestState(StrEnum):
-    """Where a request is.
+    """State of a request.
 
     It waits (``QUEUED``), an engine holds it (``CLAIMED``), or it has answered all the input that it has so far
     (``AWAITING_INPUT``). The other five are ends: ``PARKED`` is the dead letter, from which it can be replayed.
@@ -24,14 +24,14 @@ class RequestState(StrEnum):
 
     @property
     def is_end(self) -> bool:
-        """Whether it has ended: nothing follows but a replay, which is a new life."""
+        """Whether it is an end: only a replay may follow, which starts the request anew."""
         return self not in MOVES
 
 
 _STOPPED = (RequestState.FAILED, RequestState.CANCELLED, RequestState.EXPIRED, RequestState.PARKED)
 
-# From each state that is no end, those that may follow. The scripts refuse every other move (``move`` in lib.lua).
-# A life begins as QUEUED: by an enqueue, or by the replay of a parked request, whose record is made anew.
+# The states that may follow each state that is not an end. The scripts refuse every other move (``move`` in lib.lua). A
+# request begins as QUEUED: by an enqueue, or by the replay of a parked request, whose record is written anew.
 MOVES: Mapping[RequestState, tuple[RequestState, ...]] = {
     RequestState.QUEUED: (RequestState.CLAIMED, *_STOPPED),
     RequestState.CLAIMED: (RequestState.QUEUED, RequestState.AWAITING_INPUT, RequestState.FINISHED, *_STOPPED),
@@ -42,7 +42,7 @@ LIVE_STATES = frozenset(MOVES)
 
 
 def moves_as_lua() -> str:
-    """The table as Lua: ``MOVES[from][to]`` is true for an allowed move; an end has an empty row."""
+    """Return the table as Lua: ``MOVES[from][to]`` is true for an allowed move; an end has an empty row."""
     rows = (
         f"{state} = {{{', '.join(f'{to} = true' for to in MOVES.get(state, ()))}}}"  # names are Lua's as well
         for state in RequestState

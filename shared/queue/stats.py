@@ -1,4 +1,4 @@
-"""What the queue says of itself, for people and programs."""
+"""Statistics of a queue, for people and programs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class LaneStats(msgspec.Struct, frozen=True, kw_only=True):
     depth: int
     num_tokens: int
     oldest_age_s: float
-    # About how long the newest of them is going to wait, as in ``QueueStats``.
+    # Estimated wait of the newest of them, as in ``QueueStats``.
     estimated_wait_s: float | None
 
 
 class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One tenant. ``num_running`` counts what has started and not ended.
+    """Statistics of one tenant. ``num_running`` counts requests that have started and not ended.
 
     ``blocked_for_s`` is 0 within its quotas, else how long it is over one; ``inf``: until one of its requests ends.
     """
@@ -36,7 +36,7 @@ class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BandStats(msgspec.Struct, frozen=True, kw_only=True):
-    """All tenants of one band; ``num_tenants`` counts those that are within their quotas."""
+    """Statistics of all tenants of one band; ``num_tenants`` counts those within their quotas."""
 
     band: str
     depth: int
@@ -47,25 +47,25 @@ class BandStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One model's queue.
+    """Statistics of one model's queue.
 
     Args:
-        paused_at: Unix time in seconds since when nothing is handed out; None if the queue is open.
-        depth: requests that wait, those included that wait for their next engine (``num_returned``).
-        num_tokens: of those that were never claimed: prompts and ``max_tokens``.
-        oldest_age_s: of the first of all lanes whose tenants are within their quotas.
-        estimated_wait_s: about how long a request that comes now is going to wait in the default band
+        paused_at: Unix time in seconds since when no request is claimed; None if the queue is not paused.
+        depth: waiting requests, including those that wait for their next engine (``num_returned``).
+        num_tokens: prompts and ``max_tokens`` of those that were never claimed.
+        oldest_age_s: age of the oldest request of tenants within their quotas.
+        estimated_wait_s: estimated wait of a request that arrives now in the default band
             (``shared/queue/estimate.py``). Half of them wait for less, since tenants differ; of several partitions it
             is the mean. None while the queue is paused, no engine claims, none has ended a request yet, or bands above
             leave it nothing.
-        requests_per_s: that ended in the last half minute or so, with ``tokens_per_s`` (prompts and ``max_tokens``);
+        requests_per_s: rate of ends in the last half minute or so, with ``tokens_per_s`` (prompts and ``max_tokens``);
             both fall to zero while nothing is served.
-        tenants: empty unless asked for.
+        tenants: empty unless requested.
         num_awaiting_input: resumable requests that neither wait nor run: they have answered all the input they have.
         num_warm: requests so far whose conversation an engine had in its cache when they came; ``num_warm_kept`` of
             them went to that engine.
-        num_engines: that live and claim.
-        full_tokens_per_s: as ``tokens_per_s``, if all of these engines were full; 0 while that is unknown.
+        num_engines: live engines that claim.
+        full_tokens_per_s: ``tokens_per_s`` if all of these engines were full; 0 while unknown.
     """
 
     model: str
@@ -98,14 +98,14 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one request stands.
+    """State of one request.
 
     Args:
         position: requests of its tenant and band before it, 0 for the next; at most so many, since some may have been
             cancelled. None if it does not wait.
         estimated_start_s: in about how many seconds it is going to start; None if it does not wait, or as
             ``QueueStats.estimated_wait_s``.
-        num_attempts: engines it was handed to so far.
+        num_attempts: number of claims so far.
         deadline: Unix time in seconds at which it expires; None without one.
         num_engines: that serve its model, or start to; with 0 it waits until one does. None where nobody has counted.
     """

@@ -1,1 +1,1 @@
-"""What engines count and measure, as it travels."""
+"""Counts and measurements of engines, as they are sent."""

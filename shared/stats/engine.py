@@ -1,7 +1,7 @@
-"""What one request, one step and one engine took: figures for callers, metrics and dashboards.
+"""Times and counts of requests, steps and engines, for callers, metrics and dashboards.
 
-Times of a request are ages by Redis's clock at its claim, carried on by the clock of the engine's host: no two hosts'
-clocks are compared. Same rules as for messages: new fields are only appended and carry a default.
+Times of a request are ages by Redis's clock at its claim, continued by the clock of the engine's host: no two hosts'
+clocks are compared. The rules of messages hold: new fields are only appended and have a default.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from .kv_offload import KVOffloadStats
 
 
 class RequestStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
-    """Where the time of one request went. It comes with the first delta, and whole with the last.
+    """Times of one request. Sent with the first delta, and complete with the last.
 
-    Of streamed input each segment has its own, from when its chunk could be answered.
+    With streamed input each segment has its own, from when its chunk could be answered.
 
     Args:
-        queue_time_s: from its arrival in Redis to the first step that computed some of it.
+        queue_time_s: from its arrival in Redis to the first step that computed a part of it.
         prefill_time_s: from there to its first output token.
-        decode_time_s: from the first output token to the last; where an engine died in between, that is in it.
+        decode_time_s: from the first output token to the last, including the time of an engine's death in between.
         time_to_first_token_s: the first two together.
         inter_token_latency_s: mean over its output tokens; 0 with less than two.
         latency_s: from its arrival to this delta.
-        num_preemptions: how often it lost its place in the KV cache of the engine that ended it.
+        num_preemptions: how often the engine that ended it removed it from its KV cache.
         num_deliveries: how many times an engine has claimed it.
     """
 
@@ -52,13 +52,13 @@ class RequestStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=T
 
 
 class StepStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
-    """What one step of an engine did.
+    """Counts and times of one step of an engine.
 
     ``num_prefill_tokens`` are those of requests that lacked more than one token, ``num_decode_tokens`` those of the
-    others, guesses included.
+    others, including draft tokens.
     ``num_context_tokens`` are those in the cache that the others looked back at, and ``num_prefill_pairs`` the pairs of
     a prefilled token and one that it looked back at. ``cpu_time_s`` is what the core's thread computed of the step's
-    time: the rest it waited, for a device or for a processor that others had.
+    time: the rest of the time it waited for a device, or for a busy processor.
     """
 
     num_reqs: int = 0
@@ -86,7 +86,7 @@ class Histogram(msgspec.Struct, omit_defaults=True):
 
     @classmethod
     def of(cls, bounds: tuple[float, ...]) -> Histogram:
-        """An empty one."""
+        """Return an empty one."""
         return cls(bounds, [0] * (len(bounds) + 1))
 
     @property
@@ -98,7 +98,7 @@ class Histogram(msgspec.Struct, omit_defaults=True):
         self.sum += value * times
 
     def merged(self, other: Histogram) -> Histogram:
-        """Return both as one. They may have other bounds: of another version; each count keeps its own upper bound."""
+        """Return both as one. Bounds may differ between versions; each count keeps its upper bound."""
         counts: Counter[float] = Counter()
         for histogram in (self, other):
             if histogram.counts:
@@ -107,7 +107,7 @@ class Histogram(msgspec.Struct, omit_defaults=True):
         return Histogram(tuple(bounds), [counts[bound] for bound in (*bounds, math.inf)], self.sum + other.sum)
 
     def cumulative(self) -> list[tuple[str, int]]:
-        """Return, by upper bound as text ("+Inf" the last), how many values are at most that: as Prometheus counts."""
+        """Return, by upper bound as text ("+Inf" the last), how many values are at most that, as in Prometheus."""
         bounds = (*map(str, self.bounds), "+Inf")
         return list(zip(bounds, itertools.accumulate(self.counts), strict=True))
 
@@ -122,23 +122,23 @@ class Histogram(msgspec.Struct, omit_defaults=True):
 
 
 class EngineStats(msgspec.Struct, omit_defaults=True):
-    """What an engine's worker process has counted since it began; every figure only grows.
+    """Counts of an engine's worker process since its start. All of them only increase.
 
     Args:
         num_finished: requests that ended here, by finish reason; not those whose streamed input ended between two
             segments, when no engine holds them.
-        num_prompt_tokens, num_cached_tokens: of prompts, counted with the first token, at the engine that made it;
+        num_prompt_tokens, num_cached_tokens: prompt tokens, counted at the engine that generates the first token;
             the latter were in its KV cache. A resumed request is not counted again.
         num_output_tokens: as this engine generates them.
-        prefix_cache_queries, prefix_cache_hits: tokens looked for, and found, in the KV cache.
+        prefix_cache_queries, prefix_cache_hits: tokens looked up, and present, in the KV cache.
         num_prefill_tokens, num_decode_tokens: computed; recomputed ones count again.
         token_time_s: mean time between tokens, one value for each request of at least two.
         inference_time_s: prefill and decode together.
-        num_prompt_tokens_of, num_output_tokens_of: of each request that ended, those of former engines included.
+        num_prompt_tokens_of, num_output_tokens_of: per ended request, including tokens of former engines.
         num_step_tokens: computed by each step.
-        num_draft_tokens, num_accepted_tokens: guessed by the engine, and guessed right.
-        kv_offload: of blocks kept beside the KV cache, if any are.
-        images: of an engine that reads some.
+        num_draft_tokens, num_accepted_tokens: draft tokens of the engine, and accepted ones.
+        kv_offload: counts of blocks stored outside the KV cache, if any are.
+        images: counts of an engine that reads images.
 
     The histograms of requests count each segment of a streamed input, so they may hold more than ``num_finished``.
     """

@@ -1,4 +1,4 @@
-"""What an engine's steps were, one after the other, as a file keeps it: for those who fit how fast an engine is."""
+"""The steps of an engine in order, as a file, to fit a model of its speed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class RecordedStep(msgspec.Struct, frozen=True, gc=False):
-    """One step.
+    """Time and counts of one step.
 
     Args:
         ended_s: by the host's monotonic clock, which all engines of a host share.
@@ -27,12 +27,12 @@ class RecordedStep(msgspec.Struct, frozen=True, gc=False):
 
 
 def encode_steps(steps: Iterable[RecordedStep]) -> bytes:
-    """Lines of JSON, one for each step."""
+    """Return lines of JSON, one for each step."""
     return _encoder.encode_lines(steps)
 
 
 def decode_steps(data: bytes) -> list[RecordedStep]:
-    """Raises ``ConfigurationError`` of what is no such file; a last line that was cut off is left out."""
+    """Return the steps of a file. Raises ``ConfigurationError`` for other files; an incomplete last line is ignored."""
     whole = data[: data.rfind(b"\n") + 1]
     try:
         return msgspec.json.Decoder(RecordedStep).decode_lines(whole)

@@ -1,1 +1,1 @@
-"""Which engines form a data-parallel group, and in which generation of it: a hash in Redis (decision 0088)."""
+"""The engines of a data-parallel group, by its generations: a hash in Redis (decision 0088)."""

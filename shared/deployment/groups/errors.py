@@ -1,4 +1,4 @@
-"""What may be wrong with a group; part of ``errors``, whose tree has these too."""
+"""Errors of a group; part of the tree in ``errors``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from ...errors import EngineDeadError, EngineStateError
 
 
 class GroupBrokenError(EngineDeadError):
-    """The ranks of a group do not compute together any more: one is gone, hangs, or is somewhere else."""
+    """The ranks of a group no longer compute together: one has exited, hangs, or is in another step."""
 
     code = "group_broken"
 
 
 class GroupSizeError(EngineStateError):
-    """A group cannot have that many ranks."""
+    """The group cannot have this number of ranks."""
 
     code = "group_size"

@@ -1,8 +1,8 @@
 """Joins engines to the generations of a group, and fences the ranks of a generation that is over.
 
-A group is what engines of one model call by one name. A *generation* of it is one set of ranks that compute together,
-from their rendezvous until one of them is gone. Redis numbers generations, gives out ranks, and refuses those of an
-earlier one; nobody leads. The engines of the next one are whoever comes first.
+A group is a name that engines of one model share. A *generation* of it is one set of ranks that compute together, from
+their rendezvous until one of them leaves. Redis numbers generations, assigns ranks, and refuses those of an earlier
+generation; no process leads. The next generation consists of the engines that come first.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ...redis_access.script import Script, load_scripts
 from ...values.shown import shown
 from .errors import GroupSizeError
 
-# An engine that stands by for a place says so each second.
+# A standby engine renews its place each second.
 STANDBY_MS = 5_000
-# By how much a rank that serves may be late before a newcomer takes it for gone: its supervisor ends it sooner.
+# How late a serving rank may be before a newcomer counts it as gone: its supervisor ends it sooner.
 PATIENCE_MS = 15_000
 
 
@@ -28,7 +28,7 @@ SCRIPTS: dict[str, Script] = load_scripts(__name__.rpartition(".")[0], ("join", 
 
 
 class Standing(enum.StrEnum):
-    """How a rank's generation is, as it is told at a renewal."""
+    """State of a rank's generation, as of a renewal."""
 
     OK = "ok"
     LEAVE = "leave"
@@ -37,7 +37,7 @@ class Standing(enum.StrEnum):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A rank of a generation; ``size`` is how many it has when it is full."""
+    """A rank of a generation; ``size`` is the number of ranks when it is full."""
 
     generation: int
     rank: int
@@ -45,7 +45,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Renewal(msgspec.Struct, frozen=True):
-    """What a rank is told: how many have joined, of how many, and where the first rank is to be met ("" not yet)."""
+    """Result of a renewal: ranks that have joined, the group's size, and the first rank's address ("" if unknown)."""
 
     standing: Standing
     count: int
@@ -54,18 +54,18 @@ class Renewal(msgspec.Struct, frozen=True):
 
     @property
     def is_full(self) -> bool:
-        """Whether all ranks are known, and where they meet."""
+        """Whether all ranks have joined, and their address is known."""
         return self.standing is Standing.OK and self.count == self.size and bool(self.address)
 
 
 class Membership:
-    """One engine's dealings with one group.
+    """One engine's membership in one group.
 
-    All methods raise ``RedisUnavailableError`` when Redis stays away for longer than the connection retries. Each may
-    run twice.
+    All methods raise ``RedisUnavailableError`` when Redis is unavailable for longer than the connection retries. Each
+    may run twice.
 
     Args:
-        ttl_ms: a rank that has not been heard of for so long is gone.
+        ttl_ms: a rank without a renewal for this long has left.
     """
 
     def __init__(
@@ -77,29 +77,29 @@ class Membership:
         self._ttl_ms = ttl_ms
 
     async def join(self, size: int) -> Place | None:
-        """Take a rank of the present generation, or of a new one; None where all are taken by engines that live.
+        """Take a rank of the current generation, or of a new one; None if live engines have all ranks.
 
         Args:
-            size: of a group that has had no other yet, or was left by all.
+            size: size of a group that has none yet, or that all ranks have left.
         """
         args = [self._engine_id, size, self._ttl_ms, STANDBY_MS, PATIENCE_MS]
         status, generation, rank, size = await self._run("join", args)
         return Place(int(generation), rank, size) if status == b"joined" else None
 
     async def renew(self, place: Place, *, address: str = "", serves: bool = False, num_experts: int = 0) -> Renewal:
-        """Say that this rank lives.
+        """Renew this rank.
 
         Args:
-            address: where the ranks are to meet, if this is the first.
+            address: rendezvous address of the ranks, if this is the first one.
             serves: its model is loaded.
-            num_experts: of the model, once it serves.
+            num_experts: number of experts of the model, once it serves.
         """
         args = [self._engine_id, place.generation, place.rank, self._ttl_ms, address, int(serves), num_experts]
         standing, count, size, address_ = await self._run("renew", args)
         return Renewal(Standing(standing.decode()), count, size, address_.decode())
 
     async def finish(self, place: Place) -> bool:
-        """Say that a generation is over; False where a later one has begun."""
+        """End a generation. False if a later one has begun."""
         return bool(await self._run("finish", [place.generation]))
 
     async def _run(self, name: str, args: list[Any]) -> Any:
@@ -107,10 +107,10 @@ class Membership:
 
 
 async def resize_group(connection: CommandConnection, keys: ModelKeys, group: str, size: int) -> None:
-    """Have the next generation of a group begin now, with that many ranks; its requests are handed back meanwhile.
+    """Begin the next generation of a group with another number of ranks; its requests are requeued meanwhile.
 
     Raises:
-        GroupSizeError: there is no such group, there are fewer engines, or the model's experts cannot be divided so.
+        GroupSizeError: the group does not exist, has fewer engines, or the size does not divide the model's experts.
     """
     status, number = await connection.run_script(SCRIPTS["resize"], [keys.group(group)], [size, STANDBY_MS])
     if status == b"absent":
