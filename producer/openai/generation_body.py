@@ -196,27 +196,12 @@ def plain_options(body: _HasOptions) -> RequestOptions:
     return options
 
 
-# Fields with the same name and meaning in SamplingParams.
-_PLAIN_FIELDS = (
-    "n",
-    "temperature",
-    "top_p",
-    "max_tokens",
-    "stop",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "min_tokens",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "allowed_token_ids",
-    "bad_words",
-    "thinking_token_budget",
+# Sampling parameters that a body has in another form, or that are options of the request.
+_CONVERTED_FIELDS = {"seed", "repetition_detection", "structured_outputs", "truncate_prompt_tokens"}
+# Fields that ``SamplingParams`` has under the same name and with the same meaning.
+_PLAIN_FIELDS = tuple(
+    name
+    for name in GenerationBody.__struct_fields__
+    if name in SamplingParams.__struct_fields__ and name not in _CONVERTED_FIELDS
 )
 _GUIDED = ("json", "regex", "choice", "grammar", "whitespace_pattern")
