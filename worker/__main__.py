@@ -1,4 +1,4 @@
-"""``python -m penstock.worker``: the program ``worker``, whose name may be another's on somebody's PATH."""
+"""``python -m penstock.worker``: the program ``worker``, if the PATH has another program of that name."""
 
 import sys
 

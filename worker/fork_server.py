@@ -1,8 +1,8 @@
-"""A process that has imported what its children are made of, and forks them for who asks at its socket.
+"""A process that has imported the modules of its children, and forks a child for each request at its socket.
 
-Imports are most of the start of an engine core, and of a worker process; children that were forked share their memory.
-The server has one thread, touches no device and serves no request. It ends when its standard input does, which its
-supervisor holds, and its last child has.
+Imports are most of the start time of an engine core and of a worker process, and forked children share their memory.
+The server has one thread, uses no device and serves no inference requests. It exits when its standard input, which its
+supervisor holds, is closed and its last child has exited.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .forking import FORK_VERSION, ChildExited, ForkAnswer, Forked, ForkRequest,
 from .ipc import FrameSplitter, frame
 
 _READ_BYTES = 1 << 16
-# How long the next child of an engine waits for its last one, which was killed, to be gone and its memory with it.
+# How long the next child of an engine waits until the previous one, which was killed, has exited and freed its memory.
 _PREDECESSOR_TIMEOUT_S = 5.0
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 
@@ -35,15 +35,15 @@ _encoder = msgspec.msgpack.Encoder()
 
 @dataclass(frozen=True)
 class Kind:
-    """What a server forks.
+    """Kind of process that a server forks.
 
     Args:
-        name: in words.
-        request: what asks for one.
-        num_descriptors: that come with a request.
-        become: what a child does, with what it was asked for by and those descriptors; returns its exit status.
-        outlives_asker: whether it ends by itself when the connection does that asked for it. Any other is killed: no
-            one else may, without the danger of hitting a stranger with the same process id.
+        name: name for people.
+        request: type of its request.
+        num_descriptors: number of file descriptors in a request.
+        become: function of a child, called with the request and the descriptors; returns the exit status.
+        outlives_asker: whether the child notices the end of the requesting connection itself. Other children are killed
+            by the server: only the parent can be sure that a process id is not reused.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Kind:
 
 @dataclass(eq=False)
 class _Connection:
-    """Who asks, and its child once it has one."""
+    """Connection of a requesting process, and its child, if any."""
 
     socket: socket.socket
     splitter: FrameSplitter = field(default_factory=FrameSplitter)
@@ -65,7 +65,7 @@ class _Connection:
     pidfd: int = -1
 
     def answer(self, answer: ForkAnswer, descriptors: list[int] | None = None) -> None:
-        # A worker process that is gone is noticed by the end of its stream.
+        # The exit of a requesting process is noticed when its stream ends.
         with suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self.socket, [frame(_encoder.encode(answer))], descriptors or [])
 
@@ -76,13 +76,13 @@ class _Connection:
 
 
 class ForkServer:
-    """Answers who asks on ``listener`` until ``lifeline`` ends and no child is left.
+    """Server of requests on ``listener`` until ``lifeline`` ends and no child is left.
 
     Args:
-        listener: a listening Unix stream socket.
-        lifeline: a descriptor whose end means that nobody will ask any more.
-        kind: what it forks.
-        refusal: why nothing can be forked; empty if it can.
+        listener: listening Unix stream socket.
+        lifeline: descriptor whose end means that no more requests will arrive.
+        kind: kind of process to fork.
+        refusal: reason why no process can be forked; empty if it can.
     """
 
     def __init__(self, listener: socket.socket, lifeline: int, kind: Kind, refusal: str = "") -> None:
@@ -97,7 +97,7 @@ class ForkServer:
         self._connections: set[_Connection] = set()
 
     def run(self) -> None:
-        """Serve until there is nothing left to serve."""
+        """Serve until the lifeline has ended and no child is left."""
         while self._listener is not None or any(connection.pid for connection in self._connections):
             for key, _ in self._selector.select():
                 key.data()
@@ -126,23 +126,23 @@ class ForkServer:
             self._lose(connection)
             return
         for payload in connection.splitter.feed(data):
-            self._take(connection, payload)
+            self._handle(connection, payload)
 
     def _lose(self, connection: _Connection) -> None:
-        """Who asked is gone, or has what it wanted: a child that does not outlive it is not wanted any more."""
+        """Handle the end of a connection: kill its child, unless the child handles the end itself."""
         self._selector.unregister(connection.socket)
         connection.socket.close()
         connection.close_descriptors()
         if not connection.pid:
             self._connections.discard(connection)
         elif not self._kind.outlives_asker:
-            os.kill(connection.pid, signal.SIGKILL)  # it has not been waited for, so the id is still its own
+            os.kill(connection.pid, signal.SIGKILL)  # it has not been waited for, so its id is not reused
 
-    def _take(self, connection: _Connection, payload: bytes) -> None:
+    def _handle(self, connection: _Connection, payload: bytes) -> None:
         try:
             request = self._decoder.decode(payload)
         except msgspec.DecodeError as error:
-            connection.answer(NotForked(f"the fork server cannot read what it is asked for: {error}"))
+            connection.answer(NotForked(f"the fork server cannot decode the request: {error}"))
             return
         refusal = self._refusal
         if request.version != FORK_VERSION:
@@ -161,7 +161,7 @@ class ForkServer:
         connection.close_descriptors()
 
     def _end_predecessors(self, engine_id: str) -> bool:
-        """Kill what is left of an engine's earlier lives; False if one hangs in the kernel."""
+        """Kill the earlier processes of an engine. Returns False if one hangs in the kernel."""
         for connection in list(self._connections):
             if connection.request is None or connection.request.engine_id != engine_id or not connection.pid:
                 continue
@@ -170,13 +170,13 @@ class ForkServer:
                 ending.register(connection.pidfd, selectors.EVENT_READ)
                 if not ending.select(_PREDECESSOR_TIMEOUT_S):
                     return False
-            self._bury(connection)
+            self._handle_exit(connection)
         return True
 
     def _fork(self, connection: _Connection, request: ForkRequest) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        # A child that is told to stop before it heeds that is to end by it, as one that was started; not to ignore it.
+        # Block signals until the child has its own handlers, so that a stop request ends it and is not ignored.
         signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
         pid = os.fork()
         if pid == 0:
@@ -185,9 +185,9 @@ class ForkServer:
         connection.pid = pid
         connection.pidfd = os.pidfd_open(pid)
         connection.answer(Forked(pid), [connection.pidfd])
-        self._selector.register(connection.pidfd, selectors.EVENT_READ, lambda: self._bury(connection))
+        self._selector.register(connection.pidfd, selectors.EVENT_READ, lambda: self._handle_exit(connection))
 
-    def _bury(self, connection: _Connection) -> None:
+    def _handle_exit(self, connection: _Connection) -> None:
         _, status = os.waitpid(connection.pid, 0)
         self._selector.unregister(connection.pidfd)
         os.close(connection.pidfd)
@@ -198,9 +198,9 @@ class ForkServer:
             connection.answer(ChildExited(os.waitstatus_to_exitcode(status)))
 
     def _become(self, request: ForkRequest, descriptors: list[int]) -> int:
-        """In the child: let go of everything that is the server's, and be what a started one is."""
-        kept = [os.dup(descriptor) for descriptor in descriptors]
-        self._let_go()
+        """Run in the child: close the server's descriptors, set up the process as a new one, and run its function."""
+        own_descriptors = [os.dup(descriptor) for descriptor in descriptors]
+        self._close_server_descriptors()
         os.setsid()
         os.chdir(request.folder)
         os.environ.clear()
@@ -209,10 +209,10 @@ class ForkServer:
         for number in _STOPPING:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
-        return self._kind.become(request, kept)
+        return self._kind.become(request, own_descriptors)
 
-    def _let_go(self) -> None:
-        """Close what only the server may hold: an end of a stream is seen when its last holder has gone."""
+    def _close_server_descriptors(self) -> None:
+        """Close descriptors of the server, because a stream ends only when its last holder has closed it."""
         self._selector.close()
         if self._listener is not None:
             self._listener.close()
@@ -224,29 +224,29 @@ class ForkServer:
 
 
 def ignore_stops() -> None:
-    """Outlive whoever stops a whole process group: its supervisor is meant, and children finish what runs."""
+    """Ignore stop signals, which reach the whole process group but concern the supervisor; children must drain."""
     for number in _STOPPING:
         signal.signal(number, signal.SIG_IGN)
 
 
 def be_fork_server(listen_fd: int, kind: Kind, refusal: str = "") -> NoReturn:
-    """Serve on the inherited socket, now that everything is imported."""
-    # What is here now stays, and its pages stay shared: no collector of a child writes into them.
+    """Run the fork server on the inherited socket, after all imports."""
+    # Exclude present objects from garbage collection, so that children do not write to the shared pages.
     gc.collect()
     gc.freeze()
     ForkServer(socket.socket(fileno=listen_fd), sys.stdin.fileno(), kind, refusal).run()
-    # Nothing here wants to be taken down in order, and libraries complain when they are, unused.
+    # Without cleanup, because unused libraries log errors during it.
     os._exit(0)
 
 
 def take_streams(streams: Sequence[int]) -> None:
-    """Make descriptors the standard input, output and error."""
+    """Use ``streams`` as standard input, output and error."""
     for number, source in enumerate(streams):
         os.dup2(source, number)
         os.close(source)
 
 
 def name_process(name: str) -> None:
-    """What ``ps`` and ``top`` show; a name of more than 15 bytes is cut."""
+    """Set the name that ``ps`` and ``top`` show; names longer than 15 bytes are cut."""
     with suppress(OSError), open("/proc/self/comm", "w") as comm:
         comm.write(name)

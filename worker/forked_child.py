@@ -1,4 +1,4 @@
-"""What a child that was forked does in the place of its parent's work."""
+"""Run a function in a forked child instead of the parent's code."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import NoReturn
 
 
 def be_child(work: Callable[[], int]) -> NoReturn:
-    """Do ``work`` and end with the status that it returns or exits with; with 1, and a traceback, if it raises.
+    """Run ``work`` and exit with the status that it returns or exits with; with 1 and a traceback if it raises.
 
-    Whatever the parent's own frames and exit handlers would do is not the child's to do.
+    The parent's frames and exit handlers do not run in the child.
     """
     status = 1
     try:

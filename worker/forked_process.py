@@ -1,4 +1,4 @@
-"""A process that somebody else has forked: asked for at a socket, signalled and waited for by descriptors."""
+"""A process forked by a fork server: requested at a socket, signalled and awaited by descriptors."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _READ_BYTES = 1 << 12
 
 
 class NotForkedError(Exception):
-    """The fork server is away, silent or unable; who asked starts it the ordinary way."""
+    """The fork server is unreachable, does not answer or refuses; start the process without it."""
 
 
 async def fork_process(
     fork_server: str, request: ForkRequest, descriptors: Sequence[int], timeout_s: float
 ) -> ForkedProcess:
-    """Ask at the socket ``fork_server`` for a process, and return it once it is there.
+    """Request a process at the socket ``fork_server``, and return it once it exists.
 
     Args:
-        descriptors: that go with ``request``, in its order; they stay open here.
+        descriptors: file descriptors of ``request``, in its order; they stay open here.
 
     Raises:
-        NotForkedError: there is none, for the reason that it tells.
+        NotForkedError: the process was not forked; has the reason.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -60,10 +60,10 @@ class ForkedProcess:
     """A core or worker process whose parent is the fork server.
 
     Args:
-        connection: a connection on which it was asked for. Its end kills a core, so it is held as long as this.
+        connection: connection on which it was requested. Its end kills a core, so it stays open with this object.
 
     Attributes:
-        answered: the fork server has forked, refused, or gone.
+        answered: set when the fork server has forked the process, refused, or exited.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -80,23 +80,23 @@ class ForkedProcess:
         self._loop.add_reader(connection, self._read)
 
     def raise_refusal(self) -> None:
-        """Raise what keeps it from being, if it is not."""
+        """Raise ``NotForkedError`` if the process was not forked."""
         if self._refusal:
             raise NotForkedError(self._refusal)
 
     async def wait(self) -> int:
-        """Return its exit status as ``Popen.returncode``, once it has ended.
+        """Wait for its exit and return the exit status as ``Popen.returncode``.
 
-        One that outlived its fork server is said to have been killed, as that was.
+        A process that outlived its fork server is reported as killed, since its status is unknown.
         """
         await self._ended.wait()
         return -signal.SIGKILL if self._returncode is None else self._returncode
 
     def send_signal(self, number: int, /) -> None:
-        """Any signal; the descriptor names this process even when its id is another's.
+        """Send a signal, by descriptor, so that a reused process id is never signalled.
 
         Raises:
-            ProcessLookupError: it has ended.
+            ProcessLookupError: the process has exited.
         """
         if self._pidfd < 0:
             raise ProcessLookupError("the process has ended")
@@ -115,9 +115,9 @@ class ForkedProcess:
             self._lose_server()
             return
         for payload in self._splitter.feed(data):
-            self._take(self._decoder.decode(payload))
+            self._handle(self._decoder.decode(payload))
 
-    def _take(self, answer: ForkAnswer) -> None:
+    def _handle(self, answer: ForkAnswer) -> None:
         if isinstance(answer, Forked):
             self.pid = answer.pid
         elif isinstance(answer, NotForked):
@@ -128,7 +128,7 @@ class ForkedProcess:
         self.answered.set()
 
     def _lose_server(self) -> None:
-        """The fork server is gone; its child may live on, and its descriptor tells of its end."""
+        """Handle the exit of the fork server. Its child may continue, and its descriptor shows its exit."""
         self._loop.remove_reader(self._connection)
         if self._pidfd < 0:
             self._refusal = self._refusal or "the fork server ended"

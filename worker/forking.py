@@ -1,37 +1,37 @@
-"""What is said to a fork server, and by it, when an engine core or a worker process is to be forked.
+"""Messages between a fork server and the processes that request an engine core or a worker process.
 
 worker process, or its supervisor                      fork server
 ForkCore + channel, progress, trace, out, err
   | ForkWorker + in, out, err                   ──▶
                                                 ◀──    Forked(pid) + pidfd | NotForked(reason)
                                                 ◀──    ChildExited(returncode)
-(end of the stream: nobody wants the core any more, and the server kills it; a worker process knows by its life line)
+(end of the stream: the server kills the core; a worker process exits when its standard input closes)
 
-Frames are those of ``ipc.py`` on a Unix socket, which carries the descriptors beside the first bytes.
+Frames are those of ``ipc.py`` on a Unix socket, which sends the descriptors together with the first bytes.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-# Raised with any change below: a process that was started after an upgrade may meet an older server.
+# Increased with any change below, because a process started after an upgrade may connect to an older server.
 FORK_VERSION = 2
-# Of ``ForkCore``, in this order: channel, progress, trace, standard output, standard error.
+# Descriptors of ``ForkCore``, in this order: channel, progress, trace, standard output, standard error.
 NUM_DESCRIPTORS = 5
-# Of ``ForkWorker``, in this order: standard input, output and error.
+# Descriptors of ``ForkWorker``, in this order: standard input, output and error.
 NUM_WORKER_DESCRIPTORS = 3
 
 
 class ForkCore(msgspec.Struct, frozen=True, kw_only=True, tag="fork", array_like=True):
-    """Ask for an engine core.
+    """Request for an engine core.
 
     Args:
-        version: ``FORK_VERSION`` of who asks.
-        engine_id: a core of the same engine that has not ended yet is killed and waited for first.
-        environment: all of it, as bytes: a file name in it need not be text.
+        version: ``FORK_VERSION`` of the requesting process.
+        engine_id: id of the engine. A core of the same engine that still runs is killed and awaited first.
+        environment: whole environment, as bytes, since file names in it may not be valid text.
         folder: working directory.
         module_paths: ``sys.path``.
-        log_options: options of the core's command line that say how it logs.
+        log_options: logging options of the core's command line.
     """
 
     version: int
@@ -43,12 +43,12 @@ class ForkCore(msgspec.Struct, frozen=True, kw_only=True, tag="fork", array_like
 
 
 class ForkWorker(msgspec.Struct, frozen=True, kw_only=True, tag="fork_worker", array_like=True):
-    """Ask for a worker process, which reads its configuration from its standard input.
+    """Request for a worker process, which reads its configuration from its standard input.
 
     Args:
-        version: ``FORK_VERSION`` of who asks.
-        engine_id: whose it is; one of the same engine that has not ended yet is killed and waited for first.
-        environment: as of ``ForkCore``.
+        version: ``FORK_VERSION`` of the requesting process.
+        engine_id: id of the engine. A worker process of the same engine that still runs is killed and awaited first.
+        environment: as in ``ForkCore``.
         folder: working directory.
         module_paths: ``sys.path``.
     """
@@ -61,19 +61,19 @@ class ForkWorker(msgspec.Struct, frozen=True, kw_only=True, tag="fork_worker", a
 
 
 class Forked(msgspec.Struct, frozen=True, tag="forked", array_like=True):
-    """There it is; the descriptor beside this says when it has ended."""
+    """Reply for a forked process; the descriptor sent with it shows its exit."""
 
     pid: int
 
 
 class NotForked(msgspec.Struct, frozen=True, tag="not_forked", array_like=True):
-    """It cannot be forked; who asked starts it the ordinary way."""
+    """Reply if the process cannot be forked; the requesting process starts it itself."""
 
     reason: str
 
 
 class ChildExited(msgspec.Struct, frozen=True, tag="exited", array_like=True):
-    """How it ended: as ``Popen.returncode``."""
+    """Message after the exit of the process, with its ``Popen.returncode``."""
 
     returncode: int
 
@@ -83,5 +83,5 @@ ForkAnswer = Forked | NotForked | ChildExited
 
 
 def workers_address(fork_server: str) -> str:
-    """The socket where worker processes are asked for, of a host whose cores are asked for at ``fork_server``."""
+    """Return the socket for worker processes of a host whose socket for cores is ``fork_server``."""
     return f"{fork_server}-workers" if fork_server else ""

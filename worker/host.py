@@ -1,4 +1,4 @@
-"""What the host lets this process use: memory and cores, within the limits of its control group."""
+"""Memory and cores of the host that this process may use, within the limits of its control group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VMSTAT = Path("/proc/vmstat")
 
 
 def free_host_bytes() -> int:
-    """Memory that this process may still take."""
+    """Return the bytes of memory that this process may still allocate."""
     free = psutil.virtual_memory().available
     places = [(group, "memory.max", "memory.current") for group in _own_groups()]
     places.append((_CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"))
@@ -26,7 +26,7 @@ def free_host_bytes() -> int:
 
 
 def usable_cores() -> int:
-    """Cores that this process may keep busy: its affinity, and no more than the quota of its control group."""
+    """Return the number of cores that this process may use: its affinity, limited by its control group's quota."""
     cores = len(os.sched_getaffinity(0))
     for group in _own_groups():
         try:
@@ -38,7 +38,7 @@ def usable_cores() -> int:
 
 
 def num_oom_kills() -> int:
-    """Processes that the kernel has killed for want of memory: in this control group, else on the whole host."""
+    """Return how many processes the kernel has killed for lack of memory, in this control group or on the host."""
     for path in (*(group / "memory.events" for group in _own_groups()), _VMSTAT):
         count = _read_field(path, "oom_kill")
         if count is not None:
@@ -47,7 +47,7 @@ def num_oom_kills() -> int:
 
 
 def _own_groups() -> list[Path]:
-    """Folders of this process's control groups of version 2, innermost first. In a container that is the root."""
+    """Return the folders of this process's cgroups (version 2), innermost first; in a container only the root."""
     try:
         lines = _OWN_CGROUP.read_text().splitlines()
     except OSError:
@@ -58,7 +58,7 @@ def _own_groups() -> list[Path]:
 
 
 def _read_int(path: Path) -> int | None:
-    """The number in a control file; None if it is absent or says "max"."""
+    """Return the number in a control file; None if the file is absent or contains "max"."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -66,12 +66,12 @@ def _read_int(path: Path) -> int | None:
 
 
 def _reclaimable_bytes(group: Path) -> int:
-    """File pages that count as used but are given up under pressure."""
+    """Return the bytes of file pages that count as used but are reclaimed under pressure."""
     return _read_field(group / "memory.stat", "inactive_file") or 0
 
 
 def _read_field(path: Path, name: str) -> int | None:
-    """The number after ``name`` in a file of such lines; None if there is none."""
+    """Return the number after ``name`` in a file with such lines; None without one."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

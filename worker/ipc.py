@@ -1,8 +1,8 @@
 """Frames on the socket pair between a worker process and its engine core.
 
 A frame is a 4-byte little-endian length and that many bytes of msgpack. The core's side is synchronous, because
-its loop owns the thread; the worker's side is an asyncio protocol. The end of the stream is the death of the
-other side: the kernel reports it at once, whatever killed it.
+its loop owns the thread; the worker's side is an asyncio protocol. The end of the stream shows the death of the
+other side; the kernel reports it immediately, whatever the cause.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SOCKET_BUFFER_BYTES = 1 << 20
 
 
 class FrameSplitter:
-    """Cuts a byte stream into frames."""
+    """Splitter of a byte stream into frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -53,7 +53,7 @@ def frame(payload: bytes) -> bytes:
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected sockets with buffers large enough that a burst does not block the core."""
+    """Return two connected sockets with buffers large enough that a burst does not block the core."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -62,7 +62,7 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Undecodable(msgspec.Struct, frozen=True):
-    """Stands for a frame that is no ``CoreInput``; ``request_id`` is set when it was a request that says so much."""
+    """Placeholder for a frame that is not a ``CoreInput``; ``request_id`` is set for a request with a readable id."""
 
     reason: str
     request_id: str | None
@@ -79,13 +79,13 @@ class CoreChannel:
         self._encoder = msgspec.msgpack.Encoder()
 
     def receive(self, timeout_s: float | None) -> list[Any]:
-        """Return the ``CoreInput`` messages that have come, waiting up to ``timeout_s`` for the first bytes.
+        """Return the ``CoreInput`` messages that have arrived, waiting up to ``timeout_s`` for the first bytes.
 
-        ``None`` waits for ever, 0 looks only. A frame that does not decode comes as ``Undecodable``, so that it
-        takes none of its neighbours with it.
+        None waits without a limit, 0 does not wait. A frame that does not decode is returned as ``Undecodable``, so
+        that the messages next to it are not lost.
 
         Raises:
-            EOFError: the worker process is gone.
+            EOFError: the worker process has exited.
         """
         messages: list[Any] = []
         while select.select([self._socket], [], [], timeout_s)[0]:
@@ -99,7 +99,7 @@ class CoreChannel:
         return messages
 
     def send(self, message: Any) -> None:
-        """Send one ``CoreOutput``; blocks while the worker is behind by more than the socket's buffer."""
+        """Send one ``CoreOutput``; blocks while the worker has not read more than the socket's buffer."""
         self._socket.sendall(frame(self._encoder.encode(message)))
 
     def _decode(self, payload: bytes) -> Any:
@@ -110,7 +110,7 @@ class CoreChannel:
 
 
 def _request_id(payload: bytes) -> str | None:
-    """The id in the bytes of an ``EngineCoreRequest`` that does not decode as a whole."""
+    """Return the id in the bytes of an ``EngineCoreRequest`` that does not decode as a whole; None without one."""
     try:
         fields = msgspec.msgpack.decode(payload)
     except (msgspec.DecodeError, RecursionError):
@@ -132,11 +132,11 @@ class WorkerChannel(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     async def open(self, ours: socket.socket) -> None:
-        """Speak on ``ours`` from now on."""
+        """Send and receive on ``ours`` from now on."""
         try:
             await asyncio.get_running_loop().create_connection(lambda: self, sock=ours)
         except BaseException:
-            # Given up meanwhile: uvloop has closed the transport, and tells nobody.
+            # Cancelled meanwhile: uvloop has closed the transport without a callback.
             self._transport = None
             raise
 
@@ -152,7 +152,7 @@ class WorkerChannel(asyncio.Protocol):
         self._on_lost()
 
     def send(self, message: Any) -> None:
-        """Send one ``CoreInput``; a message to a dead core is dropped, its death is reported by ``on_lost``."""
+        """Send one ``CoreInput``. A message to a dead core is dropped; its death is reported by ``on_lost``."""
         if self._transport is not None:
             self._transport.write(frame(self._encoder.encode(message)))
 

@@ -1,4 +1,4 @@
-"""Where an output stands in what its caller predicted: for guesses at what follows, and to count what came true."""
+"""Position of an output in its caller's prediction, to draft the next tokens and to count accepted ones."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from collections.abc import Iterable
 
 from .suffix_index import SuffixIndex
 
-# Of the latest tokens, as many as an index looks at.
+# Number of latest tokens that the index compares.
 _TAIL = 4
 
 
 class PredictionCursor:
-    """Follows an output through its prediction, whose beginning it is taken to begin with.
+    """Cursor of an output in its prediction, from the start of both.
 
-    An output that leaves the prediction is found in it again by its last tokens. So it depends on nothing but the two.
+    An output that leaves the prediction is located in it again by its last tokens. So the position depends only on
+    output and prediction.
 
     Args:
-        token_ids: of the prediction.
+        token_ids: tokens of the prediction.
 
     Attributes:
-        place: of the token of the prediction that comes next; None while the output is nowhere in it.
-        num_predicted: tokens of the output that came next in the prediction.
+        place: index of the prediction's next token; None while the output is not in the prediction.
+        num_predicted: number of output tokens that were the next ones of the prediction.
     """
 
     def __init__(self, token_ids: list[int]) -> None:
@@ -31,7 +32,7 @@ class PredictionCursor:
         self._tail: list[int] = []
 
     def follow(self, token_ids: Iterable[int]) -> None:
-        """Read the next tokens of the output."""
+        """Process the next tokens of the output."""
         for token_id in token_ids:
             self._tail = [*self._tail[1 - _TAIL :], token_id]
             place = self.place
@@ -42,5 +43,5 @@ class PredictionCursor:
                 self.place = self._index.find(self._tail)
 
     def following(self, num_tokens: int) -> list[int]:
-        """Return at most so many tokens that come next."""
+        """Return up to ``num_tokens`` next tokens of the prediction."""
         return [] if self.place is None else self._token_ids[self.place : self.place + num_tokens]

@@ -1,4 +1,4 @@
-"""Killing a process together with everything it started."""
+"""Kill a process together with all processes that it has started."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import psutil
 
-# What a process does to itself. Any other signal was sent by somebody.
+# Signals that a process causes itself. Any other signal was sent by another process.
 _FAULTS = frozenset(
     {
         signal.SIGSEGV,
@@ -26,10 +26,10 @@ _FAULTS = frozenset(
 
 
 def kill_process_tree(pid: int) -> None:
-    """SIGKILL ``pid``, its descendants, and the process group it leads; does nothing if all are gone.
+    """Kill ``pid``, its descendants, and the process group that it leads; do nothing if all have exited.
 
-    Two ways of finding them, because each misses some: a descendant may have left the group, and one whose parent
-    has died is a descendant no longer.
+    Both are needed, because each misses some processes: a descendant may have left the group, and a process whose
+    parent has died is no longer a descendant.
     """
     descendants: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
@@ -44,9 +44,9 @@ def kill_process_tree(pid: int) -> None:
 
 
 def group_lives(group: int) -> bool:
-    """Whether any process of a process group still runs, or is about to end but holds its memory yet.
+    """Return whether any process of a group still runs, or is exiting but still holds its memory.
 
-    A zombie does not count: in a container whose first process reaps nobody, orphans stay zombies for ever.
+    A zombie does not count: in a container whose first process does not reap, orphans stay zombies for ever.
     """
     try:
         os.killpg(group, 0)
@@ -58,7 +58,7 @@ def group_lives(group: int) -> bool:
 
 
 def is_zombie(process: psutil.Process) -> bool:
-    """Whether a process has ended and only waits to be reaped; True as well if it is gone."""
+    """Return whether a process has exited, and is at most waiting to be reaped."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -66,12 +66,12 @@ def is_zombie(process: psutil.Process) -> bool:
 
 
 def is_own_fault(number: int) -> bool:
-    """Whether a process that died of this signal has sent it to itself, as far as one can tell."""
+    """Return whether a process that was killed by this signal most likely caused it itself."""
     return number in _FAULTS
 
 
 def stopped_child(pid: int) -> int | None:
-    """The process id of a child of ``pid`` that is stopped; None if none is."""
+    """Return the process id of a stopped child of ``pid``; None if none is stopped."""
     try:
         children = psutil.Process(pid).children()
     except psutil.NoSuchProcess:
@@ -80,7 +80,7 @@ def stopped_child(pid: int) -> int | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal, or by a debugger that holds it."""
+    """Return whether a process was stopped by a signal or by a debugger."""
     try:
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     except psutil.NoSuchProcess:

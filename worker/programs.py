@@ -1,8 +1,8 @@
-"""The programs that have options, and which: ``worker start`` and the engine alone on a workload file.
+"""The programs with options, ``worker start`` and the engine alone on a workload file, and their options.
 
-``python -m penstock.worker.programs`` prints them as the guide's tables.
+``python -m penstock.worker.programs`` prints the options as the guide's tables.
 
-A file of options may be one for both: each takes its own, and keys of the other are known.
+Both programs may share a file of options: each uses its own and accepts keys of the other.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from .config.engine_config import EngineConfig
 from .config.fleet import FleetOptions
 from .config.place import MAX_ENGINES_ON_HOST, PLACE
 from .config.worker_config import BROKER, LOG, OBSERVING, PROCESS, WorkerConfig
+from .options.display import guide_table
 from .options.numbers import Integer, Seconds
 from .options.option import Option
 from .options.program import Program
 from .options.ranges import IntegerOrRange
 from .options.readers import Choice, Indices, Name, Reader, Switch, SwitchOrText, Texts
-from .options.told import guide_table
 
 _RUN = "a run of `penstock.worker.engine.offline`"
 
 
 class HostOptions(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True):
-    """What ``worker start`` decides for the host, before it writes configurations of processes."""
+    """Options of ``worker start`` for the host, from which it derives the configurations of processes."""
 
     redis_url: Annotated[
         str | None,
@@ -117,7 +117,7 @@ class HostOptions(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run of the engine alone reads and writes."""
+    """Files that a run of the engine alone reads and writes."""
 
     workload: Annotated[str, Option("JSON file with the requests", Reader("FILE"), group=_RUN)]
     output: Annotated[str, Option("JSON file to write", Reader("FILE"), group=_RUN)]
@@ -134,7 +134,7 @@ PROGRAMS = (START, OFFLINE)
 
 
 def guide_tables() -> str:
-    """All options as ops/guide/configuration.md has them."""
+    """Return all options as tables for ops/guide/configuration.md."""
     run = Program(OFFLINE.name, (RunOptions,))
     return f"{guide_table(START)}\n{guide_table(run)}"
 

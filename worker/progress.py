@@ -1,10 +1,10 @@
-"""What an engine core is doing, in memory that it shares with its worker process.
+"""Progress of an engine core, in memory shared with its worker process.
 
-The core writes a few numbers as it goes; the worker process reads them whenever it likes. So progress is seen while the
-core holds the GIL, computes, compiles, or is stopped, and a core that hangs cannot fail to say so.
+The core writes a few numbers as it works, and the worker process reads them at any time. So progress is visible while
+the core holds the GIL, computes, compiles, or is stopped, and a hang is visible without the core's cooperation.
 
-Each number is an aligned 64-bit word with one writer, read and written whole. The words are not read at one moment:
-a reader may see the new phase beside the old counter, and must draw no conclusion from a single reading.
+Each number is an aligned 64-bit word with one writer, read and written atomically. The words are not read together: a
+reader may see the new phase with the old counter, and must not draw conclusions from a single reading.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAGIC_AT, _PHASE, _STEPS, _PHASE_ENTERED_NS, _STEP_ENDED_NS, _NUM_UNFINISHED, _
 
 
 class Phase(enum.IntEnum):
-    """What a core is doing. STARTING and COMPILING may take as long as they take."""
+    """Activity of a core. STARTING and COMPILING have no time limit."""
 
     STARTING = 0
     COMPILING = 1
@@ -33,14 +33,14 @@ class Phase(enum.IntEnum):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """One reading.
+    """One reading of a core's progress.
 
     Args:
-        step_counter: steps that have ended.
-        phase_entered_ns: when the phase began, by the clock of ``time.monotonic_ns``, which all processes share.
+        step_counter: number of completed steps.
+        phase_entered_ns: when the phase began, by ``time.monotonic_ns``, whose clock all processes share.
         step_ended_ns: when the last step ended; 0 before the first.
-        num_unfinished_reqs: requests that the core holds.
-        num_messages_taken: messages of the worker process that the core has dealt with.
+        num_unfinished_reqs: number of requests in the core.
+        num_messages_taken: number of messages of the worker process that the core has processed.
     """
 
     phase: Phase = Phase.STARTING
@@ -52,10 +52,10 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class ProgressReader:
-    """The worker process's side, which makes the memory; its core inherits ``fd``.
+    """The worker process's side, which creates the memory; the core inherits ``fd``.
 
     Attributes:
-        num_messages_sent: counted by who sends them to the core.
+        num_messages_sent: number of messages sent to the core; updated by the sender.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class ProgressReader:
         )
 
     def close(self) -> None:
-        """Close ``fd``, once a core has inherited it; reading goes on."""
+        """Close ``fd`` after a core has inherited it; ``read`` still works."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -87,10 +87,10 @@ class ProgressWriter:
     """The core's side.
 
     Args:
-        fd: of a ``ProgressReader``; None writes where nobody reads, for an engine without a worker process.
+        fd: descriptor of a ``ProgressReader``; None for an engine without a worker process.
 
     Raises:
-        ValueError: ``fd`` holds something else.
+        ValueError: ``fd`` does not contain a progress block of this version.
     """
 
     def __init__(self, fd: int | None = None, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -100,33 +100,33 @@ class ProgressWriter:
         if fd is not None:
             os.close(fd)
             if self._words[_MAGIC_AT] != _MAGIC:
-                raise ValueError("the file descriptor holds no progress block of this version")
+                raise ValueError("the file descriptor does not contain a progress block of this version")
         self.enter(Phase.STARTING)
 
     def enter(self, phase: Phase) -> None:
-        """Say what is done from now on."""
-        # The time first: who sees the phase finds a time that is not older.
+        """Set the phase."""
+        # Write the time first, so that a reader of the new phase does not see an older time.
         self._words[_PHASE_ENTERED_NS] = self._clock_ns()
         self._words[_PHASE] = phase
 
     def end_step(self, num_unfinished_reqs: int) -> None:
-        """Count a step."""
+        """Count a completed step."""
         self._words[_STEP_ENDED_NS] = self._clock_ns()
         self._words[_NUM_UNFINISHED] = num_unfinished_reqs
         self._words[_STEPS] += 1
 
     def take_message(self, num_unfinished_reqs: int) -> None:
-        """Count a message that was dealt with."""
-        # The requests first: at no moment is a request neither in a message nor unfinished.
+        """Count a processed message."""
+        # Write the requests first, so that a request is always visible as a message or as unfinished.
         self._words[_NUM_UNFINISHED] = num_unfinished_reqs
         self._words[_MESSAGES_TAKEN] += 1
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
         """Mark work that may take long and must not count as a stall: kernels, graphs, grammars."""
-        before = Phase(self._words[_PHASE])
+        former_phase = Phase(self._words[_PHASE])
         self.enter(Phase.COMPILING)
         try:
             yield
         finally:
-            self.enter(before)
+            self.enter(former_phase)

@@ -1,6 +1,6 @@
-"""What no engine of this version runs, and how long a prompt may be.
+"""Checks of requests against the properties of an engine, and of the length of prompts.
 
-The worker process checks before it tokenizes; the core does for whoever hands it a request without a worker process.
+The worker process checks before it tokenizes. The core checks for callers that use it without a worker process.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from ..shared.params.kinds import GENERATE
 from ..shared.params.sampling import SamplingParams
 from .config.ordering import FIRST_COME_FIRST_SERVED
 
-# Of a prompt that is pooled: nothing is sampled.
+# Parameters of a pooling request, for which nothing is sampled.
 _NO_SAMPLING = SamplingParams(detokenize=False)
 
 
 def check_served(request: EngineCoreRequest) -> SamplingParams:
-    """Return how ``request`` is to be sampled; of one that is pooled nothing is.
+    """Return the sampling parameters of ``request``; neutral ones for a pooling request.
 
     Raises:
-        UnsupportedParameterError: it asks for what is on the wire, but served by no engine yet.
-        ValidationError: it has no sampling parameters.
+        ValidationError: the request has no sampling parameters.
     """
     if request.pooling_params is not None:
         return _NO_SAMPLING
@@ -41,10 +40,10 @@ def check_served(request: EngineCoreRequest) -> SamplingParams:
 
 
 def check_adapter(request: EngineCoreRequest, *, has_adapters: bool, engine: str = "penstock") -> None:
-    """Refuse an adapter where none are served.
+    """Refuse an adapter if the engine serves none.
 
     Raises:
-        UnsupportedParameterError: ``request`` wants one; says what has to be done for it.
+        UnsupportedParameterError: ``request`` names one; the message has the remedy.
     """
     if request.lora_request is None or has_adapters:
         return
@@ -60,13 +59,13 @@ def check_adapter(request: EngineCoreRequest, *, has_adapters: bool, engine: str
 
 
 def check_priority(request: EngineCoreRequest, scheduling_policy: str, *, engine: str = "penstock") -> None:
-    """Refuse a priority where the engine orders its requests by arrival.
+    """Refuse a priority if the engine orders its requests by arrival.
 
     Args:
-        scheduling_policy: of the engine; empty of an engine that has no such option.
+        scheduling_policy: policy of the engine; empty for an engine without such an option.
 
     Raises:
-        UnsupportedParameterError: the priority would have no effect; says what to do.
+        UnsupportedParameterError: the priority would have no effect; the message has the remedy.
     """
     if not request.priority or scheduling_policy not in ("", FIRST_COME_FIRST_SERVED):
         return
@@ -81,21 +80,21 @@ def check_priority(request: EngineCoreRequest, scheduling_policy: str, *, engine
 
 
 def check_images_served(request: EngineCoreRequest, max_images: int, reason: str) -> None:
-    """Refuse images that the engine does not take.
+    """Refuse images that the engine does not support.
 
     Args:
-        max_images: of a request.
-        reason: why there may be none.
+        max_images: largest number of images of a request.
+        reason: why no images are supported, if ``max_images`` is 0.
 
     Raises:
-        UnsupportedParameterError: it takes none, or not in such a request.
-        ValidationError: it takes fewer.
+        UnsupportedParameterError: the engine supports no images, or not in such a request.
+        ValidationError: the request has too many images.
     """
     if not request.images:
         return
     if not max_images:
         why = reason or "this engine reads no images"
-        raise UnsupportedParameterError(f"images: {why}; send text alone, or ask for another model")
+        raise UnsupportedParameterError(f"images: {why}; send text alone, or request another model")
     if request.resumable:
         raise UnsupportedParameterError("images: a resumable request's input must be text or token ids")
     check_images(request.images)
@@ -107,10 +106,10 @@ def check_images_served(request: EngineCoreRequest, max_images: int, reason: str
 
 
 def check_task(request: EngineCoreRequest, supported_tasks: Sequence[str]) -> None:
-    """Refuse what the model is not for.
+    """Refuse a task that the model does not support.
 
     Raises:
-        UnsupportedTaskError: it generates and is to pool, or the other way round, or pools to something else.
+        UnsupportedTaskError: the task of the request, to generate or a kind of pooling, is not supported.
     """
     params = request.pooling_params
     task = GENERATE if params is None else params.task or next((t for t in supported_tasks if t != GENERATE), "embed")
@@ -121,10 +120,10 @@ def check_task(request: EngineCoreRequest, supported_tasks: Sequence[str]) -> No
 def check_prompt_length(
     num_prompt_tokens: int, max_model_len: int, *, is_pooled: bool = False, is_lower_bound: bool = False
 ) -> None:
-    """Refuse a prompt that leaves no room for an output token, which a pooled one does not need.
+    """Refuse a prompt that leaves no space for an output token, which a pooling request does not need.
 
     Args:
-        is_lower_bound: the prompt has at least ``num_prompt_tokens``.
+        is_lower_bound: whether ``num_prompt_tokens`` is a lower bound of the prompt's length.
 
     Raises:
         PromptTooLongError: the prompt does not fit.
@@ -137,7 +136,7 @@ def check_prompt_length(
 
 
 def refusal(request_id: str, error: PenstockError) -> EngineCoreOutput:
-    """The answer to a request that the engine will not run."""
+    """Return the output for a request that the engine refuses."""
     return EngineCoreOutput(
         request_id, finish_reason=FinishReason.ERROR, error=RequestError(error.code, str(error), error.retryable)
     )

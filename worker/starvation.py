@@ -1,4 +1,4 @@
-"""How long a process was ready to run and had no processor, which no watch may take for hanging."""
+"""Measure how long a process was ready to run without a processor, which must not count as a hang."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ _NS_PER_S = 1e9
 
 
 def waited_for_processor_s(pid: int) -> float:
-    """Return how long the first thread of ``pid`` has waited for a processor so far; it only ever grows.
+    """Return for how many seconds in total the first thread of ``pid`` has waited for a processor.
 
-    Counted by Linux: time in the run queue, behind other processes or for the quota of a container. The time in which
-    a thread sleeps, waits for a lock or for a disk, or is stopped, does not count. 0 where the kernel does not tell,
-    and of a process that has ended.
+    Linux counts the time in the run queue, caused by other processes or by the quota of a container. Time in which a
+    thread sleeps, waits for a lock or a disk, or is stopped does not count. Returns 0 if the kernel does not provide
+    it, and for a process that has exited.
     """
     try:
         words = Path(f"/proc/{pid}/schedstat").read_bytes().split()

@@ -1,42 +1,42 @@
-"""Finds where the end of a sequence of tokens has been before."""
+"""Find earlier occurrences of the end of a token sequence."""
 
 from __future__ import annotations
 
-# Occurrences of the last two tokens that are compared, the latest first. More cost time, and seldom match longer.
+# Number of occurrences of the last two tokens that are compared, latest first. More cost time, and rarely match longer.
 MAX_CANDIDATES = 8
-# Within one text a longer match is not looked for: what follows it is hardly more likely.
+# Length of a match that ends the search: tokens after a longer match in one text are hardly more likely.
 ENOUGH = 4
 _NOWHERE = -1
 
 
 class SuffixIndex:
-    """Where each pair of neighbouring tokens of a growing list stands, the latest place first.
+    """Positions of each pair of adjacent tokens of a growing list, latest first.
 
-    As the hash chains of LZ77: a place for each pair, and for each place the one before it. A token costs an entry in a
-    dictionary and one in a list.
+    Stored as the hash chains of LZ77: the latest position of each pair, and for each position the previous one of the
+    same pair. A token costs an entry in a dictionary and one in a list.
 
     Args:
-        token_ids: read when it is asked; it may have grown since, and nothing else.
-        enough: a match of so many tokens ends the search.
+        token_ids: tokens; between calls the list may only grow.
+        enough: number of matching tokens that ends the search.
     """
 
     def __init__(self, token_ids: list[int], enough: int = ENOUGH) -> None:
         self._token_ids = token_ids
         self._enough = enough
-        # Of a pair the place of its second token, and by such a place that of the same pair before it.
+        # Position of the second token of each pair, and for such a position that of the previous equal pair.
         self._latest: dict[tuple[int, int], int] = {}
         self._earlier = [_NOWHERE]
 
     def find(self, tail: list[int]) -> int | None:
-        """Return the place behind the longest match of the end of ``tail``; of equal ones the latest.
+        """Return the position after the longest match of the end of ``tail``; the latest of equal matches.
 
-        None if the last two tokens of ``tail`` stand nowhere that a token follows. ``tail`` may be the list itself.
+        None if the last two tokens of ``tail`` do not occur before another token. ``tail`` may be the list itself.
         """
         match = self.match(tail)
         return None if match is None else match[0]
 
     def match(self, tail: list[int]) -> tuple[int, int] | None:
-        """As ``find``, with the length of the match: 2 to ``enough`` tokens."""
+        """Return the result of ``find`` and the length of the match, 2 to ``enough`` tokens."""
         self._catch_up()
         if len(tail) < 2:
             return None
@@ -63,7 +63,7 @@ class SuffixIndex:
             latest[pair] = place
 
     def _match_len(self, place: int, tail: list[int]) -> int:
-        """Of the tokens up to ``place`` and the end of ``tail``, whose last two are equal."""
+        """Return how many tokens up to ``place`` match the end of ``tail``; the last two are known to match."""
         token_ids, length = self._token_ids, 2
         while (
             length < self._enough

@@ -113,7 +113,7 @@ async def test_what_vllm_does_not_do_is_refused(client: Client) -> None:
     assert (await client.generate(PROMPTS[0], _params(ASKED["greedy"], max_tokens=2), resume="exact")).finished
     with pytest.raises(ValidationError, match="vLLM refuses the request: Grammar error"):
         await client.generate(PROMPTS[0], SamplingParams(structured_outputs=StructuredOutputsParams(regex="([")))
-    with pytest.raises(EngineCallError, match="sleep: vLLM runs without it"):
+    with pytest.raises(EngineCallError, match="sleep: vLLM's sleep mode is off"):
         await client.sleep()
 
 
@@ -237,5 +237,5 @@ def test_what_cannot_be_started_is_told(tmp_path: Path) -> None:
     command += ["--engine", "vllm", "--engine-python", str(python)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode != 0
-    assert "lacks what a core needs" in done.stderr
+    assert "lacks a package that a core needs" in done.stderr
     assert "Traceback" not in done.stderr

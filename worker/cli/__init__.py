@@ -13,7 +13,7 @@ from ...shared.process.command_line import EXIT_FAILED, Command, run_program
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``worker`` with ``argv`` (the process's arguments when None) and return its exit status."""
     if sys.platform != "linux":
-        # Before what cannot even be imported elsewhere.
+        # Before the imports below, which fail on other systems.
         sys.stderr.write(
             f"error: the worker needs Linux, this is {sys.platform}; clients work here, with the URL of a Redis that "
             "workers on Linux serve\n"

@@ -1,4 +1,4 @@
-"""Which engines of a host form a data-parallel group."""
+"""Assign the engines of a host to data-parallel groups."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _HERE = "127.0.0.1"
 
 
 def group_engines(engine: EngineConfig, num_engines: int, worker_name: str) -> list[EngineConfig]:
-    """Return the configuration of each engine of the host, in order: a group is named, or they form groups here.
+    """Return the configuration of each engine of the host, in order. Without a named group they form groups here.
 
     Raises:
-        UsageError: they cannot be divided into groups.
+        UsageError: the engines cannot be divided into groups.
     """
     size = engine.data_parallel_size
     if not engine.is_grouped or engine.data_parallel_group:

@@ -1,7 +1,7 @@
-"""``python -m penstock.worker.cli.held GRACE_S``: a ``worker start`` that leaves when its standard input ends.
+"""``python -m penstock.worker.cli.held GRACE_S``: a ``worker start`` that exits when its standard input closes.
 
-Somebody holds the other end: when that process dies, however it dies, the worker finishes what runs for ``GRACE_S``
-seconds, hands back the rest, and is gone. Its options come from the environment.
+Another process holds the other end. When that process dies, for whatever reason, the worker finishes requests for
+``GRACE_S`` seconds, releases the others and exits. Its options come from the environment.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import time
 
 from . import main
 
-# The supervisor hands back within ten seconds and then kills; beyond that it hangs itself.
+# The supervisor releases requests within ten seconds and then kills its engines; after this time it hangs itself.
 _HAND_BACK_S = 12.0
-# Two signals that wait together would be delivered as one.
+# Two pending signals would be delivered as one.
 _APART_S = 0.2
 
 
@@ -25,9 +25,9 @@ def _leave_with_holder(grace_s: float) -> None:
         pass
     os.kill(os.getpid(), signal.SIGTERM)  # drains
     time.sleep(max(grace_s, _APART_S))
-    os.kill(os.getpid(), signal.SIGTERM)  # hands back
+    os.kill(os.getpid(), signal.SIGTERM)  # releases requests
     time.sleep(_HAND_BACK_S)
-    # What is below it ends with its pipes.
+    # Its child processes end when their pipes close.
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""``worker drain`` and ``worker stop``: make workers leave, here or on other hosts, and wait until they have."""
+"""``worker drain`` and ``worker stop``: stop workers on this or other hosts, and wait until they have exited."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _make_leave(arguments: argparse.Namespace, command: WorkerCommand, patience_
 
 
 async def _command(url: str, arguments: argparse.Namespace, command: WorkerCommand, patience_s: float) -> list[str]:
-    """Send ``command`` to the workers meant and return their ids when they are gone."""
+    """Send ``command`` to the chosen workers, wait until they have exited, and return their ids."""
     keys = Keys(arguments.namespace)
     async with checked_connection(url, namespace=arguments.namespace) as connection:
         worker_ids = _choose(arguments, sorted(await known_workers(connection.execute, keys)))
@@ -61,18 +61,18 @@ async def _command(url: str, arguments: argparse.Namespace, command: WorkerComma
     return worker_ids
 
 
-def _choose(arguments: argparse.Namespace, known: list[str]) -> list[str]:
+def _choose(arguments: argparse.Namespace, worker_ids: list[str]) -> list[str]:
     if arguments.all:
-        return known
-    if not known:
+        return worker_ids
+    if not worker_ids:
         raise ConfigurationError(f"no worker is known to this Redis in namespace {arguments.namespace!r}")
-    if arguments.worker_id in known:
+    if arguments.worker_id in worker_ids:
         return [arguments.worker_id]
     if arguments.worker_id:
-        raise ConfigurationError(f"there is no worker {arguments.worker_id!r}; known are {', '.join(known)}")
-    if len(known) > 1:
-        raise UsageError(f"name one of the workers or give --all; known are {', '.join(known)}")
-    return known
+        raise ConfigurationError(f"unknown worker {arguments.worker_id!r}; known are {', '.join(worker_ids)}")
+    if len(worker_ids) > 1:
+        raise UsageError(f"name one of the workers or give --all; known are {', '.join(worker_ids)}")
+    return worker_ids
 
 
 DRAIN = Command(

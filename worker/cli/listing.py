@@ -1,4 +1,4 @@
-"""``worker list``: what serves where, and how busy it is."""
+"""``worker list``: the engines of a deployment, their hosts, state and load."""
 
 from __future__ import annotations
 
@@ -20,10 +20,22 @@ from ...shared.process.command_line import Command, add_redis_arguments, format_
 from ...shared.redis_access.embedded import resolve_redis_url
 from .plugins import list_plugins
 
-_HEADER = (
-    *("WORKER", "ENGINE", "MODEL", "DEVICE", "STATE", "PIDS", "RUN/WAIT", "KV", "STEP", "TOK/S", "RSS", "GPU MEM"),
-    *("RANKS", "RUNS", "RESUME", "ADAPTERS", "GUESSES", "GROUP", "WEIGHTS"),
+_LOAD_HEADER = (
+    "WORKER",
+    "ENGINE",
+    "MODEL",
+    "DEVICE",
+    "STATE",
+    "PIDS",
+    "RUN/WAIT",
+    "KV",
+    "STEP",
+    "TOK/S",
+    "RSS",
+    "GPU MEM",
 )
+_SETUP_HEADER = ("RANKS", "RUNS", "RESUME", "ADAPTERS", "GUESSES", "GROUP", "WEIGHTS")
+_HEADER = _LOAD_HEADER + _SETUP_HEADER
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,9 +57,9 @@ def _run(arguments: argparse.Namespace) -> int:
         print(msgspec.json.format(msgspec.json.encode(heartbeats)).decode())
     elif heartbeats:
         print(format_table(_HEADER, [_row(heartbeat) for heartbeat in heartbeats]))
-        for beat in heartbeats:
-            if beat.state is EngineState.DEAD:
-                print(_describe_death(beat))
+        for heartbeat in heartbeats:
+            if heartbeat.state is EngineState.DEAD:
+                print(_describe_death(heartbeat))
     elif not unreadable:
         print("no workers")
     for engine_id in unreadable:
@@ -79,33 +91,33 @@ def _row(beat: EngineHeartbeat) -> list[str]:
         _ranks(beat.setup) if beat.setup is not None else "-",
         *((_software(beat.setup), beat.setup.resume) if beat.setup is not None else ("-", "-")),
         str(len(beat.lora_digests)) if beat.setup is not None and beat.setup.lora is not None else "-",
-        _guesses(beat.setup) if beat.setup is not None else "-",
+        _drafting(beat.setup) if beat.setup is not None else "-",
         _place(beat.group) if beat.group is not None else "-",
         beat.weights_version or "-",
     ]
 
 
 def _software(setup: EngineSetup) -> str:
-    """What computes, with its version: "penstock 0.2.0"."""
+    """Return the engine with its version: "penstock 0.2.0"."""
     return f"{setup.engine} {setup.versions.get(setup.engine, '')}".rstrip()
 
 
 def _ranks(setup: EngineSetup) -> str:
-    """How many, and what the fullest of them holds of weights and KV cache: "tp 2, 5.1 GiB each"."""
+    """Return the ranks, and the size of weights and KV cache of the largest one: "tp 2, 5.1 GiB each"."""
     ranks = setup.ranks
     if ranks is None:
         return "-"
-    held = map(sum, zip(ranks.weight_bytes, ranks.kv_cache_bytes, strict=True))
-    return f"{ranks.describe()}, {format_bytes(max(held, default=0))} each"
+    sizes = map(sum, zip(ranks.weight_bytes, ranks.kv_cache_bytes, strict=True))
+    return f"{ranks.describe()}, {format_bytes(max(sizes, default=0))} each"
 
 
-def _guesses(setup: EngineSetup) -> str:
-    """What guesses, and in how many rows of a step, those of the requests among them: "ngram/16"."""
+def _drafting(setup: EngineSetup) -> str:
+    """Return the drafting method and the rows of a step for drafts, including the requests' own: "ngram/16"."""
     return f"{setup.speculative}/{setup.num_free_rows}" if setup.num_free_rows else "-"
 
 
 def _place(group: GroupStanding) -> str:
-    """Group, rank and wave: "host-0 1/2, wave 7 running"."""
+    """Return group, rank and wave: "host-0 1/2, wave 7 running"."""
     return f"{group.group} {group.rank}/{group.size}, wave {group.wave} {group.phase}"
 
 

@@ -1,4 +1,4 @@
-"""What a `worker start` is to be: its engines, where they are, and who is told of them."""
+"""The plan of a `worker start`: its engines, their devices, and its loggers."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """What follows from the options, before anything is started.
+    """Plan that follows from the options, before any process is started.
 
     Args:
-        name: what metrics call the worker.
-        worker_id: what Redis knows it by, this time.
-        engine: the configuration that all engines have in common.
-        engines: that of each, in order.
-        placements: where each is.
-        factories: what makes loggers of their figures.
+        name: name of the worker in metrics.
+        worker_id: id of this run of the worker in Redis.
+        engine: common configuration of all engines.
+        engines: configuration of each engine, in order.
+        placements: devices of each engine.
+        factories: factories of loggers of statistics.
     """
 
     name: str
@@ -52,24 +52,24 @@ class Plan:
 
     @property
     def num_places(self) -> int:
-        """How many engines there is a place for: GPUs have one each, processors as many as are wanted."""
+        """Largest number of engines: one per placement on GPUs, ``MAX_ENGINES_ON_HOST`` on the CPU."""
         return len(self.placements) if self.placements[0].visible_devices is not None else MAX_ENGINES_ON_HOST
 
     @property
     def ready_line(self) -> str:
-        """What is said once all engines serve."""
+        """Line to print once all engines serve."""
         where = ", ".join(dict.fromkeys(map(str, self.placements)))
         count = f"{len(self.placements)} engine{'s' if len(self.placements) > 1 else ''}"
-        return f"ready: model {self.engine.model_name} on {count}, {where}{told_choices(self.engine)}"
+        return f"ready: model {self.engine.model_name} on {count}, {where}{describe_choices(self.engine)}"
 
     def worker_config(self, index: int, *, redis_url: str, fork_server: str, process: dict[str, Any]) -> WorkerConfig:
-        """Return the configuration of the process that serves with engine ``index``, which may be one that joins later.
+        """Return the configuration of the worker process of engine ``index``, which may be added later.
 
         Args:
-            process: the fields of ``WorkerConfig`` that are options.
+            process: fields of ``WorkerConfig`` that are options.
         """
         placement = self.placements[index] if index < len(self.placements) else self.placements[0]
-        # One that joins later takes its share of the processors; those that run keep theirs.
+        # An engine that is added later gets its share of the processors; running engines keep theirs.
         num_engines = max(index + 1, len(self.placements))
         engine = self.engines[min(index, len(self.engines) - 1)]
         return WorkerConfig(
@@ -87,23 +87,22 @@ class Plan:
 
 
 def make_plan(settings: Settings) -> Plan:
-    """Find out what is to be served where.
+    """Derive the plan from the options.
 
     Raises:
-        ConfigurationError, UsageError: options contradict each other or the machine; names them and where they come
-            from.
+        ConfigurationError, UsageError: options contradict each other or the machine; names them and their sources.
         ModelLoadError: the model's path does not exist, or its folder lacks a file.
     """
-    # Imported late: it needs psutil, and `worker --help` should say so rather than fail.
+    # Imported late, because it needs psutil, and `worker --help` must work without it.
     from ..supervisor import place_engines
     from ..supervisor.stat_loggers import load_factories
 
-    host, given = settings.make(HostOptions), settings.fields_of(EngineConfig)
+    host, fields = settings.make(HostOptions), settings.fields_of(EngineConfig)
     with settings.naming_sources():
-        device = given["device"] or KINDS[given["engine"]].device
-        placements = place_engines(host.gpus, device, num_engines_of(host), *gpus_per_engine(host, given))
+        device = fields["device"] or KINDS[fields["engine"]].device
+        placements = place_engines(host.gpus, device, num_engines_of(host), *gpus_per_engine(host, fields))
         on_host = {"device": placements[0].device, "num_engines_on_host": len(placements)}
-        engine = EngineConfig(**{**given, **on_host})
+        engine = EngineConfig(**{**fields, **on_host})
         check_name("the model's name (--served-model-name)", engine.model_name)
         check_gpus_per_engine(host, engine)
         check_local_model(engine.model, needs_weights=engine.needs_weights)
@@ -111,14 +110,15 @@ def make_plan(settings: Settings) -> Plan:
         factories = load_factories(host.stat_loggers)
         name = host.worker_name or socket.gethostname()
         engines = group_engines(engine, len(placements), name)
-    # In containers a name and a process id come again. What the one before has claimed must not look like ours.
+    # With a random part, because in containers name and process id repeat, and claims of the previous worker must not
+    # look like claims of this one.
     worker_id = f"{name}-{os.getpid()}-{secrets.token_hex(2)}"
     return Plan(name, worker_id, host, engine, engines, placements, factories)
 
 
-def gpus_per_engine(host: HostOptions, given: dict[str, Any]) -> tuple[int, str]:
-    """How many, and which options say so."""
-    sizes = {name: given[name] for name in ("tensor_parallel_size", "pipeline_parallel_size") if given[name] > 1}
+def gpus_per_engine(host: HostOptions, fields: dict[str, Any]) -> tuple[int, str]:
+    """Return the number of GPUs of an engine, and the options that define it."""
+    sizes = {name: fields[name] for name in ("tensor_parallel_size", "pipeline_parallel_size") if fields[name] > 1}
     num_ranks = math.prod(sizes.values())
     source = " ".join(f"--{name.replace('_', '-')} {size}" for name, size in sizes.items())
     if num_ranks == 1:
@@ -131,7 +131,7 @@ def gpus_per_engine(host: HostOptions, given: dict[str, Any]) -> tuple[int, str]
 
 
 def check_gpus_per_engine(host: HostOptions, engine: EngineConfig) -> None:
-    """Nothing but vLLM, which has options of its own, has more GPUs than the ranks that it was told to have."""
+    """Refuse more GPUs than ranks, except for vLLM, whose own options may define more ranks."""
     if host.gpus_per_engine <= engine.num_ranks or engine.engine == "vllm":
         return
     count = host.gpus_per_engine
@@ -139,8 +139,8 @@ def check_gpus_per_engine(host: HostOptions, engine: EngineConfig) -> None:
     raise UsageError(f"--gpus-per-engine {count}: an engine of {engine.engine} has a GPU for each rank; {instead}")
 
 
-def told_choices(engine: EngineConfig) -> str:
-    """What was chosen otherwise than by default, of what changes speed and rounding, for the line that says ready."""
+def describe_choices(engine: EngineConfig) -> str:
+    """Describe options that change speed or rounding and are not at their default, for the ready line."""
     options = {
         "engine": engine.engine if engine.engine != "penstock" else None,
         "attention": engine.attention_backend if engine.attention_backend != "auto" else None,
@@ -151,7 +151,7 @@ def told_choices(engine: EngineConfig) -> str:
 
 
 def num_engines_of(host: HostOptions) -> int | None:
-    """Of this host; None leaves it to the GPUs. Raises ``UsageError`` if ``--engines`` is a fleet's range."""
+    """Return the number of engines; None for one per GPU. Raises ``UsageError`` if ``--engines`` is a fleet's range."""
     if isinstance(host.engines, str):
         raise UsageError(f"--engines {host.engines} is for a fleet; give --ray as well, or one number")
     return host.engines

@@ -1,4 +1,4 @@
-"""``worker list --plugins``: what is installed for options of worker and gateway. Looks, and loads nothing."""
+"""``worker list --plugins``: installed plug-ins for options of worker and gateway. Reads metadata, loads no plug-in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HEADER = ("OPTION", "NAME", "IS", "DISTRIBUTION")
 
 
 def list_plugins(*, as_json: bool) -> int:
-    """Print them, of each option those that its value may name."""
+    """Print the plug-ins that each option may name."""
     rows = [
         (option, name, point.value, "" if point.dist is None else f"{point.dist.name} {point.dist.version}")
         for group, option in OPTION_OF_GROUP.items()
@@ -19,8 +19,8 @@ def list_plugins(*, as_json: bool) -> int:
         for point in points
     ]
     if as_json:
-        named = [dict(zip(("option", "name", "value", "distribution"), row, strict=True)) for row in rows]
-        print(msgspec.json.format(msgspec.json.encode(named)).decode())
+        objects = [dict(zip(("option", "name", "value", "distribution"), row, strict=True)) for row in rows]
+        print(msgspec.json.format(msgspec.json.encode(objects)).decode())
     elif rows:
         print(format_table(_HEADER, [list(row) for row in rows]))
     else:

@@ -1,4 +1,4 @@
-"""``worker scale``: another number of engines for a worker, here or on another host."""
+"""``worker scale``: change the number of engines of a worker, here or on another host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...shared.redis_access.embedded import resolve_redis_url
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("worker_id", help="as shown by worker list")
-    parser.add_argument("num_engines", type=int, help="how many it is to serve with; those beyond drain before they go")
+    parser.add_argument("num_engines", type=int, help="number of engines; surplus ones drain before they exit")
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="time until it does (300)")
     add_redis_arguments(parser)
 
@@ -24,7 +24,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with resolve_redis_url(arguments.redis_url) as url:
         asyncio.run(_scale(url, arguments))
     count = "1 engine" if arguments.num_engines == 1 else f"{arguments.num_engines} engines"
-    print(f"{arguments.worker_id} serves with {count}, until it ends; --engines says with how many it starts")
+    print(f"{arguments.worker_id} serves with {count} until it exits; --engines sets the number at its start")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""``worker start``: serve a model on this host until told to stop."""
+"""``worker start``: serve a model on this host until it is stopped."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ...shared.tracing.endpoint import check_endpoint
 from ..config.engine_config import EngineConfig
 from ..config.fleet import FleetOptions
 from ..config.worker_config import WorkerConfig
+from ..options.display import effective_config
 from ..options.settings import Settings, read_settings
-from ..options.told import effective_config
 from ..other_engines.kinds import KINDS
 from ..programs import PROGRAMS, START, HostOptions
 from .plan import make_plan, num_engines_of
@@ -42,7 +42,7 @@ def _run(arguments: argparse.Namespace) -> int:
     process = settings.fields_of(WorkerConfig)
     configure_logging(process["log_level"], process["log_format"])
     if settings.make(FleetOptions).ray is not None:
-        # Imported late, as what serves on this host is.
+        # Imported late, as the supervisor below.
         from ..fleet.run import serve_fleet
 
         return serve_fleet(settings)
@@ -55,7 +55,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _serve(settings: Settings, process: dict[str, Any]) -> int:
-    # Imported late: it needs psutil, and `worker --help` should say so rather than fail.
+    # Imported late, because it needs psutil, and `worker --help` must work without it.
     from ..supervisor import EngineStartError, Supervisor
     from ..supervisor.stat_loggers import StatLoggerManager
 
@@ -82,15 +82,15 @@ def _serve(settings: Settings, process: dict[str, Any]) -> int:
                 make_config=config,
             )
             supervisor = Supervisor(configs, announce, metrics, loggers, config, plan.num_places)
-            left_in_order = asyncio.run(supervisor.run())
+            is_clean_exit = asyncio.run(supervisor.run())
         except EngineStartError as error:
             sys.stderr.write(error.trace)
             raise
-    return 0 if left_in_order else 1
+    return 0 if is_clean_exit else 1
 
 
 def _metrics_server(host: HostOptions) -> AbstractContextManager[MetricsServer | None]:
-    """The port for metrics and probes, open before anything is started: one that is taken is soon known."""
+    """Open the port for metrics and probes, before any process is started, so that a used port fails early."""
     if host.metrics_port is None:
         return nullcontext()
     if importlib.util.find_spec("prometheus_client") is None:
@@ -101,12 +101,12 @@ def _metrics_server(host: HostOptions) -> AbstractContextManager[MetricsServer |
 
 
 def _fork_server(host: HostOptions, engine: EngineConfig, process: dict[str, Any]) -> AbstractContextManager[str]:
-    """The socket of the process that forks engine cores, while it runs; empty if each is started by itself."""
+    """Run the fork server of engine cores, and return its socket; empty if cores are started as new processes."""
     from ..supervisor.fork_server import running_fork_server
 
     if not KINDS[engine.engine].can_fork:
         return nullcontext("")
-    # Somebody may keep one for all: the tests do, whose workers are many and short-lived.
+    # Another process may run one for many workers, as the tests do.
     if isinstance(host.fork_server, str):
         return nullcontext(host.fork_server)
     if host.fork_server is False or (host.fork_server is None and engine.device != "cpu"):
@@ -126,7 +126,7 @@ def _check_installed(libraries: Sequence[str], extra: str) -> None:
     missing = [name for name in libraries if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigurationError(
-            f"worker start needs {', '.join(missing)}, which a plain client does without; "
+            f"worker start requires {', '.join(missing)}, which a client installation lacks; "
             f"pip install 'penstock[{extra}]'"
         )
 

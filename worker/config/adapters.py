@@ -1,4 +1,4 @@
-"""What an engine may be told about low-rank adapters."""
+"""Options of an engine for low-rank adapters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ADAPTERS = "low-rank adapters"
 
 
 class AdapterOptions(OptionGroup):
-    """Whether adapters are served, and how many of which size."""
+    """Options for low-rank adapters: whether they are served, their number and sizes."""
 
     enable_lora: Annotated[
         bool, Option("serve requests that name a low-rank adapter (LoRA) of the model", Switch(), group=ADAPTERS)
@@ -45,14 +45,14 @@ class AdapterOptions(OptionGroup):
 
     @property
     def lora_setup(self) -> LoraSetup | None:
-        """What there is room for; None where adapters are not served."""
+        """Limits of adapters; None if adapters are not served."""
         if not self.enable_lora:
             return None
         return LoraSetup(max_loras=self.max_loras, max_lora_rank=self.max_lora_rank, max_cpu_loras=self.max_cpu_loras)
 
 
 def check_adapters(options: AdapterOptions, engine: str) -> None:
-    """Raises ``ConfigurationError`` where adapters are wanted that cannot be had."""
+    """Raise ``ConfigurationError`` if adapters are enabled but cannot be served."""
     if not options.enable_lora:
         return
     if engine != "penstock":
@@ -61,6 +61,6 @@ def check_adapters(options: AdapterOptions, engine: str) -> None:
         )
     if options.max_cpu_loras < options.max_loras:
         raise ConfigurationError(
-            f"max_cpu_loras ({options.max_cpu_loras}) must be at least max_loras ({options.max_loras}): what is in a "
-            f"batch is in the host's memory, too"
+            f"max_cpu_loras ({options.max_cpu_loras}) must be at least max_loras ({options.max_loras}): adapters of a "
+            f"batch are in the host's memory too"
         )

@@ -1,4 +1,4 @@
-"""What an engine takes at once: requests, tokens of a step, KV cache."""
+"""Limits of an engine's batch: requests, tokens of a step, KV cache."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .images import DEFAULT_CACHE_MEMORY, DEFAULT_MAX_IMAGES, ImageCacheMemory, 
 from .ordering import SchedulingPolicy
 
 BATCH = "what an engine takes"
-# Of one step. On the CPU a step with a larger share of prefill holds up everybody's next token (135M Llama: inter-token
+# Tokens of one step. On the CPU a step with more prefill delays the next token of all requests (135M Llama: inter-token
 # p99 3.5 s with 2048, 0.6 s with 256, at the same throughput).
 DEFAULT_TOKEN_BUDGET = {"cpu": 512, "cuda": 2048}
-# Of the memory that is free after loading. On the CPU other programs live, too.
+# Share of the memory that is free after loading. On the CPU it is lower, because other programs use the memory too.
 DEFAULT_MEMORY_UTILIZATION = {"cpu": 0.4, "cuda": 0.9}
 
 
 class BatchOptions(OptionGroup):
-    """How many requests and tokens, of which kinds and in which order."""
+    """Limits of requests and tokens, their kinds and their order."""
 
     max_model_len: Annotated[
         int | None,
@@ -69,8 +69,8 @@ class BatchOptions(OptionGroup):
             group=BATCH,
         ),
     ] = None
-    # Off by default: they are input of another kind, from whoever may enqueue, that no tokenizer has limited to what
-    # the model was trained on.
+    # Off by default, because any client may send them, and no tokenizer restricts them to
+    # inputs of the model's training.
     enable_prompt_embeds: Annotated[
         bool, Option("take prompts that are given as embeddings, too", Switch(), group=BATCH)
     ] = False

@@ -1,4 +1,4 @@
-"""Options of an engine that contradict each other."""
+"""Checks of options of an engine that contradict each other."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ...shared.errors import ConfigurationError
 from ...shared.values.shown import shown
 from ...shared.values.urls import mask_url
 
-# Whose option it is.
+# The engine to which an option applies.
 _OWNERS = {"engine_python": "vllm", "engine_options": "vllm", "engine_url": "http", "engine_command": "http"}
 
 
 def check_engine(engine: str, **options: str) -> None:
-    """Raises ``ConfigurationError`` if an engine is given options of another one, or lacks the server's address."""
+    """Raise ``ConfigurationError`` if options of another engine are set, or the server's address is missing."""
     for name, value in options.items():
         if value and engine != _OWNERS[name]:
             who = "Penstock's own engine" if engine == "penstock" else f"engine {engine!r}"
@@ -25,21 +25,21 @@ def check_engine(engine: str, **options: str) -> None:
         _check_url(options["engine_url"])
 
 
-def check_taken(
-    config: msgspec.Struct, engine: str, taken: Collection[str], instead: Mapping[str, str] | None = None
+def check_supported(
+    config: msgspec.Struct, engine: str, supported: Collection[str], instead: Mapping[str, str] | None = None
 ) -> None:
-    """Refuse options that mean nothing to an engine.
+    """Refuse options that do not apply to an engine.
 
     Args:
-        taken: fields of ``config`` that mean something to it; any other has to be at its default.
-        instead: what to do about some of the others.
+        supported: fields of ``config`` that apply to the engine; all others must be at their default.
+        instead: remedies for some of the others.
 
     Raises:
-        ConfigurationError: one is not at its default; names it and the remedy.
+        ConfigurationError: an option that does not apply is set; names it and the remedy.
     """
     for field in msgspec.structs.fields(config):
         value = getattr(config, field.name)
-        if field.name in taken or value == field.default:
+        if field.name in supported or value == field.default:
             continue
         remedy = (instead or {}).get(field.name, "leave it out")
         raise ConfigurationError(f"{field.name} {shown(value)} is for Penstock's engine, not for {engine!r}; {remedy}")
@@ -59,13 +59,13 @@ def _check_url(url: str) -> None:
 
 
 def check_speculation(speculative: str, engine: str, *, async_scheduling: bool) -> None:
-    """Raises ``ConfigurationError`` where nothing can be guessed."""
+    """Raise ``ConfigurationError`` if the options exclude speculative decoding."""
     if speculative == "off":
         return
     if async_scheduling:
         raise ConfigurationError(
-            f"speculative {speculative!r} and async_scheduling exclude each other: what follows guesses can only be "
-            "scheduled when they have been verified; leave one of them out"
+            f"speculative {speculative!r} and async_scheduling exclude each other: tokens after a draft can only be "
+            "scheduled when the draft is verified; leave one of them out"
         )
     if engine != "penstock":
         raise ConfigurationError(
@@ -74,7 +74,7 @@ def check_speculation(speculative: str, engine: str, *, async_scheduling: bool) 
 
 
 def check_quantization(quantization: str | None, device: str, *, native_kernels: bool) -> None:
-    """Raises ``ConfigurationError`` where weights cannot be held so."""
+    """Raise ``ConfigurationError`` if the device does not support a quantization."""
     if quantization is None:
         return
     if device == "cpu" and quantization == "fp8":
@@ -90,7 +90,7 @@ def check_quantization(quantization: str | None, device: str, *, native_kernels:
 def check_attention(
     backend: str, device: str, *, native_kernels: bool, deterministic: bool, kv_cache_dtype: str
 ) -> None:
-    """Raises ``ConfigurationError`` where ``backend`` cannot attend."""
+    """Raise ``ConfigurationError`` if ``backend`` does not support the device or other options."""
     if backend == "triton" and device != "cuda":
         raise ConfigurationError(
             "attention_backend 'triton' needs a GPU (device 'cuda'); on the CPU there are 'native' and 'reference'"

@@ -1,4 +1,4 @@
-"""How an engine computes: the same requests, other speed, memory or rounding."""
+"""Options of an engine that change speed, memory or rounding."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ..options.option import Option
 from ..options.readers import Choice, ChoiceWithCount, Switch
 
 COMPUTING = "how it computes"
-# Guesses of a request in a step, beyond which none is made, and without a number behind `ngram`: with the known token
-# a tile of 16 rows.
+# Largest number of draft tokens of a request in a step, and the number without one after `ngram`: with the last token
+# it fills a tile of 16 rows.
 MAX_DRAFT_TOKENS, DEFAULT_DRAFT_TOKENS = 64, 15
 
 
 class ComputingOptions(OptionGroup):
-    """Kernels, number formats, and what is done ahead."""
+    """Options for kernels, number formats, and work in advance."""
 
     seed: Annotated[
         int, Option("for what is random and no request's own", Integer(0, (1 << 63) - 1), group=COMPUTING)
@@ -64,7 +64,7 @@ class ComputingOptions(OptionGroup):
             group=COMPUTING,
         ),
     ] = "off"
-    # A capture of graphs takes seconds at the start, and memory.
+    # Capturing graphs takes seconds at the start, and memory.
     enforce_eager: Annotated[
         bool,
         Option(
@@ -94,13 +94,13 @@ class ComputingOptions(OptionGroup):
 
     @property
     def eight_bit_cache(self) -> str | None:
-        """The full name of the floats of eight bits that keys and values are held in; None if they are not."""
+        """Full name of the eight-bit float format of keys and values; None for another format."""
         if self.kv_cache_dtype == "auto":
             return None
         return "fp8_e4m3" if self.kv_cache_dtype == "fp8" else self.kv_cache_dtype
 
     @property
     def max_draft_tokens(self) -> int:
-        """Most guesses of a request in a step; 0 where nothing is guessed."""
+        """Largest number of draft tokens of a request in a step; 0 without speculative decoding."""
         word, _, count = self.speculative.partition(":")
         return 0 if word == "off" else int(count or DEFAULT_DRAFT_TOKENS)

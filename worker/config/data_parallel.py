@@ -18,12 +18,12 @@ _MAX_RANKS = 1024
 
 
 class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a core's rank is, which its worker process has from Redis (``shared/deployment/groups``).
+    """Place of a core's rank in its group, which the worker process reads from Redis (``shared/deployment/groups``).
 
     Args:
-        generation: of the group.
-        size: how many ranks it has.
-        address: HOST:PORT at which they meet; the first rank listens there.
+        generation: generation of the group.
+        size: number of ranks of the group.
+        address: HOST:PORT at which the ranks connect; the first rank listens there.
         timeout_s: how long a collective waits for a rank.
     """
 
@@ -35,10 +35,10 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DataParallelOptions(OptionGroup):
-    """Of how many ranks, and of which group, an engine is one.
+    """Options for the data-parallel group of an engine.
 
     Args:
-        place: which one; None until it is known, and of an engine that is none.
+        place: place of the engine's rank; None until it is known, and for an engine without a group.
     """
 
     data_parallel_size: Annotated[
@@ -72,7 +72,7 @@ class DataParallelOptions(OptionGroup):
 
     @property
     def is_grouped(self) -> bool:
-        """Whether the engine is a rank of a group; one of a single rank may grow."""
+        """Whether the engine is a rank of a group; a group with a single rank may grow."""
         return self.data_parallel_size > 1 or bool(self.data_parallel_group)
 
 
@@ -88,9 +88,9 @@ def check_data_parallel(
     enable_lora: bool,
     num_ranks: int,
 ) -> None:
-    """Raises ``ConfigurationError`` where ranks could not step together.
+    """Raise ``ConfigurationError`` if an option would prevent ranks from stepping together.
 
-    Each makes one forward in a step, and all the same number of them when they load.
+    Each rank runs one forward in a step, and all ranks run the same number of forwards when they load.
     """
     if not options.is_grouped:
         if options.data_parallel_address:

@@ -1,4 +1,4 @@
-"""What operators may look at and call in an engine."""
+"""Options of an engine for diagnosis and control by operators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONTROL = "control and diagnosis"
 
 
 class DiagnosisOptions(OptionGroup):
-    """Where files about it go, and whose code it loads for its callers."""
+    """Options for files of diagnosis, and for modules that an engine loads for its callers."""
 
     profile_dir: Annotated[
         str,

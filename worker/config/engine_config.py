@@ -1,7 +1,7 @@
-"""The configuration of one engine: written once from its options, frozen, sent to the core as JSON.
+"""The configuration of one engine: created from its options, frozen, sent to the core as JSON.
 
-A field with an ``Option`` is what people set, by the command line, the environment or a file; the option's text says
-what the field means.
+Users set a field with an ``Option`` by the command line, the environment or a file. The option's help describes the
+field.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 from ...shared.errors import ConfigurationError
 from ...shared.values.names import is_partition_name
 from ...shared.values.urls import MaskedRepr
-from ..options.groups import FromGroups
+from ..options.groups import OptionGroupMeta
 from ..options.option import check_fields
 from .adapters import AdapterOptions, check_adapters
 from .batch import DEFAULT_TOKEN_BUDGET, BatchOptions
@@ -38,12 +38,12 @@ class EngineConfig(
     RankOptions,
     DataParallelOptions,
     msgspec.Struct,
-    metaclass=FromGroups,
+    metaclass=OptionGroupMeta,
     frozen=True,
     kw_only=True,
     omit_defaults=True,
 ):
-    """How an engine core loads its model and schedules: a class for each group of options."""
+    """Configuration of an engine core: model, devices and scheduling. Each group of options is a class."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -102,12 +102,12 @@ class EngineConfig(
         return max(self.max_num_seqs, DEFAULT_TOKEN_BUDGET[self.device])
 
     def encode(self) -> bytes:
-        """JSON bytes for ``Configure``."""
+        """Return JSON bytes for ``Configure``."""
         return msgspec.json.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> EngineConfig:
-        """The inverse of ``encode``.
+        """Return the configuration in ``data``, which ``encode`` returned.
 
         Raises:
             ConfigurationError: a field is missing, unknown or of the wrong type.

@@ -1,4 +1,4 @@
-"""What ``worker start --ray`` decides for a fleet; ``worker/fleet`` does it."""
+"""Options of ``worker start --ray`` for a fleet (``worker/fleet``)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_WANTED_WAIT_S = 10.0
 
 
 class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Without ``ray`` a worker serves on its own host, and the others mean nothing."""
+    """Options of a fleet. Without ``ray`` a worker serves on its own host, and the others do not apply."""
 
     ray: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""What an engine may be told of images."""
+"""Options of an engine for images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of an engine that keeps KV blocks beside its KV cache."""
+"""Options of an engine that stores KV blocks outside its KV cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DEFAULT_DIR_SIZE = 16 << 30
 
 
 class KVOffloadOptions(OptionGroup):
-    """Where blocks are kept, and how many; nowhere by default."""
+    """Options for the places of offloaded blocks and their sizes; none by default."""
 
     kv_offload_memory: Annotated[
         int | None,
@@ -48,19 +48,19 @@ class KVOffloadOptions(OptionGroup):
 
     @property
     def offloads_kv(self) -> bool:
-        """Whether blocks are kept anywhere beside the KV cache."""
+        """Whether blocks are stored outside the KV cache."""
         return self.kv_offload_memory is not None or bool(self.kv_offload_dir)
 
     @property
     def kv_offload_option(self) -> str:
-        """The first of the options that says so, as people wrote it; for messages."""
+        """Name of the option that enables offloading, for messages."""
         return "kv_offload_dir" if self.kv_offload_dir else "kv_offload_memory"
 
 
 def check_kv_offload(options: KVOffloadOptions, *, enable_prefix_caching: bool) -> None:
-    """Raises ``ConfigurationError`` where blocks cannot be kept."""
+    """Raise ``ConfigurationError`` if blocks cannot be offloaded."""
     if options.offloads_kv and not enable_prefix_caching:
         raise ConfigurationError(
-            f"{options.kv_offload_option} needs prefix caching, by whose hashes blocks are known; leave out "
+            f"{options.kv_offload_option} needs prefix caching, whose hashes identify blocks; leave out "
             "--no-enable-prefix-caching"
         )

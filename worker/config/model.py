@@ -1,4 +1,4 @@
-"""What an engine serves, and what computes it."""
+"""Options for the model of an engine, and for the engine that computes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..options.option import Option
 from ..options.readers import Choice, Model, Reader, Switch
 
 MODEL = "model"
-# The program of an engine's core, by what `--engine` calls it.
+# The program of an engine's core, by its name in `--engine`.
 CORE_MODULES = {
     "penstock": "penstock.worker.engine",
     "vllm": "penstock.worker.other_engines.vllm",
@@ -18,7 +18,7 @@ CORE_MODULES = {
 
 
 class ModelOptions(OptionGroup):
-    """Which model it is, what clients call it, and what reads and computes it."""
+    """Options for the model, its name, and the engine that loads and computes it."""
 
     model: Annotated[str, Option("model folder, .gguf file, or name on the hub", Model(), group=MODEL)]
     served_model_name: Annotated[
@@ -88,10 +88,10 @@ class ModelOptions(OptionGroup):
 
     @property
     def model_name(self) -> str:
-        """The name clients use."""
+        """Name under which clients request the model."""
         return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
 
     @property
     def needs_weights(self) -> bool:
-        """Whether Penstock's engine reads them from the model's folder."""
+        """Whether the model's folder must contain weights, which only Penstock's engine reads."""
         return self.engine == "penstock" and self.load_format != "dummy"

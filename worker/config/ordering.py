@@ -1,4 +1,4 @@
-"""What an engine may be told about the order of its requests."""
+"""The option for the order of requests in an engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCHEDULING_POLICIES = (FIRST_COME_FIRST_SERVED, "priority")
 
 
 class _Policy(Choice):
-    """One of the project's, or one of the operator's own. What that is, is looked at when an engine loads it."""
+    """Reader of a policy of the project or of the operator. The latter is checked when an engine loads it."""
 
     def __init__(self) -> None:
         super().__init__(*SCHEDULING_POLICIES)
@@ -25,8 +25,8 @@ class _Policy(Choice):
             return
         installed = plugins_of(ORDERING_POLICIES)
         if value not in installed:
-            known = ", ".join((*SCHEDULING_POLICIES, *installed))
-            raise RefusedValueError(f"must be one of {known}, or MODULE:CLASS")
+            names = ", ".join((*SCHEDULING_POLICIES, *installed))
+            raise RefusedValueError(f"must be one of {names}, or MODULE:CLASS")
 
 
 SchedulingPolicy = Annotated[

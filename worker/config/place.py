@@ -1,4 +1,4 @@
-"""Where an engine computes."""
+"""Options for the device of an engine."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ..options.option import Option
 from ..options.readers import Choice
 
 PLACE = "where"
-# What no machine has, and no deployment means. Beyond it arrays are made that do not fit, or processes without end.
+# More than any machine has. A larger value would create arrays that do not fit, or processes without end.
 MAX_ENGINES_ON_HOST = 1024
 
 
 class PlaceOptions(OptionGroup):
-    """On which device, and with how much of its host.
+    """Options for the device and the share of the host.
 
     Args:
-        num_engines_on_host: how many engines share the host's memory and cores.
+        num_engines_on_host: number of engines that share the host's memory and cores.
     """
 
     device: Annotated[

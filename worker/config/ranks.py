@@ -1,4 +1,4 @@
-"""Options of an engine that computes one model on several devices: its ranks."""
+"""Options of an engine with several ranks, which compute one model on several devices."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..options.option import Option
 from ..options.readers import Switch
 
 RANKS = "several devices for one model"
-# As many as any one host has.
+# No host has more devices.
 MAX_RANKS = 64
 
 
 class RankOptions(OptionGroup):
-    """How many ranks an engine has, and what each holds of the model; one by default, which holds all."""
+    """Options for the number of ranks and their parts of the model; one rank with all of it by default."""
 
     tensor_parallel_size: Annotated[
         int,
@@ -42,20 +42,20 @@ class RankOptions(OptionGroup):
 
     @property
     def layout(self) -> ParallelLayout:
-        """Which rank has what."""
+        """Parts of the model that each rank has."""
         return ParallelLayout(self.tensor_parallel_size, self.pipeline_parallel_size, self.enable_expert_parallel)
 
     @property
     def num_ranks(self) -> int:
-        """Processes, and on GPUs devices, of one engine."""
+        """Number of processes, and on GPUs of devices, of one engine."""
         return self.layout.world_size
 
 
 def check_ranks(options: RankOptions, engine: str, *, async_scheduling: bool = False, **others: object) -> None:
-    """Refuse what engines of several ranks cannot do.
+    """Refuse options that an engine with several ranks does not support.
 
     Args:
-        others: options that they cannot have, by name, where they are wanted.
+        others: values of options that engines with several ranks do not support, by name.
 
     Raises:
         ConfigurationError: names the options and the remedy.
@@ -67,7 +67,7 @@ def check_ranks(options: RankOptions, engine: str, *, async_scheduling: bool = F
             f"{options.pipeline_parallel_size} are {num_ranks} ranks, and an engine has at most {MAX_RANKS}"
         )
     if engine != "penstock":
-        return  # its own options say what it can
+        return  # the engine checks its options itself
     if options.enable_expert_parallel and options.tensor_parallel_size == 1:
         raise ConfigurationError(
             "enable_expert_parallel shares experts between the ranks of a stage, and there is one: raise "
@@ -89,8 +89,8 @@ def check_ranks(options: RankOptions, engine: str, *, async_scheduling: bool = F
     for name, value in others.items():
         if not value:
             continue
-        told = name if value is True else f"{name} {value!r}"
+        option = name if value is True else f"{name} {value!r}"
         raise ConfigurationError(
-            f"{told} is for engines of one rank, and tensor_parallel_size {options.tensor_parallel_size} with "
+            f"{option} is for engines of one rank, and tensor_parallel_size {options.tensor_parallel_size} with "
             f"pipeline_parallel_size {options.pipeline_parallel_size} makes {num_ranks}; leave one of them out"
         )

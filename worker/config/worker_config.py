@@ -1,4 +1,4 @@
-"""The configuration of one worker process: its engine's, and what it does beside that."""
+"""The configuration of one worker process, including that of its engine."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..options.readers import Choice, Folder, Name, Reader, Switch
 from .engine_config import EngineConfig
 from .model import MODEL
 
-# How often a worker process tells its supervisor what it does, so that its silence means something.
+# How often a worker process reports its status to the supervisor, so that a missing report shows a fault.
 STATUS_INTERVAL_S = 1.0
-# Readers take a stream that says nothing for longer for one that hangs.
+# Readers regard a stream that is silent for longer as hanging.
 MAX_STREAM_INTERVAL_MS = 10_000
 
 # Headings of the help.
@@ -27,19 +27,19 @@ BROKER, PROCESS, OBSERVING, LOG = "Redis", "processes", "metrics", "log"
 
 
 class WorkerConfig(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything one worker process needs; the supervisor writes it as the first line of its standard input.
+    """Configuration of a worker process; the supervisor writes it as the first line of its standard input.
 
     Args:
-        worker_id: the supervisor's identity, shared by its engines.
-        engine_id: this engine's identity: the consumer name in Redis and the key of its heartbeat. No other process
-            has it, nor will the next worker of this name: who claims under it must be this one.
-        engine_name: what metrics call it, the same whenever its worker begins again.
-        redis_url: where the broker is; may carry a password, hence not on the command line.
-        shards: the servers that hold the models, as ``parse_shards`` reads them; empty where ``redis_url`` does.
-        visible_devices: value of CUDA_VISIBLE_DEVICES for the core; None leaves the environment alone.
-        num_restarts: how often this engine was started again.
-        fork_server: socket of the process that forks engine cores, beside that of who forks worker processes
-            (``workers_address``); without one each is started by itself.
+        worker_id: id of the supervisor, shared by its engines.
+        engine_id: id of this engine: consumer name in Redis and key of its heartbeat. No other process ever has it, not
+            even the next worker of the same name, so that claims under it belong to this process.
+        engine_name: name of the engine in metrics; the same after a restart of its worker.
+        redis_url: URL of the broker; it may contain a password, so it is not on the command line.
+        shards: servers that hold the models, as ``parse_shards`` reads them; empty if ``redis_url`` holds them.
+        visible_devices: value of CUDA_VISIBLE_DEVICES for the core; None to inherit it.
+        num_restarts: number of restarts of this engine.
+        fork_server: socket of the process that forks engine cores. That for worker processes is next to it
+            (``workers_address``). Empty to start both as new processes.
     """
 
     worker_id: str
@@ -61,7 +61,7 @@ class WorkerConfig(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, omit_d
     ] = 30.0
     heartbeat_interval_s: float = 1.0
     heartbeat_ttl_s: float = 3.0
-    # Shorter than its own beats, it would take the living for dead.
+    # A TTL shorter than the interval of heartbeats would declare running engines dead.
     lease_ttl_s: Annotated[
         float,
         Option("an engine unheard of for so long counts as dead", Seconds(0.1), name="lease_ttl", group=PROCESS),
@@ -140,10 +140,10 @@ class WorkerConfig(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, omit_d
 
     @property
     def lease_ttl_ms(self) -> int:
-        """``lease_ttl_s`` as the broker takes it."""
+        """``lease_ttl_s`` in milliseconds, the broker's unit."""
         return int(self.lease_ttl_s * 1000)
 
     @property
     def device_name(self) -> str:
-        """What the engine runs on, for people: "cpu" or "cuda:0"."""
+        """Name of the engine's device, for people: "cpu" or "cuda:0"."""
         return self.engine.device if self.visible_devices is None else f"cuda:{self.visible_devices}"

@@ -1,4 +1,4 @@
-"""Options, each said once: where a field of a configuration is declared, with its help and what it may be.
+"""Options, each declared once: at its field of a configuration, with its help and its values.
 
     field: Annotated[type, Option(help, reader)] = default
         ├─▶ --option of the command line ┐
@@ -6,6 +6,7 @@
         ├─▶ option of a --config file    ┘
         └─▶ the table of ops/guide/configuration.md
 
-``readers.py`` has the kinds of values, ``option.py`` what is declared, ``program.py`` the options that one program has,
-``settings.py`` who wins, ``told.py`` how options are shown. Which programs there are: ``worker/programs.py``.
+``readers.py`` has the kinds of values, ``option.py`` the declaration, ``program.py`` the options of one program,
+``settings.py`` the precedence of sources, ``display.py`` the display of options. The programs are in
+``worker/programs.py``.
 """

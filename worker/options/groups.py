@@ -1,7 +1,7 @@
-"""A configuration in groups of options: each a small class in a file of its own, and the configuration a list of them.
+"""Configurations composed of groups of options; each group is a small class in a separate file.
 
-A struct of msgspec has one base with fields at most. So groups are no structs: a configuration takes the fields that
-they declare for its own, in the order of its bases, and their properties as any class does.
+A msgspec struct can have only one base with fields. So groups are not structs: the metaclass of a configuration copies
+the fields that they declare, in the order of its bases. Their properties are inherited as in any class.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import msgspec
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
-class _OfGroups(type):
-    """Makes groups, which are never made into objects of their own."""
+class _GroupMeta(type):
+    """Metaclass of groups, which are never instantiated."""
 
-    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **settings: Any) -> _OfGroups:
-        # Without slots of their own: all fields are those of the configuration.
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **settings: Any) -> _GroupMeta:
+        # Without slots, because all fields belong to the configuration.
         return super().__new__(cls, name, bases, {"__slots__": (), **namespace}, **settings)
 
 
-class OptionGroup(metaclass=_OfGroups):
-    """The base of groups. A group's fields are declared as a struct's are, and say what its options are."""
+class OptionGroup(metaclass=_GroupMeta):
+    """Base of groups. Fields of a group are declared as those of a struct, and define its options."""
 
 
-class FromGroups(_OfGroups, msgspec.StructMeta):
+class OptionGroupMeta(_GroupMeta, msgspec.StructMeta):
     """The metaclass of a configuration whose bases are groups and, last, ``msgspec.Struct``."""
 
-    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **settings: Any) -> FromGroups:
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **settings: Any) -> OptionGroupMeta:
         groups = [base for base in bases if issubclass(base, OptionGroup)]
-        # With what their annotations mean: the names in them are those of the groups' own files.
+        # Resolve annotations here, because their names belong to the files of the groups.
         types = {field: kind for group in groups for field, kind in get_type_hints(group, include_extras=True).items()}
         defaults = {field: vars(group)[field] for group in groups for field in types if field in vars(group)}
         annotations = {**types, **namespace.get("__annotations__", {})}

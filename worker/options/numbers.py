@@ -1,4 +1,4 @@
-"""Options that are numbers: within bounds, in seconds, as a share, in bytes."""
+"""Readers of numeric options: numbers within bounds, seconds, shares, bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Number(Reader):
     """A number within bounds.
 
     Args:
-        why: the reason for the bounds, or what a bound means.
+        why: the reason for the bounds, or the meaning of a bound.
     """
 
     metavar, kind = "X", "number"
@@ -31,15 +31,15 @@ class Number(Reader):
         except ValueError:
             raise RefusedValueError("must be a number") from None
 
-    def take(self, value: Any) -> float:
+    def read_toml(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise RefusedValueError("must be a number, without quotes")
-        # An integer beyond the bounds may be beyond all floats.
+        # Check before the conversion, because a large integer may exceed the range of floats.
         self.check(value)
         return float(value)
 
     def check(self, value: float) -> None:
-        # Written so that NaN, which no comparison holds for, is refused as well.
+        # In this form NaN is refused too, because every comparison with it is false.
         if not self.least <= value <= self.most:
             bound = f"at most {self.most:,}" if value > self.most else f"at least {self.least:,}"
             raise RefusedValueError(f"must be {bound}", self.why)
@@ -51,13 +51,13 @@ class Seconds(Number):
     metavar, kind = "S", "seconds"
 
     def __init__(self, least: float, why: str = "") -> None:
-        # More no deployment means.
+        # No deployment needs more.
         super().__init__(least, 10**9, why)
         self.kind = f"seconds, at least {least:,}"
 
 
 class Share(Number):
-    """More than nothing, and at most all."""
+    """A share above 0, at most 1."""
 
     def __init__(self) -> None:
         super().__init__(0, 1, metavar="SHARE")
@@ -79,14 +79,14 @@ class Integer(Number):
         except ValueError:
             raise RefusedValueError("must be a whole number") from None
 
-    def take(self, value: Any) -> int:
+    def read_toml(self, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise RefusedValueError("must be a whole number, without quotes")
         return value
 
 
 class Size(Integer):
-    """Bytes: "2GiB", "512M" (binary, as memory is), "1.5GB" (decimal when written so), or their number."""
+    """A number of bytes: "2GiB", "512M" (binary, as usual for memory), "1.5GB" (decimal), or a plain number."""
 
     metavar, kind = "2GiB", "size"
 
@@ -95,17 +95,17 @@ class Size(Integer):
         self.kind = "size such as `2GiB`"
 
     def read(self, text: str) -> int:
-        found = _BYTES.fullmatch(text.strip())
-        if not found or len(text) > _MAX_SIZE_CHARS:
+        match = _BYTES.fullmatch(text.strip())
+        if not match or len(text) > _MAX_SIZE_CHARS:
             raise RefusedValueError("must be a size such as 2GiB or 512MiB")
-        number, prefix, binary = found[1], (found[2] or "").lower(), found[3]
+        number, prefix, binary = match[1], (match[2] or "").lower(), match[3]
         decimal = bool(prefix) and not binary and text.strip().lower().endswith("b")
         return int(float(number) * (1000 if decimal else 1024) ** " kmgt".index(prefix or " "))
 
-    def take(self, value: Any) -> int:
+    def read_toml(self, value: Any) -> int:
         if isinstance(value, str):
             return self.read(value)
         try:
-            return super().take(value)
+            return super().read_toml(value)
         except RefusedValueError:
             raise RefusedValueError('must be a size such as "2GiB", or a number of bytes') from None

@@ -1,4 +1,4 @@
-"""An option: what a field of a configuration is to those who set it, declared in the field's annotation."""
+"""An option of a program, declared in the annotation of a configuration's field."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ...shared.errors import ConfigurationError
 from ...shared.values.shown import shown
 from .readers import Reader, RefusedValueError
 
-# Says that an option is not given, where a source of higher rank takes back what one of lower rank gives.
+# Value that unsets an option, so that a source of higher rank can override one of lower rank.
 NONE = "none"
 
 
 @dataclass(frozen=True)
 class Option:
-    """Stands in the annotation of a field, whose name, type and default are the option's.
+    """Annotation of a field. The option has the field's name, type and default.
 
     Args:
         help: one sentence, without the default.
-        reader: what values there are.
-        name: of the option, where it is not the field's.
-        default: in words, where the value does not say what it means.
-        group: under which heading of the help it stands.
-        is_secret: a value is not shown as it is.
+        reader: reader of its values.
+        name: name of the option; empty for the field's.
+        default: description of the default, if its value does not explain itself.
+        group: heading of the help that lists it.
+        is_secret: whether its value is masked when displayed.
     """
 
     help: str
@@ -41,11 +41,11 @@ class Option:
 
 @dataclass(frozen=True)
 class DeclaredOption:
-    """An option with the field that it was declared for.
+    """An option with the field for which it is declared.
 
     Args:
-        struct: the configuration that has the field.
-        default: ``msgspec.NODEFAULT`` if the option has to be given.
+        struct: configuration that has the field.
+        default: default value; ``msgspec.NODEFAULT`` if the option is required.
     """
 
     option: Option
@@ -55,33 +55,33 @@ class DeclaredOption:
 
     @property
     def name(self) -> str:
-        """The key in a file: snake_case."""
+        """Key of the option in a file, in snake_case."""
         return self.option.name or self.field
 
     @property
     def flag(self) -> str:
-        """As it is given on the command line."""
+        """Name on the command line."""
         return f"--{self.name.replace('_', '-')}"
 
     @property
     def variable(self) -> str:
-        """The environment variable."""
+        """Name of its environment variable."""
         return f"PENSTOCK_{self.name.upper()}"
 
     @property
     def is_required(self) -> bool:
-        """Whether it has to be given."""
+        """Whether the option is required."""
         return self.default is msgspec.NODEFAULT
 
     @property
     def may_be_none(self) -> bool:
-        """Whether "none" is a value: that of an option which is not given."""
+        """Whether "none" is a valid value, which unsets the option."""
         return self.default is None or self.default in ("", ())
 
 
 @functools.cache
 def options_of(struct: type[msgspec.Struct]) -> tuple[DeclaredOption, ...]:
-    """The options that are declared in a configuration, in its order."""
+    """Return the options that a configuration declares, in order."""
     return tuple(
         DeclaredOption(note, struct, name, default)
         for name, default, notes in _annotated(struct)
@@ -91,10 +91,10 @@ def options_of(struct: type[msgspec.Struct]) -> tuple[DeclaredOption, ...]:
 
 
 def check_fields(config: msgspec.Struct) -> None:
-    """Verify the bounds and choices of a configuration's fields; None is a value that was not given.
+    """Check the bounds and choices of a configuration's fields; None is an unset value.
 
     Raises:
-        ConfigurationError: one is out of its bounds; names the field and the bound.
+        ConfigurationError: a value is out of bounds; names the field and the bound.
     """
     for name, reader in _readers(type(config)).items():
         value = getattr(config, name)
@@ -106,10 +106,10 @@ def check_fields(config: msgspec.Struct) -> None:
             raise ConfigurationError(complaint(name, error, value)) from None
 
 
-def complaint(what: str, error: RefusedValueError, value: object) -> str:
-    """The sentence about a value: what it belongs to, what it must be, what it is, and the remedy."""
+def complaint(subject: str, error: RefusedValueError, value: object) -> str:
+    """Return the message about a refused value: subject, requirement, value, and remedy."""
     remedy = f"; {error.remedy}" if error.remedy else ""
-    return f"{what} {error.words}, got {shown(value)}{remedy}"
+    return f"{subject} {error.words}, got {shown(value)}{remedy}"
 
 
 @functools.cache
@@ -123,7 +123,7 @@ def _readers(struct: type[msgspec.Struct]) -> dict[str, Reader]:
 
 
 def _annotated(struct: type[msgspec.Struct]) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
-    """Name, default and notes of each annotated field."""
+    """Yield name, default and annotations of each annotated field."""
     for field in msgspec.structs.fields(struct):
         if typing.get_origin(field.type) is typing.Annotated:
             _, *notes = typing.get_args(field.type)

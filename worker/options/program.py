@@ -1,4 +1,4 @@
-"""The options that one program has, and its command line."""
+"""The options of one program, and its command line."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _EPILOG = (
 
 @dataclass(frozen=True)
 class Program:
-    """A program and the configurations that its options make.
+    """A program and the configurations that its options define.
 
     Args:
-        defaults: by option, value and words, where this program's differs from the declared one.
+        defaults: option, value and description of each default that differs from the declared one.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Program:
 
     @property
     def options(self) -> tuple[DeclaredOption, ...]:
-        """All its options."""
+        """All options of the program."""
         changed = {name: (value, words) for name, value, words in self.defaults}
         return tuple(
             _with_default(declared, *changed[declared.name]) if declared.name in changed else declared
@@ -41,7 +41,7 @@ class Program:
         )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add all options, and where else they can be given; none is required here, as it may be given there."""
+        """Add all options to ``parser``. None is required here, because other sources may set it."""
         parser.epilog = _EPILOG
         parser.add_argument("--config", metavar="FILE", help="TOML file with options; the command line wins")
         parser.add_argument(
@@ -58,7 +58,7 @@ class Program:
 
 
 def default_words(declared: DeclaredOption) -> str:
-    """The default as people say it."""
+    """Return a description of the default for people."""
     if declared.is_required:
         return "has to be given"
     if declared.option.default:

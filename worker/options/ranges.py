@@ -1,4 +1,4 @@
-"""A number, or the least and the most of one."""
+"""Reader of a number or a range."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .readers import Reader, RefusedValueError
 
 
 class IntegerOrRange(Reader):
-    """A whole number within bounds, or "LEAST:MOST", whose least may be 0; a range stays text."""
+    """A whole number within bounds, or "LEAST:MOST", where LEAST may be 0; the value of a range is its text."""
 
     metavar = "N|LEAST:MOST"
 
@@ -24,8 +24,8 @@ class IntegerOrRange(Reader):
         least, most = bounds(text)
         return f"{least}:{most}"
 
-    def take(self, value: Any) -> int | str:
-        return self.read(value) if isinstance(value, str) and ":" in value else self._one.take(value)
+    def read_toml(self, value: Any) -> int | str:
+        return self.read(value) if isinstance(value, str) and ":" in value else self._one.read_toml(value)
 
     def check(self, value: int | str) -> None:
         least, most = bounds(value)
@@ -35,16 +35,16 @@ class IntegerOrRange(Reader):
 
 
 def bounds(value: int | str) -> tuple[int, int]:
-    """Return the least and the most; of a number both are that.
+    """Return the least and the most number of ``value``; both are equal for a number.
 
     Raises:
-        RefusedValueError: it is no range.
+        RefusedValueError: ``value`` is not a range.
     """
     if isinstance(value, int):
         return value, value
     least, _, most = value.partition(":")
     try:
-        # What int would take beside digits, signs and spaces, nobody means here.
+        # Only digits, although int also accepts signs, spaces and underscores.
         if not (least.isdecimal() and most.isdecimal()):
             raise ValueError
         return int(least), int(most)

@@ -1,6 +1,6 @@
-"""What an option's value may be, read from words or taken from TOML.
+"""Readers of option values, from text or from TOML.
 
-Words are those of the command line or of an environment variable; in TOML numbers and switches are its own.
+Text comes from the command line or an environment variable; TOML has its own numbers and booleans.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 class RefusedValueError(ValueError):
-    """A value is none of this kind, or out of bounds.
+    """A value is not of the required kind, or out of bounds.
 
     Args:
-        words: what it must be, as in "must be at least 1".
-        remedy: what to give instead, where the words do not say it.
+        words: the requirement, as in "must be at least 1".
+        remedy: the value to use instead, if the requirement does not say it.
     """
 
     def __init__(self, words: str, remedy: str = "") -> None:
@@ -30,11 +30,11 @@ class RefusedValueError(ValueError):
 
 
 class Reader:
-    """Any text. Its subclasses are the other kinds.
+    """Reader of any text. Subclasses read other kinds of values.
 
     Attributes:
-        metavar: how the help calls a value.
-        kind: the values in words, for the guide.
+        metavar: name of a value in the help.
+        kind: description of the values, for the guide.
     """
 
     metavar = "TEXT"
@@ -44,37 +44,37 @@ class Reader:
         self.metavar = metavar or self.metavar
 
     def read(self, text: str) -> Any:
-        """Return the value that words stand for.
+        """Return the value of ``text``.
 
         Raises:
-            RefusedValueError: they are none of this kind.
+            RefusedValueError: the value is not of this kind.
         """
         return text
 
-    def take(self, value: Any) -> Any:
-        """Return the value that TOML's stands for.
+    def read_toml(self, value: Any) -> Any:
+        """Return the value of a TOML value.
 
         Raises:
-            RefusedValueError: it is none of this kind.
+            RefusedValueError: the value is not of this kind.
         """
         if not isinstance(value, str):
             raise RefusedValueError("must be a string")
         return self.read(value)
 
     def check(self, value: Any) -> None:
-        """Verify the bounds of a value that has been read.
+        """Check the bounds of a value that was read.
 
         Raises:
-            RefusedValueError: it is beyond them.
+            RefusedValueError: the value is out of bounds.
         """
 
     def add_arguments(self, group: argparse._ArgumentGroup, flag: str, **described: Any) -> None:
-        """Add the option to a parser; what it was given as comes out as words, a bool, or a list of words."""
+        """Add the option to a parser, which returns a text, a bool, or a list of texts."""
         group.add_argument(flag, metavar=self.metavar, **described)
 
 
 class Folder(Reader):
-    """A folder, which from then on does not depend on the working directory; none stays none."""
+    """A folder, converted to an absolute path; an empty text stays empty."""
 
     metavar, kind = "DIR", "folder"
 
@@ -83,7 +83,7 @@ class Folder(Reader):
 
 
 class Name(Reader):
-    """What becomes part of a key in Redis, and of ids that people type."""
+    """A name that becomes part of a Redis key and of ids that people type."""
 
     metavar = "NAME"
 
@@ -104,7 +104,7 @@ class Model(Reader):
 
 
 class Choice(Reader):
-    """One of some words."""
+    """One of several words."""
 
     def __init__(self, *values: str) -> None:
         super().__init__("{" + ",".join(values) + "}")
@@ -117,7 +117,7 @@ class Choice(Reader):
 
 
 class ChoiceWithCount(Choice):
-    """One of some words, and behind those ``counted`` maybe a colon and a whole number from 1 to ``most``."""
+    """One of several words; those in ``counted`` may be followed by a colon and a whole number from 1 to ``most``."""
 
     def __init__(self, *values: str, counted: tuple[str, ...], most: int) -> None:
         super().__init__(*values)
@@ -133,7 +133,7 @@ class ChoiceWithCount(Choice):
         if word not in self.counted:
             raise RefusedValueError(f"must be {word!r} without a number")
         if not (count.isascii() and count.isdigit() and 1 <= int(count) <= self.most):
-            raise RefusedValueError(f"must have a whole number in [1, {self.most}] behind the colon")
+            raise RefusedValueError(f"must have a whole number in [1, {self.most}] after the colon")
 
 
 class Switch(Reader):
@@ -146,7 +146,7 @@ class Switch(Reader):
             raise RefusedValueError(f"must be yes or no ({', '.join((*TRUE[:2], *FALSE[:2]))})")
         return text.lower() in TRUE
 
-    def take(self, value: Any) -> bool:
+    def read_toml(self, value: Any) -> bool:
         if not isinstance(value, bool):
             raise RefusedValueError("must be true or false, without quotes")
         return value
@@ -165,8 +165,8 @@ class SwitchOrText(Reader):
     def read(self, text: str) -> bool | str:
         return Switch().read(text) if text.lower() in (*TRUE, *FALSE) else text
 
-    def take(self, value: Any) -> bool | str:
-        return self.read(value) if isinstance(value, str) else Switch().take(value)
+    def read_toml(self, value: Any) -> bool | str:
+        return self.read(value) if isinstance(value, str) else Switch().read_toml(value)
 
     def add_arguments(self, group: argparse._ArgumentGroup, flag: str, **described: Any) -> None:
         group.add_argument(flag, metavar=self.metavar, nargs="?", const=True, **described)
@@ -175,14 +175,14 @@ class SwitchOrText(Reader):
 
 
 class Texts(Reader):
-    """Several texts: an option given several times, words with commas, a list in TOML."""
+    """Several texts: an option given several times, a text with commas, a list in TOML."""
 
     kind = "text, or several"
 
     def read(self, text: str) -> tuple[str, ...]:
         return tuple(part for part in map(str.strip, text.split(",")) if part)
 
-    def take(self, value: Any) -> tuple[str, ...]:
+    def read_toml(self, value: Any) -> tuple[str, ...]:
         if isinstance(value, str):
             return self.read(value)
         if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
@@ -194,7 +194,7 @@ class Texts(Reader):
 
 
 class Indices(Reader):
-    """Numbers from 0 on, each once: "0,1", a list in TOML."""
+    """Distinct numbers from 0 on: "0,1", or a list in TOML."""
 
     metavar, kind = "0,1", "indices such as `0,1`"
 
@@ -204,7 +204,7 @@ class Indices(Reader):
             raise RefusedValueError("must be indices such as 0,1")
         return tuple(map(int, parts))
 
-    def take(self, value: Any) -> tuple[int, ...]:
+    def read_toml(self, value: Any) -> tuple[int, ...]:
         if isinstance(value, str):
             return self.read(value)
         parts = value if isinstance(value, list) else [value]

@@ -1,6 +1,6 @@
-"""What is in effect: the command line before the environment, that before a file, that before the defaults.
+"""Effective options: the command line overrides the environment, which overrides a file, which overrides defaults.
 
-Whatever is given is checked, even where something of higher rank is given as well.
+Every value is checked, even if a source of higher rank overrides it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Setting:
     """The value of one option.
 
     Args:
-        source: the flag, the variable, or the key and its file; empty for the default.
+        source: flag, variable, or key and file; empty for the default.
     """
 
     declared: DeclaredOption
@@ -42,24 +42,24 @@ class Setting:
 
 
 class Settings:
-    """All options of one program, with where each comes from."""
+    """Values of all options of one program, with their sources."""
 
     def __init__(self, settings: Iterable[Setting]) -> None:
         self.all = tuple(settings)
 
     def fields_of(self, struct: type[msgspec.Struct]) -> dict[str, Any]:
-        """Values by the fields of one configuration."""
+        """Return the values of one configuration, by field."""
         return {setting.declared.field: setting.value for setting in self.all if setting.declared.struct is struct}
 
     def make(self, struct: type[S]) -> S:
-        """The configuration that all of its fields are options of."""
+        """Return a configuration, all of whose fields are options."""
         return struct(**self.fields_of(struct))
 
     def require(self) -> None:
-        """Verify that what has to be given is.
+        """Check that all required options are set.
 
         Raises:
-            UsageError: an option is missing; says how it can be given.
+            UsageError: an option is missing; names the ways to set it.
         """
         for setting in self.all:
             if setting.value is msgspec.NODEFAULT:
@@ -70,7 +70,7 @@ class Settings:
 
     @contextmanager
     def naming_sources(self) -> Iterator[None]:
-        """Options that contradict each other or the machine are known by their names: say where else they come from."""
+        """Add to errors in the block the sources of the options that they name."""
         try:
             yield
         except ConfigurationError as error:
@@ -79,81 +79,81 @@ class Settings:
             raise UsageError(self._with_sources(str(error))) from error
 
     def _with_sources(self, sentence: str) -> str:
-        named = set(re.findall(r"[a-z][a-z_]+", sentence.replace("-", "_")))
-        elsewhere = [
+        words = set(re.findall(r"[a-z][a-z_]+", sentence.replace("-", "_")))
+        sources = [
             setting.source
             for setting in self.all
             if setting.source not in ("", setting.declared.flag)
-            and not named.isdisjoint({setting.declared.name, setting.declared.field})
+            and not words.isdisjoint({setting.declared.name, setting.declared.field})
         ]
-        return f"{sentence} (given: {', '.join(elsewhere)})" if elsewhere else sentence
+        return f"{sentence} (given: {', '.join(sources)})" if sources else sentence
 
 
 def read_settings(
     program: Program, others: Iterable[Program], arguments: argparse.Namespace, environment: Mapping[str, str]
 ) -> Settings:
-    """Find out what is in effect.
+    """Read all sources and return the effective options.
 
     Args:
-        others: programs whose options a file may hold as well; they have no part in this one.
-        arguments: of a parser that has ``program``'s.
+        others: programs whose options the file may contain too; they are ignored.
+        arguments: result of a parser that has the arguments of ``program``.
 
     Raises:
         ConfigurationError: the file of a secret cannot be read.
-        UsageError: a value is none of its option's kind or out of its bounds, or the file cannot be read or has an
-            unknown key; names the source, the value and the remedy.
+        UsageError: a value is not of its option's kind or out of bounds, or the file cannot be read or has an unknown
+            key; names the source, the value and the remedy.
     """
     path = arguments.config or environment.get(CONFIG_VARIABLE)
     in_file = _read_file(path, (program, *others)) if path else {}
-    return Settings(_settle(declared, arguments, environment, path, in_file) for declared in program.options)
+    return Settings(_read_setting(declared, arguments, environment, path, in_file) for declared in program.options)
 
 
 def shown_value(setting: Setting) -> Any:
-    """The value, without what nobody is to see."""
-    return _fit_to_show(setting.declared, setting.value)
+    """Return the value for display, with secrets masked."""
+    return _masked(setting.declared, setting.value)
 
 
-def _fit_to_show(declared: DeclaredOption, value: Any) -> Any:
+def _masked(declared: DeclaredOption, value: Any) -> Any:
     if isinstance(value, str) and "://" in value:
-        # Any URL may have a password. The one of Redis is a list of one.
+        # Any URL may have a password. The URL of Redis is a list with one item.
         return mask_shards(value)
     return type(value).__name__ if declared.option.is_secret and value is not None else value
 
 
-def _settle(
+def _read_setting(
     declared: DeclaredOption,
     arguments: argparse.Namespace,
     environment: Mapping[str, str],
     path: str | None,
     in_file: Mapping[str, Any],
 ) -> Setting:
-    """From the source of lowest rank to that of highest, so that each is checked and the last one stays."""
+    """Read an option from the source of lowest rank to that of highest: each is checked, and the last one wins."""
     setting = Setting(declared, declared.default)
     if declared.name in in_file:
         source = f"{declared.name} in {path}"
         setting = Setting(declared, _value(declared, source, in_file[declared.name], is_words=False), source)
-    # Who cannot unset a variable sets it to nothing.
+    # An empty variable counts as unset, because some environments cannot unset one.
     variable = declared.variable
     words = variable_or_file(variable, environment) if declared.option.is_secret else environment.get(variable)
     if words:
         setting = Setting(declared, _value(declared, variable, words), variable)
-    given = getattr(arguments, declared.name)
-    if given is not None:
-        words = ",".join(given) if isinstance(given, list) else given
-        is_words = not isinstance(given, bool)
+    argument = getattr(arguments, declared.name)
+    if argument is not None:
+        words = ",".join(argument) if isinstance(argument, list) else argument
+        is_words = not isinstance(argument, bool)
         setting = Setting(declared, _value(declared, declared.flag, words, is_words=is_words), declared.flag)
     return setting
 
 
-def _value(declared: DeclaredOption, source: str, given: Any, *, is_words: bool = True) -> Any:
-    if given == NONE and declared.may_be_none:
+def _value(declared: DeclaredOption, source: str, raw_value: Any, *, is_words: bool = True) -> Any:
+    if raw_value == NONE and declared.may_be_none:
         return declared.default
-    value, reader = given, declared.option.reader
+    value, reader = raw_value, declared.option.reader
     try:
-        value = reader.read(given) if is_words else reader.take(given)
+        value = reader.read(raw_value) if is_words else reader.read_toml(raw_value)
         reader.check(value)
     except RefusedValueError as error:
-        raise UsageError(complaint(source, error, _fit_to_show(declared, value))) from None
+        raise UsageError(complaint(source, error, _masked(declared, value))) from None
     return value
 
 
@@ -163,10 +163,10 @@ def _read_file(path: str, programs: Iterable[Program]) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"--config {path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config {path} is no TOML file: {error}") from error
-    known = {declared.name for program in programs for declared in program.options}
+        raise UsageError(f"--config {path} is not a TOML file: {error}") from error
+    names = {declared.name for program in programs for declared in program.options}
     for key in content:
-        if key not in known:
-            remedy = did_you_mean(key.replace("-", "_"), known) or "ops/guide/configuration.md has all keys"
+        if key not in names:
+            remedy = did_you_mean(key.replace("-", "_"), names) or "ops/guide/configuration.md has all keys"
             raise UsageError(f"unknown key {key} in {path}; {remedy}")
     return content

@@ -1,1 +1,1 @@
-"""Engine cores that are not ours, each behind ``worker.core``'s loop in an interpreter of its own choice."""
+"""Cores of other engines. Each runs in the loop of ``worker.core``, and may use a separate Python interpreter."""

@@ -1,4 +1,4 @@
-"""What is to be known of an engine before it is started: what its worker process needs, and what its options allow."""
+"""Properties of engines that are needed before the start: requirements of their worker process, checks of options."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from ..config.engine_config import EngineConfig
 from .http.options import check_options as check_http_options
 from .vllm.options import check_options as check_vllm_options
 
-# Python itself, and the metadata of what is installed.
-_LOOK_TIMEOUT_S = 60.0
+# Time to start Python and read the metadata of installed packages.
+_VERSION_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
 class EngineKind:
-    """One of ``--engine``.
+    """Properties of a value of ``--engine``.
 
     Args:
-        libraries: that the environment of ``worker start`` must have, and ``extra`` of penstock that brings them.
+        libraries: packages that the environment of ``worker start`` must have.
+        extra: extra of penstock that installs them.
         has_ranks: whether it may compute on several GPUs.
         can_fork: whether a fork server that has imported torch may start its core.
-        device: where it counts as being, if none is named; None: wherever there is a GPU.
-        check: raises ``ConfigurationError`` where it cannot be started as configured.
+        device: default device; None for a GPU if the host has one.
+        check: raises ``ConfigurationError`` if the engine cannot be started with a configuration.
     """
 
     libraries: tuple[str, ...]
@@ -37,7 +38,7 @@ class EngineKind:
 
 
 def _check_nothing(_: EngineConfig) -> None:
-    """``EngineConfig`` has checked it."""
+    """Check nothing, since ``EngineConfig`` has checked the options."""
 
 
 def _check_vllm(config: EngineConfig) -> None:
@@ -45,17 +46,18 @@ def _check_vllm(config: EngineConfig) -> None:
     python = config.engine_python or sys.executable
     command = [python, "-m", "penstock.worker.other_engines.vllm.versions"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=_LOOK_TIMEOUT_S, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigurationError(f"engine_python {python} cannot be run: {error}") from error
-    if found.returncode == 0:
+    if result.returncode == 0:
         return
-    words = found.stderr.strip().splitlines() or [f"it ended with {found.returncode}"]
-    if "No module named" in words[-1]:
+    lines = result.stderr.strip().splitlines() or [f"it ended with {result.returncode}"]
+    if "No module named" in lines[-1]:
         raise ConfigurationError(
-            f"engine_python {python} lacks what a core needs: {words[-1]}; run `{python} -m pip install penstock`"
+            f"engine_python {python} lacks a package that a core needs: {lines[-1]}; run "
+            f"`{python} -m pip install penstock`"
         )
-    raise ConfigurationError(words[-1])
+    raise ConfigurationError(lines[-1])
 
 
 KINDS = {

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from penstock.ops.demo.task import demo_questions
 from penstock.shared.errors import ConfigurationError, ModelLoadError
-from penstock.worker.cli.plan import told_choices
+from penstock.worker.cli.plan import describe_choices
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.models.forward import ForwardSettings
@@ -163,5 +163,5 @@ def test_an_engine_that_was_configured_before_the_options_is_as_it_was() -> None
     assert (old.attention_backend, old.kv_cache_dtype, old.eight_bit_cache) == ("auto", "auto", None)
     new = EngineConfig(model="m", device="cuda", attention_backend="triton", kv_cache_dtype="fp8", quantization="fp8")
     assert EngineConfig.decode(new.encode()) == new
-    assert told_choices(new) == ", attention triton, KV cache in fp8_e4m3, weights in fp8"
-    assert told_choices(old) == ""
+    assert describe_choices(new) == ", attention triton, KV cache in fp8_e4m3, weights in fp8"
+    assert describe_choices(old) == ""

@@ -387,7 +387,7 @@ def test_a_worker_serves_with_more_engines_and_fewer(
     (beat,) = json.loads(run_worker("list", "--json", *where).stdout)
     told = run_worker("scale", beat["worker_id"], "2", *where)
     assert told.stdout == (
-        f"{beat['worker_id']} serves with 2 engines, until it ends; --engines says with how many it starts\n"
+        f"{beat['worker_id']} serves with 2 engines until it exits; --engines sets the number at its start\n"
     )
     beats = json.loads(run_worker("list", "--json", *where).stdout)
     assert [one["engine_id"].removeprefix(beat["worker_id"]) for one in beats] == ["-0", "-1"]

@@ -12,7 +12,7 @@ from penstock.shared.params.sampling import SamplingParams
 from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.other_engines.http import llama, sglang
-from penstock.worker.other_engines.http.dialect import Asked, Dialect, ServerFacts
+from penstock.worker.other_engines.http.dialect import Dialect, ServerCall, ServerFacts
 from penstock.worker.other_engines.http.options import check_options
 from penstock.worker.other_engines.http.server import check_model
 
@@ -30,26 +30,26 @@ def test_a_parameter_that_no_mapping_names_is_refused(dialect: str) -> None:
     DIALECTS[dialect].check(message, SamplingParams(thinking_token_budget=-1))
 
 
-def _asked(num_output_tokens: int = 0, **values: Any) -> Asked:
+def _server_call(num_output_tokens: int = 0, **values: Any) -> ServerCall:
     params = SamplingParams(**values)
-    return Asked([1, 2], params, seed=7, max_new_tokens=5, num_output_tokens=num_output_tokens, is_streamed=True)
+    return ServerCall([1, 2], params, seed=7, max_new_tokens=5, num_output_tokens=num_output_tokens, is_streamed=True)
 
 
 def test_llama_servers_words() -> None:
     body = DIALECTS["llama"].body(
-        _asked(temperature=0.5, top_k=-1, repetition_penalty=1.2, logit_bias={3: 2.0}, logprobs=0)
+        _server_call(temperature=0.5, top_k=-1, repetition_penalty=1.2, logit_bias={3: 2.0}, logprobs=0)
     )
     assert (body["prompt"], body["n_predict"], body["stream"], body["return_tokens"]) == ([1, 2], 5, True, True)
     assert (body["temperature"], body["top_k"], body["repeat_penalty"], body["repeat_last_n"]) == (0.5, 0, 1.2, 512)
     assert (body["logit_bias"], body["n_probs"], body["seed"]) == ([[3, 2.0]], 1, 7)
     # What its command line may set for all.
     assert (body["min_p"], body["typical_p"], body["presence_penalty"]) == (0.0, 1.0, 0.0)
-    assert DIALECTS["llama"].body(_asked(4))["seed"] not in (7, DIALECTS["llama"].body(_asked(5))["seed"])
-    assert 0 <= DIALECTS["llama"].body(_asked(4))["seed"] < 2**31
+    assert DIALECTS["llama"].body(_server_call(4))["seed"] not in (7, DIALECTS["llama"].body(_server_call(5))["seed"])
+    assert 0 <= DIALECTS["llama"].body(_server_call(4))["seed"] < 2**31
 
 
 def test_sglangs_words() -> None:
-    body = DIALECTS["sglang"].body(_asked(3, min_tokens=4, stop_token_ids=[9], logit_bias={3: 2.0}, logprobs=2))
+    body = DIALECTS["sglang"].body(_server_call(3, min_tokens=4, stop_token_ids=[9], logit_bias={3: 2.0}, logprobs=2))
     sampling = body["sampling_params"]
     assert (body["input_ids"], body["stream"], body["return_logprob"], body["top_logprobs_num"]) == (
         [1, 2],
@@ -74,10 +74,10 @@ def test_sglangs_words() -> None:
 )
 def test_grammars(grammar: dict[str, Any], llamas: dict[str, Any] | None, sglangs: dict[str, Any]) -> None:
     wanted = StructuredOutputsParams(**grammar)
-    sampling = DIALECTS["sglang"].body(_asked(structured_outputs=wanted))["sampling_params"]
+    sampling = DIALECTS["sglang"].body(_server_call(structured_outputs=wanted))["sampling_params"]
     assert sampling.items() >= sglangs.items()
     if llamas is not None:
-        assert DIALECTS["llama"].body(_asked(structured_outputs=wanted)).items() >= llamas.items()
+        assert DIALECTS["llama"].body(_server_call(structured_outputs=wanted)).items() >= llamas.items()
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,10 @@ def _config(**fields: Any) -> EngineConfig:
         ({"engine_url": "http://h:99999"}, "engine_url must be the address of a server"),
         ({"engine_python": "/p"}, "engine_python is not for engine 'http'; give --engine vllm"),
         ({"engine": "vllm"}, "engine_url is not for engine 'vllm'; give --engine http"),
-        ({"dtype": "float32"}, "dtype 'float32' is for Penstock's engine, not for 'http'; say it to the server"),
+        (
+            {"dtype": "float32"},
+            "dtype 'float32' is for Penstock's engine, not for 'http'; set it in the server's",
+        ),
         ({"deterministic": True}, "deterministic True is for Penstock's engine, not for 'http'; leave it out"),
         ({"num_engines_on_host": 2}, "engines must be 1 with engine 'http', got 2"),
         ({"engine_command": "a 'b"}, "engine_command cannot be read: No closing quotation"),

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.shared.errors import ConfigurationError
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.other_engines.vllm.options import TAKEN, check_options, vllm_environment, vllm_words
+from penstock.worker.other_engines.vllm.options import SUPPORTED_OPTIONS, check_options, vllm_environment, vllm_words
 from penstock.worker.other_engines.vllm.versions import check_version
 
 
@@ -50,11 +50,11 @@ def test_its_own_options_come_last() -> None:
         ({"deterministic": True}, "deterministic True is for Penstock's engine, not for 'vllm'; leave it out"),
         (
             {"quantization": "int8"},
-            "quantization 'int8' is for Penstock's engine, not for 'vllm'; say it by vLLM's own",
+            "quantization 'int8' is for Penstock's engine, not for 'vllm'; use vLLM's own",
         ),
         (
             {"scheduling_policy": "mine:Order"},
-            "scheduling_policy 'mine:Order' is for Penstock's engine, not for 'vllm'; it takes fcfs and priority",
+            "scheduling_policy 'mine:Order' is for Penstock's engine, not for 'vllm'; it has fcfs and priority",
         ),
         ({"engine_options": "--a 'b"}, "engine_options cannot be read: No closing quotation"),
     ],
@@ -66,7 +66,7 @@ def test_what_means_nothing_to_vllm_is_refused(fields: dict[str, Any], sentence:
 
 
 def test_options_that_vllm_takes_are_fields() -> None:
-    assert {field.name for field in msgspec.structs.fields(EngineConfig)} >= TAKEN
+    assert {field.name for field in msgspec.structs.fields(EngineConfig)} >= SUPPORTED_OPTIONS
     check_options(_config(max_num_seqs=3, enforce_eager=True))
 
 
@@ -88,5 +88,5 @@ def test_what_the_operator_has_set_stays() -> None:
 @pytest.mark.parametrize("version", ["0.31.4", "0.33.0", "1.0", "dev", ""])
 def test_a_version_that_was_not_tried_is_refused(version: str) -> None:
     assert check_version("0.32.7+cpu") == "0.32.7+cpu"
-    with pytest.raises(ConfigurationError, match=r"was made for vLLM 0\.32"):
+    with pytest.raises(ConfigurationError, match=r"supports vLLM 0\.32"):
         check_version(version)

@@ -45,11 +45,11 @@ def _request(params: SamplingParams, **fields: Any) -> EngineCoreRequest:
         ({"thinking_token_budget": 8}, "thinking_token_budget=8 is not supported by engine 'vllm'"),
         (
             {"structured_outputs": StructuredOutputsParams(json_object=True, disable_any_whitespace=True)},
-            "structured_outputs.disable_any_whitespace: vLLM has it for all requests of an engine",
+            "structured_outputs.disable_any_whitespace: vLLM sets it for all requests of an engine",
         ),
         (
             {"structured_outputs": StructuredOutputsParams(json_object=True, enable_in_reasoning=False)},
-            "structured_outputs.enable_in_reasoning: vLLM has it for all requests of an engine",
+            "structured_outputs.enable_in_reasoning: vLLM sets it for all requests of an engine",
         ),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_wrong_value_of_the_environment(name: str, words: str, sentence: str) 
         ("zzz = 8", "unknown key zzz in {}; ops/guide/configuration.md has all keys"),
         ("[lease]\nttl = 3", "unknown key lease in {}"),
         ("config = 'x'", "unknown key config in {}"),
-        ("max_num_seqs 8", "--config {} is no TOML file: "),
+        ("max_num_seqs 8", "--config {} is not a TOML file: "),
     ],
 )
 def test_a_wrong_file(text: str, sentence: str, write: Callable[[str], Path]) -> None:
@@ -99,7 +99,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: No such file or directory"):
         read(START, file=tmp_path / "nowhere.toml")
     (tmp_path / "latin").write_bytes(b'model = "\xe9"')
-    with pytest.raises(UsageError, match="is no TOML file"):
+    with pytest.raises(UsageError, match="is not a TOML file"):
         read(START, environment={"PENSTOCK_CONFIG": str(tmp_path / "latin")})
 
 

@@ -1,6 +1,6 @@
-"""A server that completes token ids over HTTP, behind our loop (decision 0084): llama-server and SGLang.
+"""A core that uses a server for completions of token ids over HTTP (decision 0084): llama-server or SGLang.
 
-``server.py`` finds out which it is and what it holds; ``llama.py`` and ``sglang.py`` are the two ``Dialect``s: what a
-request is in their words, and what their answers say. ``plan.py`` decides what is asked for next, ``streams.py`` asks
-in a thread of its own, ``core.py`` makes outputs of what comes. ``launcher.py`` and ``keeper.py`` start the server.
+``server.py`` detects the server and its model. ``llama.py`` and ``sglang.py`` implement ``Dialect``: they encode
+requests and decode responses. ``plan.py`` plans the next call, ``streams.py`` makes calls in a separate thread, and
+``core.py`` turns responses into outputs. ``launcher.py`` and ``keeper.py`` start the server.
 """

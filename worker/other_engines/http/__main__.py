@@ -1,4 +1,4 @@
-"""``PYTHON -m penstock.worker.other_engines.http --fd N``: drives a server, talks over an inherited socket."""
+"""``PYTHON -m penstock.worker.other_engines.http --fd N``: a core that uses a server, over an inherited socket."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .composition import build_engine
 
 
 def main() -> NoReturn:
-    """Run until the worker process says otherwise, and end the process."""
+    """Run until the worker process requests the end, and exit."""
     status = run_core("penstock.worker.other_engines.http", __doc__, sys.argv[1:], build_engine)
     sys.stderr.flush()
-    # The thread that asks the server would keep a core that failed from ending.
+    # Without cleanup, since the thread for the server's streams would keep a failed core from exiting.
     os._exit(status)
 
 

@@ -1,4 +1,4 @@
-"""Builds the core that drives a server, once that is ready."""
+"""Build the core that uses a server, once the server is ready."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass
 class HttpEngine:
-    """As ``worker.core.interface.Engine``."""
+    """Implementation of ``worker.core.interface.Engine``."""
 
     core: HttpCore
     control: CallAnswers
@@ -44,19 +44,19 @@ class HttpEngine:
     server: LaunchedServer | None
 
     def close(self) -> None:
-        """Let the server go, and end it if it was started here."""
+        """Close the connections to the server, and end it if it was started here."""
         self.streams.close()
         if self.server is not None:
             self.server.close()
 
 
 def build_engine(config: EngineConfig, progress: ProgressWriter) -> HttpEngine:
-    """Find the server, or start it, and wait until it is ready.
+    """Detect or start the server, and wait until it is ready.
 
     Raises:
-        ConfigurationError, ModelLoadError: the folder, the server or what it has loaded does not fit; says which.
+        ConfigurationError, ModelLoadError: the folder, the server or its model does not fit; names which.
     """
-    # A line for each request, and for each look at the server's health.
+    # httpx logs a line for each request and health check.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     folder = resolve_model_folder(config.model, needs_weights=config.needs_weights)
     texts = tokenizer_folder(folder, config.trust_remote_code)
@@ -74,7 +74,7 @@ def build_engine(config: EngineConfig, progress: ProgressWriter) -> HttpEngine:
     ready.vocab_size = facts.vocab_size or vocab_size_of(model_config) or num_tokens
     ready.eos_token_ids = _eos_token_ids(folder, model_config)
     ready.model_folder = str(texts)
-    streams = ServerStreams(config.engine_url, _leave_broken)
+    streams = ServerStreams(config.engine_url, _exit_without_server)
     core = HttpCore(
         dialect,
         streams,
@@ -85,7 +85,7 @@ def build_engine(config: EngineConfig, progress: ProgressWriter) -> HttpEngine:
     )
     streams.watch(dialect.health_path)
     if server is not None:
-        server.watch(_leave_broken)
+        server.watch(_exit_without_server)
     return HttpEngine(core, http_control(core, facts.kv_cache_size_tokens, progress), ready, streams, server)
 
 
@@ -93,7 +93,7 @@ def _ready(config: EngineConfig, dialect: Dialect, facts: ServerFacts, model_con
     max_model_len = config.max_model_len or facts.max_model_len
     if max_model_len > facts.max_model_len:
         raise ConfigurationError(
-            f"max_model_len {max_model_len}: {dialect.name} takes requests of at most {facts.max_model_len} tokens; "
+            f"max_model_len {max_model_len}: {dialect.name} supports requests of at most {facts.max_model_len} tokens; "
             "start it with a longer context, or leave max_model_len out"
         )
     num_slots = min(config.max_num_seqs, facts.num_slots)
@@ -128,22 +128,22 @@ def _num_tokens(folder: Path) -> int:
 
 
 def _eos_token_ids(folder: Path, config: dict[str, Any]) -> list[int]:
-    """What ends a generation, as the generation config says, else the model's."""
+    """Return the end-of-sequence tokens of the generation config, or else of the model's config."""
     path = folder / _GENERATION_CONFIG_FILE
-    told = _json(path).get("eos_token_id") if path.is_file() else None
-    told = config.get("eos_token_id") if told is None else told
-    return [told] if isinstance(told, int) else sorted(told or ())
+    token_ids = _json(path).get("eos_token_id") if path.is_file() else None
+    token_ids = config.get("eos_token_id") if token_ids is None else token_ids
+    return [token_ids] if isinstance(token_ids, int) else sorted(token_ids or ())
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        told = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
-    return told if isinstance(told, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
-def _leave_broken(finding: str) -> None:
-    """The server is gone: nothing can be computed, and the worker process shall know at once."""
-    log.error("engine_server_lost", reason=finding)
+def _exit_without_server(reason: str) -> None:
+    """Exit immediately after the loss of the server, so that the worker process notices it."""
+    log.error("engine_server_lost", reason=reason)
     os._exit(1)

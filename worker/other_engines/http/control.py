@@ -1,4 +1,4 @@
-"""What can be asked of a server behind HTTP: little, for its own operators have it."""
+"""Control calls about an HTTP server: few, because the server is administered by its own tools."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .core import HttpCore
 
 
 def http_control(core: HttpCore, num_tokens: int, progress: ProgressWriter) -> CallAnswers:
-    """Answers calls about ``core``, whose server holds ``num_tokens`` in its cache."""
+    """Return the handler of calls about ``core``, whose server has a cache of ``num_tokens``."""
 
     def check_invariants(_: CheckInvariants) -> Invariants:
         core.check_invariants()

@@ -1,10 +1,11 @@
-"""A server behind HTTP as a ``Core``: its tokens, and everything about their end that it may not know.
+"""A ``Core`` that uses an HTTP server for tokens, and decides itself when a request ends.
 
-A step takes what has come of the streams of all requests. When a request ends is decided here (``scheduling/stop.py``):
-stop tokens, lengths and repetitions count what was delivered, of which the server knows nothing.
+A step processes the events that have arrived from all streams. The end of a request is decided here
+(``scheduling/stop.py``), because stop tokens, lengths and repetitions count delivered tokens too, which the server does
+not know.
 
-An answer of 400 is the request's own mistake. Anything else that goes wrong ends the process, as a batch that raises
-does in other engines: who is to blame is found by deaths (decision 0014).
+A response with status 400 is an error of the request. Any other failure ends the process, as a batch that raises does
+in other engines; the request that causes it is found by counting deaths (decision 0014).
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ from .dialect import Chunk, Dialect
 from .plan import OtherTokensError, Running
 from .streams import Answer, Event, Refused, ServerStreams
 
-# A step waits so long for the first event; then messages are looked at again.
+# Longest wait of a step for the first event; after it, messages of the worker process are read.
 STEP_WAIT_S = 0.01
-# A server that has requests and says nothing of any for so long hangs: the longest prompts take less.
+# A server that sends no event for this long while it has requests hangs: the longest prompts take less.
 MAX_SILENCE_S = 300.0
 OTHER_TOKENS = "other_tokens"
 _CALLERS_MISTAKES = frozenset({400, 413, 422})
-_MAX_WORDS = 500
+_MAX_MESSAGE_CHARS = 500
 
 log = structlog.get_logger(__name__)
 
 
 class HttpCore:
-    """Requests become calls in ``dialect``'s words, made by ``streams``.
+    """Core whose requests become calls encoded by ``dialect`` and made by ``streams``.
 
     Args:
-        vocab_size, eos_token_ids: of the model, as its folder says.
-        kv_cache_size_tokens: what the server has for all requests.
+        vocab_size, eos_token_ids: those of the model's folder.
+        kv_cache_size_tokens: size of the server's cache for all requests.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class HttpCore:
         self._kv_cache_size_tokens = kv_cache_size_tokens
         self._running: dict[str, Running] = {}
         self._by_call: dict[int, Running] = {}
-        self._heard_s = 0.0
+        self._last_event_s = 0.0
         self._stats = SchedulerStats()
 
     @property
@@ -78,11 +79,11 @@ class HttpCore:
 
     @property
     def device_memory_bytes(self) -> int:
-        """The server's own business."""
+        """Zero, because the server's memory is not known."""
         return 0
 
     def add_request(self, message: EngineCoreRequest) -> EngineCoreOutput | None:
-        """As ``Core``; what the dialect has no words for is refused by name."""
+        """Implement ``Core``; parameters that the dialect does not support are refused by name."""
         request_id = message.request_id
         if request_id in self._running:
             log.warning("request_already_here", request_id=request_id)
@@ -95,67 +96,67 @@ class HttpCore:
         if stop is not None:
             return EngineCoreOutput(request_id, finish_reason=stop.reason, stop_reason=stop.stop_reason)
         if not self._running:
-            self._heard_s = time.monotonic()
+            self._last_event_s = time.monotonic()
         now = time.monotonic()
         request.events = [
             EngineCoreEvent(EngineCoreEventType.QUEUED, now),
             EngineCoreEvent(EngineCoreEventType.SCHEDULED, now),
         ]
         self._running[request_id] = Running(request)
-        self._ask(self._running[request_id])
+        self._start_call(self._running[request_id])
         return None
 
     def abort_requests(self, request_ids: list[str]) -> None:
-        """As ``Core``; the connection is closed."""
+        """Implement ``Core``; closes the connections of the calls."""
         for request_id in request_ids:
             running = self._running.pop(request_id, None)
             if running is not None:
-                self._leave_call(running)
+                self._cancel_call(running)
 
     def step_fn(self) -> list[EngineCoreOutput]:
-        """What has come since the last step, one output for each request.
+        """Return the outputs since the last step, one for each request.
 
         Raises:
-            EngineDeadError: the server is gone, fails, or says nothing any more.
+            EngineDeadError: the server has exited, fails, or sends no events any more.
         """
         outputs: dict[str, EngineCoreOutput] = {}
-        events = self._streams.take(STEP_WAIT_S)
+        events = self._streams.pop_events(STEP_WAIT_S)
         for event in events:
             running = self._by_call.get(event.call_id)
             if running is not None:
-                self._heard_s = time.monotonic()
+                self._last_event_s = time.monotonic()
                 request_id = running.request.request_id
                 output = outputs.setdefault(request_id, EngineCoreOutput(request_id))
                 self._apply(event, running, output)
-        if self._running and time.monotonic() - self._heard_s > MAX_SILENCE_S:
-            self._die(f"it has said nothing for {MAX_SILENCE_S:g} s of the {len(self._running)} requests that it has")
+        if self._running and time.monotonic() - self._last_event_s > MAX_SILENCE_S:
+            self._die(f"it has sent nothing for {MAX_SILENCE_S:g} s, and has {len(self._running)} requests")
         self._stats.step_counter += 1
         return [output for output in outputs.values() if output.new_token_ids or output.finished]
 
     def settle(self) -> list[EngineCoreOutput]:
-        """Nothing of a step is ever left."""
+        """Return nothing, since no step is ever pending."""
         return []
 
     def stats(self) -> SchedulerStats:
-        """As ``Core``."""
+        """Implement ``Core``."""
         num_tokens = sum(running.request.num_tokens for running in self._running.values())
         self._stats.num_running_reqs = len(self._running)
         self._stats.kv_cache_usage = min(1.0, num_tokens / self._kv_cache_size_tokens)
         return self._stats
 
     def take_step_stats(self) -> StepStats | None:
-        """Nothing is known of the server's steps."""
+        """Return None, since the server's steps are not known."""
         return None
 
     def take_lora_digests(self) -> list[str] | None:
-        """It serves no adapters."""
+        """Return None, since no adapters are served."""
         return None
 
     def check_invariants(self) -> None:
-        """Without requests there are no calls.
+        """Check that no calls are in progress without requests.
 
         Raises:
-            EngineDeadError: there are.
+            EngineDeadError: calls are in progress.
         """
         if not self._running and self._by_call:
             raise EngineDeadError(f"{len(self._by_call)} calls belong to no request")
@@ -172,34 +173,34 @@ class HttpCore:
             eos_token_ids=self._eos_token_ids,
         )
 
-    def _ask(self, running: Running) -> None:
-        self._leave_call(running)
-        asked = running.plan()
-        body = self._dialect.body(asked)
-        running.call_id = self._streams.ask(self._dialect.generate_path, body, is_streamed=asked.is_streamed)
+    def _start_call(self, running: Running) -> None:
+        self._cancel_call(running)
+        call = running.plan()
+        body = self._dialect.body(call)
+        running.call_id = self._streams.start(self._dialect.generate_path, body, is_streamed=call.is_streamed)
         self._by_call[running.call_id] = running
 
-    def _leave_call(self, running: Running) -> None:
+    def _cancel_call(self, running: Running) -> None:
         if self._by_call.pop(running.call_id, None) is not None:
             self._streams.cancel(running.call_id)
 
     def _apply(self, event: Event, running: Running, output: EngineCoreOutput) -> None:
         if isinstance(event, Answer):
-            assert running.asked is not None
+            assert running.call is not None
             try:
-                chunk = self._dialect.read(event.content, running.asked, running.num_seen)
+                chunk = self._dialect.decode(event.content, running.call, running.num_received)
             except (KeyError, TypeError, ValueError, IndexError) as error:
-                self._die(f"its answer cannot be read: {type(error).__name__} {error}")
-            self._take(chunk, running, output)
+                self._die(f"its response cannot be decoded: {type(error).__name__} {error}")
+            self._apply_chunk(chunk, running, output)
         elif isinstance(event, Refused):
-            words = _words(event.content)
+            message = _error_message(event.content)
             if event.status not in _CALLERS_MISTAKES:
-                self._die(f"it answered {event.status}: {words}")
-            self._refuse(running, words, output)
+                self._die(f"it responded with status {event.status}: {message}")
+            self._refuse(running, message, output)
         else:
-            self._die(event.failure or "it ended its answer in the middle")
+            self._die(event.failure or "it ended its response too early")
 
-    def _take(self, chunk: Chunk, running: Running, output: EngineCoreOutput) -> None:
+    def _apply_chunk(self, chunk: Chunk, running: Running, output: EngineCoreOutput) -> None:
         if chunk.failure:
             self._die(chunk.failure)
         if running.num_calls == 1:
@@ -207,29 +208,29 @@ class HttpCore:
         if chunk.refusal:
             self._refuse(running, chunk.refusal, output)
             return
-        if chunk.num_generated > running.num_seen + len(chunk.token_ids):
+        if chunk.num_generated > running.num_received + len(chunk.token_ids):
             if not running.is_streamed:
-                self._die("tokens are missing in its answer")
-            # There are characters that its stream leaves out the tokens of; it does so again, sooner or later.
+                self._die("tokens are missing in its response")
+            # Its streams omit the tokens of some characters; use calls without streaming from now on.
             running.is_streamed = False
-            self._ask(running)
+            self._start_call(running)
             return
         try:
-            token_ids = running.take_new(chunk.token_ids)
+            token_ids = running.add_received(chunk.token_ids)
         except OtherTokensError:
             self._end_differing(running, output)
             return
         self._deliver(chunk, token_ids, running, output)
 
     def _deliver(self, chunk: Chunk, token_ids: list[int], running: Running, output: EngineCoreOutput) -> None:
-        """Tell tokens that are new, and the end if they are the last."""
+        """Add new tokens to ``output``, and the end of the request if they are the last."""
         request = running.request
         logprobs = chunk.logprobs[len(chunk.logprobs) - len(token_ids) :] if chunk.logprobs else []
         stop = take_tokens(request, token_ids)
         output.new_token_ids += token_ids
         output.new_logprobs += logprobs[: len(token_ids)]
         output.events += request.take_events()
-        # To the server what was delivered is prompt, too.
+        # To the server, delivered tokens are a part of the prompt.
         output.num_cached_tokens = min(running.num_cached_tokens, request.num_prompt_tokens)
         self._stats.num_generation_tokens += len(token_ids)
         if stop is not None:
@@ -237,21 +238,21 @@ class HttpCore:
         elif chunk.ending is FinishReason.LENGTH and running.is_piece:
             if not token_ids:
                 self._die("it ended a call without a token")
-            self._ask(running)
+            self._start_call(running)
         elif chunk.ending is not None:
             is_named = chunk.stop_reason in request.stop_token_ids
             self._end(running, output, chunk.ending, chunk.stop_reason if is_named else None)
 
-    def _refuse(self, running: Running, words: str, output: EngineCoreOutput) -> None:
-        error = ValidationError(f"{self._dialect.name} refuses the request: {words[:_MAX_WORDS]}")
+    def _refuse(self, running: Running, message: str, output: EngineCoreOutput) -> None:
+        error = ValidationError(f"{self._dialect.name} refuses the request: {message[:_MAX_MESSAGE_CHARS]}")
         output.error = RequestError(error.code, str(error))
         self._end(running, output, FinishReason.ERROR)
 
     def _end_differing(self, running: Running, output: EngineCoreOutput) -> None:
         output.error = RequestError(
             OTHER_TOKENS,
-            f"{self._dialect.name} begins a grammar with its first token, and made other tokens than those that were "
-            "delivered before its death; ask again",
+            f"{self._dialect.name} applies a grammar from its first token on, and generated other tokens than those "
+            "delivered before its death; send the request again",
             retryable=True,
         )
         self._end(running, output, FinishReason.ERROR)
@@ -261,18 +262,18 @@ class HttpCore:
     ) -> None:
         output.finish_reason, output.stop_reason = reason, stop_reason
         del self._running[running.request.request_id]
-        self._leave_call(running)
+        self._cancel_call(running)
 
-    def _die(self, words: str) -> NoReturn:
-        raise EngineDeadError(f"{self._dialect.name}: {words[:_MAX_WORDS]}")
+    def _die(self, reason: str) -> NoReturn:
+        raise EngineDeadError(f"{self._dialect.name}: {reason[:_MAX_MESSAGE_CHARS]}")
 
 
-def _words(content: bytes) -> str:
-    """What an answer says is wrong: the message in it, or all of it."""
+def _error_message(content: bytes) -> str:
+    """Return the error message in a response, or the whole response."""
     try:
-        told = msgspec.json.decode(content)
+        response = msgspec.json.decode(content)
     except msgspec.DecodeError:
-        told = None
-    error = told.get("error", told) if isinstance(told, dict) else told
+        response = None
+    error = response.get("error", response) if isinstance(response, dict) else response
     message = error.get("message") if isinstance(error, dict) else error
     return str(message or content.decode(errors="replace")).strip() or "it gave no reason"

@@ -1,4 +1,4 @@
-"""What a server's way of speaking is to the core that drives it."""
+"""The interface of a server's protocol to the core that uses it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ..checked_request import refuse_unserved
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What a server says of itself.
+    """Properties that a server reports.
 
     Args:
-        num_slots: requests that it computes at once.
-        max_model_len: prompt and output tokens that one of them may have.
-        kv_cache_size_tokens: what all of them may have.
-        block_size: tokens that it gives out at once of these.
-        vocab_size: None if it does not say.
-        architecture: as ``config.json`` calls it; empty if it does not say.
+        num_slots: number of requests that it computes at the same time.
+        max_model_len: largest number of prompt and output tokens of a request.
+        kv_cache_size_tokens: largest number of tokens of all requests together.
+        block_size: tokens per block of its cache.
+        vocab_size: size of the vocabulary; None if unknown.
+        architecture: architecture as in ``config.json``; empty if unknown.
     """
 
     version: str
@@ -38,13 +38,13 @@ class ServerFacts:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is wanted of a server: one call, which may be one of several for a request.
+class ServerCall:
+    """One call of a server; a request may need several.
 
     Args:
-        max_new_tokens: most tokens of this call.
-        num_output_tokens: how many the request has had before; they are at the end of ``prompt_token_ids``.
-        is_streamed: whether tokens are to come one by one.
+        max_new_tokens: largest number of tokens of this call.
+        num_output_tokens: number of earlier output tokens of the request, which end ``prompt_token_ids``.
+        is_streamed: whether tokens are streamed.
     """
 
     prompt_token_ids: list[int]
@@ -57,14 +57,14 @@ class Asked:
 
 @dataclass
 class Chunk:
-    """What one piece of an answer says.
+    """Contents of one event of a response.
 
     Args:
         num_generated: tokens of this call so far, by the server's count.
-        ending: why the call has ended; None while it has not.
-        stop_reason: the token that ended it, if the server says so.
-        refusal: why the request itself is wrong, in the server's words.
-        failure: why the server could not go on.
+        ending: why the call has ended; None before its end.
+        stop_reason: token that ended the call, if the server reports it.
+        refusal: the server's message if the request is invalid.
+        failure: the server's message if it failed.
         num_cached_tokens: prompt tokens that were in its cache.
     """
 
@@ -79,36 +79,36 @@ class Chunk:
 
 
 class Dialect(Protocol):
-    """One of the servers that are known."""
+    """Protocol of one of the known servers."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def generate_path(self) -> str:
-        """Where a completion is asked for."""
+        """Path of the endpoint for completions."""
         ...
 
     @property
     def health_path(self) -> str: ...
 
     def check(self, message: EngineCoreRequest, params: SamplingParams) -> None:
-        """Refuse what the server cannot do.
+        """Refuse a request that the server cannot serve.
 
         Raises:
             UnsupportedParameterError: names the field and the remedy.
         """
         ...
 
-    def body(self, asked: Asked) -> dict[str, Any]:
-        """What is posted, as JSON."""
+    def body(self, call: ServerCall) -> dict[str, Any]:
+        """Return the JSON object to post for ``call``."""
         ...
 
-    def read(self, answer: dict[str, Any], asked: Asked, num_seen: int) -> Chunk:
-        """What ``answer`` says beyond the ``num_seen`` tokens of this call that are known.
+    def decode(self, answer: dict[str, Any], call: ServerCall, num_received: int) -> Chunk:
+        """Return the contents of ``answer`` after the first ``num_received`` tokens of this call.
 
         Raises:
-            KeyError, TypeError, ValueError, IndexError: it is not as this dialect has it.
+            KeyError, TypeError, ValueError, IndexError: ``answer`` does not have the form of this dialect.
         """
         ...
 
@@ -123,15 +123,15 @@ def check_request(server: str, message: EngineCoreRequest, params: SamplingParam
         UnsupportedParameterError: names the field and the remedy.
     """
     if message.prompt_embeds is not None:
-        raise UnsupportedParameterError("prompt_embeds: engine 'http' takes prompts of text and tokens only")
+        raise UnsupportedParameterError("prompt_embeds: engine 'http' supports only prompts of text and tokens")
     if message.pooling_params is not None:
-        raise UnsupportedParameterError("pooling_params: engine 'http' generates only")
+        raise UnsupportedParameterError("pooling_params: engine 'http' supports only generation")
     refuse_unserved(server, params, served)
     check_resume("http", message, params)
 
 
 def refuse_grammar_fields(server: str, params: SamplingParams, names: tuple[str, ...]) -> None:
-    """Raises ``UnsupportedParameterError`` if ``structured_outputs`` has one of ``names``."""
+    """Raise ``UnsupportedParameterError`` if ``structured_outputs`` has one of ``names``."""
     for name in names if params.structured_outputs is not None else ():
         if getattr(params.structured_outputs, name):
             raise UnsupportedParameterError(f"structured_outputs.{name} is not supported by {server}; leave it out")

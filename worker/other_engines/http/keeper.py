@@ -1,7 +1,7 @@
 """Run a server until standard input closes: ``PYTHON -m penstock.worker.other_engines.http.keeper WORD…``.
 
-The core holds the other end, so the server ends with the core, whatever ends that: its process group is killed, and
-with it what the server has started. When the server ends by itself, its status and last words go to standard output.
+The core holds the other end, so the server ends with the core, whatever ends that. The server's whole process group is
+killed. If the server exits itself, its status and last lines are written to standard output.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import msgspec
 NUM_LAST_LINES = 20
 _MAX_LINE_CHARS = 500
 _PR_SET_PDEATHSIG = 1
-# What it has printed last may still be on its way.
-_LAST_WORDS_TIMEOUT_S = 10.0
+# Its last lines may still be in the pipe.
+_LAST_LINES_TIMEOUT_S = 10.0
 
 
 class Report(msgspec.Struct, frozen=True):
-    """How a server ended: as ``Popen.returncode``, None if it could not be started, and what it printed last."""
+    """Exit of a server: its ``Popen.returncode``, None if it could not be started, and its last lines."""
 
     returncode: int | None
     last_words: list[str]
 
 
 def main(words: list[str]) -> None:
-    """Start the server and stay until it ends, or until nobody wants it."""
-    # Of a terminal: the worker process drains first.
+    """Start the server and wait until it exits, or until the core has exited."""
+    # Ignore signals of a terminal, because the worker process drains first.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     libc = ctypes.CDLL(None)
@@ -44,21 +44,21 @@ def main(words: list[str]) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            # Should this process be killed, too.
+            # Kill the server if this process is killed.
             preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
         )
     except OSError as error:
-        _tell(Report(None, [str(error)]))
+        _write_report(Report(None, [str(error)]))
         return
     lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
     reading = threading.Thread(target=_read, args=(server, lines), daemon=True)
     reading.start()
     threading.Thread(target=_await_end_of_core, args=(server.pid,), daemon=True).start()
     returncode = server.wait()
-    # What it has started would keep its output open.
+    # Processes that it has started would keep its output open.
     _kill_group(server.pid)
-    reading.join(_LAST_WORDS_TIMEOUT_S)
-    _tell(Report(returncode, list(lines)))
+    reading.join(_LAST_LINES_TIMEOUT_S)
+    _write_report(Report(returncode, list(lines)))
 
 
 def _read(server: subprocess.Popen[bytes], lines: deque[str]) -> None:
@@ -68,7 +68,7 @@ def _read(server: subprocess.Popen[bytes], lines: deque[str]) -> None:
 
 
 def _await_end_of_core(group: int) -> None:
-    # Not by `sys.stdin`, whose lock this thread would hold when the other one ends the process.
+    # Without `sys.stdin`, whose lock this thread would hold when the other one ends the process.
     while os.read(0, 1):
         pass
     _kill_group(group)
@@ -80,7 +80,7 @@ def _kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _tell(report: Report) -> None:
+def _write_report(report: Report) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(report))
     sys.stdout.buffer.flush()
 

@@ -1,4 +1,4 @@
-"""The server that ``--engine-command`` starts, as its core sees it."""
+"""The server that ``--engine-command`` starts, from the side of its core."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ log = structlog.get_logger(__name__)
 
 
 class LaunchedServer:
-    """Started by a keeper, which ends it with this process.
+    """Server started by a keeper process, which ends it together with this process.
 
     Args:
-        words: the command.
+        words: words of the command.
     """
 
     def __init__(self, words: list[str]) -> None:
@@ -29,49 +29,49 @@ class LaunchedServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        self._is_wanted = True
-        self._asking = threading.Lock()
-        self._found: str | None = None
+        self._is_open = True
+        self._lock = threading.Lock()
+        self._exit_description: str | None = None
         log.info("engine_server_started", command=words, keeper_pid=self._keeper.pid)
 
     def ended(self) -> str | None:
-        """How it has ended, with its last words; None while it runs."""
-        return None if self._keeper.poll() is None else self._finding()
+        """Return how the server has ended, with its last lines; None while it runs."""
+        return None if self._keeper.poll() is None else self._wait()
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
-        """Call ``on_lost`` with how it ended, in a thread, if it does so before ``close``."""
+        """Call ``on_lost`` with how the server ended, in a thread, if it ends before ``close``."""
 
         def wait() -> None:
-            finding = self._finding()
-            if self._is_wanted:
-                on_lost(finding)
+            description = self._wait()
+            if self._is_open:
+                on_lost(description)
 
         threading.Thread(target=wait, name="launched-server", daemon=True).start()
 
     def close(self) -> None:
-        """End it, and wait until it is gone."""
-        self._is_wanted = False
+        """End the server, and wait until it has exited."""
+        self._is_open = False
         assert self._keeper.stdin is not None
         self._keeper.stdin.close()
-        self._finding()
+        self._wait()
 
-    def _finding(self) -> str:
-        """Wait for its end; the same for all who ask."""
-        with self._asking:
-            if self._found is None:
+    def _wait(self) -> str:
+        """Wait for the exit of the server and describe it. May be called from several threads."""
+        with self._lock:
+            if self._exit_description is None:
                 assert self._keeper.stdout is not None
                 assert self._keeper.stdin is not None
-                told = self._keeper.stdout.read()
+                report = self._keeper.stdout.read()
                 self._keeper.wait()
                 self._keeper.stdout.close()
                 self._keeper.stdin.close()
-                self._found = self._told(told)
-            return self._found
+                self._exit_description = self._describe(report)
+            return self._exit_description
 
-    def _told(self, told: bytes) -> str:
+    def _describe(self, encoded_report: bytes) -> str:
         name = self._words[0]
         try:
-            report = msgspec.json.decode(told, type=Report)
+            report = msgspec.json.decode(encoded_report, type=Report)
         except msgspec.MsgspecError:
             return f"{name} was killed"
         last_words = " | ".join(line for line in report.last_words if line) or "none"

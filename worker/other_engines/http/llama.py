@@ -1,7 +1,7 @@
 """llama-server's own endpoint: ``POST /completion`` with token ids.
 
-While it streams it leaves out tokens that end within a character, and counts them: ``tokens_predicted`` rises by more
-than the tokens that come. What is not streamed has all of them.
+A stream omits tokens that end within a character, but counts them: ``tokens_predicted`` grows by more than the number
+of tokens sent. A response without streaming has all tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ....shared.messages.requests import EngineCoreRequest
 from ....shared.params.sampling import SamplingParams
 from ....shared.params.seeds import derived_seed
 from ....shared.params.structured import StructuredOutputsParams
-from .dialect import Asked, Chunk, ServerFacts, check_request, refuse_grammar_fields
+from .dialect import Chunk, ServerCall, ServerFacts, check_request, refuse_grammar_fields
 
 NAME = "llama-server"
 # Fields that have the same names in llama-server's requests.
@@ -37,18 +37,18 @@ GRAMMAR_FIELDS_REFUSED = (
     "disable_additional_properties",
     "whitespace_pattern",
 )
-# It has 32 bits, of which all ones mean "at random".
+# A seed has 32 bits, and all ones mean "at random".
 _SEED_MASK = 0x7FFFFFFF
-# Of errors in a stream and of whole answers: what is wrong is the request.
+# Error codes that mean an invalid request, in streams and responses.
 _CALLERS_MISTAKES = (400, 413, 422)
 _ENDINGS = {"eos": FinishReason.STOP, "word": FinishReason.STOP, "limit": FinishReason.LENGTH}
 
 
 class LlamaDialect:
-    """As ``Dialect``.
+    """Dialect of llama-server.
 
     Args:
-        max_model_len: of a slot; penalties look back so far.
+        max_model_len: number of tokens of a slot; penalties consider this many tokens.
     """
 
     name = NAME
@@ -59,27 +59,27 @@ class LlamaDialect:
         self._max_model_len = max_model_len
 
     def check(self, message: EngineCoreRequest, params: SamplingParams) -> None:
-        """As ``Dialect``."""
+        """Implement ``Dialect``."""
         check_request(NAME, message, params, SERVED_FIELDS)
         refuse_grammar_fields(NAME, params, GRAMMAR_FIELDS_REFUSED)
 
-    def body(self, asked: Asked) -> dict[str, Any]:
-        """As ``Dialect``. Whatever its command line has set for all requests, this one says."""
-        params = asked.params
+    def body(self, call: ServerCall) -> dict[str, Any]:
+        """Implement ``Dialect``. Sets every field that the server's command line may have set for all requests."""
+        params = call.params
         body: dict[str, Any] = {name: getattr(params, name) for name in FIELDS_AS_THEY_ARE}
         body |= {
-            "prompt": asked.prompt_token_ids,
-            "n_predict": asked.max_new_tokens,
-            "stream": asked.is_streamed,
+            "prompt": call.prompt_token_ids,
+            "n_predict": call.max_new_tokens,
+            "stream": call.is_streamed,
             "return_tokens": True,
-            "return_progress": asked.is_streamed,
+            "return_progress": call.is_streamed,
             "cache_prompt": True,
             "top_k": max(0, params.top_k),
             "typical_p": 1.0,
             "repeat_penalty": params.repetition_penalty,
             "repeat_last_n": self._max_model_len,
             "samplers": ["penalties", "top_k", "top_p", "min_p", "temperature"],
-            "seed": derived_seed(asked.seed, asked.num_output_tokens) & _SEED_MASK,
+            "seed": derived_seed(call.seed, call.num_output_tokens) & _SEED_MASK,
         }
         if params.logprobs is not None:
             body["n_probs"] = max(1, params.logprobs)
@@ -89,26 +89,26 @@ class LlamaDialect:
             body |= _grammar(params.structured_outputs)
         return body
 
-    def read(self, answer: dict[str, Any], asked: Asked, num_seen: int) -> Chunk:
-        """As ``Dialect``."""
+    def decode(self, answer: dict[str, Any], call: ServerCall, num_received: int) -> Chunk:
+        """Implement ``Dialect``."""
         if "error" in answer:
             return _error(answer["error"])
         if "prompt_progress" in answer:
-            return Chunk(num_generated=num_seen, num_cached_tokens=int(answer["prompt_progress"]["cache"]))
+            return Chunk(num_generated=num_received, num_cached_tokens=int(answer["prompt_progress"]["cache"]))
         chunk = Chunk(token_ids=list(answer["tokens"]), num_generated=int(answer["tokens_predicted"]))
-        if asked.params.logprobs is not None:
-            told = answer.get("completion_probabilities", [])
-            chunk.logprobs = [_logprobs(one, asked.params.logprobs) for one in told[: len(chunk.token_ids)]]
+        if call.params.logprobs is not None:
+            positions = answer.get("completion_probabilities", [])
+            chunk.logprobs = [_logprobs(item, call.params.logprobs) for item in positions[: len(chunk.token_ids)]]
         if answer["stop"]:
             chunk.ending = _ENDINGS.get(answer.get("stop_type", ""), FinishReason.LENGTH)
         return chunk
 
 
 def facts_of(props: dict[str, Any], models: dict[str, Any]) -> ServerFacts:
-    """What ``GET /props`` and ``GET /v1/models`` say.
+    """Return the facts in the responses of ``GET /props`` and ``GET /v1/models``.
 
     Raises:
-        KeyError, TypeError, ValueError, IndexError: they are not llama-server's.
+        KeyError, TypeError, ValueError, IndexError: the responses are not llama-server's.
     """
     num_slots, num_tokens = int(props["total_slots"]), int(props["default_generation_settings"]["n_ctx"])
     vocab_size = ((models.get("data") or [{}])[0].get("meta") or {}).get("n_vocab")
@@ -123,18 +123,18 @@ def facts_of(props: dict[str, Any], models: dict[str, Any]) -> ServerFacts:
     )
 
 
-def _grammar(wanted: StructuredOutputsParams) -> dict[str, Any]:
-    if wanted.grammar is not None:
-        return {"grammar": wanted.grammar}
-    if wanted.choice is not None:
-        return {"grammar": "root ::= " + " | ".join(_literal(choice) for choice in wanted.choice)}
-    if wanted.json is not None:
-        return {"json_schema": json.loads(wanted.json) if isinstance(wanted.json, str) else wanted.json}
+def _grammar(params: StructuredOutputsParams) -> dict[str, Any]:
+    if params.grammar is not None:
+        return {"grammar": params.grammar}
+    if params.choice is not None:
+        return {"grammar": "root ::= " + " | ".join(_literal(choice) for choice in params.choice)}
+    if params.json is not None:
+        return {"json_schema": json.loads(params.json) if isinstance(params.json, str) else params.json}
     return {"json_schema": {"type": "object"}}
 
 
 def _literal(text: str) -> str:
-    """A string of its grammars, which have C's escapes."""
+    """Return ``text`` as a string literal of its grammars, which use C's escapes."""
     escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
     return '"' + "".join(escapes.get(character, character) for character in text) + '"'
 
@@ -147,8 +147,9 @@ def _error(error: Any) -> Chunk:
     return Chunk(failure=words)
 
 
-def _logprobs(told: dict[str, Any], num_top: int) -> TokenLogprobs:
-    """Its rank is known if it is among those that are told; else it is the first that is not."""
-    token_id, top = int(told["id"]), [(int(one["id"]), float(one["logprob"])) for one in told["top_logprobs"]]
-    places = [place for place, (other, _) in enumerate(top, start=1) if other == token_id]
-    return TokenLogprobs(token_id, float(told["logprob"]), places[0] if places else len(top) + 1, top[:num_top])
+def _logprobs(position: dict[str, Any], num_top: int) -> TokenLogprobs:
+    """Return the log probabilities of a position. A token that is not among the top ones gets the next rank."""
+    token_id = int(position["id"])
+    top = [(int(item["id"]), float(item["logprob"])) for item in position["top_logprobs"]]
+    ranks = [rank for rank, (other, _) in enumerate(top, start=1) if other == token_id]
+    return TokenLogprobs(token_id, float(position["logprob"]), ranks[0] if ranks else len(top) + 1, top[:num_top])

@@ -1,4 +1,4 @@
-"""What of ``worker start``'s options means something to a core that drives a server; the others are refused."""
+"""Options of ``worker start`` that apply to a core that uses a server; the others are refused."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import shlex
 
 from ....shared.errors import ConfigurationError
 from ....shared.values.shown import shown
-from ...config.checks import check_taken
+from ...config.checks import check_supported
 from ...config.engine_config import EngineConfig
 
 ENGINE = "http"
-TAKEN = frozenset(
+SUPPORTED_OPTIONS = frozenset(
     {
         "model",
         "served_model_name",
@@ -23,17 +23,17 @@ TAKEN = frozenset(
         "max_num_seqs",
     }
 )
-_OF_THE_SERVER = ("dtype", "device", "num_threads", "quantization", "kv_cache_dtype", "kv_cache_memory")
-_INSTEAD: dict[str, str] = dict.fromkeys(_OF_THE_SERVER, "say it to the server, by its own options")
+_SERVER_OPTIONS = ("dtype", "device", "num_threads", "quantization", "kv_cache_dtype", "kv_cache_memory")
+_INSTEAD: dict[str, str] = dict.fromkeys(_SERVER_OPTIONS, "set it in the server's own options")
 
 
 def check_options(config: EngineConfig) -> None:
-    """Refuse what cannot be meant.
+    """Refuse options that do not apply.
 
     Raises:
         ConfigurationError: names the field and the remedy.
     """
-    check_taken(config, ENGINE, TAKEN, _INSTEAD)
+    check_supported(config, ENGINE, SUPPORTED_OPTIONS, _INSTEAD)
     if config.num_engines_on_host > 1:
         raise ConfigurationError(
             f"engines must be 1 with engine 'http', got {config.num_engines_on_host}: they would share the slots of "
@@ -43,7 +43,7 @@ def check_options(config: EngineConfig) -> None:
 
 
 def command_words(config: EngineConfig) -> list[str]:
-    """The words of ``engine_command``. Raises ``ConfigurationError`` if a quote in them does not end."""
+    """Return the words of ``engine_command``. Raises ``ConfigurationError`` if a quote in them does not end."""
     try:
         return shlex.split(config.engine_command)
     except ValueError as error:

@@ -1,7 +1,7 @@
 """SGLang's own endpoint: ``POST /generate`` with ``input_ids``.
 
-While it streams, each answer has all tokens so far, or with ``--incremental-streaming-output`` those since the last:
-``completion_tokens`` says how many there are in all, so the last ones of either are what is new.
+Each event of a stream has all tokens so far, or with ``--incremental-streaming-output`` those since the last event.
+``completion_tokens`` has their total number, so in both cases the new tokens are the last ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ....shared.messages.requests import EngineCoreRequest
 from ....shared.params.sampling import SamplingParams
 from ....shared.params.seeds import derived_seed
 from ....shared.params.structured import StructuredOutputsParams
-from .dialect import Asked, Chunk, ServerFacts, check_request, refuse_grammar_fields
+from .dialect import Chunk, ServerCall, ServerFacts, check_request, refuse_grammar_fields
 
 NAME = "SGLang"
 FIELDS_AS_THEY_ARE = (
@@ -35,55 +35,55 @@ _CALLERS_MISTAKES = (400, 413, 422)
 
 
 class SglangDialect:
-    """As ``Dialect``."""
+    """Dialect of SGLang."""
 
     name = NAME
     generate_path = "/generate"
     health_path = "/health"
 
     def check(self, message: EngineCoreRequest, params: SamplingParams) -> None:
-        """As ``Dialect``."""
+        """Implement ``Dialect``."""
         check_request(NAME, message, params, SERVED_FIELDS)
         refuse_grammar_fields(NAME, params, GRAMMAR_FIELDS_REFUSED)
 
-    def body(self, asked: Asked) -> dict[str, Any]:
-        """As ``Dialect``."""
-        params = asked.params
+    def body(self, call: ServerCall) -> dict[str, Any]:
+        """Implement ``Dialect``."""
+        params = call.params
         sampling: dict[str, Any] = {name: getattr(params, name) for name in FIELDS_AS_THEY_ARE}
         sampling |= {
             "top_k": params.top_k if params.top_k > 0 else -1,
-            "max_new_tokens": asked.max_new_tokens,
-            "min_new_tokens": max(0, params.min_tokens - asked.num_output_tokens),
-            # It heeds it with --enable-deterministic-inference.
-            "sampling_seed": derived_seed(asked.seed, asked.num_output_tokens),
+            "max_new_tokens": call.max_new_tokens,
+            "min_new_tokens": max(0, params.min_tokens - call.num_output_tokens),
+            # Used only with --enable-deterministic-inference.
+            "sampling_seed": derived_seed(call.seed, call.num_output_tokens),
         }
         if params.logit_bias:
             sampling["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias.items()}
         if params.structured_outputs is not None:
             sampling |= _grammar(params.structured_outputs)
         body: dict[str, Any] = {
-            "input_ids": asked.prompt_token_ids,
+            "input_ids": call.prompt_token_ids,
             "sampling_params": sampling,
-            "stream": asked.is_streamed,
+            "stream": call.is_streamed,
         }
         if params.logprobs is not None:
             body |= {"return_logprob": True, "top_logprobs_num": params.logprobs}
         return body
 
-    def read(self, answer: dict[str, Any], asked: Asked, num_seen: int) -> Chunk:
-        """As ``Dialect``."""
+    def decode(self, answer: dict[str, Any], call: ServerCall, num_received: int) -> Chunk:
+        """Implement ``Dialect``."""
         if "error" in answer:
             return _error(answer["error"])
-        told = answer["meta_info"]
-        finish = told.get("finish_reason")
+        info = answer["meta_info"]
+        finish = info.get("finish_reason")
         if finish is not None and finish["type"] == "abort":
             return _abort(finish)
-        chunk = Chunk(num_generated=int(told["completion_tokens"]))
-        num_new = chunk.num_generated - num_seen
+        chunk = Chunk(num_generated=int(info["completion_tokens"]))
+        num_new = chunk.num_generated - num_received
         chunk.token_ids = _last(answer["output_ids"], num_new)
-        chunk.num_cached_tokens = int(told.get("cached_tokens", 0))
-        if asked.params.logprobs is not None:
-            chunk.logprobs = _logprobs(told, len(chunk.token_ids), asked.params.logprobs)
+        chunk.num_cached_tokens = int(info.get("cached_tokens", 0))
+        if call.params.logprobs is not None:
+            chunk.logprobs = _logprobs(info, len(chunk.token_ids), call.params.logprobs)
         if finish is not None:
             chunk.ending = FinishReason.STOP if finish["type"] == "stop" else FinishReason.LENGTH
             matched = finish.get("matched")
@@ -92,15 +92,15 @@ class SglangDialect:
 
 
 def facts_of(model: dict[str, Any], server: dict[str, Any]) -> ServerFacts:
-    """What ``GET /get_model_info`` and ``GET /get_server_info`` say.
+    """Return the facts in the responses of ``GET /get_model_info`` and ``GET /get_server_info``.
 
     Raises:
-        KeyError, TypeError, ValueError, IndexError: they are not SGLang's.
+        KeyError, TypeError, ValueError, IndexError: the responses are not SGLang's.
     """
     states = server.get("internal_states") or [{}]
     num_slots = server.get("max_running_requests") or states[0].get("effective_max_running_requests_per_dp")
     num_tokens = int(server.get("max_total_num_tokens") or 0)
-    # It keeps some tokens back from the longest prompt that it takes.
+    # SGLang reserves some tokens, so max_req_input_len is less than the context length.
     max_model_len = server.get("context_length") or server.get("max_req_input_len") or num_tokens
     if not num_tokens or not num_slots:
         raise ValueError("max_total_num_tokens or max_running_requests is missing")
@@ -117,34 +117,34 @@ def facts_of(model: dict[str, Any], server: dict[str, Any]) -> ServerFacts:
     )
 
 
-def _grammar(wanted: StructuredOutputsParams) -> dict[str, Any]:
-    if wanted.json is not None:
-        return {"json_schema": wanted.json if isinstance(wanted.json, str) else json.dumps(wanted.json)}
-    if wanted.regex is not None:
-        return {"regex": wanted.regex}
-    if wanted.choice is not None:
-        return {"regex": "(" + "|".join(re.escape(choice) for choice in wanted.choice) + ")"}
-    if wanted.grammar is not None:
-        return {"ebnf": wanted.grammar}
-    if wanted.structural_tag is not None:
-        return {"structural_tag": wanted.structural_tag}
+def _grammar(params: StructuredOutputsParams) -> dict[str, Any]:
+    if params.json is not None:
+        return {"json_schema": params.json if isinstance(params.json, str) else json.dumps(params.json)}
+    if params.regex is not None:
+        return {"regex": params.regex}
+    if params.choice is not None:
+        return {"regex": "(" + "|".join(re.escape(choice) for choice in params.choice) + ")"}
+    if params.grammar is not None:
+        return {"ebnf": params.grammar}
+    if params.structural_tag is not None:
+        return {"structural_tag": params.structural_tag}
     return {"json_schema": '{"type": "object"}'}
 
 
 def _last(items: list[Any], number: int) -> list[Any]:
     if number > len(items):
-        raise ValueError(f"{number} tokens are new, and {len(items)} came")
+        raise ValueError(f"{number} new tokens are reported, but {len(items)} were received")
     return list(items[len(items) - number :]) if number > 0 else []
 
 
-def _logprobs(told: dict[str, Any], num_new: int, num_top: int) -> list[TokenLogprobs]:
-    tops = _last(told["output_top_logprobs"], num_new) if num_top else [[]] * num_new
-    made: list[TokenLogprobs] = []
-    for (logprob, token_id, _), pairs in zip(_last(told["output_token_logprobs"], num_new), tops, strict=True):
+def _logprobs(info: dict[str, Any], num_new: int, num_top: int) -> list[TokenLogprobs]:
+    tops = _last(info["output_top_logprobs"], num_new) if num_top else [[]] * num_new
+    logprobs: list[TokenLogprobs] = []
+    for (logprob, token_id, _), pairs in zip(_last(info["output_token_logprobs"], num_new), tops, strict=True):
         top = [(int(other), float(value)) for value, other, _ in pairs or ()]
-        places = [place for place, (other, _) in enumerate(top, start=1) if other == token_id]
-        made.append(TokenLogprobs(int(token_id), float(logprob), places[0] if places else len(top) + 1, top))
-    return made
+        ranks = [rank for rank, (other, _) in enumerate(top, start=1) if other == token_id]
+        logprobs.append(TokenLogprobs(int(token_id), float(logprob), ranks[0] if ranks else len(top) + 1, top))
+    return logprobs
 
 
 def _error(error: Any) -> Chunk:

@@ -1,7 +1,7 @@
-"""Asks the server, in a thread of its own: each call's answers come in order, those of all calls in one queue.
+"""Make calls of the server in a separate thread. The events of all calls arrive in one queue, those of a call in order.
 
-A call that is closed closes its connection, which is how both servers are told to stop. Each call has a connection of
-its own: one that is kept may end between two calls, which would look like the server's death.
+Cancelling a call closes its connection, on which both servers stop computing it. Each call has a separate connection,
+since a kept one may be closed between two calls, which would look like the server's death.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ....shared.values.urls import mask_url
 
 CONNECT_TIMEOUT_S = 5.0
 HEALTH_INTERVAL_S = 1.0
-# Of one look. A server that computes may be slow to answer; one that is gone is so at once.
+# Timeout of one check. A busy server may answer slowly; the loss of a server is noticed immediately.
 HEALTH_TIMEOUT_S = 10.0
-MAX_UNHEALTHY_LOOKS = 3
+MAX_UNHEALTHY_CHECKS = 3
 _MAX_BODY_BYTES = 4096
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer, or one event of a stream."""
+    """A whole response, or one event of a stream."""
 
     call_id: int
     content: dict[str, Any]
@@ -39,7 +39,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Refused:
-    """The server has answered with another status than 200."""
+    """A response with a status other than 200."""
 
     call_id: int
     status: int
@@ -48,7 +48,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Closed:
-    """Nothing more comes; ``failure`` says why, if that was not in order."""
+    """The end of a call; ``failure`` is the reason if it failed."""
 
     call_id: int
     failure: str = ""
@@ -58,7 +58,7 @@ Event = Answer | Refused | Closed
 
 
 def client_options(url: str) -> dict[str, Any]:
-    """Of any client of the server at ``url``; proxies of the environment are for other hosts."""
+    """Return the options of a client of the server at ``url``. Proxies of the environment are not used."""
     return {"base_url": url, "trust_env": False, "limits": httpx.Limits(max_keepalive_connections=0)}
 
 
@@ -66,7 +66,7 @@ class ServerStreams:
     """Calls of the server at ``url``.
 
     Args:
-        on_lost: called in the thread, once, with the reason, when the server is gone while ``watch`` looks.
+        on_lost: called once in the thread, with the reason, when health checks find that the server is lost.
     """
 
     def __init__(self, url: str, on_lost: Callable[[str], None]) -> None:
@@ -81,18 +81,18 @@ class ServerStreams:
         self._thread = threading.Thread(target=self._loop.run_forever, name="server-streams", daemon=True)
         self._thread.start()
 
-    def ask(self, path: str, body: dict[str, Any], *, is_streamed: bool) -> int:
-        """Begin a call; returns its id, by which its events are known."""
+    def start(self, path: str, body: dict[str, Any], *, is_streamed: bool) -> int:
+        """Start a call. Returns its id, which its events have."""
         call_id = next(self._call_ids)
         self._loop.call_soon_threadsafe(self._begin, call_id, path, body, is_streamed)
         return call_id
 
     def cancel(self, call_id: int) -> None:
-        """End a call; events that have come already may still be taken."""
+        """Cancel a call; events that have arrived already remain in the queue."""
         self._loop.call_soon_threadsafe(self._cancel, call_id)
 
-    def take(self, wait_s: float) -> list[Event]:
-        """Return what has come, waiting up to ``wait_s`` for the first."""
+    def pop_events(self, wait_s: float) -> list[Event]:
+        """Return the events that have arrived, waiting up to ``wait_s`` for the first."""
         try:
             events = [self._events.get(timeout=wait_s)]
         except queue.Empty:
@@ -102,11 +102,11 @@ class ServerStreams:
         return events
 
     def watch(self, path: str) -> None:
-        """Look at the server's health from now on."""
+        """Check the server's health periodically from now on."""
         self._loop.call_soon_threadsafe(self._begin_watch, path)
 
     def close(self) -> None:
-        """End all calls and the thread."""
+        """Cancel all calls and end the thread."""
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -144,23 +144,23 @@ class ServerStreams:
         except httpx.HTTPError as error:
             self._events.put(Closed(call_id, f"{type(error).__name__}: {error}".rstrip(": ")))
         except msgspec.MsgspecError as error:
-            self._events.put(Closed(call_id, f"its answer is no JSON object: {error}"))
+            self._events.put(Closed(call_id, f"its response is not a JSON object: {error}"))
         else:
             self._events.put(Closed(call_id))
 
     async def _read_events(self, call_id: int, response: httpx.Response) -> None:
-        """Report the data lines of server-sent events. Both servers write the data of an event as one line.
+        """Queue the data lines of server-sent events. Both servers write the data of an event in one line.
 
-        Lines are split here, since httpx splits them inside of JSON strings, too: at U+2028, for example.
+        Lines are split here, since httpx splits them within JSON strings too, for example at U+2028.
         """
         rest = b""
         async for piece in response.aiter_bytes():
             *lines, rest = _LINE_END.split(rest + piece)
             for line in lines:
-                self._take_line(call_id, line)
-        self._take_line(call_id, rest)
+                self._queue_line(call_id, line)
+        self._queue_line(call_id, rest)
 
-    def _take_line(self, call_id: int, line: bytes) -> None:
+    def _queue_line(self, call_id: int, line: bytes) -> None:
         kind, _, content = line.partition(b":")
         content = content.strip()
         if kind == b"data" and content != b"[DONE]":
@@ -170,12 +170,12 @@ class ServerStreams:
 
     async def _watch(self, path: str) -> None:
         num_unhealthy, finding = 0, ""
-        while num_unhealthy < MAX_UNHEALTHY_LOOKS:
+        while num_unhealthy < MAX_UNHEALTHY_CHECKS:
             await asyncio.sleep(HEALTH_INTERVAL_S)
             try:
                 response = await self._client.get(path, timeout=HEALTH_TIMEOUT_S)
             except httpx.ConnectError as error:
-                finding = f"nobody answers at {self._shown_url}: {error}"
+                finding = f"no server answers at {self._shown_url}: {error}"
                 break
             except httpx.HTTPError as error:
                 num_unhealthy += 1

@@ -1,7 +1,7 @@
-"""vLLM's engine core in process, behind our loop (decision 0074). All that knows vLLM's internals is here.
+"""vLLM's engine core in the loop of ``worker.core`` (decision 0074). Only this package uses vLLM's internals.
 
-``options.py``, ``params.py``, ``outputs.py`` say what becomes what, and import nothing of vLLM: they are tested where
-it is not. ``composition.py`` builds, ``warm_up.py`` and ``core.py`` run, ``control.py`` answers calls. ``versions.py``
-says with which versions all that was tried. It runs in vLLM's interpreter, with the light ``penstock`` and vLLM's own
+``options.py``, ``params.py`` and ``outputs.py`` convert values and do not import vLLM, so they are tested without it.
+``composition.py`` builds the core, ``warm_up.py`` and ``core.py`` run it, and ``control.py`` answers calls.
+``versions.py`` has the supported versions. The core runs in vLLM's interpreter, with the light ``penstock`` and vLLM's
 torch.
 """

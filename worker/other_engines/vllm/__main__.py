@@ -1,4 +1,4 @@
-"""``PYTHON -m penstock.worker.other_engines.vllm --fd N``: vLLM's engine core, talking over an inherited socket."""
+"""``PYTHON -m penstock.worker.other_engines.vllm --fd N``: vLLM's engine core, over an inherited socket."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ...progress import ProgressWriter
 
 
 def main() -> NoReturn:
-    """Run until the worker process says otherwise, and end the process."""
-    # The worker process's standard output is read by a program; vLLM writes its log there.
+    """Run until the worker process requests the end, and exit."""
+    # vLLM logs to standard output, which the supervisor of the worker process reads as status lines.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     status = run_core("penstock.worker.other_engines.vllm", __doc__, sys.argv[1:], _build)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads of vLLM and its libraries would keep a core that failed from ending.
+    # Without cleanup, since threads of vLLM and its libraries would keep a failed core from exiting.
     os._exit(status)
 
 

@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false
-# (vLLM is installed in an environment of its own.)
-"""Builds vLLM's engine core as its own server would, and what we put around it."""
+# (vLLM is installed in a separate environment.)
+"""Build vLLM's engine core as vLLM's own server does, and the ``Engine`` around it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass
 class VllmEngine:
-    """As ``worker.core.interface.Engine``."""
+    """Implementation of ``worker.core.interface.Engine``."""
 
     core: VllmCore
     control: VllmControl
@@ -43,7 +43,7 @@ class VllmEngine:
     engine: Any
 
     def close(self) -> None:
-        """End vLLM's own processes, if it has some."""
+        """End vLLM's processes, if it has any."""
         self.engine.shutdown()
 
 
@@ -51,12 +51,12 @@ def build_engine(config: EngineConfig, progress: ProgressWriter) -> VllmEngine:
     """Load the model as vLLM does.
 
     Raises:
-        ConfigurationError, ModelLoadError: an option, the model's folder or vLLM's version does not fit; says which.
+        ConfigurationError, ModelLoadError: an option, the model's folder or vLLM's version does not fit; names which.
     """
     version = installed_version()
     folder = resolve_model_folder(config.model, needs_weights=config.needs_weights)
     os.environ.update(vllm_environment(config, os.environ, usable_cores()))
-    # Here, not above: vLLM takes seconds to import, and reads its environment then.
+    # Imported here, because vLLM takes seconds to import and reads its environment then.
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.engine.input_processor import InputProcessor
     from vllm.v1.executor import Executor
@@ -64,7 +64,7 @@ def build_engine(config: EngineConfig, progress: ProgressWriter) -> VllmEngine:
     is_local = Path(config.model).expanduser().is_dir()
     vllm_config = _vllm_config(config, str(folder) if is_local else config.model)
     engine = EngineCore(
-        vllm_config, Executor.get_class(vllm_config), log_stats=True, executor_fail_callback=_leave_broken
+        vllm_config, Executor.get_class(vllm_config), log_stats=True, executor_fail_callback=_exit_broken
     )
     inputs = InputProcessor(vllm_config)
     eos_token_ids = _eos_token_ids(inputs)
@@ -82,7 +82,7 @@ def build_engine(config: EngineConfig, progress: ProgressWriter) -> VllmEngine:
 
 
 def _vllm_config(config: EngineConfig, model: str) -> Any:
-    """vLLM's configuration of our options and its own, with the defaults of its server."""
+    """Return vLLM's configuration from our options and vLLM's own, with the defaults of its server."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.exceptions import VLLMError
     from vllm.platforms import current_platform
@@ -104,15 +104,15 @@ def _vllm_config(config: EngineConfig, model: str) -> Any:
         vllm_config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
     except (ValueError, TypeError, VLLMError) as error:  # of its own checks and of pydantic's
         raise ConfigurationError(f"vLLM refuses its configuration: {error}") from error
-    # A grammar holds from the first token on, whatever parser is named, as the parameter says.
+    # Apply grammars from the first token on, whatever parser is configured.
     vllm_config.structured_outputs_config.enable_in_reasoning = True
     return vllm_config
 
 
 def _eos_token_ids(inputs: Any) -> list[int]:
-    """What ends a generation: the tokenizer's token, and those of the generation config."""
-    told = inputs.generation_config_fields.get("eos_token_id")
-    ids = {told} if isinstance(told, int) else set(told or ())
+    """Return the end-of-sequence tokens: that of the tokenizer, and those of the generation config."""
+    configured = inputs.generation_config_fields.get("eos_token_id")
+    ids = {configured} if isinstance(configured, int) else set(configured or ())
     return sorted(ids | ({inputs.renderer.get_eos_token_id()} - {None}))
 
 
@@ -131,7 +131,7 @@ def _ready(config: EngineConfig, vllm_config: Any, version: str, eos_token_ids: 
         eos_token_ids=eos_token_ids,
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        # One block is nobody's; models with several kinds of caches say it themselves.
+        # vLLM reserves one block; models with several kinds of caches report the size.
         kv_cache_size_tokens=cache.kv_cache_size_tokens or (cache.num_gpu_blocks - 1) * cache.block_size,
         attention_backend="vllm",
         kv_cache_dtype=dtype if cache.cache_dtype == "auto" else str(cache.cache_dtype),
@@ -153,7 +153,7 @@ def _processor() -> str:
     return str(current_platform.get_device_name())
 
 
-def _leave_broken() -> None:
-    """One of vLLM's own processes has died: nothing can be computed, and the worker process shall know at once."""
+def _exit_broken() -> None:
+    """Exit immediately after the death of one of vLLM's processes, so that the worker process notices it."""
     log.error("vllm_process_died")
     os._exit(1)

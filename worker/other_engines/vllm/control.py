@@ -1,4 +1,4 @@
-"""What vLLM's core does on a control call, by its own utilities."""
+"""Control calls to vLLM's core, executed by vLLM's utilities."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _MAY_TAKE_LONG = frozenset({Sleep, WakeUp, StartProfile, StopProfile, SaveSharde
 
 
 class VllmControl:
-    """Calls of ours as calls of vLLM's.
+    """Handler that translates our control calls to vLLM's.
 
     Args:
-        engine: ``vllm.v1.engine.core.EngineCore``; ``core`` is made of it.
+        engine: ``vllm.v1.engine.core.EngineCore``, which ``core`` uses.
     """
 
     def __init__(self, engine: Any, core: VllmCore, progress: ProgressWriter) -> None:
@@ -65,7 +65,7 @@ class VllmControl:
         self._answers = CallAnswers(functions, progress, _takes_long)
 
     def answer(self, message: UtilityCall) -> UtilityOutput | None:
-        """As ``Control``."""
+        """Implement ``Control``."""
         return self._answers.answer(message)
 
     def _check_invariants(self, _: CheckInvariants) -> Invariants:
@@ -78,7 +78,7 @@ class VllmControl:
         return PrefixCacheReset(bool(self._engine.reset_prefix_cache()))
 
     def _reset_input_cache(self, call: ResetInputCache) -> InputCacheReset:
-        """vLLM does not say how many entries there were; without images there are none."""
+        """Reset a cache. Reports 0 entries, since vLLM does not report their number and without images it has none."""
         if call.cache == ENCODER:
             self._engine.reset_encoder_cache()
         else:
@@ -88,7 +88,7 @@ class VllmControl:
     def _sleep(self, call: Sleep) -> SleepState:
         if not self._engine.vllm_config.model_config.enable_sleep_mode:
             raise UnsupportedCallError(
-                "sleep: vLLM runs without it; start with --enable-sleep-mode in --engine-options"
+                "sleep: vLLM's sleep mode is off; start with --enable-sleep-mode in --engine-options"
             )
         if self._core.num_unfinished_requests:
             raise EngineStateError(
@@ -133,13 +133,13 @@ class VllmControl:
         if not began_s:
             raise EngineStateError("no profile is being recorded; start one first")
         self._profile_began_s = 0.0
-        before = set(folder.rglob("*.json*"))
+        former_traces = set(folder.rglob("*.json*"))
         self._engine.profile(False)
-        # Beside its trace vLLM writes a table as text.
-        written = sorted(set(folder.rglob("*.json*")) - before)
-        if not written:
+        # vLLM also writes a table, which is not JSON.
+        traces = sorted(set(folder.rglob("*.json*")) - former_traces)
+        if not traces:
             raise EngineStateError(f"vLLM has written no trace to {folder}")
-        return ProfileSaved(str(written[0]), written[0].stat().st_size)
+        return ProfileSaved(str(traces[0]), traces[0].stat().st_size)
 
     def _save_sharded_state(self, call: SaveShardedState) -> ShardedStateSaved:
         folder = Path(call.path)
@@ -158,7 +158,7 @@ class VllmControl:
         return DummyBatchDone(time.monotonic() - started)
 
     def _refuse_rpc(self, _: CollectiveRpc) -> UtilityAnswer:
-        raise UnsupportedCallError("collective_rpc: methods by name are those of Penstock's engine; vLLM has none here")
+        raise UnsupportedCallError("collective_rpc: only Penstock's engine has methods that can be called by name")
 
     def _refuse_adapters(self, call: AddLora | PinLora) -> LoraChanged:
         name = call.__struct_config__.tag

@@ -1,8 +1,8 @@
-"""vLLM's engine core as a ``Core``: its scheduler and its model, our requests and outputs.
+"""vLLM's engine core as a ``Core``: vLLM's scheduler and model with our requests and outputs.
 
-Nothing of a request outlives a core: what was delivered comes back as the end of the prompt, and a grammar is led over
-it before its request is scheduled. A batch that raises ends the process, for vLLM's
-state is not to be trusted afterwards: who is to blame is found by deaths, as for crashes (decision 0014).
+No state of a request outlives a core. Delivered tokens are appended to the prompt, and a grammar is advanced over them
+before its request is scheduled. A batch that raises ends the process, because vLLM's state is undefined afterwards. The
+request that causes it is found by counting deaths, as for crashes (decision 0014).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .outputs import events_of, finish_reason_of, logprobs_of, step_stats_of
 from .params import check_request
 from .vllm_request import VllmRequests
 
-# While all that there is waits for grammars, a step waits so long; then messages are looked at again.
+# Pause of a step while all requests wait for grammars; after it, messages of the worker process are read.
 IDLE_WAIT_S = 0.005
 STEP_FAILED = "engine_step_failed"
 
@@ -39,18 +39,18 @@ log = structlog.get_logger(__name__)
 
 @dataclass
 class _Running:
-    """What is known here of a request that vLLM has. ``request`` counts what was delivered as output."""
+    """A request that vLLM runs. In ``request``, delivered tokens count as output."""
 
     request: Request
     grammar: Future[Any] | None
 
 
 class VllmCore:
-    """Requests go through ``requests``, vLLM's own checks; steps are ``engine``'s.
+    """Core that checks requests with ``requests``, by vLLM's own checks, and runs the steps of ``engine``.
 
     Args:
         engine: ``vllm.v1.engine.core.EngineCore``.
-        is_on_gpu: whether there is device memory to tell of.
+        is_on_gpu: whether device memory is reported.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class VllmCore:
         return total_bytes - free_bytes
 
     def add_request(self, message: EngineCoreRequest) -> EngineCoreOutput | None:
-        """As ``Core``; what vLLM refuses is refused in its words."""
+        """Implement ``Core``; a request that vLLM refuses gets vLLM's message."""
         request_id = message.request_id
         if request_id in self._running:
             log.warning("request_already_here", request_id=request_id)
@@ -102,35 +102,35 @@ class VllmCore:
         return None
 
     def abort_requests(self, request_ids: list[str]) -> None:
-        """As ``Core``."""
-        known = [request_id for request_id in request_ids if self._running.pop(request_id, None) is not None]
-        if known:
-            self._engine.abort_requests(known)
+        """Implement ``Core``."""
+        running_ids = [request_id for request_id in request_ids if self._running.pop(request_id, None) is not None]
+        if running_ids:
+            self._engine.abort_requests(running_ids)
 
     def step_fn(self) -> list[EngineCoreOutput]:
-        """One step of vLLM's, which may be one batch ahead; whatever it raises ends the process."""
+        """Run one step of vLLM, which may be one batch ahead. An exception of it ends the process."""
         started = time.perf_counter()
         groups, has_executed = self._engine.step_fn()
         self._engine.post_step(has_executed)
         step_time_s = time.perf_counter() - started
-        told: list[EngineCoreOutput] = []
+        outputs: list[EngineCoreOutput] = []
         for group in (groups or {}).values():
-            told += [output for theirs in group.outputs if (output := self._tell(theirs)) is not None]
-            self._note(group.scheduler_stats, step_time_s)
+            outputs += [output for theirs in group.outputs if (output := self._convert(theirs)) is not None]
+            self._record_stats(group.scheduler_stats, step_time_s)
         if not has_executed and self._running and not self._engine.batch_queue:
             time.sleep(IDLE_WAIT_S)
         self._stats.step_counter += 1
-        return told
+        return outputs
 
     def settle(self) -> list[EngineCoreOutput]:
-        """Land what is in flight, if no request is left that a step would go on with."""
-        told: list[EngineCoreOutput] = []
+        """Finish the batches in flight if no request is left."""
+        outputs: list[EngineCoreOutput] = []
         while self.has_work and not self._running:
-            told += self.step_fn()
-        return told
+            outputs += self.step_fn()
+        return outputs
 
     def stats(self) -> SchedulerStats:
-        """As ``Core``."""
+        """Implement ``Core``."""
         scheduler, stats = self._engine.scheduler, self._stats
         num_running, num_waiting = scheduler.get_request_counts()
         stats.num_running_reqs, stats.num_waiting_reqs = num_running, num_waiting
@@ -138,21 +138,21 @@ class VllmCore:
         return stats
 
     def take_step_stats(self) -> StepStats | None:
-        """As ``Core``."""
+        """Implement ``Core``."""
         stats, self._step_stats = self._step_stats, None
         return stats
 
     def forget_warm_up(self) -> None:
-        """Begin to count, with an empty cache."""
+        """Reset the statistics and the cache after the warm-up."""
         self._engine.reset_prefix_cache()
         self._stats, self._step_stats = SchedulerStats(), None
 
     def take_lora_digests(self) -> list[str] | None:
-        """It serves no adapters."""
+        """Return None, since no adapters are served."""
         return None
 
     def check_invariants(self) -> None:
-        """vLLM verifies itself as it goes."""
+        """Check nothing, since vLLM checks its state itself."""
 
     def _checked(self, message: EngineCoreRequest) -> Request:
         check_adapter(message, has_adapters=False, engine="vllm")
@@ -166,8 +166,8 @@ class VllmCore:
             eos_token_ids=self._eos_token_ids,
         )
 
-    def _tell(self, theirs: Any) -> EngineCoreOutput | None:
-        """Our output of one of theirs; None for a request that was aborted meanwhile."""
+    def _convert(self, theirs: Any) -> EngineCoreOutput | None:
+        """Convert an output of vLLM; None for a request that was aborted meanwhile."""
         running = self._running.get(theirs.request_id)
         if running is None:
             return None
@@ -180,13 +180,13 @@ class VllmCore:
         if params.prompt_logprobs is not None:
             output.new_prompt_logprobs = logprobs_of(theirs.new_prompt_logprobs_tensors, params.prompt_logprobs)
         if theirs.prefill_stats is not None:
-            # To vLLM what was delivered is prompt, too.
+            # To vLLM, delivered tokens are a part of the prompt.
             cached = theirs.prefill_stats.num_cached_tokens
             output.num_cached_tokens = min(cached, running.request.num_prompt_tokens)
         output.events = events_of(theirs.events)
         self._stats.num_preemptions += sum(event.type is EngineCoreEventType.PREEMPTED for event in output.events)
         if params.repetition_detection is not None:
-            self._seek_repetition(running.request, params.repetition_detection, output)
+            self._end_at_repetition(running.request, params.repetition_detection, output)
         if output.finish_reason is FinishReason.ERROR:
             output.error = _error_of(running.grammar)
         self._stats.num_generation_tokens += len(output.new_token_ids)
@@ -194,14 +194,14 @@ class VllmCore:
             del self._running[theirs.request_id]
         return output
 
-    def _seek_repetition(self, request: Request, sought: RepetitionDetectionParams, output: EngineCoreOutput) -> None:
-        """End a request at the token that makes it repeat itself, which vLLM would seek in its own output alone."""
+    def _end_at_repetition(self, request: Request, params: RepetitionDetectionParams, output: EngineCoreOutput) -> None:
+        """End a request at the token that completes a repetition. vLLM would ignore delivered tokens."""
         for number, token_id in enumerate(output.new_token_ids, start=1):
             request.token_ids.append(token_id)
             is_last = number == len(output.new_token_ids)
             if request.num_output_tokens < request.params.min_tokens or (is_last and output.finish_reason is not None):
                 continue
-            if ends_in_repetition(request.token_ids, request.num_prompt_tokens, sought):
+            if ends_in_repetition(request.token_ids, request.num_prompt_tokens, params):
                 if output.finish_reason is None:
                     self._engine.abort_requests([request.request_id])
                 del output.new_token_ids[number:], output.new_logprobs[number:]
@@ -209,12 +209,15 @@ class VllmCore:
                 return
 
     def _stop_reason(self, params: SamplingParams, reason: int | str | None) -> int | str | None:
-        """An end-of-sequence token is no stop reason, unless the request names it; to vLLM only the first is one."""
+        """Return the stop reason, without end-of-sequence tokens that the request does not name.
+
+        vLLM treats only the first end-of-sequence token so.
+        """
         if reason in self._eos_token_ids and reason not in (params.stop_token_ids or ()):
             return None
         return reason
 
-    def _note(self, theirs: Any, step_time_s: float) -> None:
+    def _record_stats(self, theirs: Any, step_time_s: float) -> None:
         if theirs is None:
             return
         self._stats.prefix_cache_queries += theirs.prefix_cache_stats.queries
@@ -225,8 +228,8 @@ class VllmCore:
 
 
 def _error_of(grammar: Future[Any] | None) -> RequestError:
-    """Why vLLM has ended a request with an error; it tells the log alone."""
+    """Return the error of a request that vLLM has ended; vLLM itself only logs it."""
     error = grammar.exception() if grammar is not None and grammar.done() else None
     if error is None:
-        return RequestError(STEP_FAILED, "vLLM ended the request with an error, which its log tells", retryable=True)
+        return RequestError(STEP_FAILED, "vLLM ended the request with an error; see its log", retryable=True)
     return RequestError(ValidationError.code, f"structured_outputs: vLLM cannot use the grammar: {error}")

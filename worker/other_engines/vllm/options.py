@@ -1,4 +1,4 @@
-"""What of ``worker start``'s options vLLM is told, in the words of its own command line; the others are refused."""
+"""Options of ``worker start`` that are passed to vLLM, as options of its command line; the others are refused."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import msgspec
 
 from ....shared.errors import ConfigurationError
 from ....shared.values.shown import shown
-from ...config.checks import check_taken
+from ...config.checks import check_supported
 from ...config.engine_config import EngineConfig
 from ...config.ordering import SCHEDULING_POLICIES
 
-# Whatever they are, they are said: vLLM's defaults are others.
+# Always passed, because vLLM's defaults differ.
 _ALWAYS = {"dtype": "--dtype", "load_format": "--load-format", "max_num_seqs": "--max-num-seqs", "seed": "--seed"}
-# Said when they are not the default, which leaves the choice to vLLM.
+# Passed if they differ from our default, which leaves the choice to vLLM.
 _WHEN_GIVEN = {
     "max_model_len": "--max-model-len",
     "max_num_batched_tokens": "--max-num-batched-tokens",
@@ -32,7 +32,7 @@ _SWITCHES = {
     "async_scheduling": "--async-scheduling",
     "enable_expert_parallel": "--enable-expert-parallel",
 }
-# What this adapter or the worker process sees to, or what is no option.
+# Fields that this adapter or the worker process handles, or that are not options.
 _OWN = frozenset(
     {
         "model",
@@ -47,7 +47,7 @@ _OWN = frozenset(
         "profile_dir",
     }
 )
-TAKEN = _OWN | _ALWAYS.keys() | _WHEN_GIVEN.keys() | _SWITCHES.keys()
+SUPPORTED_OPTIONS = _OWN | _ALWAYS.keys() | _WHEN_GIVEN.keys() | _SWITCHES.keys()
 _INSTEAD = {
     "quantization": "--quantization",
     "kv_cache_dtype": "--kv-cache-dtype",
@@ -57,23 +57,23 @@ _INSTEAD = {
 
 
 def check_options(config: EngineConfig) -> None:
-    """Refuse options that mean nothing to vLLM.
+    """Refuse options that do not apply to vLLM.
 
     Raises:
         ConfigurationError: one is not at its default, or ``engine_options`` cannot be read; names it and the remedy.
     """
-    instead = {name: f"say it by vLLM's own {flag} in --engine-options" for name, flag in _INSTEAD.items()}
-    check_taken(config, "vllm", TAKEN, instead)
+    instead = {name: f"use vLLM's own {flag} in --engine-options" for name, flag in _INSTEAD.items()}
+    check_supported(config, "vllm", SUPPORTED_OPTIONS, instead)
     if config.scheduling_policy not in SCHEDULING_POLICIES:
         raise ConfigurationError(
-            f"scheduling_policy {shown(config.scheduling_policy)} is for Penstock's engine, not for 'vllm'; it takes "
+            f"scheduling_policy {shown(config.scheduling_policy)} is for Penstock's engine, not for 'vllm'; it has "
             f"{' and '.join(SCHEDULING_POLICIES)}"
         )
     own_words(config)
 
 
 def own_words(config: EngineConfig) -> list[str]:
-    """The words of ``engine_options``. Raises ``ConfigurationError`` if a quote in them does not end."""
+    """Return the words of ``engine_options``. Raises ``ConfigurationError`` if a quote in them does not end."""
     try:
         return shlex.split(config.engine_options)
     except ValueError as error:
@@ -83,7 +83,7 @@ def own_words(config: EngineConfig) -> list[str]:
 
 
 def vllm_words(config: EngineConfig, model: str) -> list[str]:
-    """The command line of ``vllm serve`` that means what ``config`` says. Words of ``engine_options`` are last and win.
+    """Return the options of ``vllm serve`` for ``config``. Those of ``engine_options`` come last, so they win.
 
     Args:
         model: folder, or name on the hub.
@@ -104,20 +104,20 @@ def vllm_words(config: EngineConfig, model: str) -> list[str]:
 
 
 def vllm_environment(config: EngineConfig, present: Mapping[str, str], num_cores: int) -> dict[str, str]:
-    """Variables to be set before vLLM is imported; what the operator has set stays.
+    """Return the variables to set before vLLM is imported, except those that the operator has set.
 
     Args:
-        num_cores: that this process may keep busy.
+        num_cores: number of cores that this process may use.
     """
-    # What it logs goes through our renderer, at our level.
-    wanted = {"VLLM_CONFIGURE_LOGGING": "0"}
+    # Use our log format and level.
+    variables = {"VLLM_CONFIGURE_LOGGING": "0"}
     if config.device == "cpu":
-        # Its own choice pins threads to cores, which engines of one host would share.
+        # By default vLLM pins threads to cores, and engines of one host would use the same cores.
         share = config.num_threads or max(1, num_cores // config.num_engines_on_host)
-        wanted |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(share)}
-        # One process: it would start another for the model, so that it can set the number of threads there.
-        wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    return {name: value for name, value in wanted.items() if name not in present}
+        variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(share)}
+        # Otherwise vLLM starts another process for the model, to set the number of threads there.
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    return {name: value for name, value in variables.items() if name not in present}
 
 
 def _default_of(name: str) -> object:

@@ -1,4 +1,4 @@
-"""vLLM's outputs as ours. Arrays are numpy's or torch's: what both have is all that is asked of them."""
+"""Convert vLLM's outputs to ours. Arrays are numpy's or torch's, so only their common methods are used."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ....shared.stats.engine import StepStats
 
 
 def finish_reason_of(reason: Any) -> FinishReason | None:
-    """Its five are ours, by the same words."""
+    """Convert a finish reason. vLLM's five reasons have the same names as ours."""
     return None if reason is None else FinishReason(str(reason))
 
 
 def logprobs_of(lists: Any, num_top: int) -> list[TokenLogprobs]:
-    """Of each position the token, then the most probable ones.
+    """Return for each position the log probabilities of its token and of the most probable ones.
 
     Args:
         lists: ``LogprobsLists`` or ``LogprobsTensors``: ids and log probabilities ``[N, 1 + K]``, the token in column
-            0; ranks ``[N]``. ``K`` is the most that any request of the batch has asked for.
-        num_top: how many this one has.
+            0; ranks ``[N]``. ``K`` is the largest number that any request of the batch has requested.
+        num_top: number that this request has requested.
     """
     if lists is None:
         return []
@@ -32,16 +32,16 @@ def logprobs_of(lists: Any, num_top: int) -> list[TokenLogprobs]:
 
 
 def events_of(events: Any) -> list[EngineCoreEvent]:
-    """By the same clock: the monotonic one of the host."""
+    """Convert events. Both use the monotonic clock of the host."""
     return [EngineCoreEvent(EngineCoreEventType(int(event.type)), event.timestamp) for event in events or ()]
 
 
 def step_stats_of(details: Any, step_time_s: float) -> StepStats | None:
-    """What vLLM says of a step; None if it says nothing. It times the step as a whole.
+    """Return the statistics of a step; None without ``details``. vLLM times the step as a whole.
 
     Args:
         details: ``SchedulerIterationDetails``.
-        step_time_s: what the step took, as seen from outside.
+        step_time_s: duration of the step, measured around the call.
     """
     if details is None:
         return None

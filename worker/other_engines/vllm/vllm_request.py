@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false
-# (vLLM is installed in an environment of its own.)
-"""Makes vLLM's requests of ours, by the checks of its own front end."""
+# (vLLM is installed in a separate environment.)
+"""Convert our requests to vLLM's, with the checks of vLLM's front end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .params import cache_salt_of, grammar_of, vllm_params
 
 
 class VllmRequests:
-    """Has vLLM check and prepare what it is to run.
+    """Converter that has vLLM check and prepare each request.
 
     Args:
         engine: ``vllm.v1.engine.core.EngineCore``.
@@ -30,13 +30,13 @@ class VllmRequests:
         self.vocab_size: int = inputs.model_config.get_vocab_size()
 
     def make(self, message: EngineCoreRequest, request: Request) -> tuple[Any, Future[Any] | None]:
-        """Return vLLM's ``Request``, and its grammar, which is being compiled, if it has one.
+        """Return vLLM's ``Request``, and its grammar, which is being compiled; None without one.
 
         Args:
-            request: the same with what was delivered, checked.
+            request: checked request of ``message``, with the delivered tokens.
 
         Raises:
-            ValidationError: vLLM refuses it.
+            ValidationError: vLLM refuses the request.
         """
         delivered = request.token_ids[request.num_prompt_tokens :]
         try:
@@ -48,9 +48,9 @@ class VllmRequests:
                 arrival_time=message.arrival_time or time.time(),
                 priority=message.priority,
             )
-        except Exception as error:  # of its checks, of pydantic, of a grammar's library; nothing has begun yet
+        except Exception as error:  # from vLLM's checks, pydantic or a grammar library; nothing is started yet
             raise ValidationError(f"vLLM refuses the request: {error}") from error
-        # Where its front end puts what it makes of words; these are the worker process's.
+        # vLLM's front end stores the tokens of bad words here; the worker process has computed them.
         theirs.sampling_params._bad_words_token_ids = request.params.bad_words_token_ids or None
         prepared, _ = self._engine.preprocess_add_request(theirs)
         if prepared.structured_output_request is None:
@@ -78,7 +78,7 @@ def _sampling_params(request: Request, num_delivered: int) -> Any:
 
 
 def _advanced(compiled: Future[Any], request_id: str, delivered: list[int]) -> Future[Any]:
-    """A grammar that has seen what was delivered, once it is compiled; vLLM schedules its request no sooner."""
+    """Return a future of the grammar, advanced over the delivered tokens. vLLM schedules the request after it."""
     ready: Future[Any] = Future()
 
     def advance(done: Future[Any]) -> None:
@@ -86,7 +86,7 @@ def _advanced(compiled: Future[Any], request_id: str, delivered: list[int]) -> F
             grammar = done.result()
             if not grammar.accept_tokens(request_id, delivered):
                 raise ValueError("it does not accept the tokens that were delivered")
-        except BaseException as error:  # whatever the library raises is its caller's to tell
+        except BaseException as error:  # any exception of the library is reported to the caller
             ready.set_exception(error)
         else:
             ready.set_result(grammar)

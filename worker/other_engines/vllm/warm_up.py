@@ -1,7 +1,7 @@
-"""Has vLLM do once, before an engine is ready, what it imports and compiles at its first use.
+"""Trigger vLLM's lazy imports and compilations before an engine is ready.
 
-At a request's first step that would look like a hang: ranks of log probabilities are compiled, for one request and for
-several, and the libraries of grammars are imported when the first grammar comes.
+During the first step of a request they would look like a hang: vLLM compiles ranks of log probabilities, for one
+request and for several, and imports the grammar libraries at the first grammar.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _BATCHES = ([_SAMPLED], [_SAMPLED, _SAMPLED], [_GRAMMAR])
 
 
 def warm_up(core: VllmCore) -> None:
-    """Run a few tiny requests to their ends; one that vLLM refuses, such as grammars of some tokenizers, is told."""
+    """Run a few tiny requests to their ends. Log those that vLLM refuses, such as grammars with some tokenizers."""
     for batch in _BATCHES:
         for number, params in enumerate(batch):
             request = EngineCoreRequest(request_id=f"warm-up-{number}", prompt_token_ids=[0, 0], sampling_params=params)
-            refused = core.add_request(request)
-            if refused is not None and refused.error is not None:
-                log.warning("warm_up_refused", reason=refused.error.message)
+            refusal = core.add_request(request)
+            if refusal is not None and refusal.error is not None:
+                log.warning("warm_up_refused", reason=refusal.error.message)
         while core.has_work:
             core.step_fn()
     core.forget_warm_up()

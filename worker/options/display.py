@@ -1,4 +1,4 @@
-"""Options as people read them: what is in effect, and the guide's table."""
+"""Display of options: the effective ones, and the guide's tables."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from .option import NONE
 from .program import Program, default_words
 from .settings import Setting, Settings, shown_value
 
-# A line that is longer stands out.
+# Longer lines are not aligned.
 _WIDE = 60
 
 
 def effective_config(settings: Settings) -> str:
-    """What is in effect as the lines of a --config file, each with where it comes from."""
+    """Return the effective options as lines of a --config file, each with its source."""
     missing = "".join(f"# {s.declared.name} has to be given\n" for s in settings.all if s.value is msgspec.NODEFAULT)
-    given = [setting for setting in settings.all if setting.value is not msgspec.NODEFAULT]
-    lines = [(f"{setting.declared.name} = {_toml(shown_value(setting))}", _origin(setting)) for setting in given]
+    present = [setting for setting in settings.all if setting.value is not msgspec.NODEFAULT]
+    lines = [(f"{setting.declared.name} = {_toml(shown_value(setting))}", _origin(setting)) for setting in present]
     width = max((len(line) for line, _ in lines if len(line) < _WIDE), default=0)
     return missing + "".join(f"{line:<{width}}  # {origin}\n" for line, origin in lines)
 
 
 def guide_table(program: Program) -> str:
-    """The options of ``program`` as a table in Markdown, group by group."""
+    """Return the options of ``program`` as tables in Markdown, one per group."""
     groups: dict[str, list[str]] = {}
     for declared in program.options:
         cells = (
