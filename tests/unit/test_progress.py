@@ -81,5 +81,5 @@ def test_an_engine_without_a_worker_process_writes_for_nobody() -> None:
 def test_a_file_that_is_no_progress_block_is_refused() -> None:
     fd = os.memfd_create("other")
     os.ftruncate(fd, 64)
-    with pytest.raises(ValueError, match="no progress block"):
+    with pytest.raises(ValueError, match="not contain a progress block"):
         ProgressWriter(fd)

@@ -230,7 +230,7 @@ def test_log_probabilities_without_text_end_the_request(
 ) -> None:
     codec = TextCodec(make_tokenizer(), None)
     generation = generation_of(codec, SamplingParams(max_tokens=9, logprobs=0))
-    monkeypatch.setattr(codec.token_bytes, "_look_up", raising(kind))
+    monkeypatch.setattr(codec.token_bytes, "_bytes_of", raising(kind))
     output = EngineCoreOutput("r", [2], new_logprobs=[TokenLogprobs(2, -1.0, 1, [])])
     last, stop_core = generation.absorb(output)
     assert last is not None
