@@ -1,7 +1,7 @@
-"""``python -m penstock.ops.lab.random_model``: writes a model of a known shape with random weights.
+"""Write a model of a known shape with random weights: ``python -m penstock.ops.lab.random_model``.
 
-Speed does not depend on what the weights are, so a benchmark needs no download. The tokenizer knows the 256 bytes;
-other ids decode to nothing.
+Speed does not depend on the weights, so a benchmark needs no download. The tokenizer has the 256 bytes; other ids
+decode to nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tokenizers.models import BPE
 from transformers import AutoModel, AutoModelForCausalLM, BertConfig, LlamaConfig, PretrainedConfig, Qwen3Config
 from transformers.utils import logging as transformers_logging
 
-# No token is special, so none ends a generation: every run of a benchmark has the length that was asked for.
+# No token is special, so none ends a generation: every run of a benchmark has the requested length.
 SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
-    # About 5M parameters: what is left when a model costs next to nothing.
+    # About 5M parameters, to measure everything except the model.
     "tiny": lambda: LlamaConfig(
         hidden_size=256,
         num_hidden_layers=4,
@@ -96,7 +96,7 @@ def write_random_model(shape: str, folder: Path, seed: int = 0) -> None:
 
 
 def write_model_without_weights(shape: str, folder: Path, max_model_len: int | None = None) -> None:
-    """Write what ``load_format`` "dummy" reads: ``config.json`` and ``tokenizer.json``.
+    """Write only ``config.json`` and ``tokenizer.json``, which ``load_format`` "dummy" reads.
 
     Args:
         max_model_len: positions that the model serves, instead of the shape's own; there is no weight per position.
@@ -112,14 +112,14 @@ def write_model_without_weights(shape: str, folder: Path, max_model_len: int | N
 def _config(shape: str) -> PretrainedConfig:
     config = SHAPES[shape]()
     config.dtype = torch.bfloat16
-    # With the usual 0.02 and an embedding that is the output layer as well, a model says its last token again for ever,
-    # whatever became of its attention: nothing to compare engines by. At this size the layers outweigh the embedding.
+    # With the usual 0.02 and tied embeddings, a model repeats its last token forever, whatever its attention computes,
+    # so engines could not be compared. At this size the layers outweigh the embedding.
     config.initializer_range = config.hidden_size**-0.5
     return config
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Return one that knows the 256 bytes, as tokens 0 to 255, and nothing else."""
+    """Return a tokenizer with only the 256 bytes, as tokens 0 to 255."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE(vocab={character: index for index, character in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -133,7 +133,9 @@ def main() -> int:
     parser.add_argument("--shape", required=True, choices=sorted(SHAPES))
     parser.add_argument("--out", required=True, type=Path, metavar="DIR")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-weights", action="store_true", help="for --load-format dummy, which draws them itself")
+    parser.add_argument(
+        "--no-weights", action="store_true", help="for --load-format dummy, which draws random weights itself"
+    )
     parser.add_argument("--max-model-len", type=int, help="positions that it serves; with --no-weights")
     arguments = parser.parse_args()
     if arguments.no_weights:

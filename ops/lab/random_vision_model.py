@@ -1,7 +1,7 @@
-"""``python -m penstock.ops.lab.random_vision_model``: writes a LLaVA of a known shape with random weights.
+"""Write a LLaVA of a known shape with random weights: ``python -m penstock.ops.lab.random_vision_model``.
 
-What an image costs does not depend on what the weights are. The text model is as large as SmolLM-135M, the tower as
-ViT-B/16 with 336 pixels: 441 tokens an image. The tokenizer knows the 256 bytes and ``<image>``.
+The cost of an image does not depend on the weights. The text decoder is as large as SmolLM-135M, the vision encoder as
+ViT-B/16 with 336 pixels: 441 tokens per image. The tokenizer has the 256 bytes and ``<image>``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .random_model import byte_tokenizer
 
 PATCH_SIZE, IMAGE_SIZE = 16, 336
 IMAGE_TOKEN = "<image>"
-# Of its classes pyright knows those that the package imports by name.
+# pyright knows only the classes that the package imports by name.
 _ALL: Any = transformers
 
 
-def write_random_seeing(folder: Path, seed: int = 0) -> None:
+def write_random_vision_model(folder: Path, seed: int = 0) -> None:
     """Write configuration, bfloat16 weights, tokenizer and processor into ``folder``."""
     torch.manual_seed(seed)
     transformers_logging.disable_progress_bar()
@@ -80,7 +80,7 @@ def main() -> int:
     parser.add_argument("--out", required=True, type=Path, metavar="DIR")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    write_random_seeing(arguments.out, arguments.seed)
+    write_random_vision_model(arguments.out, arguments.seed)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""How a loaded model computes one step: what the engine hands over, and what every way of computing it offers."""
+"""The interface of a loaded model that computes steps: its inputs, and the methods that every mode offers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from .plan import DecoderPlan
 
 @dataclass(slots=True)
 class VisionInputs:
-    """What a step has of images beside embeddings, for models that do more with them. Packed forwards alone take it.
+    """Inputs of a step from images, in addition to embeddings, for models that need more. Only packed forwards take
+    them.
 
     Args:
-        axes: ``[3, T]``, positions in three axes; None where the step's ``positions`` are those of all.
-        places: ``[E]``, the tokens that are of images, ascending.
-        deeper: for each of the model's first layers, what is added behind it to those tokens, ``[E, hidden size]``.
+        axes: ``[3, T]``, positions in three axes; None if the step's ``positions`` hold for all axes.
+        places: ``[E]``, indices of the tokens of images, ascending.
+        deeper: per layer, for the first layers of the model: features to add to these tokens after it, ``[E, hidden
+            size]``.
     """
 
     axes: Tensor | None
@@ -33,30 +35,30 @@ class VisionInputs:
     deeper: tuple[Tensor, ...] = ()
 
     def arguments(self, num_tokens: int) -> dict[str, Any]:
-        """As transformers' models take it, for one row of ``num_tokens``."""
-        named: dict[str, Any] = {} if self.axes is None else {"position_ids": self.axes[:, None]}
+        """Return the arguments of transformers' models, for one row of ``num_tokens``."""
+        arguments: dict[str, Any] = {} if self.axes is None else {"position_ids": self.axes[:, None]}
         if self.places is not None and self.deeper:
-            is_seen = torch.zeros(1, num_tokens, dtype=torch.bool, device=self.places.device)
-            is_seen[0, self.places] = True
-            named |= {"visual_pos_masks": is_seen, "deepstack_visual_embeds": list(self.deeper)}
-        return named
+            is_image = torch.zeros(1, num_tokens, dtype=torch.bool, device=self.places.device)
+            is_image[0, self.places] = True
+            arguments |= {"visual_pos_masks": is_image, "deepstack_visual_embeds": list(self.deeper)}
+        return arguments
 
 
 @dataclass(slots=True)
 class ModelInput:
-    """One step's tokens, packed: those of a request lie together and in order.
+    """The packed tokens of one step. Tokens of a request are contiguous and in order.
 
     Args:
         token_ids, positions: ``[T]``.
-        logit_rows: ``[R]`` ascending, the tokens whose logits are wanted.
-        batch: which tokens belong to which request, and where their blocks are.
-        state_slots: ``[B]``, a row of the state pool for each request. It stays the request's own while it runs, and
-            what lies in it counts for nothing when the request begins from its first token.
-        inputs_embeds: ``[T, hidden size]`` in place of the embeddings of ``token_ids``; None for those.
+        logit_rows: ``[R]`` ascending, indices of the tokens that need logits.
+        batch: the tokens of each request, and its blocks.
+        state_slots: ``[B]``, the row of each request in the state pool. A request keeps its row while it runs. The
+            contents of the row are ignored if the request starts with its first token.
+        inputs_embeds: ``[T, hidden size]``, used instead of the embeddings of ``token_ids``; None for those.
         token_lora: ``[T]``, the adapter of each token as ``kernels.lora`` takes it, negative for none; None if no token
-            has one. Only forwards that ``adapters/attach.py`` knows compute with it.
-        token_types: ``[T]``, 1 for tokens of the second text of a pair; None if there is no pair.
-        vision_inputs: what there is of images beside ``inputs_embeds``; None if that is all.
+            has one. Only forwards that ``adapters/attach.py`` knows use it.
+        token_types: ``[T]``, 1 for tokens of the second text of a pair; None without pairs.
+        vision_inputs: inputs from images in addition to ``inputs_embeds``; None if there are none.
     """
 
     token_ids: Tensor
@@ -72,14 +74,14 @@ class ModelInput:
 
 @dataclass(frozen=True)
 class ForwardSettings:
-    """What a way of computing has to know of the engine.
+    """Settings of the engine that a mode needs.
 
     Args:
         max_model_len: most tokens of a request.
         is_batch_invariant: attention gives a token the same bits in every batch.
-        attention_backend: what attends; one of ``kernels.dispatch.BACKENDS``, or "auto" for what suits the device.
-        groups: the ranks that compute the model together; None where one does.
-        plan: how the lean path computes a part of a model, which does not show it; None of a whole one.
+        attention_backend: one of ``kernels.dispatch.BACKENDS``, or "auto" for the best one of the device.
+        groups: the ranks that compute the model together; None for one rank.
+        plan: lean plan of a part of a model, which cannot be read from the part; None for a whole model.
     """
 
     max_model_len: int
@@ -90,66 +92,66 @@ class ForwardSettings:
 
 
 class StagedSteps(Protocol):
-    """A ``Forward`` of which several steps may be under way."""
+    """A ``Forward`` that can have several steps in flight."""
 
     def start(self, step: ModelInput) -> None:
-        """Begin ``step``, which shares no request with those that are under way."""
+        """Begin ``step``, which shares no request with steps in flight."""
         ...
 
     def finish(self) -> Tensor:
-        """What ``run`` returns, of the oldest step that was started."""
+        """Return the result of ``run`` for the oldest step that was started."""
         ...
 
 
 class Forward(Protocol):
-    """A model with its caches. First ``allocate``, then ``run`` and ``commit`` every step."""
+    """A model with its caches. Call ``allocate`` first, then ``run`` and ``commit`` for every step."""
 
     @property
     def mode(self) -> str:
-        """Its name, for logs and messages: "lean", "packed", "split", "gather" or "encoder"."""
+        """Name of the mode, for logs and messages: "lean", "packed", "split", "gather" or "encoder"."""
         ...
 
     @property
     def network(self) -> nn.Module:
-        """What computes: the transformers model, or what stands in its place."""
+        """The module that is run: the transformers model, or its replacement."""
         ...
 
     def network_of(self, module: PreTrainedModel) -> nn.Module:
-        """Make of ``module``, the same model loaded again, what ``network`` was made of it."""
+        """Convert ``module``, the same model loaded again, as the model was converted to ``network``."""
         ...
 
     @property
     def takes_embeds(self) -> bool:
-        """It can be run from ``inputs_embeds``."""
+        """Whether it can run from ``inputs_embeds``."""
         ...
 
     @property
     def keeps_state(self) -> bool:
-        """A request has state besides keys and values, so its beginning cannot be shared by blocks."""
+        """Whether a request has state besides keys and values, so that blocks alone cannot share its prefix."""
         ...
 
     @property
     def attention_calls(self) -> list[AttentionCall]:
-        """The attentions that our kernels compute; none of a model that attends by its own code."""
+        """The attention calls that our kernels compute; empty if the model attends by its own code."""
         ...
 
     @property
     def caches(self) -> list[Tensor]:
-        """What is paged of all layers, ``[NB, ...]`` each: a full block's part of each is the block whole."""
+        """Paged caches of all layers, ``[NB, ...]`` each. A full block is its part of each of them."""
         ...
 
     @property
     def bytes_per_token(self) -> int:
-        """Of the paged cache, in all layers."""
+        """Bytes of a token in the paged caches of all layers."""
         ...
 
     @property
     def bytes_per_request(self) -> int:
-        """Of the state pool."""
+        """Bytes of a request in the state pool."""
         ...
 
     def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
-        """Make the paged caches and the state pool; what earlier ones held is gone. Sizes of 0 free their memory."""
+        """Allocate the paged caches and the state pool, and drop earlier ones. Sizes of 0 free their memory."""
         ...
 
     def run(self, step: ModelInput) -> Tensor:
@@ -157,15 +159,15 @@ class Forward(Protocol):
         ...
 
     def commit(self) -> None:
-        """Let the states that the last ``run`` has computed be those of its requests.
+        """Make the states that the last ``run`` computed the current states of its requests.
 
-        A step may fail after its forward, and is then computed again: until it has succeeded it leaves nothing behind.
+        A step may fail after its forward and is then computed again. Until it has succeeded, it must change nothing.
         """
         ...
 
     def profile(self, num_tokens: int, num_logit_rows: int) -> None:
-        """Run a forward of that size without attention, to see what memory its activations take.
+        """Run a forward of that size without attention, to measure the memory of its activations.
 
-        Caches are not needed for it, and have to be allocated anew afterwards.
+        It needs no caches. Allocate them again afterwards.
         """
         ...

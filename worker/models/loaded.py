@@ -22,27 +22,28 @@ from .shared_experts.ranks import ExpertRanks
 
 @dataclass
 class LoadedModel:
-    """A model and the way in which it is computed.
+    """A loaded model, with the forward that computes it.
 
     Args:
-        folder: where ``tokenizer.json`` is.
-        max_model_len: what was asked for, else the model's own limit.
-        is_length_chosen: ``max_model_len`` was asked for, and may not be lowered.
+        folder: contains ``tokenizer.json``.
+        max_model_len: the requested limit, else the model's own.
+        is_length_chosen: ``max_model_len`` was requested and must not be lowered.
         vocab_size: every valid token id is below it.
-        num_parameters: shared ones counted once.
-        attention_backend: what attends; see ``attention_backend.py``.
-        pooling: what is made of hidden states, which ``forward`` then returns in place of logits; None of a model that
-            generates.
-        adapters: where adapters are computed with; None where none are served.
-        vision: what makes features of images, which stand in the place of tokens; None of a model that takes none.
-        image_refusal: why it takes none.
-        quantization: of its linear layers, chosen at the start; None where they are in the dtype.
-        weight_conversions: how transformers named and fused what the files have, for the way back.
-        groups: the ranks that compute it together; None of a model that one does.
-        expert_ranks: who has the other experts; None of a model that has all.
-        num_experts: of a layer, at all ranks together; 0 where they are not shared.
-        is_row_independent: nothing in the way that it is computed lets bits of a token depend on the others.
-        pages: how its layers share the KV cache, where some look at the last tokens alone; None for one table of all.
+        num_parameters: shared ones are counted once.
+        attention_backend: name of the attention kernels in use; see ``loading/loader.py``.
+        pooling: converts hidden states, which ``forward`` then returns instead of logits, to results; None for a model
+            that generates.
+        adapters: slots of the adapters; None if no adapters are served.
+        vision: computes features of images, which replace tokens; None if the model takes no images.
+        image_refusal: why the model takes no images.
+        quantization: of its linear layers, chosen at the start; None if they have the model's dtype.
+        weight_conversions: transformers' renaming and fusing of the tensors of the files, to undo it when weights are
+            saved.
+        groups: the ranks that compute the model together; None for one rank.
+        expert_ranks: the ranks that hold the other experts; None if this one holds all.
+        num_experts: of a layer, over all ranks; 0 if experts are not shared.
+        is_row_independent: by construction, the bits of a token do not depend on other tokens.
+        pages: how layers share the KV cache if some of them attend within a window; None for one block table.
     """
 
     forward: Forward
@@ -73,25 +74,25 @@ class LoadedModel:
 
     @property
     def network(self) -> nn.Module:
-        """What computes, and holds the weights."""
+        """The module that is run and holds the weights."""
         return self.forward.network
 
     @property
     def enough_tokens(self) -> int | None:
-        """Of a step of an encoder: more are computed no sooner for it. None where a step may have as many as fit."""
+        """Tokens of an encoder's step beyond which throughput does not grow; None if a step may be as large as fits."""
         return self.forward.enough_tokens if isinstance(self.forward, EncoderForward) else None
 
     @property
     def weights(self) -> nn.Module:
-        """All modules that hold weights: ``network``, and the encoder of a model that sees."""
+        """All modules that hold weights: ``network``, and the vision encoder if there is one."""
         return self.network if self.vision is None else nn.ModuleList([self.network, self.vision.encoder.module])
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Data type of the weights."""
         return next(self.network.parameters()).dtype
 
     @property
     def device(self) -> torch.device:
-        """Of the weights."""
+        """Device of the weights."""
         return next(self.network.parameters()).device

@@ -1,7 +1,7 @@
-"""How a decoder is made, as data: what the lean path needs to know beside the weights.
+"""Structure of a decoder as data: everything that the lean path needs besides the weights.
 
-Every place where decoders of today differ from each other is a field here. Names are those of transformers' modules, as
-``get_submodule`` takes them, so a plan holds no tensor, and serves the same model loaded again.
+Each difference between current decoder architectures is a field here. Names are those of transformers' modules, as
+``get_submodule`` takes them. So a plan holds no tensor, and fits the same model loaded again.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ...kernels.mixers import MixerKind
 
 @dataclass(frozen=True)
 class NormPlan:
-    """A normalisation of rows.
+    """A norm over the last dimension: LayerNorm or RMSNorm.
 
     Args:
-        is_centred: the mean is taken off first (LayerNorm); else by the root mean square alone.
-        is_wide: the weight is applied in float32, and the result rounded once. Else the row is rounded before.
-        offset: added to the weight: 1 in Gemma, whose weights are near 0.
-        size: of a row; a norm need not have a weight that would tell.
+        size: length of a row; not every norm has a weight that shows it.
+        is_centred: subtract the mean first (LayerNorm); else RMSNorm.
+        is_wide: apply the weight in float32 and round once; else round the row before.
+        offset: added to the weight; 1 in Gemma, whose weights are near 0.
     """
 
     name: str
@@ -37,8 +37,8 @@ class RotationPlan:
     """The rotary embedding of a layer.
 
     Args:
-        source: which of ``DecoderPlan.angles``.
-        is_interleaved: pairs are neighbours ``(2 i, 2 i + 1)``; else halves ``(i, i + R / 2)``.
+        source: index into ``DecoderPlan.angles``.
+        is_interleaved: rotate pairs of neighbours ``(2 i, 2 i + 1)``; else of halves ``(i, i + R / 2)``.
     """
 
     source: int
@@ -47,12 +47,12 @@ class RotationPlan:
 
 @dataclass(frozen=True)
 class AnglesPlan:
-    """A call by which the model makes cosines and sines of positions.
+    """A call of the model's own module that computes cosines and sines of positions.
 
     Args:
-        arguments, options: of the call, behind the hidden states and the positions.
-        stride, repeats: the angle of the i-th pair is every ``stride``-th column; ``repeats`` is False where there are
-            as many columns as pairs.
+        arguments, options: positional and keyword arguments after the hidden states and the positions.
+        stride: distance between the columns of two pairs.
+        repeats: whether columns are repeated; False if there are as many columns as pairs.
     """
 
     name: str
@@ -64,22 +64,23 @@ class AnglesPlan:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """What happens between a layer's normalised input and what its output projection is given.
+    """The attention of a layer, from its normalised input to the input of its output projection.
 
     Args:
-        qkv: names of the projections: three, and perhaps one of gates, or one that makes queries, keys and values in
-            this order. Two where ``values_are_keys``, one of queries where keys and values have a ``source``.
+        qkv: names of the projections: three, or one that computes queries, keys and values in this order; plus one if
+            ``gate`` needs it. Two if ``values_are_keys``, and only that of queries if ``source`` is set.
         scale: factor on the scores.
-        query_norm, key_norm: None where heads are not normalised.
-        norms_rows: they span all heads of a token; else each head.
-        norms_follow: they come behind the rotation.
+        query_norm, key_norm: None if heads are not normalised.
+        norms_rows: each norm spans all heads of a token; else one head.
+        norms_follow: norms are applied after the rotation.
         rotation: None in a layer without positions.
-        softcap, sinks: as ``paged_attention`` takes them, the latter by name.
+        softcap: as in ``paged_attention``.
+        sinks: name of the parameter that ``paged_attention`` takes as ``sinks``.
         gate: position of the sigmoid gates on the attention output. ``WITH_QUERY``: after each head's query. Else
             ``qkv`` has a fourth projection, to one gate per element of the output or per head.
-        value_norm: of each head's values; None where they are not normalised.
-        values_are_keys: values are what the projection of keys makes, before that is normalised and rotated.
-        source: the layer whose keys and values are attended to; None for its own. It sees as far.
+        value_norm: norm of each head's values; None for no norm.
+        values_are_keys: values are the output of the key projection, before norm and rotation.
+        source: index of the layer whose keys and values this layer reads, with the same window; None for its own.
     """
 
     qkv: tuple[str, ...]
@@ -103,17 +104,18 @@ class AttentionPlan:
 
 @dataclass(frozen=True)
 class MixerPlan:
-    """What a layer does that keeps a state in the place of keys and values, between its norm and its output projection.
+    """A recurrent mixer, which keeps a state instead of keys and values, between a layer's norm and its output
+    projection.
 
     Fields from ``values_at`` on are those of ``kernels.mixers.MixerWeights``.
 
     Args:
-        inner: names of the projections, whose outputs side by side are a row.
-        convolution: name of the module that has its weights.
+        inner: names of the input projections, whose outputs are concatenated to a row.
+        convolution: name of the module that has the weights of the convolution.
         decay, step_bias, skip: names of parameters.
-        norm: name of the normalisation behind a recurrence.
-        by_groups: ``inner`` are two, of which the first makes queries, keys, values and gates of one group after the
-            other, and the second their strengths and steps. Places count as if the parts lay apart, in this order.
+        norm: name of the norm after a recurrence.
+        by_groups: ``inner`` has two projections. The first computes queries, keys, values and gates group by group, the
+            second strengths and steps. Offsets (``*_at``) count as if each part were contiguous, in this order.
     """
 
     kind: MixerKind
@@ -141,15 +143,19 @@ class MixerPlan:
 
 @dataclass(frozen=True)
 class RouterPlan:
-    """By which weights and rules a token goes to its experts, as ``kernels.moe.route`` does.
+    """The router of a mixture of experts, as ``kernels.moe.route`` computes it.
+
+    Names are those of parameters or buffers; "" for none.
 
     Args:
-        weight: name of ``[X, E]``; ``bias`` and ``choice_bias``, ``[X]``: of its logits, and of scores where experts
-            are chosen. Names of parameters or buffers, empty without.
-        is_wide: logits are computed in float32, and not rounded.
-        rounds_weights: what experts count is rounded to the model's dtype.
-        norm: of what it is given; ``input_scale``: name of ``[E]`` by which that is multiplied, times ``input_factor``.
-        expert_scale: name of ``[X]`` by which what experts count is multiplied in the end; empty without.
+        weight: name of the weight, ``[X, E]``.
+        bias: name of the bias of the logits, ``[X]``.
+        choice_bias: name of the bias that is added to scores to choose experts, ``[X]``.
+        is_wide: logits are computed in float32 and not rounded.
+        rounds_weights: expert weights are rounded to the model's dtype.
+        norm: norm of the router's input; None for no norm.
+        input_scale: name of a vector ``[E]`` that multiplies the input, in addition to ``input_factor``.
+        expert_scale: name of a vector ``[X]`` that multiplies the final expert weights.
     """
 
     weight: str
@@ -169,19 +175,19 @@ class RouterPlan:
 
 @dataclass(frozen=True)
 class ExpertsPlan:
-    """A mixture of experts whose tokens are sent by a ``RouterPlan``.
+    """A mixture of experts.
 
     Args:
-        name: of the module that holds the experts, in tensors of all of them.
-        inner, down: names of these tensors; where they have a bias, its name is theirs and ``_bias``.
-        is_transposed: they are ``[X, inputs, outputs]``; else ``[X, outputs, inputs]``.
-        is_gated: as for "gated" of ``FeedForwardPlan``; else as for "plain".
-        clamp: factor in the sigmoid and limit of a clamped gate, which lies in pairs with what it opens for.
-        shared: a dense part beside them, whose result is added; None without.
-        shared_gate: name of a layer with one output, whose sigmoid opens for that; empty without.
-        input_norm: where experts and router start from the stream, and not from what the dense part is given: of what
-            experts are given.
-        out_norm, shared_norm: of what experts and dense part make, before both are added.
+        name: of the module that holds the tensors of all experts.
+        inner, down: names of these tensors. The name of a bias is theirs and ``_bias``.
+        is_transposed: the tensors are ``[X, inputs, outputs]``; else ``[X, outputs, inputs]``.
+        is_gated: as "gated" of ``FeedForwardPlan``; else as "plain".
+        clamp: factor in the sigmoid and limit of a clamped gate, whose rows alternate with the gated ones.
+        shared: a dense part whose result is added; None for none.
+        shared_gate: name of a layer with one output, whose sigmoid multiplies the shared part; "" for none.
+        input_norm: norm of the experts' input, if experts and router read the residual stream instead of the input of
+            the dense part.
+        out_norm, shared_norm: norms of the outputs of experts and dense part, before they are added.
     """
 
     name: str
@@ -201,18 +207,18 @@ class ExpertsPlan:
 
 @dataclass(frozen=True)
 class FeedForwardPlan:
-    """What a layer does to each token by itself.
+    """The feed-forward part of a layer, which computes each token separately.
 
     Args:
         name: of the model's own module.
-        kind: "gated" (an activation times what it lets through), "plain" (an activation alone), "routed" (experts of an
+        kind: "gated" (an activation times a second projection), "plain" (an activation only), "routed" (experts of an
             ``ExpertsPlan``), "experts", "experts and a shared one", or "own": the model's own code.
-        inner: names of the projections before the activation; one where gate and up are fused, or there is no gate.
-        down: name of the projection behind it.
+        inner: names of the projections before the activation; one if gate and up are fused, or without a gate.
+        down: name of the projection after the activation.
         activation: one of ``gated_activation.ACTIVATIONS``.
-        beside: name of a second module of "own", of the same input, whose result is added; empty without. Of "routed"
-            experts it is what the plan calls ``shared``.
-        experts: of "routed".
+        beside: for "own", name of a second module with the same input, whose result is added; "" for none. For
+            "routed", the module that the plan calls ``shared``.
+        experts: for "routed".
     """
 
     name: str
@@ -226,12 +232,12 @@ class FeedForwardPlan:
 
 @dataclass(frozen=True)
 class EmbeddingPartPlan:
-    """A last part of a layer, which lets the layer's own embedding of a token in (Gemma 4).
+    """Last part of a layer, which adds a gated per-layer embedding of the token (Gemma 4).
 
     Args:
-        gate: name of the projection from the stream whose ``activation`` opens for the embedding.
-        output: name of the projection of what comes of that, which is added to the stream.
-        norm: of what is added; None without.
+        gate: name of the projection of the residual stream whose ``activation`` multiplies the embedding.
+        output: name of the projection of that product, whose output is added to the stream.
+        norm: norm of that output; None for no norm.
     """
 
     gate: str
@@ -242,12 +248,12 @@ class EmbeddingPartPlan:
 
 @dataclass(frozen=True)
 class LayerEmbeddingsPlan:
-    """How the embeddings are made that layers let in: ``sum_scale * (norm(projected) + embedded)``.
+    """The per-layer embeddings that ``EmbeddingPartPlan`` adds: ``sum_scale * (norm(projected) + embedded)``.
 
     Args:
-        embedding: name of a second table, of ``size`` numbers for each layer; ``embedding_scale`` is its own.
-        projection: name of the projection of the first embedding to as many, times ``projection_scale``.
-        norm: of each layer's.
+        embedding: name of a second table, with ``size`` numbers per layer; ``embedding_scale`` is its factor.
+        projection: name of the projection of the first embedding to as many numbers, times ``projection_scale``.
+        norm: of each layer's numbers.
     """
 
     embedding: str
@@ -261,18 +267,17 @@ class LayerEmbeddingsPlan:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """One layer: where it normalises, and how it adds to the stream.
+    """A layer: its norms, and how it adds to the residual stream.
 
     Args:
-        attention: or what mixes tokens in its place. Of a layer that has one part alone, ``attention`` or ``mlp`` is
-            None.
+        attention: attention or a mixer. ``attention`` or ``mlp`` is None in a layer that has only one part.
         input_norm, mlp_norm: before attention, and before the feed-forward part.
-        attention_norm, mlp_out_norm: of what both make, before it is added.
-        is_parallel: both start from the layer's input; without a ``mlp_norm`` of its own the feed-forward part gets
-            what attention gets.
-        residual_scale: what is added is multiplied by it.
-        embedding_part: behind the feed-forward part; None without.
-        out_scale: name of a tensor of one number, by which the stream behind the layer is multiplied; empty without.
+        attention_norm, mlp_out_norm: of the outputs of both, before they are added.
+        is_parallel: both parts read the layer's input. Without a ``mlp_norm`` the feed-forward part has the same input
+            as attention.
+        residual_scale: factor on each output before it is added.
+        embedding_part: after the feed-forward part; None for none.
+        out_scale: name of a tensor with one number, which multiplies the stream after the layer; "" for none.
     """
 
     attention: AttentionPlan | MixerPlan | None
@@ -289,13 +294,13 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class DecoderPlan:
-    """All of it.
+    """The whole decoder.
 
     Args:
-        embedding_scale: by which the embedding's own module multiplies its rows.
-        stream_scale: by which the model multiplies embeddings, wherever they are from.
-        logit_scale, logit_softcap: of what the head makes; the scale first.
-        layer_embeddings: what ``embedding_part`` of layers lets in; None without.
+        embedding_scale: factor of the embedding's own module on its rows.
+        stream_scale: factor of the model on embeddings of any origin.
+        logit_scale, logit_softcap: applied to the output of the head; the scale first.
+        layer_embeddings: input of the layers' ``embedding_part``; None for none.
     """
 
     embedding: str

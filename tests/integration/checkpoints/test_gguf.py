@@ -120,10 +120,10 @@ def test_a_damaged_file_is_refused_wherever_it_ends(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for size in (0, 3, 10, 30, len(whole) // 3, len(whole) - 40):
         path.write_bytes(whole[:size])
-        with pytest.raises(ModelLoadError, match=r"empty|damaged or cut short|lies beyond its end|no GGUF file"):
+        with pytest.raises(ModelLoadError, match=r"empty|damaged or cut short|lies beyond its end|not a GGUF file"):
             open_gguf(path)
     path.write_bytes(b"GGML" + whole[4:])
-    with pytest.raises(ModelLoadError, match="no GGUF file: it begins with b'GGML'"):
+    with pytest.raises(ModelLoadError, match="not a GGUF file: it starts with b'GGML'"):
         open_gguf(path)
 
 
@@ -137,7 +137,7 @@ def test_a_file_in_parts(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="part 2 of 2; give the first, m-00001-of-00002"):
         open_gguf(paths[1])
     paths[1].unlink()
-    with pytest.raises(ModelLoadError, match=r"goes on in m-00002-of-00002\.gguf"):
+    with pytest.raises(ModelLoadError, match=r"continues in m-00002-of-00002\.gguf"):
         open_gguf(paths[0])
 
 

@@ -20,7 +20,7 @@ from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.models.forward import ForwardSettings
 from penstock.worker.models.lean.native import NativeForward
 from penstock.worker.models.loading.loader import load_model
-from penstock.worker.models.loading.preparing import hold_in_eight_bits
+from penstock.worker.models.loading.preparing import use_eight_bit_cache
 from penstock.worker.models.modes.gather import gather_forward
 from penstock.worker.models.modes.partition import CutRule
 from penstock.worker.models.placing.device import check_float8
@@ -155,7 +155,7 @@ def test_a_model_whose_own_code_reads_the_cache_is_refused(model_folder: Callabl
     module = transformers.AutoModelForCausalLM.from_pretrained(model_folder("llama"))
     gathering = gather_forward(module, ForwardSettings(64), CutRule())
     with pytest.raises(ModelLoadError, match=r"kv_cache_dtype 'fp8_e4m3' needs a model that attends by our kernels"):
-        hold_in_eight_bits(gathering, "fp8_e4m3", 128, 64)
+        use_eight_bit_cache(gathering, "fp8_e4m3", 128, 64)
 
 
 def test_an_engine_that_was_configured_before_the_options_is_as_it_was() -> None:

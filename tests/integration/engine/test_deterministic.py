@@ -23,7 +23,7 @@ from penstock.worker.engine.sampling.sampler import sample
 from penstock.worker.engine.sampling.sampling_table import SamplingRows
 from penstock.worker.models.forward import ModelInput
 from penstock.worker.models.loaded import LoadedModel
-from penstock.worker.models.loading.fixed_shapes import choose_tile_sizes, keeps_bits
+from penstock.worker.models.loading.fixed_shapes import choose_tile_sizes, is_invariant_in_any_size
 from penstock.worker.models.loading.loader import load_model
 
 from ...conftest import DEMO_MODEL
@@ -212,16 +212,16 @@ def test_tokens_of_other_models_go_in_tiles(dtype: str, load: Callable[..., Load
 def test_the_compiled_decoder_needs_no_tiles_unless_it_loses_bits(
     dtype: str, load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert keeps_bits(load("gpt_oss", dtype))
+    assert is_invariant_in_any_size(load("gpt_oss", dtype))
     model = load("llama", dtype)
-    assert keeps_bits(model)
+    assert is_invariant_in_any_size(model)
     with monkeypatch.context() as patch:
         add_to_logits(patch, model, lambda num_tokens: torch.full((num_tokens,), num_tokens * 0.1))
-        assert not keeps_bits(model)
+        assert not is_invariant_in_any_size(model)
     with monkeypatch.context() as patch:
         # From row 40 on a row's place matters.
         add_to_logits(patch, model, lambda num_tokens: torch.arange(num_tokens).ge(40) * 0.1)
-        assert not keeps_bits(model)
+        assert not is_invariant_in_any_size(model)
 
 
 def add_to_logits(monkeypatch: pytest.MonkeyPatch, model: LoadedModel, make_noise: Callable[[int], Tensor]) -> None:

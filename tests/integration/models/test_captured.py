@@ -32,7 +32,7 @@ from penstock.worker.models.lean.captured import (
     token_sizes,
 )
 from penstock.worker.models.lean.forward import LeanForward
-from penstock.worker.models.loading.preparing import hold_in_eight_bits, prepare
+from penstock.worker.models.loading.preparing import prepare, use_eight_bit_cache
 
 from .lean_models import SETTINGS, in_groups, make_model, make_step
 
@@ -316,7 +316,7 @@ def test_embeddings_and_batches_beyond_the_largest_go_one_by_one(device: torch.d
 def test_caches_of_eight_bits(device: torch.device, recording: Recording) -> None:
     plain, lean, other = (smallest_forward(device) for _ in range(3))
     for one in (lean, other):
-        hold_in_eight_bits(one, "fp8_e4m3", 97, 64)
+        use_eight_bit_cache(one, "fp8_e4m3", 97, 64)
     forward = CapturedForward(other, TOKEN_BUDGET, recording)
     for one in (plain, lean, forward):
         allocate(one, device)

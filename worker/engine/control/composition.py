@@ -11,10 +11,10 @@ import torch
 from ....shared.control.sleeping import KV_CACHE, WEIGHTS
 from ....shared.control.weights import SaveShardedState, ShardedStateSaved
 from ...config.engine_config import EngineConfig
-from ...models.lean.captured import plain_of
+from ...models.lean.captured import without_graphs
 from ...models.loaded import LoadedModel
 from ...models.loading.loader import load_weights
-from ...models.loading.preparing import fit_again
+from ...models.loading.preparing import rescale_eight_bit_cache
 from ...models.placing.device import return_free_memory
 from ...models.weights.live_state import empty_module
 from ...models.weights.sharded_state import save_sharded_state
@@ -120,7 +120,7 @@ class _ChangingParts:
         name, model = self._config.eight_bit_cache, self._model
         if name is not None:
             forward = model.forward
-            fit_again(plain_of(forward), name, model.vocab_size, model.max_model_len)
+            rescale_eight_bit_cache(without_graphs(forward), name, model.vocab_size, model.max_model_len)
             self._free_cache()
 
     def settle(self) -> None:

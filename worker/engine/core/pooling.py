@@ -50,7 +50,7 @@ class PoolingCore(EngineCore):
             max_model_len=max_model_len,
             priority=message.priority,
             extra_keys=extra_keys_of(message),
-            pooling=Pooling(params, reads, message.second_text_at if self._pooling.tells_texts_apart else None),
+            pooling=Pooling(params, reads, message.second_text_at if self._pooling.distinguishes_texts else None),
         )
 
     def _check_result(self, num_tokens: int, params: PoolingParams) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from ...models.loaded import LoadedModel
-from ...models.loading.fixed_shapes import PackedTokens, choose_tile_sizes, forward_in_tiles, keeps_bits
+from ...models.loading.fixed_shapes import PackedTokens, choose_tile_sizes, forward_in_tiles, is_invariant_in_any_size
 from ..core.step_input import IntArray, StepInput
 from ..sampling.sampler import samples_rows_alone
 from .model_runner import LogprobsByRow, ModelRunner
@@ -25,7 +25,7 @@ def make_deterministic_runner(model: LoadedModel, *, max_num_seqs: int, block_si
     Raises:
         ConfigurationError: nothing does; says why.
     """
-    if keeps_bits(model):
+    if is_invariant_in_any_size(model):
         return DeterministicRunner(model, max_num_seqs=max_num_seqs, block_size=block_size)
     tile_sizes = choose_tile_sizes(model)
     return TiledRunner(model, tile_sizes=tile_sizes, max_num_seqs=max_num_seqs, block_size=block_size)

@@ -1,1 +1,1 @@
-"""Low-rank adapters of a loaded model: PEFT folders, the linear layers that take them, slots beside the weights."""
+"""Low-rank adapters of a loaded model: PEFT folders, the linear layers they change, and slots in memory."""

@@ -1,4 +1,4 @@
-"""Lets a model compute with adapters: one whose layers are called, or one that computes in one call."""
+"""Attach adapters to a model: by hooks of its layers, or in the call that computes it whole."""
 
 from __future__ import annotations
 
@@ -25,44 +25,45 @@ from .targets import AdapterTarget, placed_targets_of, targets_of, targets_of_al
 def attach_adapters(
     forward: Forward, architecture: str, num_slots: int, max_rank: int, *, is_deterministic: bool
 ) -> AdapterSlots:
-    """Give the model of ``forward`` slots for adapters; ``token_lora`` of a step then says which a token has.
+    """Give the model of ``forward`` slots for adapters; ``token_lora`` of a step then selects the adapter of each
+    token.
 
-    Caches have to be allocated anew afterwards.
+    Caches must be allocated again afterwards.
 
     Raises:
-        ConfigurationError: the model is computed in a way that knows nothing of adapters, or not with equal bits.
+        ConfigurationError: the model's mode does not support adapters, or not with equal bits.
     """
     like = next(forward.network.parameters()).detach().new_empty(0)
     if isinstance(forward, NativeForward):
         placed = placed_targets_of(forward.network)
-        sites = list(placed.values())
+        targets = list(placed.values())
         num_places = PRODUCTS_PER_LAYER * len(forward.network.layers)
         layout = PackedLayout(list(placed), num_slots, num_places)
         forward.use_adapters(layout.of_layers)
-        return AdapterSlots(layout, sites, num_slots, max_rank, like)
+        return AdapterSlots(layout, targets, num_slots, max_rank, like)
     tokens = _tokens_of(forward)
     if tokens is None:
         raise ConfigurationError(
             f"enable_lora needs a model whose tokens are packed, and {architecture} is computed in the mode "
             f"{forward.mode!r}; leave it out"
         )
-    sites = targets_of_all_tokens(forward, targets_of(forward.network))
-    if not sites:
+    targets = targets_of_all_tokens(forward, targets_of(forward.network))
+    if not targets:
         raise ConfigurationError(f"enable_lora: {architecture} has no linear layers that adapters could change")
-    layout = _layout_for(sites, num_slots, max_rank, like)
+    layout = _layout_for(targets, num_slots, max_rank, like)
     if is_deterministic and not isinstance(layout, PackedLayout):
         raise ConfigurationError(
             "enable_lora and deterministic need the compiled kernels on the CPU: elsewhere what an adapter adds may "
             "have other bits in other company; leave one of them out"
         )
     tokens.is_used = True
-    for place, site in enumerate(sites):
-        site.linear.register_forward_hook(_Adding(layout, place, tokens))
-    return AdapterSlots(layout, sites, num_slots, max_rank, like)
+    for place, target in enumerate(targets):
+        target.linear.register_forward_hook(_AdapterHook(layout, place, tokens))
+    return AdapterSlots(layout, targets, num_slots, max_rank, like)
 
 
-class _Adding:
-    """A hook of a linear layer: adds what the adapters of its rows do."""
+class _AdapterHook:
+    """A hook of a linear layer that adds the outputs of the adapters of its rows."""
 
     def __init__(self, layout: SlotLayout, place: int, tokens: TokenAdapters) -> None:
         self._layout = layout
@@ -81,13 +82,13 @@ class _Adding:
 def _tokens_of(forward: Forward) -> TokenAdapters | None:
     if isinstance(forward, LeanForward | CapturedForward):
         return forward.network.token_adapters
-    # Others are packed, and more: they compute some tokens apart.
+    # Subclasses are packed, too, but compute some tokens separately.
     return forward.token_adapters if type(forward) is PackedForward else None
 
 
-def _layout_for(sites: list[AdapterTarget], num_slots: int, max_rank: int, like: Tensor) -> SlotLayout:
+def _layout_for(targets: list[AdapterTarget], num_slots: int, max_rank: int, like: Tensor) -> SlotLayout:
     if like.device.type == "cuda":
-        return StackedLayout(sites, num_slots, max_rank, like)
-    if all(can_pack_lora(site.linear.in_features, like.dtype) for site in sites):
-        return PackedLayout(range(len(sites)), num_slots, len(sites))
-    return PlainLayout(sites, num_slots)
+        return StackedLayout(targets, num_slots, max_rank, like)
+    if all(can_pack_lora(target.linear.in_features, like.dtype) for target in targets):
+        return PackedLayout(range(len(targets)), num_slots, len(targets))
+    return PlainLayout(targets, num_slots)

@@ -17,64 +17,64 @@ from .targets import AdapterTarget
 
 
 class PackedLayout:
-    """For the compiled library, on the CPU: each adapter has the rank that it has, and a slot is an address.
+    """Layout for the compiled library on the CPU: each adapter keeps its rank, and a slot is an address.
 
     Args:
-        products: the place of each site among ``num_products``; at the others no adapter adds anything.
+        products: the index of each target among ``num_products``; adapters add nothing to the others.
     """
 
     def __init__(self, products: Sequence[int], num_slots: int, num_products: int) -> None:
         self._num_slots = num_slots
         self._all = (ProductStruct * (num_products * num_slots))()
-        size, of_site = ctypes.sizeof(ProductStruct) * num_slots, ProductStruct * num_slots
-        self._of_sites = [of_site.from_buffer(self._all, product * size) for product in products]
-        # The structs know addresses alone.
-        self._alive: dict[tuple[int, int], PackedLora | None] = {}
+        size, of_target = ctypes.sizeof(ProductStruct) * num_slots, ProductStruct * num_slots
+        self._products_of_targets = [of_target.from_buffer(self._all, product * size) for product in products]
+        # The structs hold only addresses, so the tensors must be referenced here.
+        self._referenced: dict[tuple[int, int], PackedLora | None] = {}
 
     @property
     def of_layers(self) -> LayerAdapters:
-        """For a decoder with these products."""
+        """The adapters in the form of a decoder with these products."""
         return LayerAdapters(self._all, self._num_slots)
 
-    def prepare(self, site: AdapterTarget, parts: Sequence[LoraPart]) -> PackedLora:
+    def prepare(self, target: AdapterTarget, parts: Sequence[LoraPart]) -> PackedLora:
         return pack_lora(parts)
 
     def put(self, place: int, slot: int, prepared: PackedLora | None) -> None:
-        self._of_sites[place][slot] = ProductStruct() if prepared is None else prepared.struct()
-        self._alive[place, slot] = prepared
+        self._products_of_targets[place][slot] = ProductStruct() if prepared is None else prepared.struct()
+        self._referenced[place, slot] = prepared
 
     def add(self, place: int, inputs: Tensor, token_lora: Tensor, out: Tensor) -> None:
-        add_packed_lora(inputs, self._of_sites[place], token_lora, out)
+        add_packed_lora(inputs, self._products_of_targets[place], token_lora, out)
 
-    def try_out(self, site: AdapterTarget, prepared: PackedLora, inputs: Tensor) -> Tensor:
-        out = zeros_like_outputs(site, inputs)
+    def try_out(self, target: AdapterTarget, prepared: PackedLora, inputs: Tensor) -> Tensor:
+        out = zeros_like_outputs(target, inputs)
         alone = (ProductStruct * 1)(prepared.struct())
         add_packed_lora(inputs, alone, torch.zeros(len(inputs), dtype=torch.int64), out)
         return out
 
 
 class PlainLayout:
-    """In torch, adapter by adapter: for a CPU without the compiled library."""
+    """Layout for a CPU without the compiled library: plain torch, one adapter after the other."""
 
-    def __init__(self, sites: Sequence[AdapterTarget], num_slots: int) -> None:
-        self._held: list[list[Sequence[LoraPart]]] = [[() for _ in range(num_slots)] for _ in sites]
+    def __init__(self, targets: Sequence[AdapterTarget], num_slots: int) -> None:
+        self._contents: list[list[Sequence[LoraPart]]] = [[() for _ in range(num_slots)] for _ in targets]
 
-    def prepare(self, site: AdapterTarget, parts: Sequence[LoraPart]) -> Sequence[LoraPart]:
+    def prepare(self, target: AdapterTarget, parts: Sequence[LoraPart]) -> Sequence[LoraPart]:
         return parts
 
     def put(self, place: int, slot: int, prepared: Sequence[LoraPart] | None) -> None:
-        self._held[place][slot] = prepared or ()
+        self._contents[place][slot] = prepared or ()
 
     def add(self, place: int, inputs: Tensor, token_lora: Tensor, out: Tensor) -> None:
-        for slot, parts in enumerate(self._held[place]):
+        for slot, parts in enumerate(self._contents[place]):
             if parts and len(rows := torch.where(token_lora == slot)[0]):
-                out[rows] = _added(parts, inputs[rows], out[rows])
+                out[rows] = _add_parts(parts, inputs[rows], out[rows])
 
-    def try_out(self, site: AdapterTarget, prepared: Sequence[LoraPart], inputs: Tensor) -> Tensor:
-        return _added(prepared, inputs, zeros_like_outputs(site, inputs))
+    def try_out(self, target: AdapterTarget, prepared: Sequence[LoraPart], inputs: Tensor) -> Tensor:
+        return _add_parts(prepared, inputs, zeros_like_outputs(target, inputs))
 
 
-def _added(parts: Sequence[LoraPart], inputs: Tensor, out: Tensor) -> Tensor:
+def _add_parts(parts: Sequence[LoraPart], inputs: Tensor, out: Tensor) -> Tensor:
     for part in parts:
         out[:, part.first_output : part.first_output + len(part.b)] += (inputs @ part.a.T) @ part.b.T
     return out
@@ -82,32 +82,34 @@ def _added(parts: Sequence[LoraPart], inputs: Tensor, out: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Stack:
-    """Matrices of all slots at one site, at addresses that stay: ``a [NL, parts * R, K]``, ``b [NL, N, R]`` a part."""
+    """Matrices of all slots at one target, at fixed addresses: ``a [NL, parts * R, K]``, and ``b [NL, N, R]`` per
+    part.
+    """
 
     a: Tensor
     b: tuple[Tensor, ...]
 
 
 class StackedLayout:
-    """For Triton: matrices of all slots in one tensor, each filled up to the largest rank."""
+    """Layout for Triton: matrices of all slots in one tensor, each padded to the largest rank."""
 
-    def __init__(self, sites: Sequence[AdapterTarget], num_slots: int, max_rank: int, like: Tensor) -> None:
+    def __init__(self, targets: Sequence[AdapterTarget], num_slots: int, max_rank: int, like: Tensor) -> None:
         self._max_rank = max_rank
-        self._sites = sites
+        self._targets = targets
         self._like = like
-        self._stacks = [self._empty(site, num_slots) for site in sites]
+        self._stacks = [self._empty(target, num_slots) for target in targets]
 
-    def prepare(self, site: AdapterTarget, parts: Sequence[LoraPart]) -> _Stack:
-        """Of one slot, in host memory that the device can read by itself."""
-        made = self._empty(site, 1, "cpu")
+    def prepare(self, target: AdapterTarget, parts: Sequence[LoraPart]) -> _Stack:
+        """Return the matrices for one slot, in host memory that the device can read directly."""
+        stack = self._empty(target, 1, "cpu")
         for part in parts:
-            index = next(i for i, known in enumerate(site.parts) if known.start == part.first_output)
+            index = next(i for i, each in enumerate(target.parts) if each.start == part.first_output)
             rank, first = len(part.a), index * self._max_rank
-            made.a[0, first : first + rank] = part.a
-            made.b[index][0, :, :rank] = part.b
+            stack.a[0, first : first + rank] = part.a
+            stack.b[index][0, :, :rank] = part.b
         if self._like.device.type != "cuda":
-            return made
-        return _Stack(made.a.pin_memory(), tuple(b.pin_memory() for b in made.b))
+            return stack
+        return _Stack(stack.a.pin_memory(), tuple(b.pin_memory() for b in stack.b))
 
     def put(self, place: int, slot: int, prepared: _Stack | None) -> None:
         stack = self._stacks[place]
@@ -118,24 +120,24 @@ class StackedLayout:
                 matrices[slot].copy_((prepared.a, *prepared.b)[index][0], non_blocking=True)
 
     def add(self, place: int, inputs: Tensor, token_lora: Tensor, out: Tensor) -> None:
-        self._add(self._sites[place], self._stacks[place], inputs, token_lora, out)
+        self._add(self._targets[place], self._stacks[place], inputs, token_lora, out)
 
-    def try_out(self, site: AdapterTarget, prepared: _Stack, inputs: Tensor) -> Tensor:
-        out, device = zeros_like_outputs(site, inputs), inputs.device
+    def try_out(self, target: AdapterTarget, prepared: _Stack, inputs: Tensor) -> Tensor:
+        out, device = zeros_like_outputs(target, inputs), inputs.device
         alone = _Stack(prepared.a.to(device), tuple(b.to(device) for b in prepared.b))
-        self._add(site, alone, inputs, torch.zeros(len(inputs), dtype=torch.int64, device=device), out)
+        self._add(target, alone, inputs, torch.zeros(len(inputs), dtype=torch.int64, device=device), out)
         return out
 
-    def _add(self, site: AdapterTarget, stack: _Stack, inputs: Tensor, token_lora: Tensor, out: Tensor) -> None:
+    def _add(self, target: AdapterTarget, stack: _Stack, inputs: Tensor, token_lora: Tensor, out: Tensor) -> None:
         between = lora_shrink(inputs, stack.a, token_lora)
-        for index, part in enumerate(site.parts):
+        for index, part in enumerate(target.parts):
             columns = between[:, index * self._max_rank : (index + 1) * self._max_rank]
             lora_expand(columns, stack.b[index], token_lora, out[:, part.start : part.end])
 
-    def _empty(self, site: AdapterTarget, num_slots: int, device: str | None = None) -> _Stack:
+    def _empty(self, target: AdapterTarget, num_slots: int, device: str | None = None) -> _Stack:
         like = self._like if device is None else self._like.to(device)
-        rank, num_inputs = self._max_rank, site.linear.in_features
+        rank, num_inputs = self._max_rank, target.linear.in_features
         return _Stack(
-            like.new_zeros(num_slots, len(site.parts) * rank, num_inputs),
-            tuple(like.new_zeros(num_slots, part.end - part.start, rank) for part in site.parts),
+            like.new_zeros(num_slots, len(target.parts) * rank, num_inputs),
+            tuple(like.new_zeros(num_slots, part.end - part.start, rank) for part in target.parts),
         )

@@ -1,4 +1,4 @@
-"""An adapter from its folder to what a slot holds, tried out on the way."""
+"""Load an adapter from its folder into the layout of a slot, and verify it."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ class LoadedAdapter:
 
 @torch.inference_mode()
 def load_adapter(folder: Path, digest: str, slots: AdapterSlots) -> LoadedAdapter:
-    """Read the adapter in ``folder`` for ``slots``. Touches no slot, so it may run beside a step.
+    """Read the adapter in ``folder`` for ``slots``. It changes no slot, so it may run during a step.
 
     Each layer is compared with the product of its matrices on random rows.
 
     Args:
-        digest: of the adapter that it should be; "" for whichever it is.
+        digest: expected digest of the adapter; "" for any.
 
     Raises:
-        AdapterFileError: a file is missing or broken, or holds another adapter.
-        UnsupportedAdapterError: it is of a kind that is not computed here, or does not fit the model.
+        AdapterFileError: a file is missing or broken, or contains another adapter.
+        UnsupportedAdapterError: its kind is not supported, or it does not fit the model.
     """
     files = _files_of(folder)
-    found = adapter_digest(folder)
-    if digest and found != digest:
+    actual_digest = adapter_digest(folder)
+    if digest and actual_digest != digest:
         raise AdapterFileError(
-            f"the adapter in {shown(str(folder))} is {found[:12]}…, and the request is for {digest[:12]}…: its files "
-            f"have been replaced; put those back, or send the request with the adapter's present name"
+            f"the adapter in {shown(str(folder))} is {actual_digest[:12]}…, and the request is for {digest[:12]}…: its "
+            f"files have been replaced; put those back, or send the request with the adapter's present name"
         )
     matrices = read_peft_folder(folder, slots.layers, slots.dtype, slots.max_rank)
     if _files_of(folder) != files:
@@ -54,19 +54,21 @@ def load_adapter(folder: Path, digest: str, slots: AdapterSlots) -> LoadedAdapte
         )
     prepared = slots.prepare(matrices)
     _check(slots, prepared, matrices)
-    return LoadedAdapter(found, max(len(pair.a) for pair in matrices.values()), prepared)
+    return LoadedAdapter(actual_digest, max(len(pair.a) for pair in matrices.values()), prepared)
 
 
 def _files_of(folder: Path) -> list[tuple[int, int, int] | None]:
-    """By what a replaced or rewritten file is seen; None for one that is missing, of which others tell."""
-    found: list[tuple[int, int, int] | None] = []
+    """Return inode, size and time of each file, which change when it is replaced or rewritten; None for a missing file,
+    which is reported elsewhere.
+    """
+    states: list[tuple[int, int, int] | None] = []
     for name in ADAPTER_FILES:
         try:
             stat = (folder / name).stat()
-            found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+            states.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
         except OSError:
-            found.append(None)
-    return found
+            states.append(None)
+    return states
 
 
 def _check(slots: AdapterSlots, prepared: Prepared, matrices: Mapping[str, LayerMatrices]) -> None:

@@ -21,7 +21,7 @@ from ....shared.params.adapters import WEIGHTS_FILE
 
 _PREFIX = "base_model.model."
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
-# Endings of tensors of other kinds, and what an adapter with them has.
+# Suffixes of unsupported tensors, and the feature that an adapter with them uses.
 _KINDS = {
     ".lora_embedding_A": "embeddings of its own",
     ".lora_embedding_B": "embeddings of its own",
@@ -30,15 +30,15 @@ _KINDS = {
     ".bias": "biases of its own",
 }
 
-# Where the part that speaks lies: as transformers has it, as it had it before 4.52, and in Idefics3 and its kin.
+# Prefixes of the text decoder: in transformers, in transformers before 4.52, and in models like Idefics3.
 _TEXT_PARTS = ("model.language_model.", "language_model.model.", "model.text_model.")
 _ALONE = "model."
-# What is in the names of parts that see.
-_SEEING_PARTS = ("vision", "visual", "projector", "connector", "merger", "resampler")
+# Parts of names of modules that read images.
+_VISION_PARTS = ("vision", "visual", "projector", "connector", "merger", "resampler")
 
 
-def own_name(layer: str, layers: Container[str]) -> str:
-    """Return the name among ``layers`` of what an adapter calls ``layer``; ``layer`` itself if there is none."""
+def name_in_engine(layer: str, layers: Container[str]) -> str:
+    """Return the name among ``layers`` of the adapter's ``layer``; ``layer`` itself if there is none."""
     if layer in layers:
         return layer
     alone = (_ALONE + layer.removeprefix(part) for part in _TEXT_PARTS if layer.startswith(part))
@@ -46,12 +46,12 @@ def own_name(layer: str, layers: Container[str]) -> str:
 
 
 def reject_vision_layer(layer: str) -> None:
-    """Raise, if ``layer``, which an engine does not know, is of a part that sees.
+    """Raise if ``layer``, which the engine does not have, belongs to a part that reads images.
 
     Raises:
-        UnsupportedAdapterError: it is.
+        UnsupportedAdapterError: it does.
     """
-    if any(part in segment for segment in layer.split(".")[:-1] for part in _SEEING_PARTS):
+    if any(part in segment for segment in layer.split(".")[:-1] for part in _VISION_PARTS):
         raise UnsupportedAdapterError(
             f"the adapter changes {layer!r}, which reads images; only the text model's layers are adapted here: train "
             r"with target_modules that name no others, as '.*(language_model|text_model).*\.(q_proj|v_proj)', or merge "
@@ -61,11 +61,11 @@ def reject_vision_layer(layer: str) -> None:
 
 @dataclass(frozen=True)
 class LayerMatrices:
-    """What an adapter adds to one linear layer: ``b @ (a @ inputs)``.
+    """The addition of an adapter to the output of one linear layer: ``b @ (a @ inputs)``.
 
     Args:
         a: ``[R, K]``, in the model's dtype.
-        b: ``[N, R]``, likewise, the adapter's factor in it.
+        b: ``[N, R]``, likewise, including the adapter's factor.
     """
 
     a: Tensor
@@ -75,14 +75,14 @@ class LayerMatrices:
 def read_peft_folder(
     folder: Path, layers: Mapping[str, tuple[int, int]], dtype: torch.dtype, max_rank: int
 ) -> dict[str, LayerMatrices]:
-    """Read the adapter in ``folder``; its matrices by the name of their layer, which is one of ``layers``.
+    """Read the adapter in ``folder``; return its matrices by the name of their layer, which is one of ``layers``.
 
     Args:
-        layers: those of the model that can be adapted, by name, with their numbers of inputs and outputs.
+        layers: numbers of inputs and outputs of the model's layers that can be adapted, by name.
 
     Raises:
-        AdapterFileError: a file is missing, or cannot be read, or is cut off.
-        UnsupportedAdapterError: it is of a kind that is not computed here, or does not fit the model.
+        AdapterFileError: a file is missing, unreadable or truncated.
+        UnsupportedAdapterError: its kind is not supported, or it does not fit the model.
     """
     config = read_peft_config(folder)
     if config.largest_rank > max_rank:
@@ -94,17 +94,17 @@ def read_peft_folder(
     try:
         with safe_open(path, framework="pt") as file:
             pairs = _pair(list(file.keys()))
-            own_names = _own_names(pairs, config, layers)
+            engine_names = _names_in_engine(pairs, config, layers)
             return {
                 own: _scaled(layer, file.get_tensor(down), file.get_tensor(up), layers[own], config, dtype)
-                for own, (layer, (down, up)) in zip(own_names, pairs.items(), strict=True)
+                for own, (layer, (down, up)) in zip(engine_names, pairs.items(), strict=True)
             }
     except (OSError, SafetensorError) as error:
         raise AdapterFileError(f"{path} cannot be read: {error}") from error
 
 
 def _pair(names: list[str]) -> dict[str, tuple[str, str]]:
-    """Names of both tensors of each layer."""
+    """Return the names of both tensors of each layer."""
     for name in names:
         if not name.endswith((_DOWN, _UP)):
             what = next((what for end, what in _KINDS.items() if name.endswith(end)), "tensors of an unknown kind")
@@ -112,22 +112,22 @@ def _pair(names: list[str]) -> dict[str, tuple[str, str]]:
     downs = {name.removesuffix(_DOWN) for name in names if name.endswith(_DOWN)}
     ups = {name.removesuffix(_UP) for name in names if name.endswith(_UP)}
     if downs != ups or not downs:
-        alone = min(downs ^ ups, default="")
-        what = f"has one of two matrices of {alone!r}" if alone else "has no matrices"
+        unpaired = min(downs ^ ups, default="")
+        what = f"has one of two matrices of {unpaired!r}" if unpaired else "has no matrices"
         raise UnsupportedAdapterError(f"{WEIGHTS_FILE} {what}; a low-rank layer has lora_A and lora_B")
     return {name.removeprefix(_PREFIX): (name + _DOWN, name + _UP) for name in sorted(downs)}
 
 
-def _own_names(
+def _names_in_engine(
     pairs: Mapping[str, tuple[str, str]], config: PeftConfig, layers: Mapping[str, tuple[int, int]]
 ) -> list[str]:
-    """What the layers of ``pairs`` are called in the engine."""
-    names = [own_name(layer, layers) for layer in pairs]
+    """Return the engine's names of the layers of ``pairs``."""
+    names = [name_in_engine(layer, layers) for layer in pairs]
     if len(set(names)) < len(names):
         twice = min(name for name in names if names.count(name) > 1)
         raise UnsupportedAdapterError(f"{WEIGHTS_FILE} has matrices of {twice!r} by two names; keep one of them")
-    for layer, own in zip(pairs, names, strict=True):
-        if own not in layers:
+    for layer, name in zip(pairs, names, strict=True):
+        if name not in layers:
             reject_vision_layer(layer)
             last = sorted({name.rsplit(".", 1)[-1] for name in layers})
             raise UnsupportedAdapterError(
@@ -150,10 +150,10 @@ def _scaled(
             f"the matrices of {layer!r} are {list(a.shape)} and {list(b.shape)}, and with rank {rank} the model needs "
             f"{[rank, num_inputs]} and {[num_outputs, rank]}; the adapter is of another model"
         )
-    made = LayerMatrices(_rounded(a, 1.0, dtype), _rounded(b, config.scale_of(layer), dtype))
-    if not (bool(made.a.isfinite().all()) and bool(made.b.isfinite().all())):
+    matrices = LayerMatrices(_rounded(a, 1.0, dtype), _rounded(b, config.scale_of(layer), dtype))
+    if not (bool(matrices.a.isfinite().all()) and bool(matrices.b.isfinite().all())):
         raise UnsupportedAdapterError(f"the matrices of {layer!r} hold an infinity or NaN in {dtype}")
-    return made
+    return matrices
 
 
 def _rounded(matrix: Tensor, factor: float, dtype: torch.dtype) -> Tensor:

@@ -1,7 +1,7 @@
-"""Adapters where they are computed with: a number of slots, each with one adapter beside all layers of the model.
+"""Slots for adapters: each holds one adapter for all layers of the model.
 
-What is loaded is prepared once, by any thread. A slot changes between two steps: ``assign`` only says what it is to
-hold, and ``flush`` puts it there, when nothing computes.
+An adapter is prepared once, by any thread. A slot changes between two steps: ``assign`` only records the new content,
+and ``flush`` copies it when nothing computes.
 """
 
 from __future__ import annotations
@@ -16,84 +16,86 @@ from ....kernels.lora.packed import LoraPart
 from .peft_folder import LayerMatrices
 from .targets import AdapterTarget, layers_of
 
-# What an adapter does at a site, by the site's place among them, in the layout of those slots.
+# An adapter's matrices by the index of their target, in the layout of the slots.
 Prepared = Mapping[int, Any]
 
 
 class SlotLayout(Protocol):
-    """How adapters lie beside a model, and what computes with them."""
+    """Memory layout of adapters, and the computation with them."""
 
-    def prepare(self, site: AdapterTarget, parts: Sequence[LoraPart]) -> Any:
-        """Lay out what one adapter does at ``site``."""
+    def prepare(self, target: AdapterTarget, parts: Sequence[LoraPart]) -> Any:
+        """Lay out the part of one adapter at ``target``."""
         ...
 
     def put(self, place: int, slot: int, prepared: Any | None) -> None:
-        """Put that into a slot of the site at ``place``; None empties it."""
+        """Copy the prepared part into a slot of the target at ``place``; None empties the slot."""
         ...
 
     def add(self, place: int, inputs: Tensor, token_lora: Tensor, out: Tensor) -> None:
-        """Add to ``out [T, N]`` what the adapters of its rows make of ``inputs [T, K]``, in place."""
+        """Add the adapters' outputs for ``inputs [T, K]`` to ``out [T, N]``, in place."""
         ...
 
-    def try_out(self, site: AdapterTarget, prepared: Any, inputs: Tensor) -> Tensor:
-        """What one adapter adds at ``site`` for ``inputs [T, K]``, ``[T, N]``; by any thread."""
+    def try_out(self, target: AdapterTarget, prepared: Any, inputs: Tensor) -> Tensor:
+        """Return the addition ``[T, N]`` of one adapter at ``target`` for ``inputs [T, K]``; for any thread."""
         ...
 
 
 class AdapterSlots:
-    """``num_slots`` slots of the model with these ``sites``.
+    """``num_slots`` slots of a model with these ``targets``.
 
     Attributes:
-        layers: that can be adapted, by their names, with their numbers of inputs and outputs.
-        max_rank: the largest of an adapter.
-        dtype, device: in which and where adapters are computed.
+        layers: numbers of inputs and outputs of the layers that can be adapted, by name.
+        max_rank: largest rank of an adapter.
+        dtype, device: of the computation.
     """
 
     def __init__(
-        self, layout: SlotLayout, sites: list[AdapterTarget], num_slots: int, max_rank: int, like: Tensor
+        self, layout: SlotLayout, targets: list[AdapterTarget], num_slots: int, max_rank: int, like: Tensor
     ) -> None:
         self._layout = layout
-        self._sites = sites
-        self._place_of = {part.layer: (place, part) for place, site in enumerate(sites) for part in site.parts}
+        self._targets = targets
+        self._place_of = {part.layer: (place, part) for place, target in enumerate(targets) for part in target.parts}
         self._pending: dict[int, Prepared] = {}
-        # What lies in each slot.
-        self._held: list[Prepared] = [{} for _ in range(num_slots)]
+        # Content of each slot.
+        self._contents: list[Prepared] = [{} for _ in range(num_slots)]
         self.num_slots = num_slots
         self.max_rank = max_rank
-        self.layers = layers_of(sites)
+        self.layers = layers_of(targets)
         self.dtype, self.device = like.dtype, like.device
 
     def prepare(self, matrices: Mapping[str, LayerMatrices]) -> Prepared:
-        """Lay out an adapter; may run beside a step."""
-        return {place: self._layout.prepare(self._sites[place], parts) for place, parts in self._by_site(matrices)}
+        """Lay out an adapter; may run during a step."""
+        return {place: self._layout.prepare(self._targets[place], parts) for place, parts in self._by_target(matrices)}
 
     def try_out(self, prepared: Prepared, layer: str, inputs: Tensor) -> Tensor:
-        """What a prepared adapter adds to the outputs of ``layer`` for ``inputs [T, K]``; may run beside a step."""
+        """Return the addition of a prepared adapter to the outputs of ``layer`` for ``inputs [T, K]``; may run during a
+        step.
+        """
         place, part = self._place_of[layer]
-        return self._layout.try_out(self._sites[place], prepared[place], inputs)[:, part.start : part.end]
+        return self._layout.try_out(self._targets[place], prepared[place], inputs)[:, part.start : part.end]
 
     def assign(self, slot: int, prepared: Prepared) -> None:
-        """From the next ``flush`` on the slot holds ``prepared``."""
+        """Let the slot hold ``prepared`` from the next ``flush`` on."""
         self._pending[slot] = prepared
 
     def flush(self) -> None:
-        """Let the slots hold what they were assigned. To be called when nothing computes."""
+        """Copy assigned adapters into their slots. Call it when nothing computes."""
         while self._pending:
             slot, prepared = next(iter(self._pending.items()))
-            for place in range(len(self._sites)):
-                if place in prepared or place in self._held[slot]:
+            for place in range(len(self._targets)):
+                if place in prepared or place in self._contents[slot]:
                     self._layout.put(place, slot, prepared.get(place))
-            self._held[slot] = prepared
+            self._contents[slot] = prepared
             del self._pending[slot]
 
-    def _by_site(self, matrices: Mapping[str, LayerMatrices]) -> list[tuple[int, list[LoraPart]]]:
+    def _by_target(self, matrices: Mapping[str, LayerMatrices]) -> list[tuple[int, list[LoraPart]]]:
         parts: dict[int, list[LoraPart]] = {}
         for layer, pair in matrices.items():
             place, part = self._place_of[layer]
             parts.setdefault(place, []).append(LoraPart(part.start, pair.a, pair.b))
-        return [(place, sorted(found, key=lambda part: part.first_output)) for place, found in sorted(parts.items())]
+        return [(place, sorted(group, key=lambda part: part.first_output)) for place, group in sorted(parts.items())]
 
 
-def zeros_like_outputs(site: AdapterTarget, inputs: Tensor) -> Tensor:
-    """``[T, N]`` for what a site adds."""
-    return torch.zeros(len(inputs), site.linear.out_features, dtype=inputs.dtype, device=inputs.device)
+def zeros_like_outputs(target: AdapterTarget, inputs: Tensor) -> Tensor:
+    """Return zeros ``[T, N]`` in the shape of the target's outputs."""
+    return torch.zeros(len(inputs), target.linear.out_features, dtype=inputs.dtype, device=inputs.device)

@@ -1,4 +1,4 @@
-"""Where in a network an adapter may add something: its linear layers, by the names that PEFT knows them by."""
+"""The linear layers of a network that adapters can change, by their names in PEFT."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Linear = nn.Linear | PackedLinear | QuantizedLinear
 
 @dataclass(frozen=True)
 class Part:
-    """Outputs ``start`` to ``end`` of a site: what transformers' linear layer of that name makes."""
+    """Outputs ``start`` to ``end`` of a target: those of transformers' linear layer of that name."""
 
     layer: str
     start: int
@@ -32,64 +32,68 @@ class Part:
 
 @dataclass(frozen=True)
 class AdapterTarget:
-    """A linear layer that is computed, and the layers of transformers that are fused in it."""
+    """A linear layer as it is computed, and the layers of transformers that are fused in it."""
 
     linear: Linear
     parts: tuple[Part, ...]
 
 
 def targets_of(network: nn.Module) -> list[AdapterTarget]:
-    """The linear layers of ``network`` but the head; of a lean one four for each dense layer, in their order."""
+    """Return the linear layers of ``network`` without the head; for a lean one four per dense layer, in order."""
     if isinstance(network, LeanDecoder):
-        return [site for layer in network.layers if isinstance(layer, AnyLayer) for site in _sites_of_lean(layer)]
+        return [
+            target for layer in network.layers if isinstance(layer, AnyLayer) for target in _targets_of_layer(layer)
+        ]
     get_head = getattr(network, "get_output_embeddings", None)
-    return list(_own_sites(network, "", without=get_head() if get_head is not None else None))
+    return list(_unfused_targets(network, "", without=get_head() if get_head is not None else None))
 
 
 def placed_targets_of(network: LeanDecoder) -> dict[int, AdapterTarget]:
-    """Those that the compiled decoder knows, by their place among ``PRODUCTS_PER_LAYER`` of each layer.
+    """Return the targets that the compiled decoder supports, by their index among ``PRODUCTS_PER_LAYER`` of each layer.
 
-    A layer may have one part alone, or experts, which no adapter changes, in the place of what all tokens go through.
+    A layer may have only one part. Experts are not targets; only a dense part that all tokens go through is.
     """
-    found: dict[int, AdapterTarget] = {}
+    placed: dict[int, AdapterTarget] = {}
     for index, layer in enumerate(network.layers):
         assert isinstance(layer, AnyLayer)
         first = PRODUCTS_PER_LAYER * index
-        sites = {id(site.linear): site for site in _sites_of_lean(layer)}
+        targets = {id(target.linear): target for target in _targets_of_layer(layer)}
         mlp = layer.mlp.shared if isinstance(layer.mlp, RoutedMlp) else layer.mlp
-        of_attention = [] if layer.plan.attention is None else [layer.in_proj, layer.o_proj]
-        of_mlp = [mlp.gate_up_proj, mlp.down_proj] if isinstance(mlp, GatedMlp) else []
-        found |= {first + QKV + place: sites[id(linear)] for place, linear in enumerate(of_attention)}
-        found |= {first + GATE_UP + place: sites[id(linear)] for place, linear in enumerate(of_mlp)}
-    return found
+        attention = [] if layer.plan.attention is None else [layer.in_proj, layer.o_proj]
+        dense = [mlp.gate_up_proj, mlp.down_proj] if isinstance(mlp, GatedMlp) else []
+        placed |= {first + QKV + place: targets[id(linear)] for place, linear in enumerate(attention)}
+        placed |= {first + GATE_UP + place: targets[id(linear)] for place, linear in enumerate(dense)}
+    return placed
 
 
-def layers_of(sites: Iterable[AdapterTarget]) -> dict[str, tuple[int, int]]:
-    """By the name of a layer, how many inputs and outputs it has."""
-    return {part.layer: (site.linear.in_features, part.end - part.start) for site in sites for part in site.parts}
+def layers_of(targets: Iterable[AdapterTarget]) -> dict[str, tuple[int, int]]:
+    """Return the numbers of inputs and outputs of each layer by its name."""
+    return {
+        part.layer: (target.linear.in_features, part.end - part.start) for target in targets for part in target.parts
+    }
 
 
-def targets_of_all_tokens(forward: Forward, sites: list[AdapterTarget]) -> list[AdapterTarget]:
-    """Those of ``sites`` that are computed for all tokens of a step at once, in their order.
+def targets_of_all_tokens(forward: Forward, targets: list[AdapterTarget]) -> list[AdapterTarget]:
+    """Return the ``targets`` that compute all tokens of a step in one call, in order.
 
-    Some models send tokens to experts, or compute with a weight without calling its layer: there nobody could tell
-    whose adapter a row wants. Runs a forward, after which caches have to be allocated anew.
+    Some models send tokens to experts, or use a weight without calling its layer; then the adapter of a row would be
+    unknown. Runs a forward, after which caches must be allocated again.
     """
-    counts: dict[nn.Module, list[int]] = {site.linear: [] for site in sites}
+    counts: dict[nn.Module, list[int]] = {target.linear: [] for target in targets}
 
     def count(module: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
         counts[module].append(inputs[0].numel() // inputs[0].shape[-1])
 
-    handles = [site.linear.register_forward_hook(count) for site in sites]
+    handles = [target.linear.register_forward_hook(count) for target in targets]
     try:
         forward.profile(_PROBE_TOKENS, _PROBE_TOKENS)
     finally:
         for handle in handles:
             handle.remove()
-    return [site for site in sites if counts[site.linear] and set(counts[site.linear]) == {_PROBE_TOKENS}]
+    return [target for target in targets if counts[target.linear] and set(counts[target.linear]) == {_PROBE_TOKENS}]
 
 
-def _sites_of_lean(layer: AnyLayer) -> Iterator[AdapterTarget]:
+def _targets_of_layer(layer: AnyLayer) -> Iterator[AdapterTarget]:
     plan, mlp = layer.plan.mlp, layer.mlp
     if layer.plan.attention is not None:
         yield _fused(layer.in_proj, *_inputs_of(layer))
@@ -97,32 +101,32 @@ def _sites_of_lean(layer: AnyLayer) -> Iterator[AdapterTarget]:
     if plan is None:
         return
     if isinstance(mlp, GatedMlp):
-        yield from _sites_of_mlp(mlp, plan.inner, plan.down)
+        yield from _targets_of_mlp(mlp, plan.inner, plan.down)
     elif isinstance(mlp, RoutedMlp):
-        # Tokens of all adapters meet in the experts themselves.
+        # The experts themselves mix tokens of all adapters.
         if mlp.shared is not None and mlp.plan.shared is not None:
-            yield from _sites_of_mlp(mlp.shared, mlp.plan.shared.inner, mlp.plan.shared.down)
+            yield from _targets_of_mlp(mlp.shared, mlp.plan.shared.inner, mlp.plan.shared.down)
         if mlp.shared_gate is not None:
-            yield from _own_sites(mlp.shared_gate, mlp.plan.shared_gate)
+            yield from _unfused_targets(mlp.shared_gate, mlp.plan.shared_gate)
     elif isinstance(mlp, SharedExpertMlp):
         shared = f"{plan.name}.shared_expert"
-        yield from _sites_of_mlp(mlp.shared, [f"{shared}.gate_proj", f"{shared}.up_proj"], f"{shared}.down_proj")
-        yield from _own_sites(mlp.gate, f"{plan.name}.shared_expert_gate")
+        yield from _targets_of_mlp(mlp.shared, [f"{shared}.gate_proj", f"{shared}.up_proj"], f"{shared}.down_proj")
+        yield from _unfused_targets(mlp.gate, f"{plan.name}.shared_expert_gate")
     elif isinstance(mlp, OwnMlp):
-        yield from _own_sites(mlp.own, plan.name)
+        yield from _unfused_targets(mlp.own, plan.name)
         if mlp.beside is not None:
-            yield from _own_sites(mlp.beside, plan.beside)
+            yield from _unfused_targets(mlp.beside, plan.beside)
 
 
 def _inputs_of(layer: AnyLayer) -> tuple[Sequence[str], list[int]]:
-    """Names of the projections of its input that are fused, and how many outputs each has."""
+    """Return the names of the fused projections of the layer's input, and the number of outputs of each."""
     if isinstance(layer, MixingLayer):
         return layer.mixer.inner, layer.inner_sizes
     assert isinstance(layer, LeanLayer)
     return layer.attention.qkv, layer.inner_sizes
 
 
-def _sites_of_mlp(mlp: GatedMlp, inner: Sequence[str], down: str) -> Iterator[AdapterTarget]:
+def _targets_of_mlp(mlp: GatedMlp, inner: Sequence[str], down: str) -> Iterator[AdapterTarget]:
     size = mlp.gate_up_proj.out_features // len(inner)
     yield _fused(mlp.gate_up_proj, inner, [size] * len(inner))
     yield _fused(mlp.down_proj, [down], [mlp.down_proj.out_features])
@@ -134,7 +138,7 @@ def _fused(linear: Linear, layers: Sequence[str], sizes: list[int]) -> AdapterTa
     return AdapterTarget(linear, tuple(Part(layer, end - size, end) for layer, end, size in parts))
 
 
-def _own_sites(module: nn.Module, name: str, without: nn.Module | None = None) -> Iterator[AdapterTarget]:
+def _unfused_targets(module: nn.Module, name: str, without: nn.Module | None = None) -> Iterator[AdapterTarget]:
     for path, child in module.named_modules(prefix=name):
         if isinstance(child, nn.Linear | PackedLinear | QuantizedLinear) and child is not without:
             yield _fused(child, [path], [child.out_features])

@@ -1,4 +1,4 @@
-"""Storage of what layers keep for requests: tensors in blocks of tokens, and states besides keys and values.
+"""Memory of layers for requests: tensors in blocks of tokens, and states besides keys and values.
 
 Convolutions and recurrences such as Mamba's have states. transformers keeps states in the layers of its ``Cache``, with
 one row per request of the batch. We keep those of all running requests in a pool, ``[num_slots, ...]`` per state, copy
@@ -21,7 +21,7 @@ _KINDS = ("conv_states", "recurrent_states")
 
 
 class PagedTensor:
-    """``[NB, BS, *shape]`` once allocated; ``shape`` is that of one token, heads first."""
+    """A tensor ``[NB, BS, *shape]`` once allocated; ``shape`` is that of one token, heads first."""
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
         self.shape = shape
@@ -36,28 +36,22 @@ class PagedTensor:
         self.blocks = zeros((num_blocks, block_size, *self.shape), self.dtype, device)
 
     def slots(self) -> Tensor:
-        """The same memory as ``[NB * BS, *shape]``."""
+        """Return the same memory as ``[NB * BS, *shape]``."""
         return self.blocks.flatten(0, 1)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of zeros that takes memory only as it is written."""
+    """Return a tensor of zeros whose memory is taken only when it is written."""
     if device.type != "cpu" or math.prod(shape) == 0:
         return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy asks the kernel for zero pages, huge ones, and takes them when they are written; torch writes them all now.
+    # numpy asks the kernel for zero pages (huge pages), which take memory when they are written; torch would write them
+    # now.
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 @dataclass
 class State:
-    """One state of one layer.
-
-    Args:
-        holder: the dictionary of the cache layer that has it under ``key``.
-        shape: of one request.
-        pool: ``[num_slots, *shape]``.
-        pending: rows for the next ``commit``.
-    """
+    """A state of a layer."""
 
     holder: dict[int, Any]
     key: int
@@ -71,7 +65,7 @@ class StatePool:
     """The states of all running requests.
 
     Args:
-        cache: its layers hold the states of the forward under way.
+        cache: its layers hold the states during a forward.
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -80,7 +74,7 @@ class StatePool:
         self._pending_slots: list[Tensor] = []
 
     def discover(self) -> None:
-        """Learn which states there are from the layers, which have been through a forward of one request."""
+        """Find the states in the layers, after a forward of one request."""
         self._states = list(_states_of(self._layers))
 
     @property
@@ -88,29 +82,29 @@ class StatePool:
         return sum(state.shape.numel() * state.dtype.itemsize for state in self._states)
 
     def allocate(self, num_slots: int, device: torch.device) -> None:
-        """Make room for ``num_slots`` requests."""
+        """Allocate states for ``num_slots`` requests."""
         self.discard()
         for state in self._states:
             state.pool = torch.zeros((num_slots, *state.shape), dtype=state.dtype, device=device)
 
     def begin(self, slots: Tensor | None) -> None:
-        """Put the states of ``slots``, ``[B]``, into the cache's layers; None is one request without any yet."""
+        """Copy the states of ``slots``, ``[B]``, into the cache's layers; None for one request without states yet."""
         for layer in self._layers:
             layer.has_previous_state = dict.fromkeys(layer.has_previous_state, slots is not None)
         for state in self._states:
-            # A copy, since the layers write in place.
+            # a copy, because the layers write in place
             state.holder[state.key] = (
                 state.pool.new_zeros(1, *state.shape) if slots is None else state.pool.index_select(0, slots)
             )
 
     def take(self, slots: Tensor) -> None:
-        """Note what the layers hold now as the next states of ``slots``, ``[B]``."""
+        """Record the current states of the layers as the next states of ``slots``, ``[B]``."""
         self._pending_slots.append(slots)
         for state in self._states:
             state.pending.append(state.holder[state.key])
 
     def commit(self) -> None:
-        """Write what was noted since the last time."""
+        """Write the recorded states to the pool."""
         if self._pending_slots:
             slots = torch.cat(self._pending_slots)
             for state in self._states:
@@ -118,7 +112,7 @@ class StatePool:
         self.discard()
 
     def discard(self) -> None:
-        """Forget what was noted since the last time."""
+        """Drop the recorded states."""
         self._pending_slots = []
         for state in self._states:
             state.pending = []
@@ -129,6 +123,6 @@ def _states_of(layers: list[LinearAttentionCacheLayerMixin]) -> Iterator[State]:
         for kind in _KINDS:
             holder: dict[int, Any] = getattr(layer, kind)
             for key, value in holder.items():
-                # A layer may have no recurrence, or no convolution.
+                # A layer may lack a recurrence, or a convolution.
                 if value is not None:
                     yield State(holder, key, value.shape[1:], value.dtype, value[:0], [])

@@ -1,4 +1,4 @@
-"""One attention that a model makes: its shapes, its caches, and what it computes over them."""
+"""One attention call of a model: its shapes, its caches, and its computation over them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .caches import zeros
 
 @dataclass(frozen=True)
 class CacheFormat:
-    """What caches hold: numbers of ``dtype``, each of which counts for so many times itself."""
+    """Number format of caches: ``dtype``, and the factor by which stored numbers are multiplied."""
 
     dtype: torch.dtype
     key_scale: float = 1.0
@@ -26,17 +26,17 @@ class CacheFormat:
 
 @dataclass
 class AttentionCall:
-    """The nth attention of a forward: a layer, or one of several attentions that a module makes.
+    """The nth attention call of a forward: of a layer, or one of several that a module makes.
 
     Shapes are those of its first call, so no architecture needs to be known.
 
     Args:
         key_shape, value_shape: ``(KVH, D)`` and ``(KVH, DV)``.
-        dtype: of queries, keys and values as they come.
-        window: positions a token sees; None sees all before it.
-        has_own_rule: neither causal nor sliding; the rule that comes with each call decides.
-        group: whose block table it looks at, where layers have several (``pages.py``).
-        source: the call before whose keys and values it attends to; None where it stores its own.
+        dtype: of the queries, keys and values that are passed.
+        window: positions that a token attends to; None for all before it.
+        has_own_rule: neither causal nor sliding; the rule passed with each call decides.
+        group: index of the block table to use, if layers have several (``pages.py``).
+        source: the earlier call whose keys and values it attends to; None if it stores its own.
     """
 
     module: nn.Module
@@ -52,7 +52,7 @@ class AttentionCall:
     source: AttentionCall | None = None
 
     def allocate(self, num_blocks: int, block_size: int, device: torch.device) -> None:
-        """Make its caches, ``[NB, BS, KVH, D]`` each, for no other layer."""
+        """Allocate caches of its own, ``[NB, BS, KVH, D]`` each."""
         self.group = 0
         if self.source is not None:
             self.key_cache, self.value_cache = self.source.key_cache, self.source.value_cache
@@ -75,7 +75,7 @@ class AttentionCall:
         is_batch_invariant: bool = False,
         backend: str = AUTO,
     ) -> Tensor:
-        """Store keys and values ``[T, KVH, D]`` of the step and attend to what is stored; ``[T, H, DV]``."""
+        """Store the step's keys and values ``[T, KVH, D]`` and attend to all stored ones; return ``[T, H, DV]``."""
         assert self.key_cache is not None
         assert self.value_cache is not None
         store_kv_cache(key, value, self.key_cache, self.value_cache, batch.slot_mapping, **self._scales)
@@ -108,7 +108,7 @@ class AttentionCall:
         is_batch_invariant: bool = False,
         backend: str = AUTO,
     ) -> Tensor:
-        """``attend`` of heads ``[T, H + KVH, D]`` that are still to be rotated by the angles ``[T, R]``, if any."""
+        """Rotate heads ``[T, H + KVH, D]`` by the angles ``[T, R]``, if any, then do as ``attend``."""
         rules: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks}
         rules |= {"is_batch_invariant": is_batch_invariant, "backend": backend}
         if self.source is not None:
@@ -132,7 +132,9 @@ class AttentionCall:
         batch: PagedBatch,
         rules: dict[str, Any],
     ) -> Tensor:
-        """Of queries ``[T, H, D]`` alone, to what its source has stored in this step and before."""
+        """Attend from queries ``[T, H, D]`` to the keys and values that the source has stored, including this
+        step's.
+        """
         assert self.key_cache is not None
         assert self.value_cache is not None
         if angles is not None:
@@ -143,7 +145,7 @@ class AttentionCall:
 
     @property
     def bytes_per_token(self) -> int:
-        """Cache bytes of one token; none where they are its source's."""
+        """Cache bytes of one token; 0 if its source stores them."""
         if self.source is not None:
             return 0
         num_elements = self.key_shape[0] * self.key_shape[1] + self.value_shape[0] * self.value_shape[1]
@@ -155,8 +157,6 @@ class AttentionCall:
 
 
 def caches_of(calls: list[AttentionCall]) -> list[Tensor]:
-    """Keys and values of all of them, ``[NB, BS, KVH, D]`` each, those that layers share once; none before they are
-    allocated.
-    """
+    """Return the allocated keys and values of all calls, ``[NB, BS, KVH, D]`` each. Shared caches are listed once."""
     caches = [cache for call in calls for cache in (call.key_cache, call.value_cache) if cache is not None]
     return list({id(cache): cache for cache in caches}.values())

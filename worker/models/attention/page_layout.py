@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PageLayout:
-    """Which layer is where.
+    """The group and place of each layer.
 
     Args:
-        windows: of each group; None sees all. Groups of such layers come first.
+        windows: of each group; None for layers that attend to all tokens. Their groups come first.
         num_places: of a page.
-        groups, places: of each attention of the model, in its order.
+        groups, places: of each attention call of the model, in its order.
     """
 
     windows: tuple[int | None, ...]
@@ -21,9 +21,9 @@ class PageLayout:
     places: tuple[int, ...]
 
     def page_bytes(self, bytes_per_token: int, block_size: int) -> int:
-        """Of a page, where a token takes ``bytes_per_token`` in all layers together, and in each as much.
+        """Return the bytes of a page, if a token takes ``bytes_per_token`` over all layers, and the same in each.
 
-        Layers that read what another stores are where that is, and take nothing.
+        Layers that read from another layer's cache take no memory.
         """
         num_storing = len(set(zip(self.groups, self.places, strict=True)))
         return bytes_per_token // num_storing * self.num_places * block_size

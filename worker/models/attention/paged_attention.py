@@ -1,9 +1,9 @@
-"""Our paged attention in the place of a transformers model's own.
+"""Our paged attention instead of a transformers model's own.
 
-transformers lets a model's attention and its mask be replaced by name. We register one name per loaded model, bound
-to a ``PagedAttention`` that the runner owns, so the step's metadata travels in that object and in no global. The
-mask function returns the *rule* (which key positions a query position sees) instead of a tensor, so every layer's
-exact causal, sliding or chunked rule reaches the kernel and nothing of size T x T is made.
+transformers lets a model's attention and its mask be replaced by name. We register one name per loaded model, bound to
+a ``PagedAttention`` that the runner owns, so the step's metadata is stored in that object and not in a global. The mask
+function returns the *rule* (which key positions a query position attends to) instead of a tensor. So each layer's exact
+causal, sliding or chunked rule reaches the kernel, and no tensor of size T x T is created.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from .call import AttentionCall, CacheFormat
 
 _NAME_NUMBERS = itertools.count()
 _PROBED_QUERIES = 9
-# Tensors that a model may hand its attention: what we use, and what says nothing that we do not know. Any other may
-# decide which keys count, as the blocks that a sparse attention has chosen do.
+# Tensors that a model may pass to its attention: those that we use, and those that add no information. Any other may
+# decide which keys count, as the blocks chosen by a sparse attention do.
 _KNOWN_INPUTS = frozenset(("s_aux", "position_ids", "cache_position"))
 
 
 class PagedAttention:
-    """The attention of one model. First ``record`` a forward, then ``allocate``, then ``begin`` every step.
+    """The attention of one model. Call ``record`` with a forward first, then ``allocate``, then ``begin`` for every
+    step.
 
     Args:
-        is_batch_invariant: use the kernel of that property.
+        is_batch_invariant: use the batch-invariant kernel.
         backend: see ``forward.ForwardSettings``.
     """
 
@@ -53,10 +54,10 @@ class PagedAttention:
         return sum(call.bytes_per_token for call in self.calls)
 
     def record(self, run_forward: Callable[[], Any], max_model_len: int) -> None:
-        """Run a forward of any few tokens to learn which attentions the model makes; their caches' formats stay.
+        """Run a forward of any few tokens to learn the model's attention calls. Their cache formats are retained.
 
         Raises:
-            ModelLoadError: a layer asks for something the paged attention cannot do.
+            ModelLoadError: a layer needs something that paged attention does not support.
         """
         formats = [call.cache_format for call in self.calls]
         self.calls = []
@@ -65,16 +66,16 @@ class PagedAttention:
             run_forward()
         finally:
             AttentionInterface.register(self.name, self._attend)
-        for call, cache_format in zip(self.calls, formats, strict=False):  # at first there are none
+        for call, cache_format in zip(self.calls, formats, strict=False):  # empty the first time
             call.cache_format = cache_format
 
     def allocate(self, num_blocks: int, block_size: int, device: torch.device) -> None:
-        """Make the caches of all calls."""
+        """Allocate the caches of all calls."""
         for call in self.calls:
             call.allocate(num_blocks, block_size, device)
 
     def begin(self, batch: PagedBatch) -> None:
-        """Say what the next forward's tokens are."""
+        """Set the batch of the next forward."""
         self._batch = batch
         self._next_call = 0
 
@@ -116,7 +117,7 @@ class PagedAttention:
         s_aux: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        """transformers' attention function: ``[B, H, T, D]`` in, ``([B, T, H, DV], None)`` out.
+        """Attend as transformers' attention functions do: ``[B, H, T, D]`` in, ``([B, T, H, DV], None)`` out.
 
         Either ``B`` or ``T`` is 1, so the packed ``[B * T, H, D]`` is a view.
         """
@@ -140,18 +141,18 @@ class PagedAttention:
 
 
 def _return_rule(*_: Any, mask_function: MaskRule, **__: Any) -> MaskRule:
-    """transformers' mask function: hands the rule on as it is."""
+    """Return the rule itself, in the signature of transformers' mask functions."""
     return mask_function
 
 
 def _classify(rule: MaskRule | None, max_model_len: int, device: torch.device) -> tuple[int | None, bool]:
-    """Return ``(window, has_own_rule)`` of a mask rule by asking it about a few queries and all keys."""
+    """Return ``(window, has_own_rule)`` of a mask rule, by evaluating it for a few queries and all keys."""
     if rule is None:
         return None, False
     keys = torch.arange(max_model_len, device=device)
     last = max_model_len - 1
-    seen = rule(0, 0, torch.tensor([[last]], device=device), keys[None]).expand(1, max_model_len)
-    window = int(seen.sum())
+    is_visible = rule(0, 0, torch.tensor([[last]], device=device), keys[None]).expand(1, max_model_len)
+    window = int(is_visible.sum())
     probes = {0, 1, window - 2, window - 1, window, window + 1, last}
     probes.update(last * i // _PROBED_QUERIES for i in range(_PROBED_QUERIES))
     queries = torch.tensor(sorted(p for p in probes if 0 <= p <= last), device=device)[:, None]

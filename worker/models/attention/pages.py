@@ -21,18 +21,19 @@ from .caches import zeros
 from .call import AttentionCall
 from .page_layout import PageLayout
 
-# More groups are more tables for each request. So the widest page is taken whose requests take little more room than
-# those of the best: those that are so many times as long as the largest window, or as long as they may be.
+# More groups need more block tables per request. So the widest page is chosen whose requests take little more memory
+# than with the best width. Requests are compared at this multiple of the largest window, or at the longest possible
+# length.
 _MOST_GROUPS = 32
 _TOLERATED_PADDING = 1.05
 _NUM_WINDOWS = 8
-# Of the room that a request takes in one table; where groups save less they are not worth their tables.
+# Share of the memory of a request with one table. If groups save less than the rest, they are not worth their tables.
 _WORTH_WHILE = 0.9
 
 
 @runtime_checkable
 class PagedByGroups(Protocol):
-    """A ``Forward`` that can have its caches in pages."""
+    """A ``Forward`` that supports caches in pages."""
 
     @property
     def attention_calls(self) -> list[AttentionCall]: ...
@@ -40,19 +41,19 @@ class PagedByGroups(Protocol):
     def allocate_pages(
         self, layout: PageLayout, num_pages: int, block_size: int, num_slots: int, device: torch.device
     ) -> None:
-        """As ``Forward.allocate``, but for steps whose batch has the tables of each group."""
+        """Allocate as ``Forward.allocate`` does, for steps whose batch has one block table per group."""
         ...
 
 
 def plan_pages(calls: Sequence[AttentionCall], max_model_len: int, block_size: int) -> PageLayout | None:
-    """Return how pages are laid out for the layers ``calls``; None where one table of all layers is as good."""
+    """Return the page layout for the layers of ``calls``; None if one block table for all layers is as good."""
     storing = [call for call in calls if call.source is None]
     kinds = Counter(_window_of(call, max_model_len) for call in storing)
     if set(kinds) == {None}:
         return None
 
-    def room(num_places: int, num_tokens: int) -> int:
-        """Tokens of a layer that a request of ``num_tokens`` takes."""
+    def tokens_taken(num_places: int, num_tokens: int) -> int:
+        """Return the tokens of one layer that a request of ``num_tokens`` takes."""
         return sum(
             -(-count // num_places) * num_places * min(num_tokens, (window or num_tokens) + block_size)
             for window, count in kinds.items()
@@ -63,24 +64,26 @@ def plan_pages(calls: Sequence[AttentionCall], max_model_len: int, block_size: i
 
     sizes = [size for size in range(1, max(kinds.values()) + 1) if num_groups(size) <= _MOST_GROUPS]
     usual = min(max_model_len, _NUM_WINDOWS * max(window or 0 for window in kinds))
-    least = min(room(size, usual) for size in sizes)
-    num_places = max(size for size in sizes if room(size, usual) <= _TOLERATED_PADDING * least)
-    if room(num_places, max_model_len) > _WORTH_WHILE * len(storing) * max_model_len:
+    least = min(tokens_taken(size, usual) for size in sizes)
+    num_places = max(size for size in sizes if tokens_taken(size, usual) <= _TOLERATED_PADDING * least)
+    if tokens_taken(num_places, max_model_len) > _WORTH_WHILE * len(storing) * max_model_len:
         return None
     layout = _lay_out([_window_of(call, max_model_len) for call in storing], num_places)
-    # Who stores nothing is where it reads.
+    # A call that stores nothing has the place of its source.
     index_of = {id(call): index for index, call in enumerate(storing)}
-    at = [index_of[id(call.source or call)] for call in calls]
-    return replace(layout, groups=tuple(layout.groups[i] for i in at), places=tuple(layout.places[i] for i in at))
+    stored_at = [index_of[id(call.source or call)] for call in calls]
+    return replace(
+        layout, groups=tuple(layout.groups[i] for i in stored_at), places=tuple(layout.places[i] for i in stored_at)
+    )
 
 
 def shapes_differ(calls: Sequence[AttentionCall]) -> bool:
-    """Whether a token takes more room in some layers than in others, so that they cannot share pages."""
+    """Whether a token takes more memory in some layers than in others, so that they cannot share pages."""
     return len({(call.key_shape, call.value_shape, call.cache_format.dtype) for call in calls}) > 1
 
 
 def use_pages(calls: Sequence[AttentionCall], layout: PageLayout | None) -> None:
-    """Have each attention look at the table of its group from now on; None for one table of all."""
+    """Let each call use the block table of its group from now on; None for one table."""
     for index, call in enumerate(calls):
         call.group = 0 if layout is None else layout.groups[index]
 
@@ -88,13 +91,13 @@ def use_pages(calls: Sequence[AttentionCall], layout: PageLayout | None) -> None
 def allocate_pages(
     calls: Sequence[AttentionCall], layout: PageLayout, num_pages: int, block_size: int, device: torch.device
 ) -> None:
-    """Make the caches of all ``calls``: of a place one, for a layer of each group."""
+    """Allocate one cache per place for all ``calls``; one layer of each group uses it."""
     use_pages(calls, layout)
     shape = calls[0].key_shape, calls[0].value_shape
     dtype = calls[0].cache_format.dtype
     of_places: list[tuple[Tensor, Tensor]] = []
     for call in calls:
-        call.key_cache = call.value_cache = None  # first let go of what was
+        call.key_cache = call.value_cache = None  # release the earlier ones first
     for _ in range(layout.num_places):
         keys, values = (zeros((num_pages, block_size, *of), dtype, device) for of in shape)
         of_places.append((keys, values))
@@ -103,13 +106,13 @@ def allocate_pages(
 
 
 def _window_of(call: AttentionCall, max_model_len: int) -> int | None:
-    """None where it sees all, or has a rule that may look anywhere."""
+    """Return the window of ``call``; None if it attends to all tokens, or has a rule that may reach any token."""
     is_narrow = call.window is not None and call.window < max_model_len and not call.has_own_rule
     return call.window if is_narrow else None
 
 
 def _lay_out(windows: Sequence[int | None], num_places: int) -> PageLayout:
-    """Fill one group after the other; the last of each kind may have fewer layers than places."""
+    """Fill one group after the other. The last group of each kind may have fewer layers than places."""
     kinds = sorted(set(windows), key=lambda window: (window is not None, window or 0))
     of_groups: list[int | None] = []
     groups, places = [0] * len(windows), [0] * len(windows)

@@ -1,1 +1,1 @@
-"""What is in a model's folder: read as a whole, or refused in words."""
+"""A model's folder and checkpoint: read as a whole, or rejected with a message."""

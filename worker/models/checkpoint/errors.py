@@ -1,4 +1,4 @@
-"""Turn what transformers raises over a model's folder into a sentence with cause and remedy.
+"""Turn an exception of transformers about a model's folder into a sentence with cause and remedy.
 
 Where files and configuration differ, the sentence names the field of config.json that is at fault.
 """
@@ -29,24 +29,24 @@ _MAX_LEN = 300
 
 
 def few(names: Iterable[str]) -> str:
-    """The first of ``names``, and how many more there are."""
+    """Return the first of ``names``, and how many more there are."""
     listed = list(names)
     more = f" and {len(listed) - _MAX_NAMED} more" if len(listed) > _MAX_NAMED else ""
     return ", ".join(listed[:_MAX_NAMED]) + more
 
 
 def first_line(error: Exception) -> str:
-    """What ``error`` says, as far as it is for a message of one line."""
+    """Return the text of ``error`` for a message of one line."""
     lines = [line.strip() for line in str(error).strip().splitlines()]
     text = lines[0] if lines else ""
-    # Of a field that is no good, the first line says which, and the second why.
+    # For an invalid field, the first line names the field, and the second the reason.
     if text.endswith(":") and len(lines) > 1:
         text = f"{text} {lines[1]}"
     return text[:_MAX_LEN] or type(error).__name__
 
 
 def explain(error: Exception, folder: Path, model_config: PretrainedConfig, *, trust_remote_code: bool) -> str:
-    """Why the module of ``model_config`` could not be loaded from ``folder``, which raised ``error``."""
+    """Return why the module of ``model_config`` could not be loaded from ``folder``, which raised ``error``."""
     return (
         (None if trust_remote_code else own_code(folder))
         or _damaged_file(folder)
@@ -57,7 +57,7 @@ def explain(error: Exception, folder: Path, model_config: PretrainedConfig, *, t
 
 
 def own_code(folder: Path) -> str | None:
-    """What to do about a model that brings its own code; None if it brings none."""
+    """Return the remedy for a model that comes with its own code; None if it has none."""
     modules = _read_json(folder / "config.json").get("auto_map")
     if not isinstance(modules, dict) or not modules:
         return None
@@ -69,7 +69,7 @@ def own_code(folder: Path) -> str | None:
 
 
 def _damaged_file(folder: Path) -> str | None:
-    """Which weight file is missing or cut short; None if all can be opened."""
+    """Return which weight file is missing or truncated; None if all can be opened."""
     files = sorted(folder.glob("*.safetensors"))
     for index in (name for name in _INDEX_FILES if (folder / name).is_file()):
         weight_map = _read_json(folder / index).get("weight_map")
@@ -88,11 +88,11 @@ def _damaged_file(folder: Path) -> str | None:
 
 
 def _unknown_value(error: Exception, model_config: PretrainedConfig) -> str | None:
-    """Which field of the configuration has a value that transformers has nothing for: it was looked up in vain."""
+    """Return which field of the configuration has a value that transformers failed to look up; None if none has."""
     if not isinstance(error, KeyError) or not error.args:
         return None
     value = error.args[0]
-    fields = dict.fromkeys(name for name, found in _fields(model_config.to_dict()) if found == value)
+    fields = dict.fromkeys(name for name, field_value in _fields(model_config.to_dict()) if field_value == value)
     if not isinstance(value, str) or not fields:
         return None
     return (
@@ -112,17 +112,17 @@ def _fields(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def _incomplete_group(
     error: Exception, folder: Path, model_config: PretrainedConfig, trust_remote_code: bool
 ) -> str | None:
-    """Which are in no file, of the tensors that transformers joins to one, such as experts; None if it is not that."""
+    """Return the missing tensors of a group that transformers joins, such as experts; None if that is not the cause."""
     if "conversion" not in str(error):
         return None
     try:
         present = plain_names(folder, model_config)
         with torch.device("meta"):
             module = AutoModelForCausalLM.from_config(model_config, trust_remote_code=trust_remote_code)
-        wanted = revert_weight_conversion(module, module.state_dict()).keys()
-    except Exception:  # as it failed before; the first error says more
+        expected = revert_weight_conversion(module, module.state_dict()).keys()
+    except Exception:  # it fails as before; the first error says more
         return None
-    missing = sorted(wanted - present - (module.all_tied_weights_keys or {}).keys())
+    missing = sorted(expected - present - (module.all_tied_weights_keys or {}).keys())
     if not present or not missing:
         return None
     return f"none of its files has {few(missing)}, to be joined with others; fetch the model again"
@@ -130,72 +130,78 @@ def _incomplete_group(
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 class ShapeMismatch(NamedTuple):
-    """A tensor of the shape ``found`` in the files, where ``wanted`` follows from config.json."""
+    """A tensor with the shape ``actual`` in the files, where ``expected`` follows from config.json."""
 
     name: str
-    found: tuple[int, ...]
-    wanted: tuple[int, ...]
+    actual: tuple[int, ...]
+    expected: tuple[int, ...]
 
 
 def wrong_layers(module: PreTrainedModel, missing: list[str], unexpected: list[str]) -> list[str]:
-    """Say that config.json has more or fewer layers than the files, if that is it."""
+    """Return a sentence if config.json has more or fewer layers than the files."""
     layers = _layers(module)
     if layers is None:
         return []
     prefix, num_layers = layers
     present = _layer_numbers(prefix, set(module.state_dict()) - set(missing))
     absent = sorted(_layer_numbers(prefix, missing) - present)
-    # The prefix is one that a file without a head may lack.
+    # A file without a head may lack the prefix.
     short = prefix.removeprefix(f"{module.base_model_prefix}.")
     beyond = sorted(
         n for n in _layer_numbers(prefix, unexpected) | _layer_numbers(short, unexpected) if n >= num_layers
     )
-    said = f"num_hidden_layers is {num_layers} in config.json"
-    told = [f"{said}, and the files lack the whole of layers {few(map(str, absent))}"] if absent else []
-    return told + ([f"{said}, and the files have layers {few(map(str, beyond))} as well"] if beyond else [])
+    fact = f"num_hidden_layers is {num_layers} in config.json"
+    sentences = [f"{fact}, and the files lack the whole of layers {few(map(str, absent))}"] if absent else []
+    return sentences + ([f"{fact}, and the files have layers {few(map(str, beyond))} as well"] if beyond else [])
 
 
-def wrong_sizes(module: PreTrainedModel, misfits: list[ShapeMismatch]) -> list[str]:
-    """Say which sizes of config.json are not those of the files, as far as shapes tell."""
+def wrong_sizes(module: PreTrainedModel, mismatches: list[ShapeMismatch]) -> list[str]:
+    """Return which sizes of config.json differ from those of the files, as far as shapes show it."""
     config = module.config.get_text_config()
     embedding = module.get_input_embeddings()
-    of_embedding = {name for name, part in module.named_modules(remove_duplicate=False) if part is embedding}
+    embedding_names = {name for name, part in module.named_modules(remove_duplicate=False) if part is embedding}
     blamed: dict[str, None] = {}
-    for misfit in misfits:
-        if misfit.name.rpartition(".")[0] in of_embedding and len(misfit.found) == len(misfit.wanted) == 2:
+    for mismatch in mismatches:
+        if mismatch.name.rpartition(".")[0] in embedding_names and len(mismatch.actual) == len(mismatch.expected) == 2:
             fields = [(field, i) for i, field in enumerate(("vocab_size", "hidden_size"))]
             blamed |= {
-                _said(config, f, misfit.found[i]): None for f, i in fields if misfit.found[i] != misfit.wanted[i]
+                _size_text(config, f, mismatch.actual[i]): None
+                for f, i in fields
+                if mismatch.actual[i] != mismatch.expected[i]
             }
     if not blamed:
-        for misfit in misfits:
-            blamed |= dict.fromkeys(_sizes_of(config, misfit))
+        for mismatch in mismatches:
+            blamed |= dict.fromkeys(_sizes_of(config, mismatch))
     return list(blamed)
 
 
-def _sizes_of(config: PretrainedConfig, misfit: ShapeMismatch) -> list[str]:
-    """Fields that say the size which ``misfit`` does not have; of attention all that its sizes follow from."""
-    if _ATTENTION.search(misfit.name):
+def _sizes_of(config: PretrainedConfig, mismatch: ShapeMismatch) -> list[str]:
+    """Return the fields that determine the size which ``mismatch`` contradicts; for attention, all of its fields."""
+    if _ATTENTION.search(mismatch.name):
         heads = [f"{field} is {value}" for field in _HEAD_FIELDS if (value := getattr(config, field, None)) is not None]
         return [f"{', '.join(heads)} in config.json, which the files' attention contradicts"] if heads else []
-    pairs = [pair for pair in zip(misfit.found, misfit.wanted, strict=False) if pair[0] != pair[1]]
+    pairs = [pair for pair in zip(mismatch.actual, mismatch.expected, strict=False) if pair[0] != pair[1]]
     fields = [(name, value) for name, value in vars(config).items() if type(value) is int]
-    return [_said(config, name, found) for found, wanted in pairs for name, value in fields if value == wanted]
+    return [
+        _size_text(config, name, actual) for actual, expected in pairs for name, value in fields if value == expected
+    ]
 
 
-def _said(config: PretrainedConfig, field: str, found: int) -> str:
-    return f"{field} is {getattr(config, field, 'not given')} in config.json, and {found} in the files"
+def _size_text(config: PretrainedConfig, field: str, actual: int) -> str:
+    return f"{field} is {getattr(config, field, 'not given')} in config.json, and {actual} in the files"
 
 
 def _layers(module: PreTrainedModel) -> tuple[str, int] | None:
-    """The name of the list of layers, with a dot, and its length; None if none is as long as config.json says."""
+    """Return the name of the list of layers, with a dot, and its length; None if none is as long as config.json
+    says.
+    """
     lists = [(f"{name}.", len(part)) for name, part in module.named_modules() if isinstance(part, nn.ModuleList)]
     number = getattr(module.config.get_text_config(), "num_hidden_layers", None)
     return next(((name, length) for name, length in lists if length == number), None)

@@ -1,4 +1,4 @@
-"""Finds the folder of a model: a local one, or a snapshot from the model hub."""
+"""Find the folder of a model: a local one, or a snapshot from the model hub."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ log = structlog.get_logger(__name__)
 
 
 def resolve_model_folder(model: str, *, needs_weights: bool = True) -> Path:
-    """Return the local folder of ``model``: itself, one made of a GGUF file, or a download if it is a hub name.
+    """Return the local folder of ``model``: itself, one created from a GGUF file, or a download if it is a hub name.
 
     Args:
-        needs_weights: False where they are not read (``load_format`` "dummy").
+        needs_weights: False if weights are not read (``load_format`` "dummy").
 
     Raises:
-        ModelLoadError: the folder does not exist or lacks a file, its weights are quantised in a way that is not read,
-            or the hub has no such model for us.
+        ModelLoadError: the folder does not exist or lacks a file, its quantization is not supported, or the hub has no
+            such model.
     """
     path = check_local_model(model, needs_weights=needs_weights)
     if path is not None and path.is_dir():
@@ -62,17 +62,17 @@ def resolve_model_folder(model: str, *, needs_weights: bool = True) -> Path:
 def check_local_model(model: str, *, needs_weights: bool = True) -> Path | None:
     """Return the folder or GGUF file that ``model`` names on this host, or None if it is a name on the hub.
 
-    It downloads nothing and imports no torch, so that `worker start` refuses a wrong path before it starts a process.
+    It downloads nothing and imports no torch, so that `worker start` rejects a wrong path before it starts a process.
 
     Args:
         needs_weights: as for ``resolve_model_folder``.
 
     Raises:
-        ModelLoadError: ``model`` is a path that does not exist, or lacks a file, or holds weights that are quantised in
-            a way that is not read.
+        ModelLoadError: ``model`` is a path that does not exist, or lacks a file, or has weights whose quantization is
+            not supported.
     """
-    path = Path(os.path.expanduser(model))  # unlike pathlib's, it leaves the home of an unknown user as it is
-    # Unlike those of pathlib, these functions do not raise where a name is too long or a folder is closed to us.
+    path = Path(os.path.expanduser(model))  # unlike pathlib's, it leaves the home of an unknown user unchanged
+    # Unlike those of pathlib, these functions do not raise if a name is too long or a folder is not accessible.
     if os.path.isdir(path):
         folder = path.resolve()
         _check_folder(folder, needs_weights=needs_weights)
@@ -96,12 +96,12 @@ def check_local_model(model: str, *, needs_weights: bool = True) -> Path | None:
 
 
 def cache_folder() -> Path:
-    """Where what is made of models is kept."""
+    """Return the folder for files that are derived from models."""
     return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "penstock"
 
 
 def _check_folder(folder: Path, *, needs_weights: bool) -> None:
-    """Raises ``ModelLoadError`` as ``check_local_model`` does for a folder."""
+    """Raise ``ModelLoadError`` as ``check_local_model`` does for a folder."""
     try:
         has_config = CONFIG_FILE in os.listdir(folder)
     except OSError as error:
@@ -113,7 +113,7 @@ def _check_folder(folder: Path, *, needs_weights: bool) -> None:
         remedy = f"give one of its {SUFFIX} files: {gguf_files[0]}" if gguf_files else "give the folder that holds it"
         raise ModelLoadError(f"model folder {folder} lacks {CONFIG_FILE}; {remedy}")
     _check_config_file(folder / CONFIG_FILE)
-    # Its readers look for their files by themselves.
+    # Its readers search for their files themselves.
     is_quantized = needs_weights and declared_quantization(folder) is not None
     if needs_weights and not is_quantized and not any((folder / name).is_file() for name in WEIGHT_FILES):
         raise ModelLoadError(
@@ -141,12 +141,12 @@ def _download(model: str) -> Path:
 
     log.info("model_download", model=model)
     try:
-        # First what may say that the rest is of no use here.
+        # First the files that may show that the rest is not usable.
         declared_quantization(Path(snapshot_download(model, allow_patterns=[CONFIG_FILE, *COMPANION_FILES])))
         return Path(snapshot_download(model, allow_patterns=_DOWNLOADED))
     except ModelLoadError:
         raise
-    except Exception as error:  # the hub raises its own, requests' and OSError
+    except Exception as error:  # the hub raises its own exceptions, requests' and OSError
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelLoadError(
             f"model {model!r} is no local folder and cannot be had from the model hub: {reason[0]}"

@@ -1,4 +1,4 @@
-"""Reads what a model's config.json and generation_config.json say to an engine, and refuses what cannot be."""
+"""Read a model's config.json and generation_config.json for the engine, and reject impossible values."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ..formats.declared import QUANTIZATION_FIELDS
 from .errors import first_line, own_code
 
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-# Their frequencies follow the longest request of a batch, so one request's output would depend on its neighbours.
+# Their frequencies depend on the longest request of a batch, so one request's output would depend on its neighbours.
 _BATCH_DEPENDENT_ROPE = ("longrope", "dynamic")
-# More keys than this: the best are chosen by scores (Doge). In 16 bits many scores are equal, and which of them are
-# chosen depends on how the prompt is cut up, in transformers alone, too.
+# Beyond this many keys, the best are chosen by scores (Doge). In 16 bits many scores are equal, and which of them are
+# chosen depends on how the prompt is chunked, even in transformers.
 _CHOOSING_FIELD = "keep_window_size"
 
 log = structlog.get_logger(__name__)
 
 
 def read_config(folder: Path, config: EngineConfig) -> PretrainedConfig:
-    """Read ``config.json`` in ``folder``, but for what it says of quantised weights.
+    """Read ``config.json`` in ``folder``, without its settings of quantized weights.
 
     Raises:
-        ModelLoadError: it is no configuration that transformers knows; says what is wrong with it.
+        ModelLoadError: transformers does not know the configuration; the message has the reason.
     """
     try:
         read = AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
@@ -40,41 +40,41 @@ def read_config(folder: Path, config: EngineConfig) -> PretrainedConfig:
         ) from error
     for part in (read, read.get_text_config()):
         for field in QUANTIZATION_FIELDS:
-            # ``formats`` reads such weights; transformers would look for the package that wrote them.
+            # ``formats`` reads such weights; transformers would require the package that wrote them.
             vars(part).pop(field, None)
     return read
 
 
-def max_model_len(model_config: PretrainedConfig, wanted: int | None) -> int:
-    """Return the most tokens of a request: ``wanted``, else the model's own limit.
+def max_model_len(model_config: PretrainedConfig, requested: int | None) -> int:
+    """Return the most tokens of a request: ``requested``, else the model's own limit.
 
     Raises:
-        ConfigurationError: ``wanted`` is more than the model can, or missing where the model has no limit.
+        ConfigurationError: ``requested`` exceeds the model's limit, or is missing if the model has none.
     """
     field = next((field for field in _LENGTH_FIELDS if _is_limit(getattr(model_config, field, None))), None)
-    own = getattr(model_config, field) if field is not None else None
-    source = f"its config.json says {field} {own}"
+    limit = getattr(model_config, field) if field is not None else None
+    source = f"its config.json says {field} {limit}"
     for rope in _rope_parameters(model_config):
         if rope.get("rope_type") in _BATCH_DEPENDENT_ROPE:
-            unscaled = rope.get("original_max_position_embeddings") or own
+            unscaled = rope.get("original_max_position_embeddings") or limit
             log.info("rope_unscaled_only", rope_type=rope["rope_type"], max_model_len=unscaled)
-            own = unscaled if own is None else min(own, unscaled)
+            limit = unscaled if limit is None else min(limit, unscaled)
             source = f"its RoPE of type {rope['rope_type']!r} is served without its scaling"
         stretched = _yarn_length(rope)
-        if own is not None and stretched > own:
-            own, source = stretched, f"its RoPE of type 'yarn' stretches {field} to {stretched}"
+        if limit is not None and stretched > limit:
+            limit, source = stretched, f"its RoPE of type 'yarn' stretches {field} to {stretched}"
     num_kept = getattr(model_config, _CHOOSING_FIELD, None)
-    if _is_limit(num_kept) and (own is None or num_kept < own):
+    if _is_limit(num_kept) and (limit is None or num_kept < limit):
         log.info("keys_unchosen_only", max_model_len=num_kept)
-        own, source = num_kept, f"it chooses among more than {num_kept} keys ({_CHOOSING_FIELD}), which is not served"
-    if own is None and wanted is None:
+        limit, source = num_kept, f"it chooses among more than {num_kept} keys ({_CHOOSING_FIELD}), which is not served"
+    if limit is None and requested is None:
         raise ConfigurationError("the model's config.json does not say how long a request may be; set max_model_len")
-    if own is not None and wanted is not None and wanted > own:
+    if limit is not None and requested is not None and requested > limit:
         raise ConfigurationError(
-            f"max_model_len is {wanted}, but the model serves at most {own} positions here: {source}; "
-            f"give {own} or less, or leave it out"
+            f"max_model_len is {requested}, but the model serves at most {limit} positions here: {source}; "
+            f"give {limit} or less, or leave it out"
         )
-    longest = wanted if wanted is not None else own or 0
+    longest = requested if requested is not None else limit or 0
     if longest < 2:
         raise ConfigurationError(
             f"max_model_len must be at least 2, for a prompt and an output token, got {longest}: {source}"
@@ -86,14 +86,14 @@ def eos_token_ids(module: PreTrainedModel, vocab_size: int) -> list[int]:
     """Return the tokens that end a generation: those of ``generation_config.json``, else of ``config.json``.
 
     Raises:
-        ModelLoadError: one is not in the vocabulary, so that nothing would end there.
+        ModelLoadError: one is not in the vocabulary, so no generation would end.
     """
     sources = (("generation_config.json", module.generation_config), ("config.json", module.config.get_text_config()))
     for file, source in sources:
-        found = getattr(source, "eos_token_id", None)
-        if found is None:
+        value = getattr(source, "eos_token_id", None)
+        if value is None:
             continue
-        token_ids = list(found) if isinstance(found, list | tuple) else [found]
+        token_ids = list(value) if isinstance(value, list | tuple) else [value]
         for token_id in token_ids:
             if type(token_id) is not int or not 0 <= token_id < vocab_size:
                 raise ModelLoadError(
@@ -105,10 +105,10 @@ def eos_token_ids(module: PreTrainedModel, vocab_size: int) -> list[int]:
 
 
 def _yarn_length(rope: dict[str, Any]) -> int:
-    """Return the positions that YaRN stretches a model to; 0 without it.
+    """Return the positions to which YaRN extends a model; 0 without it.
 
-    ``config.json`` keeps the unscaled length where YaRN was switched on by hand, as the README of Qwen's models says.
-    Source: Peng et al. 2023 (arXiv:2309.00071), section 3; vLLM takes the same product.
+    ``config.json`` has the unscaled length if YaRN was enabled manually, as the README of Qwen's models says. Source:
+    Peng et al. 2023 (arXiv:2309.00071), section 3; vLLM takes the same product.
     """
     original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
     if rope.get("rope_type") != "yarn" or not isinstance(factor, int | float) or not _is_limit(original):
@@ -117,12 +117,12 @@ def _yarn_length(rope: dict[str, Any]) -> int:
 
 
 def _is_limit(value: object) -> TypeGuard[int]:
-    # XLNet says -1 for no limit.
+    # XLNet uses -1 for no limit.
     return type(value) is int and value > 0
 
 
 def _rope_parameters(model_config: PretrainedConfig) -> list[dict[str, Any]]:
-    """The RoPE settings of a model: one set, or one per kind of layer."""
+    """Return the RoPE settings of a model: one set, or one per kind of layer."""
     parameters = getattr(model_config, "rope_parameters", None) or {}
     if "rope_type" in parameters:
         return [parameters]

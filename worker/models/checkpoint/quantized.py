@@ -1,4 +1,4 @@
-"""Loads a checkpoint of quantised weights: each is made whole while transformers puts it into its place."""
+"""Load a checkpoint of quantized weights: each is unpacked while transformers puts it into its module."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ _GENERATION_FILE = "generation_config.json"
 def load_quantized(
     folder: Path, quantization: Quantization, auto_class: Any, dtype: torch.dtype | str, how: dict[str, Any]
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Load the module of ``how["config"]``, all of its weights in ``dtype``, and what is told of the loading.
+    """Load the module of ``how["config"]``, with all weights in ``dtype``; return it with transformers' loading info.
 
-    At a time there are the weights that are done, and of those in the making, one for each thread, the packed tensor
-    and a piece in float32.
+    Memory holds the finished weights and, per thread, one packed tensor with a piece in float32.
 
     Args:
         auto_class: of transformers, which knows the module's class.
-        dtype: "auto" for that of the configuration, else of what is not quantised.
-        how: for ``from_pretrained``.
+        dtype: "auto" for that of the configuration, else of the tensors that are not quantized.
+        how: arguments of ``from_pretrained``.
 
     Raises:
-        ModelLoadError: the tensors of the format do not fit each other; the module is not yet looked at.
+        ModelLoadError: the tensors of the format do not fit each other. The module is not checked yet.
     """
     config = how["config"]
     with torch.device("meta"):
@@ -49,7 +48,7 @@ def load_quantized(
 
 
 def plain_names(folder: Path, model_config: PretrainedConfig) -> set[str]:
-    """The names of all tensors in the files, as they are once quantised ones are made whole."""
+    """Return the names of all tensors in the files, as they are after unpacking."""
     quantization = declared_quantization(folder)
     if quantization is not None:
         with _opened(folder, quantization, model_config, "auto") as (tensors, _):
@@ -62,25 +61,25 @@ def plain_names(folder: Path, model_config: PretrainedConfig) -> set[str]:
 def _opened(
     folder: Path, quantization: Quantization, model_config: PretrainedConfig, dtype: torch.dtype | str
 ) -> Iterator[tuple[Readable, torch.dtype]]:
-    named = model_config.get_text_config().dtype if dtype == "auto" else dtype
-    wanted: torch.dtype | None = getattr(torch, named) if isinstance(named, str) else named
-    # Some say what their weights are stored in.
-    wanted = None if wanted is not None and wanted.itemsize == 1 else wanted
+    declared = model_config.get_text_config().dtype if dtype == "auto" else dtype
+    requested: torch.dtype | None = getattr(torch, declared) if isinstance(declared, str) else declared
+    # Some configurations have the dtype in which weights are stored.
+    requested = None if requested is not None and requested.itemsize == 1 else requested
     if quantization.method == "gguf":
-        wanted = wanted or torch.bfloat16
-        yield read_gguf(Path(quantization.settings["file"]), wanted), wanted
+        requested = requested or torch.bfloat16
+        yield read_gguf(Path(quantization.settings["file"]), requested), requested
         return
     with StoredTensors(folder) as stored:
-        chosen = wanted or dtype_of(stored)
+        chosen = requested or dtype_of(stored)
         yield read_plain(stored, quantization, chosen), chosen
 
 
 def _without_empty_biases(tensors: Readable, empty: PreTrainedModel) -> Readable:
-    """GPTQ has given biases of zeros to layers that have none."""
-    known = empty.state_dict().keys()
+    """Drop the biases of zeros that GPTQ adds to layers that have none."""
+    existing = empty.state_dict().keys()
     prefix = f"{empty.base_model_prefix}."
     layers = (name.removesuffix("weight") for name, tensor in tensors.items() if isinstance(tensor, Unpacked))
     biases = {f"{layer}bias" for layer in layers} & tensors.keys()
-    absent = (name for name in biases if not {name, prefix + name} & known)
+    absent = (name for name in biases if not {name, prefix + name} & existing)
     left_out = {name for name in absent if not tensors[name][...].any()}
     return {name: tensor for name, tensor in tensors.items() if name not in left_out}

@@ -1,8 +1,8 @@
 """The tokenizer of a model as transformers reads it, in a form that needs no transformers.
 
-``tokenizer.json`` alone does not say it all: a tokenizer class has defaults and steps of its own, and other files name
-tokens and templates. So the core has AutoTokenizer read the folder, and writes the result into the cache, once for each
-content of those files.
+``tokenizer.json`` alone is not enough: a tokenizer class has its own defaults and steps, and other files have tokens
+and templates. So the core lets AutoTokenizer read the folder, and writes the result into the cache, once per content of
+those files.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from .folder import CONFIG_FILE, TOKENIZER_FILE, cache_folder
 
 _TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 _GENERATION_CONFIG_FILE = "generation_config.json"
-# Of processors, from before there was chat_template.jinja.
+# Of processors from before chat_template.jinja existed.
 _CHAT_TEMPLATE_FILE = "chat_template.json"
-# What tokenizers are made of. Weights are never read here.
+# Suffixes of files that tokenizers consist of. Weights are never read here.
 _SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja", ".py", ".tiktoken"})
-# Of what is written below; a newer release does not take what an older one has left.
+# Version of the written files; a newer release does not use those of an older one.
 _VERSION = 1
 
 log = structlog.get_logger(__name__)
 
 
 def tokenizer_folder(folder: Path, trust_remote_code: bool) -> Path:
-    """Return a folder whose ``tokenizer.json`` makes the tokens that AutoTokenizer makes for ``folder``.
+    """Return a folder whose ``tokenizer.json`` tokenizes as AutoTokenizer does for ``folder``.
 
-    ``folder`` itself has it if it was made of a GGUF file, or if it has a ``tokenizer.json`` without a
-    ``tokenizer_config.json``, since nothing names a class then. It is also returned, with a warning, if AutoTokenizer
-    fails on it.
+    That is ``folder`` itself if it was created from a GGUF file, or if it has a ``tokenizer.json`` without a
+    ``tokenizer_config.json``, since no class is named then. It is also returned, with a warning, if AutoTokenizer
+    fails.
 
     Raises:
-        ModelLoadError: there is no ``tokenizer.json``, and none can be made.
+        ModelLoadError: there is no ``tokenizer.json``, and none can be created.
     """
     has_file = (folder / TOKENIZER_FILE).is_file()
     if has_file and (not (folder / _TOKENIZER_CONFIG_FILE).is_file() or _is_of_gguf(folder)):
@@ -51,7 +51,7 @@ def tokenizer_folder(folder: Path, trust_remote_code: bool) -> Path:
         return target
     try:
         contents = _convert(folder, trust_remote_code)
-    except Exception as error:  # the conversion raises anything, from ImportError to bare Exception
+    except Exception as error:  # the conversion raises any exception, from ImportError to Exception
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if has_file:
             log.warning("tokenizer_not_converted", folder=str(folder), reason=reason)
@@ -67,7 +67,7 @@ def tokenizer_folder(folder: Path, trust_remote_code: bool) -> Path:
 
 
 def _convert(folder: Path, trust_remote_code: bool) -> dict[str, str]:
-    """Return the files that say what AutoTokenizer makes of ``folder``. Raises anything."""
+    """Return the files of the tokenizer that AutoTokenizer creates for ``folder``. Raises anything."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
@@ -75,7 +75,7 @@ def _convert(folder: Path, trust_remote_code: bool) -> dict[str, str]:
     if backend is None:
         raise ValueError(f"{type(tokenizer).__name__} is written in Python, and has no form for the tokenizers library")
     if (folder / TOKENIZER_FILE).is_file() and not _is_same_kind(backend, folder):
-        # As transformers does for Llama: its class is for SentencePiece, and does not fit the vocabulary of the file.
+        # As in transformers for Llama, whose class is for SentencePiece and does not fit the vocabulary of the file.
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     whole = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     whole.no_truncation()
@@ -88,7 +88,9 @@ def _convert(folder: Path, trust_remote_code: bool) -> dict[str, str]:
 
 
 def _chat_template(folder: Path, tokenizer: Any) -> Any:
-    """Return the template of the folder's processor, else of its tokenizer, as ``tokenizer_config.json`` has it."""
+    """Return the template of the folder's processor, else of its tokenizer, in the form of
+    ``tokenizer_config.json``.
+    """
     path = folder / _CHAT_TEMPLATE_FILE
     template = json.loads(path.read_text())["chat_template"] if path.is_file() else tokenizer.chat_template
     if isinstance(template, dict):
@@ -97,7 +99,7 @@ def _chat_template(folder: Path, tokenizer: Any) -> Any:
 
 
 def _is_same_kind(backend: Tokenizer, folder: Path) -> bool:
-    """Whether a class of transformers has left the model and the alphabet of ``tokenizer.json`` as they were."""
+    """Whether a class of transformers has left the model and the alphabet of ``tokenizer.json`` unchanged."""
     in_file = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
     return type(in_file.model) is type(backend.model) and _is_byte_level(in_file) == _is_byte_level(backend)
 
@@ -107,13 +109,13 @@ def _is_byte_level(tokenizer: Tokenizer) -> bool:
 
 
 def _is_of_gguf(folder: Path) -> bool:
-    """Whether the folder was made of a GGUF file, whose tokenizer needs no class."""
+    """Whether the folder was created from a GGUF file, whose tokenizer needs no class."""
     config = json.loads((folder / CONFIG_FILE).read_text()) if (folder / CONFIG_FILE).is_file() else {}
     return (config.get("quantization_config") or {}).get("quant_method") == "gguf"
 
 
 def _identity(folder: Path, trust_remote_code: bool) -> str:
-    """Return a digest of all that a tokenizer is made of: files, and the versions that read them."""
+    """Return a digest of everything that determines a tokenizer: files, and the versions that read them."""
     versions = [metadata.version(name) for name in ("transformers", "tokenizers")]
     digest = hashlib.sha256(repr((_VERSION, versions, trust_remote_code)).encode())
     for path in sorted((*folder.glob("*"), *folder.glob("additional_chat_templates/*"))):
@@ -124,23 +126,23 @@ def _identity(folder: Path, trust_remote_code: bool) -> str:
 
 
 def _write(target: Path, contents: dict[str, str]) -> Path:
-    """Write the files into ``target``, or into a temporary folder if the cache is read-only; returns where they are.
+    """Write the files into ``target``, or into a temporary folder if the cache is read-only; return the folder.
 
     Raises:
-        ModelLoadError: neither can be written to.
+        ModelLoadError: neither is writable.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        written = Path(tempfile.mkdtemp(dir=target.parent))
+        temporary = Path(tempfile.mkdtemp(dir=target.parent))
     except OSError:
-        written = target = _temporary_folder()
+        temporary = target = _temporary_folder()
     for name, content in contents.items():
-        (written / name).write_text(content)
-    if written != target:
+        (temporary / name).write_text(content)
+    if temporary != target:
         try:
-            written.rename(target)
-        except OSError:  # another engine of this host was faster, and has written the same
-            shutil.rmtree(written, ignore_errors=True)
+            temporary.rename(target)
+        except OSError:  # another engine of this host was faster, and wrote the same files
+            shutil.rmtree(temporary, ignore_errors=True)
     return target
 
 

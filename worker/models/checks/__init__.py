@@ -1,1 +1,1 @@
-"""Checks at load: that a model computes the same our way as its own, and the same in any batch."""
+"""Checks at load: our forward against the model's own, and the same results in any batch."""

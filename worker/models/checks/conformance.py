@@ -1,9 +1,8 @@
-"""A check at load that a model gives the same results our way as its own way.
+"""A check at load that our forward gives the same results as the model itself.
 
-transformers holds hundreds of architectures. Some keep state besides keys and values, or mix the tokens of a sequence
-elsewhere than in attention; packed with other requests' tokens they would answer nonsense without an error. So each
-model computes two short sequences alone, as transformers does it, and then their beginnings cut up and mixed, as the
-engine does it.
+transformers has hundreds of architectures. Some keep state besides keys and values, or mix the tokens of a sequence
+outside attention; packed with tokens of other requests they would give wrong results without an error. So each model
+computes two short sequences alone, as transformers does, and then prefixes of them, cut and mixed as the engine does.
 """
 
 from __future__ import annotations
@@ -21,63 +20,63 @@ from ....shared.errors import ModelLoadError
 from ..forward import Forward, ModelInput
 
 _SEQUENCE_LENS = (6, 7)
-# The sequence whose beginning each request is. Two each, so that one that reads its neighbour's tokens is found out.
+# The sequence of which each request is a prefix. Two each, to detect a request that reads its neighbour's tokens.
 _SEQUENCE_OF_REQUEST = (0, 1, 0, 1)
-# (request, new tokens), decodes first. The first step begins prompts, one of them of a single token; in the second
-# three requests of different lengths decode, and the other is in the middle of its prompt; the third has decodes alone,
+# (request, new tokens), decodes first. The first step begins prompts, one of them with a single token. In the second,
+# three requests of different lengths decode, and the other is in the middle of its prompt. The third has only decodes,
 # which CUDA graphs compute.
 _STEPS = (((3, 1), (0, 5), (1, 3), (2, 2)), ((0, 1), (2, 1), (3, 1), (1, 4)), ((2, 1), (3, 1)))
 _NAME_OF_SEQUENCE = ("one of two sequences", "the other of two sequences")
 _BLOCK_SIZE = 4
 _BLOCKS_PER_REQUEST = 2
-# Medians over tokens of |difference| / |logits|, seen on small random models of 155 types: in float32 up to 5e-4 where
-# all is well and from 0.03 on where it is not; in bfloat16 up to 0.07 and from 0.03 on, so that between is doubt. The
+# Medians over tokens of |difference| / |logits|, for small random models of 155 types: in float32 up to 5e-4 for right
+# results and from 0.03 on for wrong ones; in bfloat16 up to 0.07 and from 0.03 on, so values between are doubtful. The
 # median, because rounding may send a token to another expert.
 SURE = 5e-3
 _TOLERANCES = {torch.float32: SURE, torch.bfloat16: 0.1, torch.float16: 0.1}
 
-# Of weights and activations in bytes: random models, which have no outliers but no certainty either, have 0.02 to 0.1.
-# Of keys and values in eight bits: the same models have 0.02 to 0.16 with e4m3, 0.05 to 0.23 with e5m2.
+# For weights and activations in bytes: random models, without outliers and without confident results, have 0.02 to 0.1.
+# For keys and values in eight bits: the same models have 0.02 to 0.16 with e4m3, 0.05 to 0.23 with e5m2.
 QUANTIZED_TOLERANCE = 0.3
-# Of weights in four bits: 0.04 in the demo model, which was trained; 0.36 and 0.66 in random ones of 4 and 30 layers,
-# which have nothing that outweighs the rounding. Logits of another model altogether would have 1.4.
+# For weights in four bits: 0.04 in the demo model, which was trained; 0.36 and 0.66 in random ones of 4 and 30 layers,
+# in which nothing outweighs the rounding. Logits of a different model would have 1.4.
 FOUR_BITS_TOLERANCE = 0.9
 
 
 @dataclass
 class ReferenceRun:
-    """Two sequences ``[len]`` of tokens and their logits ``[len, V]``, each computed by the model alone.
+    """Two sequences ``[len]`` of tokens and their logits ``[len, V]``, each computed alone by the model itself.
 
     Args:
-        agree: of what each rank has found, what counts for all; they have to decide alike.
+        agree: returns the error that counts for all ranks, given the own one, since they must decide alike.
     """
 
     sequences: list[Tensor]
     logits: list[Tensor]
     dtype: torch.dtype
-    agree: Callable[[float], float] = lambda found: found
+    agree: Callable[[float], float] = lambda error: error
 
     @classmethod
     def of(cls, module: PreTrainedModel, vocab_size: int) -> ReferenceRun:
-        """Ask ``module``, whose attention is its own."""
+        """Compute the logits by ``module``, whose attention is its own."""
         sequences = _make_sequences(vocab_size, module.device)
         logits = [module(input_ids=sequence[None], use_cache=False).logits[0].float() for sequence in sequences]
         return cls(sequences, logits, module.dtype)
 
     @classmethod
     def elsewhere(cls, module: PreTrainedModel, vocab_size: int) -> ReferenceRun:
-        """Of a rank whose logits nobody looks at: what it finds does not count."""
+        """Return a reference for a rank whose logits are not used: its errors do not count."""
         sequences = _make_sequences(vocab_size, module.device)
         return cls(sequences, [sequence.new_zeros(len(sequence), 1).float() for sequence in sequences], module.dtype)
 
     def to(self, device: torch.device, agree: Callable[[float], float]) -> ReferenceRun:
-        """The same on ``device``, for ranks that ``agree``."""
-        sequences, logits = ([each.to(device) for each in found] for found in (self.sequences, self.logits))
+        """Return the same on ``device``, for ranks that ``agree``."""
+        sequences, logits = ([each.to(device) for each in tensors] for tensors in (self.sequences, self.logits))
         return ReferenceRun(sequences, logits, self.dtype, agree)
 
 
 def _make_sequences(vocab_size: int, device: torch.device) -> list[Tensor]:
-    # From 1 on: token 0 is often padding, which some models do not count.
+    # Starts at 1, since token 0 is often padding, which some models treat differently.
     token_ids = torch.arange(1, 1 + sum(_SEQUENCE_LENS), device=device) * 7919 % vocab_size
     return list(token_ids.split(_SEQUENCE_LENS))
 
@@ -103,53 +102,55 @@ class _Span:
 
 def check_conformance(
     forward: Forward,
-    truth: ReferenceRun,
+    reference: ReferenceRun,
     tolerance: float | None = None,
     circumstance: str = "when requests are batched",
 ) -> float:
-    """Compare what ``forward`` computes with ``truth``; return the error, above ``SURE`` if it leaves doubt.
+    """Compare the results of ``forward`` with ``reference``; return the error, which leaves doubt above ``SURE``.
 
-    The caches of ``forward`` are made anew, so allocate the real ones afterwards.
+    The caches of ``forward`` are allocated again, so allocate the real ones afterwards.
 
     Args:
-        tolerance: what they may differ by; None for that of rounding in the model's dtype.
-        circumstance: in which ``forward`` is then said to give other results.
+        tolerance: largest error; None for that of rounding in the model's dtype.
+        circumstance: for the message, when ``forward`` gives other results.
 
     Raises:
         ModelLoadError: they differ by more than rounding.
     """
-    device = truth.sequences[0].device
+    device = reference.sequences[0].device
     num_requests = len(_SEQUENCE_OF_REQUEST)
     forward.allocate(_BLOCKS_PER_REQUEST * num_requests, _BLOCK_SIZE, num_requests, device)
     num_computed = [0] * num_requests
     errors: dict[str, list[Tensor]] = {}
     for step in _STEPS:
         spans = [_Span(request, num_computed[request], num_computed[request] + num_new) for request, num_new in step]
-        logits = forward.run(_model_input(spans, truth, device)).float()
+        logits = forward.run(_model_input(spans, reference, device)).float()
         forward.commit()
         for span, ours in zip(spans, logits.split([span.end - span.start for span in spans]), strict=True):
-            theirs = truth.logits[span.sequence][span.start : span.end]
+            theirs = reference.logits[span.sequence][span.start : span.end]
             # A padding token may have no embedding, and then all its logits are zero.
             error = (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1).clamp(min=1e-6)
-            # By kind and by sequence, so that what goes wrong with a few tokens is not outvoted.
+            # By kind and by sequence, so that errors of a few tokens are not outvoted.
             errors.setdefault(span.kind, []).append(error)
             errors.setdefault(_NAME_OF_SEQUENCE[span.sequence], []).append(error)
             num_computed[span.request] = span.end
-    medians = {kind: torch.cat(found).nan_to_num(torch.inf).median().item() for kind, found in errors.items()}
+    medians = {
+        kind: torch.cat(errors_of_kind).nan_to_num(torch.inf).median().item() for kind, errors_of_kind in errors.items()
+    }
     kind, worst = max(medians.items(), key=lambda item: item[1])
-    worst = truth.agree(worst)
-    if worst > (tolerance_of(truth.dtype) if tolerance is None else tolerance):
+    worst = reference.agree(worst)
+    if worst > (tolerance_of(reference.dtype) if tolerance is None else tolerance):
         raise ModelLoadError(f"it gives other results {circumstance}: logits differ by {worst:.1%} in {kind}")
     return worst
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
-    """What rounding in ``dtype`` may make of results, by the median of ``|difference| / |result|``."""
+    """Return the largest error by rounding in ``dtype``, as the median of ``|difference| / |result|``."""
     return _TOLERANCES[dtype]
 
 
-def _model_input(spans: list[_Span], truth: ReferenceRun, device: torch.device) -> ModelInput:
-    """Each request has its blocks one after the other, so a token's slot is an offset plus its position."""
+def _model_input(spans: list[_Span], reference: ReferenceRun, device: torch.device) -> ModelInput:
+    """Return the spans as a step. Blocks of each request are contiguous, so a slot is an offset plus the position."""
     positions = torch.cat([torch.arange(span.start, span.end, device=device) for span in spans])
     requests = torch.tensor([span.request for span in spans], device=device)
     query_lens = [span.end - span.start for span in spans]
@@ -162,7 +163,7 @@ def _model_input(spans: list[_Span], truth: ReferenceRun, device: torch.device) 
         block_size=_BLOCK_SIZE,
     )
     return ModelInput(
-        token_ids=torch.cat([truth.sequences[span.sequence][span.start : span.end] for span in spans]),
+        token_ids=torch.cat([reference.sequences[span.sequence][span.start : span.end] for span in spans]),
         positions=positions,
         logit_rows=torch.arange(len(positions), device=device),
         batch=batch,

@@ -1,10 +1,9 @@
-"""A check of how a model treats long sequences, at the cost of short ones: its length limits are lowered for a moment.
+"""A check of how a model treats long sequences, at the cost of short ones: its length limits are lowered temporarily.
 
 Many models compute differently beyond some length: a window hides old tokens, Llama 4 scales queries from position
-``floor_scale`` on. A prompt of 8,192 tokens would take minutes
-of a processor at each load. But each such length is one number on the loaded model, read at every forward. So it is
-lowered below the length of the conformance check's sequences, and restored afterwards. The results of the model then
-must be the results of our computation.
+``floor_scale`` on. A prompt of 8,192 tokens would take minutes of a processor at each load. But each such length is one
+number on the loaded model, which is read at every forward. So it is lowered below the length of the conformance check's
+sequences, and restored afterwards. The results of the model then must equal those of our forward.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from ..lean.native import NativeForward
 from ..modes.packed import PackedForward
 from .conformance import ReferenceRun, check_conformance
 
-# Fields of configurations and attributes of modules that hold a length in tokens. A sequence is not affected as long as
-# it has at most this many tokens, less the number that stands here.
+# Fields of configurations and attributes of modules that hold a length in tokens. A sequence is affected if it has more
+# tokens than this length minus the number given here.
 _LENGTHS = {
     "sliding_window": 0,
     "sliding_window_size": 0,
@@ -34,13 +33,13 @@ _LENGTHS = {
     "original_max_position_embeddings": 0,
     "floor_scale": 1,
 }
-# Of the sequences' 6 and 7 tokens, more than half lie beyond it.
+# More than half of the sequences' 6 and 7 tokens are beyond it.
 _LOWERED = 3
-# Strengths of what happens beyond those lengths. Llama 4 has 0.1, which rounding in 16 bits hides. With -100 attention
-# goes to other keys altogether: in bfloat16 a wrong position then differs by 0.19 to 0.25, a right one by 0.02.
+# Strengths of the effects beyond those lengths. Llama 4 has 0.1, which rounding in 16 bits hides. With -100, attention
+# selects entirely different keys: in bfloat16 a wrong position then differs by 0.19 to 0.25, a right one by 0.02.
 _STRENGTHS = frozenset(("attn_scale", "llama_4_scaling_beta", "log_scaling_alpha"))
 _STRONG = -100.0
-# A forward that asks a model's code about its attention again: as small as one can be.
+# Tokens of a forward that reads the attention of a model's code again: as few as possible.
 _PROBE_TOKENS = 2
 
 log = structlog.get_logger(__name__)
@@ -48,17 +47,17 @@ log = structlog.get_logger(__name__)
 
 @dataclass
 class LoweredReference:
-    """Results of the model on its own with lowered lengths.
+    """Results of the model itself with lowered lengths.
 
     Args:
         module: the model, or None if lengths are lowered elsewhere.
-        settings: lengths that reach ``settings.max_model_len`` are left as they are, since no request meets them.
-        windows: of each attention with lowered lengths; None sees all before it. None of a model whose windows cannot
-            be set on a way of computing that has its own layers.
+        settings: lengths that reach ``settings.max_model_len`` are not lowered, since no request is affected by them.
+        windows: of each attention with lowered lengths; None attends to all before. None instead of the list for a
+            model whose windows cannot be set on a forward with its own layers.
         longest: tokens of the longest request that no lowered length affects.
     """
 
-    truth: ReferenceRun
+    reference: ReferenceRun
     module: PreTrainedModel
     settings: ForwardSettings
     windows: list[int | None] | None
@@ -66,49 +65,51 @@ class LoweredReference:
 
     @classmethod
     def of(cls, module: PreTrainedModel, vocab_size: int, settings: ForwardSettings) -> LoweredReference | None:
-        """Ask ``module``, whose attention must be eager, and has to be set anew afterwards.
+        """Compute the results by ``module``, whose attention must be eager, and must be set again afterwards.
 
-        None if no length of the model is below ``settings.max_model_len``, or if it fails with lowered ones.
+        None if no length of the model is below ``settings.max_model_len``, or if it fails with lowered lengths.
         """
         unaffected = [length for length, _ in _lengths_of(module, settings.max_model_len)]
         if not unaffected:
             return None
         with lowered(module, settings.max_model_len):
             try:
-                truth = ReferenceRun.of(module, vocab_size)
+                reference = ReferenceRun.of(module, vocab_size)
                 if settings.groups is not None:
-                    truth = truth.to(module.device, settings.groups.of_rank_zero)
-            except Exception as error:  # whatever the architecture's own code raises
+                    reference = reference.to(module.device, settings.groups.of_rank_zero)
+            except Exception as error:  # any exception of the architecture's own code
                 log.debug("lengths_not_checked", reason=f"{type(error).__name__}: {error}")
                 return None
             windows = _windows_of(module, settings)
-        return cls(truth, module, settings, windows, min(unaffected))
+        return cls(reference, module, settings, windows, min(unaffected))
 
     def check(self, forward: Forward, tolerance: float | None = None) -> float:
-        """Compare with the results of ``forward`` with lengths as low; see ``check_conformance``.
+        """Compare them with the results of ``forward`` with equally lowered lengths; see ``check_conformance``.
 
-        Returns 0 where they cannot be compared.
+        Return 0 if they cannot be compared.
 
         Raises:
             ModelLoadError: they differ by more than rounding.
         """
         with ExitStack() as stack:
             if forward.network is self.module:
-                stack.enter_context(self._asked_again(forward))
+                stack.enter_context(self._reread_lengths(forward))
             elif self.windows is None or len(forward.attention_calls) != len(self.windows):
                 return 0.0
             else:
                 stack.enter_context(_with_windows(forward, self.windows))
             return check_conformance(
                 forward,
-                self.truth,
+                self.reference,
                 tolerance,
                 f"beyond {self.longest} tokens (it may be served with max_model_len {self.longest} or less)",
             )
 
     @contextmanager
-    def _asked_again(self, forward: Forward) -> Iterator[None]:
-        """Lower the lengths of ``module``, which computes ``forward``; the rules of its attention are read anew."""
+    def _reread_lengths(self, forward: Forward) -> Iterator[None]:
+        """Lower the lengths of ``module``, which ``forward`` runs, within the context, and read its attention rules
+        again.
+        """
         try:
             with lowered(self.module, self.settings.max_model_len):
                 forward.profile(_PROBE_TOKENS, num_logit_rows=1)
@@ -119,7 +120,7 @@ class LoweredReference:
 
 @contextmanager
 def lowered(module: PreTrainedModel, max_model_len: int | None = None) -> Iterator[None]:
-    """Lower all lengths of ``module`` below ``max_model_len``, and restore them.
+    """Lower all lengths of ``module`` below ``max_model_len`` within the context.
 
     Args:
         max_model_len: of the longest request; None to lower all.
@@ -133,7 +134,9 @@ def lowered(module: PreTrainedModel, max_model_len: int | None = None) -> Iterat
 
 
 def _lengths_of(module: PreTrainedModel, max_model_len: int | None) -> Iterator[tuple[int, tuple[Any, str]]]:
-    """Each length that some request exceeds: the longest sequence that it does not affect, and where it is held."""
+    """Yield each length that some request exceeds: the longest sequence that it does not affect, and where it is
+    stored.
+    """
     for holder, name in _numbers_of(module, frozenset(_LENGTHS)):
         unaffected = int(_read(holder, name)) - _LENGTHS[name]
         if unaffected > 0 and (max_model_len is None or unaffected < max_model_len):
@@ -141,7 +144,7 @@ def _lengths_of(module: PreTrainedModel, max_model_len: int | None) -> Iterator[
 
 
 def _numbers_of(module: PreTrainedModel, names: frozenset[str]) -> list[tuple[Any, str]]:
-    """Positive numbers called one of ``names``: of modules, of their configurations, and of RoPE parameters."""
+    """Return the positive numbers with one of ``names``: of modules, their configurations, and RoPE parameters."""
     configs = [module.config.get_text_config(), *(getattr(part, "config", None) for part in module.modules())]
     holders = {id(holder): holder for holder in (*module.modules(), *configs) if holder is not None}
     for config in configs:
@@ -175,16 +178,16 @@ def _replaced(holder: Any, name: str, value: float) -> Iterator[None]:
 
 
 def _windows_of(module: PreTrainedModel, settings: ForwardSettings) -> list[int | None] | None:
-    """Windows of the attentions of ``module`` as it is; None if it has none, or rules that are no windows."""
+    """Return the windows of the attention calls of ``module``; None if it has none, or rules that are no windows."""
     try:
         packed = PackedForward(module, settings)
-    except Exception:  # it attends in its own way, and does so however it is computed
+    except Exception:  # it attends by its own code, and does so in any mode
         return None
     calls = packed.attention_calls
     packed.forget_attentions()
     windows = [call.window for call in calls]
-    is_known = any(window is not None for window in windows) and not any(call.has_own_rule for call in calls)
-    return windows if is_known else None
+    is_windowed = any(window is not None for window in windows) and not any(call.has_own_rule for call in calls)
+    return windows if is_windowed else None
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from ..lean.staged import StagedForward
 from ..parallel.summed import ConcatOverRanks, SumOverRanks
 from ..placing.packed_linear import OwnPackedLinear
 
-# Of transformers' Mamba-2 layers: bounds of the step, which are kept by the scan of several tokens alone.
+# In transformers' Mamba-2 layers: bounds of the step, which only the scan of several tokens applies.
 _BOUNDS = "time_step_limit"
 _NO_BOUNDS = (0.0, math.inf)
 
@@ -41,40 +41,43 @@ def computes_single_tokens_differently(forward: Forward) -> bool:
 
 
 def is_row_independent(forward: Forward, attention_backend: str) -> bool:
-    """Whether all that ``forward`` computes is by our compiled kernels, each row in an order of its own.
+    """Whether ``forward`` is computed only by our compiled kernels, each row in a fixed order.
 
     Args:
-        attention_backend: what attends, where attention is batch-invariant.
+        attention_backend: name of the backend, whose attention is batch-invariant.
     """
     if forward.keeps_state:
         return False
     if isinstance(forward, NativeForward):
         return True
     lean = forward.lean if isinstance(forward, StagedForward) else forward
-    return isinstance(lean, LeanForward) and attention_backend == NATIVE and _is_by_rows(lean)
+    return isinstance(lean, LeanForward) and attention_backend == NATIVE and _is_python_row_independent(lean)
 
 
-def _is_by_rows(lean: LeanForward) -> bool:
-    """Of a part of a model: what computes a whole one in Python has something that the compiled decoder cannot do."""
+def _is_python_row_independent(lean: LeanForward) -> bool:
+    """Whether a part of a model, run by Python, is row independent.
+
+    A whole model that runs in Python has something that the compiled decoder does not support.
+    """
     groups = lean.groups
     return (
         groups is not None
         and groups.adds_in_order
         and isinstance(lean.network.make_angles, AngleTable)
-        and all(isinstance(_inner(product), OwnPackedLinear) for product in products_of(lean.network))
+        and all(isinstance(_local_module(product), OwnPackedLinear) for product in products_of(lean.network))
         and all(_is_compiled(part) for part in lean.network.modules())
         and lean.network.plan.logit_softcap is None
         and not any(layer.attention.softcap is not None or layer.sinks is not None for layer in lean.attending_layers)
     )
 
 
-def _inner(product: object) -> object:
-    """What computes at this rank, in the place of which ranks have a product that they share."""
+def _local_module(product: object) -> object:
+    """Return the module of this rank, inside the wrapper of a shared one."""
     return product.inner if isinstance(product, SumOverRanks | ConcatOverRanks) else product
 
 
 def _is_compiled(part: nn.Module) -> bool:
-    """Of what torch computes element by element, those at the end of a tensor may be computed otherwise."""
+    """Whether a module is computed by our kernels. Torch may compute the last elements of a tensor differently."""
     if isinstance(part, GatedMlp):
         return part.is_gated and part.activation == "silu"
     is_centred = isinstance(part, CentredNorm) or (isinstance(part, HeadNorm) and part.is_centred)

@@ -1,1 +1,1 @@
-"""Checkpoints in fewer bits: what their configuration says, and their tensors made whole while they are read."""
+"""Quantized checkpoints: the declared quantization, and tensors that are unpacked while they are read."""

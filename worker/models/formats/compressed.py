@@ -24,26 +24,26 @@ _WHOLE_BITS = (1, 2, 4, 8)
 
 
 def read_compressed(stored: StoredTensors, quantization: Quantization, dtype: torch.dtype) -> Readable:
-    """``X.weight_packed`` or ``X.weight``, with ``X.weight_scale`` and what else its scheme has."""
-    made: Readable = {}
+    """Read ``X.weight_packed`` or ``X.weight``, with ``X.weight_scale`` and the other tensors of its scheme."""
+    tensors: Readable = {}
     for name in stored:
         if name.endswith(_PACKED):
             layer = name.removesuffix(_PACKED)
             weights = _scheme(quantization, layer)
             unpack = _four_bit_floats if stored.dtype(name) == "U8" else _words
-            made[layer + _WEIGHT] = unpack(stored, layer, weights, dtype)
+            tensors[layer + _WEIGHT] = unpack(stored, layer, weights, dtype)
         elif name.endswith(_WEIGHT) and stored.dtype(name) in ("I8", *FLOAT8):
             weights = _scheme(quantization, name.removesuffix(_WEIGHT))
             zero_point = f"{name}_zero_point" if f"{name}_zero_point" in stored else None
-            made[name] = unpack_scaled(stored, name, _scale(stored, name), zero_point, _block(weights), dtype)
-    return made
+            tensors[name] = unpack_scaled(stored, name, _scale(stored, name), zero_point, _block(weights), dtype)
+    return tensors
 
 
 def _scheme(quantization: Quantization, layer: str) -> dict[str, Any]:
-    """What the configuration says of the weights of ``layer``: by its name or a pattern, else by its kind.
+    """Return the settings for the weights of ``layer``: by its name or a pattern, else by its kind.
 
     Raises:
-        ModelLoadError: no scheme is for it.
+        ModelLoadError: no scheme applies.
     """
     groups = [group for group in (quantization.settings.get("config_groups") or {}).values() if group.get("weights")]
 
@@ -52,7 +52,7 @@ def _scheme(quantization: Quantization, layer: str) -> dict[str, Any]:
             return re.match(target[3:], layer) is not None
         return target == layer
 
-    # A target without a dot is the kind of a layer: Linear, as a rule.
+    # A target without a dot is the kind of a layer, usually Linear.
     by_name = [group for group in groups if any(names(target) for target in group.get("targets") or ())]
     by_kind = [group for group in groups if any("." not in target for target in group.get("targets") or ())]
     for group in (*by_name, *by_kind):
@@ -71,7 +71,7 @@ def _block(weights: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def _words(stored: StoredTensors, layer: str, weights: dict[str, Any], dtype: torch.dtype) -> Unpacked:
-    """Signed integers, each raised by half of its range, side by side in words along a row."""
+    """Unpack signed integers, stored with an offset of half their range, along a row of words."""
     bits = weights.get("num_bits")
     if bits not in _WHOLE_BITS:
         raise ModelLoadError(
@@ -110,7 +110,7 @@ def _word_grid(
             raise ModelLoadError(f"{zero_point} has not a number for each of {scale}; fetch the model again")
     if f"{layer}.weight_g_idx" not in stored:
         return make_grid(scale, shape, scales, zeros, block)
-    # The order of its columns by activation: each says its group.
+    # Columns in the order of activations: each names its group.
     columns = stored.read(f"{layer}.weight_g_idx").long()
     if len(columns) != shape[1] or int(columns.max()) >= scales.shape[-1]:
         raise ModelLoadError(f"{layer}.weight_g_idx names groups that {scale} lacks; fetch the model again")
@@ -118,7 +118,7 @@ def _word_grid(
 
 
 def _four_bit_floats(stored: StoredTensors, layer: str, weights: dict[str, Any], dtype: torch.dtype) -> Unpacked:
-    """E2M1: with powers of two for 32 values each (MX), or float8 for 16 under one number for all (NV)."""
+    """Unpack E2M1: with a power of two per 32 values (MX), or a float8 per 16 under one factor for all (NV)."""
     packed = layer + _PACKED
     num_rows, num_bytes = stored.shape(packed)
     shape, scale, whole = (num_rows, 2 * num_bytes), f"{layer}.weight_scale", f"{layer}.weight_global_scale"

@@ -1,6 +1,6 @@
-"""What a model's folder says about how its weights were quantised; refuses by name what nothing here reads.
+"""The quantization that a model's folder declares. Rejects by name every kind that is not supported.
 
-Needs no torch, so that a worker says no before it has loaded anything, and before a download.
+Needs no torch, so that a worker rejects a model before it has loaded anything, and before a download.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 from ....shared.errors import ModelLoadError
 from ....shared.values.shown import shown
 
-# Of config.json, and of its part for the text model.
+# Fields of config.json, and of its part for the text model.
 QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
-# Where config.json says nothing: older ones of GPTQ and AWQ, and what each means by that file.
+# Files to read if config.json has no such field: older ones of GPTQ and AWQ, and the method that each implies.
 _OLDER_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 _MODELOPT_FILE = "hf_quant_config.json"
-# All that may say so beside config.json.
+# All files besides config.json that may declare it.
 COMPANION_FILES = (*_OLDER_FILES, _MODELOPT_FILE)
 _OLDER_NAMES = {"w_bit": "bits", "q_group_size": "group_size"}
 
@@ -28,7 +28,7 @@ _REMEDY = (
     f"Penstock reads {READ}: fetch the model in one of these, or as it was before quantisation, for which there is "
     "--quantization int8"
 )
-# quant_method, as far as that is not what people call it.
+# Usual names of a quant_method, if they differ from it.
 _CALLED = {
     "bitsandbytes": "bitsandbytes",
     "bitsandbytes_4bit": "bitsandbytes",
@@ -48,19 +48,26 @@ _CALLED = {
     "fp_quant": "FP-Quant",
 }
 _COMPRESSED_FORMATS = (
-    *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense"),
-    *("mxfp8-quantized", "mxfp4-pack-quantized", "nvfp4-pack-quantized"),
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "mixed-precision",
+    "dense",
+    "mxfp8-quantized",
+    "mxfp4-pack-quantized",
+    "nvfp4-pack-quantized",
 )
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """How weights were quantised.
+    """A declared quantization.
 
     Args:
         method: ``quant_method``; a key of ``reading.READERS``.
-        settings: all that the configuration says about it.
-        source: the file that says so.
+        settings: all settings of the configuration about it.
+        source: the file that contains them.
     """
 
     method: str
@@ -69,15 +76,15 @@ class Quantization:
 
 
 def declared_quantization(folder: Path) -> Quantization | None:
-    """What the model in ``folder`` says about itself; None if its weights are plain numbers.
+    """Return the quantization of the model in ``folder``; None if its weights are plain numbers.
 
     Raises:
-        ModelLoadError: it is quantised in a way that is not read; names it, and what to do.
+        ModelLoadError: it is not supported; the message names it, and the remedy.
     """
-    found = _find(folder)
-    if found is None:
+    declaration = _find(folder)
+    if declaration is None:
         return None
-    settings, source = found
+    settings, source = declaration
     method = str(settings.get("quant_method") or "nothing").lower().replace("_", "-")
     method = _ALIASES.get(method, method)
     check = _CHECKS.get(method)
@@ -89,10 +96,10 @@ def declared_quantization(folder: Path) -> Quantization | None:
         )
     unread = check(settings)
     if unread is not None:
-        field, wanted = unread
+        field, supported = unread
         raise ModelLoadError(
             f"the model in {folder} is quantised by {method} with {field} {shown(settings.get(field))} (in {source}), "
-            f"which is not read here, but {wanted}. {_REMEDY}"
+            f"which is not read here, but {supported}. {_REMEDY}"
         )
     return Quantization(method, settings, source)
 
@@ -121,7 +128,7 @@ def _find(folder: Path) -> tuple[dict[str, Any], str] | None:
 
 
 def _with_method(settings: dict[str, Any]) -> dict[str, Any]:
-    """Some leave out who has quantised: bitsandbytes in its beginnings, and compressed-tensors."""
+    """Return the settings with a method. Early bitsandbytes and compressed-tensors leave it out."""
     if settings.get("quant_method"):
         return settings
     if settings.get("load_in_8bit") or settings.get("load_in_4bit"):
@@ -145,7 +152,7 @@ def _check_fp8(settings: dict[str, Any]) -> Unread:
 
 
 def _check_gptq(settings: dict[str, Any]) -> Unread:
-    # Files of AutoGPTQ before it had the field say with a flag that they hold another layout.
+    # Files of AutoGPTQ from before the field checkpoint_format use a flag for the other layout.
     if settings.get("is_marlin_format"):
         return "is_marlin_format", "the ordinary format"
     return (
@@ -163,7 +170,7 @@ def _check_compressed(settings: dict[str, Any]) -> Unread:
     sparsity = settings.get("sparsity_config") or {}
     if sparsity.get("format", "dense") != "dense":
         return "sparsity_config", "dense weights"
-    # Rotations that are computed with each token.
+    # Rotations that must be computed for each token.
     if (settings.get("transform_config") or {}).get("config_groups"):
         return "transform_config", "weights without transforms"
     groups = settings.get("config_groups")
@@ -197,7 +204,7 @@ _CHECKS: dict[str, Callable[[dict[str, Any]], Unread]] = {
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

@@ -1,4 +1,4 @@
-"""All tensors of a quantised checkpoint by the names that it would have had unquantised."""
+"""Read all tensors of a quantized checkpoint by the names that they would have without quantization."""
 
 from __future__ import annotations
 
@@ -24,14 +24,23 @@ READERS: dict[str, Callable[[StoredTensors, Quantization, torch.dtype], Readable
     "gptq": read_gptq,
     "awq": read_awq,
 }
-# What belongs to a weight that was made whole.
+# Tensors that belong to a weight.
 _OF_A_WEIGHT = {
     "weight": (
-        *("qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_shape", "weight_g_idx"),
-        *("weight_scale", "weight_scale_inv", "weight_zero_point", "weight_global_scale"),
+        "qweight",
+        "qzeros",
+        "scales",
+        "g_idx",
+        "weight_packed",
+        "weight_shape",
+        "weight_g_idx",
+        "weight_scale",
+        "weight_scale_inv",
+        "weight_zero_point",
+        "weight_global_scale",
     )
 }
-# Of activations and of the KV cache. Ours are computed as they are, and the cache has scales of its own.
+# Scales of activations and of the KV cache. Our activations are not quantized, and our cache has its own scales.
 _OF_ANOTHER_THING = re.compile(
     r"[._](input|output|activation|act|q|k|v|kv|prob|k_cache|v_cache)_(global_)?(scale|zero_point)(_inv|_ub)?$"
 )
@@ -40,18 +49,18 @@ log = structlog.get_logger(__name__)
 
 
 def read_plain(stored: StoredTensors, quantization: Quantization, dtype: torch.dtype) -> Readable:
-    """Every tensor: the quantised ones in ``dtype``, made when asked for, the others as they are in the file.
+    """Return every tensor: quantized ones in ``dtype``, unpacked on request, others as they are in the file.
 
     Raises:
-        ModelLoadError: tensors lack what belongs to them, or do not fit each other.
+        ModelLoadError: tensors lack companions, or do not fit each other.
     """
-    made = READERS[quantization.method](stored, quantization, dtype)
-    used = {companion for name in made for companion in _companions(name)}
-    passed_over = [name for name in stored if name not in made and _OF_ANOTHER_THING.search(name)]
-    if passed_over:
-        log.info("scales_passed_over", count=len(passed_over), such_as=passed_over[:3])
-    kept = (name for name in stored if name not in used and name not in passed_over)
-    return {name: stored.slice(name) for name in kept} | made
+    unpacked = READERS[quantization.method](stored, quantization, dtype)
+    used = {companion for name in unpacked for companion in _companions(name)}
+    ignored = [name for name in stored if name not in unpacked and _OF_ANOTHER_THING.search(name)]
+    if ignored:
+        log.info("scales_ignored", count=len(ignored), such_as=ignored[:3])
+    plain = (name for name in stored if name not in used and name not in ignored)
+    return {name: stored.slice(name) for name in plain} | unpacked
 
 
 def _companions(name: str) -> tuple[str, ...]:
@@ -61,7 +70,9 @@ def _companions(name: str) -> tuple[str, ...]:
 
 
 def dtype_of(stored: StoredTensors) -> torch.dtype:
-    """Where config.json does not say it: that of the first tensor that is not quantised; bfloat16 if there is none."""
+    """Return the dtype of the first tensor that is not quantized, if config.json has none; bfloat16 if there is
+    none.
+    """
     kinds = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
     plain = (stored.dtype(name) for name in stored if "scale" not in name)
     return next((kinds[kind] for kind in plain if kind in kinds), torch.bfloat16)

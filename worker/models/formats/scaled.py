@@ -21,16 +21,18 @@ from .unpacked import Grid, Readable, Unpacked, make_grid, unpack_e2m1, write_sc
 _BLOCKS, _MX_SCALES = "_blocks", "_scales"
 
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
-# DeepSeek's is called after the inverse that it was made from; it is multiplied by as the others are.
+# DeepSeek's suffix refers to the inverse that it was computed from; it is a factor like the others.
 _SCALES = ("_scale_inv", "_scale")
 MX_BLOCK = (1, 32)
 
 
 def read_float8(stored: StoredTensors, quantization: Quantization, dtype: torch.dtype) -> Readable:
-    """``X.weight`` in float8 and ``X.weight_scale_inv`` or ``X.weight_scale``, of matrices and of stacks of them."""
+    """Read ``X.weight`` in float8 with ``X.weight_scale_inv`` or ``X.weight_scale``, for matrices and stacks of
+    them.
+    """
     size = quantization.settings.get("weight_block_size")
     block = (int(size[0]), int(size[1])) if size else None
-    made: Readable = {}
+    tensors: Readable = {}
     for name in (name for name in stored if stored.dtype(name) in FLOAT8 and not name.endswith(_SCALES)):
         scale = next((name + end for end in _SCALES if name + end in stored), None)
         if scale is None:
@@ -38,8 +40,8 @@ def read_float8(stored: StoredTensors, quantization: Quantization, dtype: torch.
                 f"{name} is in float8, and no file has {name}{_SCALES[0]} or {name}{_SCALES[1]}, which say what its "
                 "numbers stand for; fetch the model again"
             )
-        made[name] = unpack_scaled(stored, name, scale, None, block, dtype)
-    return made
+        tensors[name] = unpack_scaled(stored, name, scale, None, block, dtype)
+    return tensors
 
 
 def unpack_scaled(
@@ -50,10 +52,10 @@ def unpack_scaled(
     block: tuple[int, int] | None,
     dtype: torch.dtype,
 ) -> Unpacked:
-    """The tensor ``name`` [O, I] or [E, O, I], whose numbers lie as they are, times its scales.
+    """Return the tensor ``name`` [O, I] or [E, O, I], stored unpacked, times its scales.
 
     Raises:
-        ModelLoadError: the scales do not fit it.
+        ModelLoadError: the scales do not fit.
     """
     shape, values = stored.shape(name), stored.slice(name)
     scales = stored.read(scale)
@@ -64,7 +66,7 @@ def unpack_scaled(
         return Unpacked(shape, dtype, partial(write_scaled, values=values.__getitem__, grid=grid))
     if len(shape) != 3:
         raise ModelLoadError(f"{name} is {list(shape)}, which is neither a matrix nor a stack of them")
-    # One scale for all of each matrix may be told by a number for each.
+    # A single scale per matrix may be stored as one number each.
     stacked = scales if scales.dim() > 1 or len(scales) != shape[0] else scales[:, None, None]
     grids = [
         make_grid(scale, (shape[1], shape[2]), each, None if zeros is None else zeros[number], block)
@@ -83,8 +85,8 @@ def _write_stack(out: Tensor, part: Callable[[int], Callable[[slice], Tensor]], 
 
 
 def read_mxfp4(stored: StoredTensors, _quantization: Quantization, dtype: torch.dtype) -> Readable:
-    """``X_blocks`` [E, O, I / 32, 16] and ``X_scales`` [E, O, I / 32], both uint8, are ``X`` [E, I, O]."""
-    made: Readable = {}
+    """Read ``X_blocks`` [E, O, I / 32, 16] and ``X_scales`` [E, O, I / 32], both uint8, as ``X`` [E, I, O]."""
+    tensors: Readable = {}
     for name in (name for name in stored if name.endswith(_BLOCKS)):
         whole = name.removesuffix(_BLOCKS)
         scales = whole + _MX_SCALES
@@ -92,8 +94,8 @@ def read_mxfp4(stored: StoredTensors, _quantization: Quantization, dtype: torch.
             raise ModelLoadError(f"{name} needs {scales} of [experts, rows, blocks]; fetch the model again")
         num_experts, num_rows, num_blocks, num_bytes = stored.shape(name)
         shape = (num_experts, num_blocks * num_bytes * 2, num_rows)
-        made[whole] = Unpacked(shape, dtype, partial(_write, blocks=stored.slice(name), scales=stored.slice(scales)))
-    return made
+        tensors[whole] = Unpacked(shape, dtype, partial(_write, blocks=stored.slice(name), scales=stored.slice(scales)))
+    return tensors
 
 
 def _write(out: Tensor, blocks: Any, scales: Any) -> None:

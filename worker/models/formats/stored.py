@@ -1,4 +1,4 @@
-"""The tensors of a folder's safetensors files by name, read when they are asked for."""
+"""The tensors of a folder's safetensors files by name, read on request."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _WHOLE = "model.safetensors"
 
 
 class StoredTensors:
-    """A context in which the files are open. Their contents stay where they are until a tensor is asked for.
+    """A context in which the files are open. A tensor is read only when it is requested.
 
     Raises:
-        ModelLoadError: the folder has no such files, or an index that names others.
-        OSError, SafetensorError: one cannot be opened.
+        ModelLoadError: the folder has no such files, or an index that names missing ones.
+        OSError, SafetensorError: a file cannot be opened.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,11 +50,11 @@ class StoredTensors:
         return tuple(self._slices[name].get_shape())
 
     def dtype(self, name: str) -> str:
-        """As safetensors spells it: ``BF16``, ``F8_E4M3``, ``I32``."""
+        """Return the dtype in safetensors' spelling: ``BF16``, ``F8_E4M3``, ``I32``."""
         return self._slices[name].get_dtype()
 
     def slice(self, name: str) -> Any:
-        """What reads the tensor, or a part, when it is indexed."""
+        """Return an object that reads the tensor, or a part, when it is indexed."""
         return self._slices[name]
 
     def read(self, name: str) -> Tensor:
@@ -62,7 +62,7 @@ class StoredTensors:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Those of the index, else the one whole file, whatever it is called: GPTQ's are called after their bits."""
+    """Return the files of the index, else the only file, of any name, since GPTQ's are named after their bits."""
     indexes = [path for path in sorted(folder.glob("*.safetensors.index.json")) if path.name == _INDEX]
     indexes = indexes or sorted(folder.glob("*.safetensors.index.json"))
     if indexes:
@@ -75,9 +75,9 @@ def _weight_files(folder: Path) -> list[Path]:
         return [folder / _WHOLE]
     files = sorted(folder.glob("*.safetensors"))
     if len(files) != 1:
-        found = f"{len(files)} files *.safetensors and no {_INDEX}" if files else "no *.safetensors"
+        content = f"{len(files)} files *.safetensors and no {_INDEX}" if files else "no *.safetensors"
         raise ModelLoadError(
-            f"the quantised model in {folder} has {found}; a quantised model is read from {_WHOLE}, from the files "
+            f"the quantised model in {folder} has {content}; a quantised model is read from {_WHOLE}, from the files "
             "of an index, or from a single file: fetch it again"
         )
     return files

@@ -1,7 +1,7 @@
-"""Tensors that are computed from others of the files, a piece at a time, when transformers asks for them.
+"""Tensors that are computed from other tensors of the files, a piece at a time, when transformers reads them.
 
-All formats here are one formula: a weight is (value - zero point) x scale, in float32, rounded once to the model's
-dtype. A scale holds for a part of the weight, which a grid says; see ``Grid``.
+All formats here use one formula: a weight is (value - zero point) x scale, in float32, rounded once to the model's
+dtype. A scale applies to a part of the weight, which a grid determines; see ``Grid``.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from torch import Tensor
 
 from ....shared.errors import ModelLoadError
 
-# Of the weights that are in float32 at a time, per thread that loads: 4 MiB, and a few times that in between.
+# Weights in float32 at a time, per loading thread: 4 MiB, and a few times that for intermediate results.
 _PIECE_ELEMENTS = 1 << 20
-# A piece begins where packed words begin, of up to 32 values.
+# A piece begins at a boundary of packed words of up to 32 values.
 _ROWS = 32
-# The scale that a byte is in the MX formats (E8M0: 2 ** (byte - 127)); 255 is NaN.
+# Scale of each byte in the MX formats (E8M0: 2 ** (byte - 127)); 255 is NaN.
 _E8M0 = torch.tensor([2.0 ** (byte - 127) for byte in range(255)] + [float("nan")])
-# The values of four bits in the same (E2M1): sign, two of exponent, one of mantissa.
+# Values of four bits in the same formats (E2M1): sign, two bits of exponent, one of mantissa.
 _E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 _E2M1 = torch.cat((_E2M1, -_E2M1))
 
 
 @dataclass(frozen=True)
 class Unpacked:
-    """Takes the place of a file's slice in what transformers loads: indexed by ``...``, it is there.
+    """Replaces a file's slice for transformers' loader: indexing with ``...`` returns the tensor.
 
     Args:
         write: fills a tensor of this shape and dtype.
@@ -40,22 +40,22 @@ class Unpacked:
     write: Callable[[Tensor], None]
 
     def __getitem__(self, _whole: EllipsisType) -> Tensor:
-        made = torch.empty(self.shape, dtype=self.dtype)
-        self.write(made)
-        return made
+        tensor = torch.empty(self.shape, dtype=self.dtype)
+        self.write(tensor)
+        return tensor
 
 
-# What transformers loads by name: ``Unpacked``, or a slice of a file.
+# Tensors that transformers loads by name: ``Unpacked``, or a slice of a file.
 Readable = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Which scale holds for which weight of a matrix [O, I].
+    """The scale of each weight of a matrix [O, I].
 
     Args:
         scales: [SO, SI] float32.
-        zeros: the value that is zero, [SO, SI] float32; None where that is 0.
+        zeros: the value that means zero, [SO, SI] float32; None for 0.
         rows: [O] the row of ``scales`` for a row of the weight.
         columns: [I] the column of ``scales`` for a column of the weight.
     """
@@ -66,24 +66,26 @@ class Grid:
     columns: Tensor
 
     def apply(self, values: Tensor, rows: slice) -> Tensor:
-        """Of ``rows`` of the weight the numbers that ``values`` [R, I], float32, stand for."""
-        own = self.rows[rows]
+        """Convert ``values`` [R, I], float32, of the given ``rows`` of the weight, to the numbers that they
+        represent.
+        """
+        scale_rows = self.rows[rows]
         if self.zeros is not None:
-            values = values - self.zeros[own][:, self.columns]
-        return values * self.scales[own][:, self.columns]
+            values = values - self.zeros[scale_rows][:, self.columns]
+        return values * self.scales[scale_rows][:, self.columns]
 
 
 def make_grid(
     name: str, shape: tuple[int, int], scales: Tensor, zeros: Tensor | None, block: tuple[int, int] | None = None
 ) -> Grid:
-    """The grid that ``scales`` of any form are for a weight of ``shape``: of blocks, groups, rows, or of all of it.
+    """Return the grid for ``scales`` of any form and a weight of ``shape``: per block, group or row, or one for all.
 
     Args:
-        name: of the scales, for what is said.
-        block: rows and columns of the weight that share a scale, where the configuration says so.
+        name: of the scales, for messages.
+        block: rows and columns of the weight that share a scale, if the configuration says so.
 
     Raises:
-        ModelLoadError: they fit no way.
+        ModelLoadError: they do not fit.
     """
     num_rows, num_columns = shape
     grid = scales.float() if scales.dtype != torch.uint8 else _E8M0[scales.long()]
@@ -96,41 +98,41 @@ def make_grid(
         for axis, (size, length) in enumerate(zip(shape, grid.shape, strict=False))
     ]
     if grid.dim() != 2 or 0 in steps:
-        of_blocks = f" in blocks of {block[0]} x {block[1]}" if block else ""
+        blocks_text = f" in blocks of {block[0]} x {block[1]}" if block else ""
         raise ModelLoadError(
-            f"{name} is {list(scales.shape)}, which are no scales for a weight of {list(shape)}{of_blocks}; fetch the "
-            "model again"
+            f"{name} is {list(scales.shape)}, which are no scales for a weight of {list(shape)}{blocks_text}; "
+            "fetch the model again"
         )
     rows, columns = torch.arange(num_rows) // steps[0], torch.arange(num_columns) // steps[1]
     return Grid(grid, None if zeros is None else zeros.float().reshape(grid.shape), rows, columns)
 
 
 def _step(size: int, num_scales: int, block: int | None) -> int:
-    """How many rows or columns, of ``size``, have a scale together; 0 if so many scales are for none."""
+    """Return how many of ``size`` rows or columns share a scale; 0 if the number of scales does not fit."""
     if block is not None and num_scales == -(-size // block):
         return block
     return {1: size, size: 1}.get(num_scales, 0)
 
 
 def pieces(num_rows: int, num_columns: int) -> Iterator[slice]:
-    """The rows of a matrix in parts that are small in float32."""
+    """Yield the rows of a matrix in parts that are small in float32."""
     step = max(_ROWS, _PIECE_ELEMENTS // max(num_columns, 1) // _ROWS * _ROWS)
     for start in range(0, num_rows, step):
         yield slice(start, min(start + step, num_rows))
 
 
 def write_scaled(out: Tensor, values: Callable[[slice], Tensor], grid: Grid) -> None:
-    """Fill ``out`` [O, I] from ``values``, which gives some of its rows, of any dtype."""
+    """Fill ``out`` [O, I] from ``values``, which returns some of its rows, of any dtype."""
     for rows in pieces(*out.shape):
         out[rows] = grid.apply(values(rows).float(), rows)
 
 
 def unpack_words(words: Tensor, bits: int) -> Tensor:
-    """The unsigned numbers in ``words`` [..., W] int32, the lowest bits first: [..., W * 32 / bits] int32."""
+    """Unpack unsigned numbers from ``words`` [..., W] int32, the lowest bits first: [..., W * 32 / bits] int32."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     return ((words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)).flatten(-2)
 
 
 def unpack_e2m1(packed: Tensor) -> Tensor:
-    """The numbers in ``packed`` [..., N] uint8, the lower four bits first: [..., 2 N] float32."""
+    """Unpack numbers from ``packed`` [..., N] uint8, the lower four bits first: [..., 2 N] float32."""
     return _E2M1[torch.stack((packed & 15, packed >> 4), -1).flatten(-2).long()]

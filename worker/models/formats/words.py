@@ -1,4 +1,4 @@
-"""GPTQ and AWQ: integers of a few bits in words of 32, by columns of the weight, which they hold transposed.
+"""GPTQ and AWQ: integers of a few bits in words of 32, along the columns of the transposed weight.
 
 Sources: GPTQModel's ``convert_gptq_v1_to_v2_format_module`` and its layer in torch; AutoAWQ's ``WQLinear_GEMM``.
 """
@@ -17,22 +17,22 @@ from .stored import StoredTensors
 from .unpacked import Grid, Readable, Unpacked, unpack_words, write_scaled
 
 _WORD = 32
-# As safetensors calls them.
+# Name of the dtype in safetensors.
 _WORDS = "I32"
 _WEIGHT = ".qweight"
-# The first format holds zero points less one. They were lowered as whole words, so they are raised as whole words: a
-# borrow that a zero point of 0 took from its neighbour goes back.
+# The first format stores zero points minus one. The 1 was subtracted from whole words, so it is added to whole words: a
+# borrow from the neighbour of a zero point of 0 is then undone.
 _ONES = {bits: sum(1 << shift for shift in range(0, _WORD, bits)) for bits in (2, 4, 8)}
-# Which column each four bits of AWQ's words belong to, the lowest first, undone.
+# The column of each four bits of AWQ's words, the lowest first, inverted.
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
 
 _OfLayer = Callable[[str, torch.dtype], Unpacked]
 
 
 def read_gptq(stored: StoredTensors, quantization: Quantization, dtype: torch.dtype) -> Readable:
-    """``X.qweight`` [I * bits / 32, O], ``X.qzeros`` [G, O * bits / 32], ``X.scales`` [G, O], ``X.g_idx`` [I].
+    """Read ``X.qweight`` [I * bits / 32, O], ``X.qzeros`` [G, O * bits / 32], ``X.scales`` [G, O], ``X.g_idx`` [I].
 
-    How many bits follows from the shapes: layers may differ from what the configuration says of most.
+    The number of bits follows from the shapes, because layers may differ from the configuration.
     """
     settings = quantization.settings
     is_second = str(settings.get("checkpoint_format", "gptq")).lower() == "gptq_v2"
@@ -40,12 +40,12 @@ def read_gptq(stored: StoredTensors, quantization: Quantization, dtype: torch.dt
 
 
 def read_awq(stored: StoredTensors, _quantization: Quantization, dtype: torch.dtype) -> Readable:
-    """``X.qweight`` [I, O / 8], ``X.qzeros`` [G, O / 8], ``X.scales`` [G, O]."""
+    """Read ``X.qweight`` [I, O / 8], ``X.qzeros`` [G, O / 8], ``X.scales`` [G, O]."""
     return _read_all(stored, dtype, partial(_awq, stored))
 
 
 def _read_all(stored: StoredTensors, dtype: torch.dtype, of_layer: _OfLayer) -> Readable:
-    made: Readable = {}
+    tensors: Readable = {}
     for layer in (name.removesuffix(_WEIGHT) for name in stored if name.endswith(_WEIGHT)):
         lacking = [name for name in (f"{layer}.qzeros", f"{layer}.scales") if name not in stored]
         if lacking:
@@ -55,8 +55,8 @@ def _read_all(stored: StoredTensors, dtype: torch.dtype, of_layer: _OfLayer) -> 
                 f"{layer}{_WEIGHT} is of {stored.dtype(layer + _WEIGHT)}, and words of {_WORDS} are wanted there; "
                 "fetch the model again"
             )
-        made[f"{layer}.weight"] = of_layer(layer, dtype)
-    return made
+        tensors[f"{layer}.weight"] = of_layer(layer, dtype)
+    return tensors
 
 
 def _gptq(stored: StoredTensors, is_second: bool, is_ordered: bool, layer: str, dtype: torch.dtype) -> Unpacked:
@@ -113,7 +113,7 @@ def _in_order(words: Tensor) -> Tensor:
 
 
 def _grid(stored: StoredTensors, layer: str, zeros: Tensor, columns: Tensor) -> Grid:
-    """Of scales and zero points [G, O] for the weight [O, I]."""
+    """Return the grid of scales and zero points [G, O] for the weight [O, I]."""
     scales = stored.read(f"{layer}.scales")
     if scales.shape != zeros.shape:
         raise _unfit(stored, layer)

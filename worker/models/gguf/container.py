@@ -1,6 +1,6 @@
-"""A GGUF file as what it holds: values by key, and tensors by name as bytes that stay in the file.
+"""The content of a GGUF file: values by key, and tensors by name as bytes that stay in the file.
 
-Source: ggml-org/ggml, docs/gguf.md. Everything is checked before it is believed: a file may be cut short or made up.
+Source: ggml-org/ggml, docs/gguf.md. Everything is checked before it is used: a file may be truncated or forged.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 class TensorType(NamedTuple):
-    """How numbers lie in bytes: ``num_bytes`` for each ``num_values``."""
+    """The storage of numbers: ``num_bytes`` per ``num_values``."""
 
     name: str
     num_values: int
     num_bytes: int
 
 
-# By ggml's numbers. Those that are not unpacked here are named where they are refused.
+# By ggml's numbers. Types that cannot be unpacked are named in the error message.
 TYPES = {
     0: TensorType("F32", 1, 4),
     1: TensorType("F16", 1, 2),
@@ -58,7 +58,7 @@ class GgufTensor:
     """A tensor of a file.
 
     Args:
-        shape: rows last but one, as in torch; ggml has them the other way round.
+        shape: in torch's order; ggml's is the reverse.
         data: [..., bytes of a row] uint8, in the file.
     """
 
@@ -70,7 +70,12 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """Args: values: by key; tensors: by name, of all parts of the file."""
+    """An opened file.
+
+    Args:
+        values: by key.
+        tensors: by name, of all parts of the file.
+    """
 
     path: Path
     values: dict[str, Any]
@@ -78,30 +83,30 @@ class GgufFile:
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Read the head of ``path``, and of the files that it is continued in.
+    """Read the header of ``path``, and of the files that continue it.
 
     Raises:
-        ModelLoadError: a file is missing, no GGUF, cut short, or holds numbers in a form that is not unpacked here.
+        ModelLoadError: a file is missing, not GGUF, truncated, or has numbers in an unsupported form.
     """
     values: dict[str, Any] = {}
     tensors: dict[str, GgufTensor] = {}
     for part in parts_of(path):
         try:
-            found, held = _read(part)
+            part_values, part_tensors = _read(part)
         except (struct.error, IndexError, RecursionError) as error:
             raise ModelLoadError(f"{part} is damaged or cut short; fetch it again") from error
         except OSError as error:
             raise _unreadable(part, error) from error
-        values = found | values
-        tensors |= held
+        values = part_values | values
+        tensors |= part_tensors
     return GgufFile(path, values, tensors)
 
 
 def check_beginning(path: Path) -> None:
-    """Check that all parts of ``path`` exist, and that each begins as a GGUF file does.
+    """Check that all parts of ``path`` exist, and that each starts as a GGUF file does.
 
     Raises:
-        ModelLoadError: a file is missing, cannot be read, or is no GGUF.
+        ModelLoadError: a file is missing, unreadable, or not GGUF.
     """
     for part in parts_of(path):
         try:
@@ -113,10 +118,10 @@ def check_beginning(path: Path) -> None:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """The files that hold the model of ``path``: more than one if it is cut into parts.
+    """Return the files of the model in ``path``: more than one if it is split.
 
     Raises:
-        ModelLoadError: it is not the first of them, or others are missing.
+        ModelLoadError: it is not the first part, or others are missing.
     """
     shard = _SHARD.search(path.name)
     if shard is None:
@@ -129,12 +134,12 @@ def parts_of(path: Path) -> list[Path]:
     parts = [path.with_name(f"{stem}-{number:05}-of-{shard[2]}.gguf") for number in range(1, count + 1)]
     absent = [part.name for part in parts if not part.is_file()]
     if absent:
-        raise ModelLoadError(f"{path} goes on in {', '.join(absent[:4])}, which its folder lacks; fetch all parts")
+        raise ModelLoadError(f"{path} continues in {', '.join(absent[:4])}, which its folder lacks; fetch all parts")
     return parts
 
 
 class _Head:
-    """Reads the head of a file from its beginning to its end."""
+    """Reads the header of a file sequentially."""
 
     def __init__(self, data: NDArray[np.uint8]) -> None:
         self._data = data.data
@@ -147,12 +152,12 @@ class _Head:
 
     def text(self) -> str:
         length = self.number("Q")
-        found = bytes(self._data[self.at : self.at + length])
-        if len(found) != length:
+        content = bytes(self._data[self.at : self.at + length])
+        if len(content) != length:
             raise IndexError
         self.at += length
         # Tokens may be pieces of a character.
-        return found.decode(errors="surrogateescape")
+        return content.decode(errors="surrogateescape")
 
     def value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -160,24 +165,24 @@ class _Head:
         if kind != _ARRAY:
             if kind not in _SCALARS:
                 raise IndexError
-            found = self.number(_SCALARS[kind])
-            # 1e-6 was meant, not the float32 beside it.
-            return float(str(np.float32(found))) if kind == _FLOAT32 else found
-        of, length = self.number("I"), self.number("Q")
+            value = self.number(_SCALARS[kind])
+            # 1e-6 was meant, not the nearest float32.
+            return float(str(np.float32(value))) if kind == _FLOAT32 else value
+        item_kind, length = self.number("I"), self.number("Q")
         if length > len(self._data):
             raise IndexError
-        if of in _SCALARS:
-            found = struct.unpack_from(f"<{length}{_SCALARS[of]}", self._data, self.at)
-            self.at += struct.calcsize(f"<{length}{_SCALARS[of]}")
-            return list(found)
-        return [self.value(of) for _ in range(length)]
+        if item_kind in _SCALARS:
+            value = struct.unpack_from(f"<{length}{_SCALARS[item_kind]}", self._data, self.at)
+            self.at += struct.calcsize(f"<{length}{_SCALARS[item_kind]}")
+            return list(value)
+        return [self.value(item_kind) for _ in range(length)]
 
 
 def _check_magic(path: Path, magic: bytes) -> None:
     if not magic:
         raise ModelLoadError(f"{path} is empty; fetch it again")
     if magic != _MAGIC:
-        raise ModelLoadError(f"{path} is no GGUF file: it begins with {magic!r}; fetch it again")
+        raise ModelLoadError(f"{path} is not a GGUF file: it starts with {magic!r}; download it again")
 
 
 def _unreadable(path: Path, error: OSError) -> ModelLoadError:
@@ -187,7 +192,7 @@ def _unreadable(path: Path, error: OSError) -> ModelLoadError:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     try:
         data = np.memmap(path, dtype=np.uint8, mode="r")
-    except ValueError as error:  # of an empty file
+    except ValueError as error:  # an empty file
         raise ModelLoadError(f"{path} is empty; fetch it again") from error
     head = _Head(data)
     _check_magic(path, bytes(data[: len(_MAGIC)]))
@@ -205,7 +210,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     if type(alignment) is not int or alignment < 1:
         raise IndexError
     start = -(-head.at // alignment) * alignment
-    return values, {made.name: made for made in map(partial(_place, data, start, path), heads)}
+    return values, {tensor.name: tensor for tensor in map(partial(_place, data, start, path), heads)}
 
 
 class _TensorHead(NamedTuple):
@@ -237,7 +242,7 @@ def _place(data: NDArray[np.uint8], start: int, path: Path, head: _TensorHead) -
         raise ModelLoadError(f"{path} has {head.name} with rows of {length} in {head.kind.name}; fetch it again")
     row_bytes = length // head.kind.num_values * head.kind.num_bytes
     begin = start + head.offset
-    held = data[begin : begin + int(np.prod(rows, dtype=object)) * row_bytes]
-    if len(held) != int(np.prod(rows, dtype=object)) * row_bytes:
+    content = data[begin : begin + int(np.prod(rows, dtype=object)) * row_bytes]
+    if len(content) != int(np.prod(rows, dtype=object)) * row_bytes:
         raise ModelLoadError(f"{path} is cut short: {head.name} lies beyond its end; fetch it again")
-    return GgufTensor(head.name, head.shape, head.kind, held.reshape(*rows, row_bytes))
+    return GgufTensor(head.name, head.shape, head.kind, content.reshape(*rows, row_bytes))

@@ -31,22 +31,22 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# Rotary frequencies: what they say is in the configuration.
+# Rotary frequencies, which the configuration contains.
 _COMPUTED = re.compile(r"(^|\.)(rope_freqs|attn_rot_embd)\.")
 _PARTS = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 
 _THETA = 10000.0
-# Llama 3's way of stretching, which GGUF has as a divisor for each frequency; what all released models have.
+# Llama 3's scaling, which GGUF stores as a divisor per frequency; values of all released models.
 _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
 # Divisors are stored in float32.
 _TOLERANCE = 1e-4
 
 
 def rope_parameters(file: GgufFile, key: str, head_dim: int) -> dict[str, Any]:
-    """``rope_parameters`` of config.json.
+    """Return ``rope_parameters`` of config.json.
 
     Raises:
-        ModelLoadError: positions are stretched in a way that cannot be said there.
+        ModelLoadError: the scaling of positions cannot be expressed there.
     """
     values = file.values
     theta = real_value(file, f"{key}.rope.freq_base", _THETA)
@@ -75,21 +75,21 @@ def rope_parameters(file: GgufFile, key: str, head_dim: int) -> dict[str, Any]:
 
 
 def real_value(file: GgufFile, name: str, default: float) -> float:
-    """Raises ``ModelLoadError`` if what ``file`` has by ``name`` is no number, or less than zero."""
-    found = file.values.get(name, default)
-    if isinstance(found, bool) or not isinstance(found, int | float) or not found >= 0:
-        raise ModelLoadError(f"{file.path} has {name} {shown(found)}, and a number is wanted there; fetch it again")
-    return float(found)
+    """Return a number of ``file``. Raises ``ModelLoadError`` if the value is no number, or negative."""
+    value = file.values.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise ModelLoadError(f"{file.path} has {name} {shown(value)}, and a number is wanted there; fetch it again")
+    return float(value)
 
 
 def _llama3(file: GgufFile, theta: float, head_dim: int) -> dict[str, Any]:
     tensor = file.tensors["rope_freqs.weight"]
-    found = np.array(tensor.data).view(np.float32).ravel() if tensor.kind.name == "F32" else np.zeros(0)
-    factor = round(float(found.max(initial=0.0)), 3)
-    if len(found) == head_dim // 2 and factor >= 1:
+    divisors = np.array(tensor.data).view(np.float32).ravel() if tensor.kind.name == "F32" else np.zeros(0)
+    factor = round(float(divisors.max(initial=0.0)), 3)
+    if len(divisors) == head_dim // 2 and factor >= 1:
         if factor == 1:
             return {"rope_type": "default", "rope_theta": theta}
-        if np.allclose(found, llama3_divisors(theta, head_dim, factor), rtol=_TOLERANCE):
+        if np.allclose(divisors, llama3_divisors(theta, head_dim, factor), rtol=_TOLERANCE):
             return {
                 "rope_type": "llama3",
                 "rope_theta": theta,
@@ -99,13 +99,13 @@ def _llama3(file: GgufFile, theta: float, head_dim: int) -> dict[str, Any]:
                 "original_max_position_embeddings": _ORIGINAL,
             }
     raise ModelLoadError(
-        f"{file.path} has rope_freqs.weight {shown(found[:4].tolist())}, which are not Llama 3's divisors of "
+        f"{file.path} has rope_freqs.weight {shown(divisors[:4].tolist())}, which are not Llama 3's divisors of "
         "frequencies; fetch the model in transformers' format"
     )
 
 
 def llama3_divisors(theta: float, head_dim: int, factor: float) -> np.ndarray:
-    """What Llama 3 divides each of its frequencies by: [head_dim / 2]."""
+    """Return the divisor of each of Llama 3's frequencies: [head_dim / 2]."""
     wave_lengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     smooth = (_ORIGINAL / wave_lengths - _LOW) / (_HIGH - _LOW)
     return 1 / np.clip((1 - smooth) / factor + smooth, 1 / factor, 1)
@@ -113,13 +113,13 @@ def llama3_divisors(theta: float, head_dim: int, factor: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Architecture:
-    """How one of llama.cpp's differs from the others.
+    """Differences between one of llama.cpp's architectures and the others.
 
     Args:
         model_class: transformers' class.
-        router: of a mixture, where its router is in a layer.
-        experts: of a mixture, by ggml's name the place of an expert's matrix, with a gap for its number.
-        is_interleaved: its rotation pairs neighbours, for which queries and keys were put in another order.
+        router: of a mixture of experts, the name of its router in a layer.
+        experts: of a mixture of experts, the name of an expert's matrix by ggml's name, with a gap for its number.
+        is_interleaved: rotation pairs neighbours, for which queries and keys were reordered.
         more: fields of the configuration that only it has.
     """
 
@@ -133,56 +133,59 @@ class _Architecture:
 
 @dataclass(frozen=True)
 class Family:
-    """A file together with what its architecture means."""
+    """A file with its architecture."""
 
     file: GgufFile
     key: str
     architecture: _Architecture
 
     def names(self, name: str, shape: tuple[int, ...]) -> str | list[str]:
-        """transformers' name for a tensor, or of a stack of experts a name for each; none of what is computed.
+        """Return transformers' name of a tensor, or one name per matrix of a stack of experts; empty for a computed
+        tensor.
 
-        A name that is unknown stays as it is, so that the loader refuses it by that.
+        An unknown name is returned unchanged, so that the loader rejects it by that name.
         """
         if _COMPUTED.search(name):
             return []
-        found = _PARTS.fullmatch(name)
-        if found is None:
+        match = _PARTS.fullmatch(name)
+        if match is None:
             return name
-        layer, part, kind = found.groups()
+        layer, part, kind = match.groups()
         if layer is None:
             return f"{_TOP[part]}.{kind}" if part in _TOP else name
         here = f"model.layers.{layer}."
         if part in self.architecture.experts and len(shape) == 3:
-            of_expert = self.architecture.experts[part]
-            return [f"{here}{of_expert.format(number)}.{kind}" for number in range(shape[0])]
+            expert_name = self.architecture.experts[part]
+            return [f"{here}{expert_name.format(number)}.{kind}" for number in range(shape[0])]
         place = self.architecture.router if part == "ffn_gate_inp" else _LAYER.get(part, "")
         return f"{here}{place}.{kind}" if place else name
 
     def num_interleaved_heads(self, name: str) -> int | None:
-        """How many heads the rows of the tensor are, if their order is llama.cpp's own; else None."""
+        """Return the number of heads in the tensor's rows if they are in llama.cpp's order; else None."""
         if not self.architecture.is_interleaved:
             return None
         num_heads = self.number("attention.head_count")
         counts = {"attn_q": num_heads, "attn_k": self.number("attention.head_count_kv", num_heads)}
-        found = _PARTS.fullmatch(name)
-        return counts.get(found[2]) if found and found[1] is not None else None
+        match = _PARTS.fullmatch(name)
+        return counts.get(match[2]) if match and match[1] is not None else None
 
     def value(self, name: str, default: Any = None) -> Any:
         return self.file.values.get(f"{self.key}.{name}", default)
 
     def number(self, name: str, default: int | None = None) -> int:
-        """Raises ``ModelLoadError`` if there is none, or one for each layer."""
-        found = self.value(name, default)
-        if type(found) is not int or found < 1:
+        """Return a number. Raises ``ModelLoadError`` if it is missing, or differs by layer."""
+        value = self.value(name, default)
+        if type(value) is not int or value < 1:
             raise ModelLoadError(
-                f"{self.file.path} has {self.key}.{name} {shown(found)}, and a model with one number there, 1 or more, "
+                f"{self.file.path} has {self.key}.{name} {shown(value)}, and a model with one number there, 1 or more, "
                 "is read; fetch the model in another format"
             )
-        return found
+        return value
 
     def head_dim(self, hidden_size: int, num_heads: int) -> int:
-        """Raises ``ModelLoadError`` if only a part of a head is rotated, or values are of another size."""
+        """Return the size of heads. Raises ``ModelLoadError`` if only a part of a head is rotated, or values have
+        another size.
+        """
         rotated = self.value("rope.dimension_count", hidden_size // num_heads)
         size = self.number("attention.key_length", rotated)
         for name in ("rope.dimension_count", "attention.value_length"):
@@ -194,12 +197,12 @@ class Family:
         return size
 
     def config(self) -> dict[str, Any]:
-        """What config.json would say."""
-        values, held = self.file.values, self.file.tensors
+        """Return the content of config.json."""
+        values, tensors = self.file.values, self.file.tensors
         num_heads = self.number("attention.head_count")
         hidden_size = self.number("embedding_length")
         head_dim = self.head_dim(hidden_size, num_heads)
-        vocab = held.get("token_embd.weight")
+        vocab = tensors.get("token_embd.weight")
         if vocab is None:
             raise ModelLoadError(f"{self.file.path} has no token_embd.weight: it holds no whole model; fetch it again")
         ids = {
@@ -219,15 +222,17 @@ class Family:
             "max_position_embeddings": self.number("context_length"),
             "rms_norm_eps": real_value(self.file, f"{self.key}.attention.layer_norm_rms_epsilon", 1e-6),
             "rope_parameters": rope_parameters(self.file, self.key, head_dim),
-            # llama.cpp writes an output matrix only if it is not the embedding.
-            "tie_word_embeddings": "output.weight" not in held,
+            # llama.cpp writes an output matrix only if it differs from the embedding.
+            "tie_word_embeddings": "output.weight" not in tensors,
             "dtype": self._dtype(),
             **ids,
             **self.architecture.more(self),
         }
 
     def _dtype(self) -> str:
-        """That of all matrices if they are whole; else bfloat16, which all that have fewer bits fit into."""
+        """Return the dtype of all matrices if it is the same and unquantized; else bfloat16, which represents fewer
+        bits.
+        """
         kinds = {tensor.kind.name for tensor in self.file.tensors.values() if len(tensor.shape) > 1}
         return (
             {"F32": "float32", "F16": "float16"}.get(next(iter(kinds)), "bfloat16") if len(kinds) == 1 else "bfloat16"
@@ -235,7 +240,7 @@ class Family:
 
 
 def find_family(file: GgufFile) -> Family:
-    """Raises ``ModelLoadError`` if its architecture is none of those below; names it."""
+    """Return the family of ``file``. Raises ``ModelLoadError`` that names its architecture if it is not supported."""
     key = str(file.values.get("general.architecture"))
     architecture = _ARCHITECTURES.get(key)
     if architecture is None:
@@ -251,8 +256,8 @@ def find_family(file: GgufFile) -> Family:
 
 
 def _biases(family: Family) -> dict[str, Any]:
-    held = family.file.tensors
-    return {"attention_bias": "blk.0.attn_q.bias" in held, "mlp_bias": "blk.0.ffn_up.bias" in held}
+    tensors = family.file.tensors
+    return {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_up.bias" in tensors}
 
 
 def _of_mixtral(family: Family) -> dict[str, Any]:
@@ -267,7 +272,7 @@ def _of_qwen3_moe(family: Family) -> dict[str, Any]:
         "num_experts": family.number("expert_count"),
         "num_experts_per_tok": family.number("expert_used_count"),
         "moe_intermediate_size": family.number("expert_feed_forward_length"),
-        # As llama.cpp computes all of this architecture.
+        # llama.cpp computes all models of this architecture like this.
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
@@ -285,7 +290,7 @@ _MIXTRAL = _Architecture(
     },
     more=_of_mixtral,
 )
-# Mistral's are of the architecture "llama", too.
+# Mistral's models have the architecture "llama", too.
 _ARCHITECTURES = {
     "llama": _Architecture("llama", "LlamaForCausalLM", is_interleaved=True, more=_biases),
     "qwen2": _Architecture("qwen2", "Qwen2ForCausalLM"),

@@ -1,4 +1,4 @@
-"""A GGUF file as a model folder: what transformers' format has beside the weights, written once into a cache."""
+"""A GGUF file as a model folder: the files besides weights in transformers' format, written once into a cache."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from .container import open_gguf, parts_of
 from .families import find_family
 from .tokenizer import GgufTokenizer
 
-# Of what is written below; a newer release does not take what an older one has left.
+# Version of the written files; a newer release does not use those of an older one.
 _VERSION = 1
 
 log = structlog.get_logger(__name__)
 
 
 def gguf_folder(path: Path, cache: Path) -> Path:
-    """A folder with ``config.json`` and ``tokenizer.json`` of the model in ``path``, whose weights stay there.
+    """Return a folder with ``config.json`` and ``tokenizer.json`` of the model in ``path``; the weights stay there.
 
     Args:
-        cache: where the folder is made, under a name that follows from the file.
+        cache: parent of the folder, whose name follows from the file.
 
     Raises:
-        ModelLoadError: the file is not what is read here, or the cache cannot be written to.
+        ModelLoadError: the file is not supported, or the cache is not writable.
     """
     path = path.resolve()
     states = [(str(part), part.stat()) for part in parts_of(path)]
@@ -47,13 +47,13 @@ def gguf_folder(path: Path, cache: Path) -> Path:
     }
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=target.parent))
+        temporary = Path(tempfile.mkdtemp(dir=target.parent))
         for name, content in contents.items():
-            (made / name).write_text(json.dumps(content, indent=2) + "\n")
-        tokenizer.tokenizer.save(str(made / "tokenizer.json"))
+            (temporary / name).write_text(json.dumps(content, indent=2) + "\n")
+        tokenizer.tokenizer.save(str(temporary / "tokenizer.json"))
         # Another engine of this host may have been faster; the content is the same.
         with suppress(FileExistsError):
-            made.rename(target)
+            temporary.rename(target)
     except OSError as error:
         raise ModelLoadError(
             f"the tokenizer of {path} cannot be written to {target.parent}: {error.strerror or error}; set "

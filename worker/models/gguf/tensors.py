@@ -24,17 +24,17 @@ from .families import Family, find_family
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
-    """The float16 at byte ``at`` of each block: [N, 1] float32."""
+    """Return the float16 at byte ``at`` of each block: [N, 1] float32."""
     return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """First all lower halves of the bytes [..., B], then all upper ones: [..., 2 B]."""
+    """Return all lower halves of the bytes [..., B], then all upper ones: [..., 2 B]."""
     return torch.cat((packed & 15, packed >> 4), -1)
 
 
 def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
-    """The bits of the four bytes at ``at``, the lowest first, as 16 and 0: [N, 32] uint8."""
+    """Return the bits of the four bytes at ``at``, the lowest first, as 16 and 0: [N, 32] uint8."""
     bits = torch.arange(8, dtype=torch.uint8)
     return (((blocks[:, at : at + 4, None] >> bits) & 1) << 4).flatten(1)
 
@@ -60,7 +60,7 @@ def _q8_0(blocks: Tensor) -> Tensor:
 
 
 def _scales_and_minimums(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Of eight parts each, six bits in twelve bytes: [N, 12] uint8 to twice [N, 8, 1] float32."""
+    """Unpack eight scales and minimums of six bits from twelve bytes: [N, 12] uint8 to twice [N, 8, 1] float32."""
     first, second, high = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = torch.cat((first & 63, (high & 15) | ((first >> 2) & 48)), -1)
     minimums = torch.cat((second & 63, (high >> 4) | ((second >> 2) & 48)), -1)
@@ -68,7 +68,7 @@ def _scales_and_minimums(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_k(blocks: Tensor, values: Tensor) -> Tensor:
-    """``values`` [N, 8, 32] of Q4_K and Q5_K, whose blocks begin alike."""
+    """Scale ``values`` [N, 8, 32] of Q4_K and Q5_K, whose blocks start equally."""
     scales, minimums = _scales_and_minimums(blocks[:, 4:16])
     scales, minimums = _half(blocks, 0)[..., None] * scales, _half(blocks, 2)[..., None] * minimums
     return (scales * values.float() - minimums).flatten(1)
@@ -110,26 +110,26 @@ UNPACK: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def read_gguf(path: Path, dtype: torch.dtype) -> Readable:
-    """Every tensor of the model in ``path``, in ``dtype``.
+    """Return every tensor of the model in ``path``, in ``dtype``.
 
     Raises:
-        ModelLoadError: the file, its types or its architecture is not what is read here.
+        ModelLoadError: the file, its types or its architecture is not supported.
     """
     file = open_gguf(path)
     family = find_family(file)
-    made: Readable = {}
+    tensors: Readable = {}
     for tensor in file.tensors.values():
         names = family.names(tensor.name, tensor.shape)
         if isinstance(names, str):
-            made[names] = _whole(tensor, dtype, _num_heads(family, tensor))
+            tensors[names] = _whole(tensor, dtype, _num_heads(family, tensor))
         else:
-            # Of a stack of experts each by itself, as transformers' files have them.
-            made |= {name: _part(tensor, number, dtype) for number, name in enumerate(names)}
-    return made
+            # The matrices of a stack of experts separately, as in transformers' files.
+            tensors |= {name: _part(tensor, number, dtype) for number, name in enumerate(names)}
+    return tensors
 
 
 def _num_heads(family: Family, tensor: GgufTensor) -> int | None:
-    """How many heads are to be put into transformers' order; None if they are in it."""
+    """Return how many heads must be reordered for transformers; None if they are in its order."""
     num_heads = family.num_interleaved_heads(tensor.name)
     if num_heads is not None and tensor.shape[0] % (2 * num_heads):
         raise ModelLoadError(
@@ -157,8 +157,8 @@ def _part(tensor: GgufTensor, number: int, dtype: torch.dtype) -> Unpacked:
 def _fill(out: Tensor, data: NDArray[np.uint8], kind: TensorType) -> None:
     unpack = UNPACK[kind.name]
     rows = out.view(-1, out.shape[-1])
-    held = data.reshape(len(rows), -1)
+    packed = data.reshape(len(rows), -1)
     for part in pieces(*rows.shape):
-        # A copy, since torch wants memory that may be written to.
-        blocks = torch.from_numpy(np.array(held[part])).view(-1, kind.num_bytes)
+        # A copy, since torch needs writable memory.
+        blocks = torch.from_numpy(np.array(packed[part])).view(-1, kind.num_bytes)
         rows[part] = unpack(blocks).view(-1, rows.shape[1])

@@ -30,7 +30,7 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# By tokenizer.ggml.pre: the patterns that cut a text, one after the other.
+# By tokenizer.ggml.pre: the patterns that split a text, applied in turn.
 _SPLITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt-2", "olmo", "phi-2", "jina-es", "jina-de"), (_GPT2,)),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "smaug-bpe", "dbrx"), (_LLAMA3,)),
@@ -38,11 +38,11 @@ _SPLITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), (r"\p{N}", _GPT2)),
     "tekken": (_TEKKEN,),
 }
-# Their tokenizers put accents and letters together first.
+# Their tokenizers first compose accents and letters.
 _COMPOSED = ("qwen2", "deepseek-r1-qwen")
-# These take a word that is a token as it is, whatever its merges, and begin a text by bos.
+# These use a word that is a token unchanged, whatever its merges, and start a text with bos.
 _WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
-# What ends a turn or a text in one family or another; a file names one of them alone.
+# Tokens that end a turn or a text in some family; a file names only one of them.
 _ENDS = (
     "<|eot_id|>",
     "<|im_end|>",
@@ -56,10 +56,10 @@ _ENDS = (
 
 
 class GgufTokenizer:
-    """Reads the tokenizer of ``file``.
+    """Converts the tokenizer of ``file``.
 
     Raises:
-        ModelLoadError: it is of a kind, or splits text in a way, that is not known here; names it.
+        ModelLoadError: its kind, or its way of splitting text, is not supported; the message names it.
     """
 
     def __init__(self, file: GgufFile) -> None:
@@ -87,22 +87,22 @@ class GgufTokenizer:
             raise ModelLoadError(f"the tokenizer in {file.path} cannot be read: {error}; fetch it again") from error
 
     def config(self) -> dict[str, Any]:
-        """What tokenizer_config.json would say."""
-        said: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        """Return the content of tokenizer_config.json."""
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
             token = self._special(key)
             if token is not None:
-                said[f"{name}_token"] = token
+                config[f"{name}_token"] = token
         template = self._file.values.get("tokenizer.chat_template")
-        return said | ({"chat_template": template} if isinstance(template, str) else {})
+        return config | ({"chat_template": template} if isinstance(template, str) else {})
 
     def end_token_ids(self) -> list[int]:
-        """What ends a generation: the tokens that the file names, and those whose names say so."""
-        named = [self._value(f"{key}_token_id") for key in ("eos", "eot", "eom")]
+        """Return the tokens that end a generation: those named in the file, and those known by their text."""
+        declared = [self._value(f"{key}_token_id") for key in ("eos", "eot", "eom")]
         by_text = [
             index for index, token in enumerate(self._tokens) if token in _ENDS and self._type(index) == _CONTROL
         ]
-        return [index for index in dict.fromkeys((*named, *by_text)) if index is not None]
+        return [index for index in dict.fromkeys((*declared, *by_text)) if index is not None]
 
     def byte_level(self) -> Tokenizer:
         splits = _SPLITS.get(self._pre)
@@ -139,26 +139,26 @@ class GgufTokenizer:
         return tokenizer
 
     def _derived_merges(self) -> list[tuple[str, str]]:
-        """The pairs that make each token, the token of the best score first: that is how sentencepiece merges."""
+        """Return the pairs that form each token, by descending score of the token, as sentencepiece merges."""
         vocabulary, scores = self._vocabulary(), self._value("scores", [0.0] * len(self._tokens))
-        found = []
+        scored_pairs = []
         for token, score in zip(self._tokens, scores, strict=True):
             cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
             pairs = [pair for pair in cuts if pair[0] in vocabulary and pair[1] in vocabulary]
-            found += [
+            scored_pairs += [
                 (score, pair) for pair in sorted(pairs, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
             ]
-        return [pair for _, pair in sorted(found, key=lambda each: -each[0])]
+        return [pair for _, pair in sorted(scored_pairs, key=lambda each: -each[0])]
 
     def _add_tokens(self) -> None:
-        """The tokens that text is cut at before anything else; their ids are those of the vocabulary."""
+        """Add the tokens at which text is split first; their ids are those of the vocabulary."""
 
-        def of(kind: int) -> list[AddedToken]:
-            found = (token for index, token in enumerate(self._tokens) if self._type(index) == kind)
-            return [AddedToken(token, normalized=False, special=kind == _CONTROL) for token in found]
+        def added_tokens(kind: int) -> list[AddedToken]:
+            tokens = (token for index, token in enumerate(self._tokens) if self._type(index) == kind)
+            return [AddedToken(token, normalized=False, special=kind == _CONTROL) for token in tokens]
 
-        self.tokenizer.add_special_tokens(of(_CONTROL))
-        self.tokenizer.add_tokens(of(_USER_DEFINED))
+        self.tokenizer.add_special_tokens(added_tokens(_CONTROL))
+        self.tokenizer.add_tokens(added_tokens(_USER_DEFINED))
 
     def _add_bos(self) -> None:
         bos, index = self._special("bos"), self._value("bos_token_id")

@@ -1,1 +1,1 @@
-"""Models that read images: their encoders, their processors, and how much of what they do with images is served."""
+"""Models that read images: vision encoders, image processors, and checks of both."""

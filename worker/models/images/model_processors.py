@@ -1,7 +1,7 @@
 """Processors for models whose own processor needs torchvision, which it uses for videos only.
 
-Qwen2-VL, Qwen2.5-VL and Qwen3-VL: pixels come from transformers' image processor for Pillow and numpy. The rest of what
-their processor does for images is one placeholder per merged patch.
+Qwen2-VL, Qwen2.5-VL and Qwen3-VL: pixels come from transformers' image processor for Pillow and numpy. Besides that,
+their processor only adds one placeholder per merged patch.
 
 LLaVA-OneVision: pixels come from the same kind of image processor, and tokens are counted by the method of
 transformers' processor, which is created here without its video part.
@@ -20,7 +20,7 @@ _CONFIG = "processor_config.json"
 
 
 class GridProcessor:
-    """Called as transformers' processors are, for images without text.
+    """A callable like transformers' processors, for images without text.
 
     Args:
         images: transformers' image processor; its ``merge_size`` squared patches are one token.
@@ -33,7 +33,7 @@ class GridProcessor:
 
     @classmethod
     def load(cls, folder: Path, image_token_id: int, *, trust_remote_code: bool) -> GridProcessor:
-        """Load its parts from the model's folder. Raises whatever transformers does."""
+        """Load the parts from the model's folder. Raises the exceptions of transformers."""
         from transformers import AutoTokenizer
         from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
@@ -43,17 +43,17 @@ class GridProcessor:
 
     def __call__(self, *, images: list[Image.Image], **_: Any) -> dict[str, Any]:
         """Return the tensors for the encoder, and ``input_ids`` ``[1, T]`` with a placeholder for each token."""
-        made = dict(self._images(images, return_tensors="pt"))
-        num_tokens = int(made["image_grid_thw"].prod(-1).sum()) // self._images.merge_size**2
-        return {"input_ids": torch.full((1, num_tokens), self.image_token_id), **made}
+        tensors = dict(self._images(images, return_tensors="pt"))
+        num_tokens = int(tensors["image_grid_thw"].prod(-1).sum()) // self._images.merge_size**2
+        return {"input_ids": torch.full((1, num_tokens), self.image_token_id), **tensors}
 
 
 class OneVisionProcessor:
-    """Called as transformers' processors are, for images without text.
+    """A callable like transformers' processors, for images without text.
 
     Args:
         images: transformers' image processor.
-        settings: of ``processor_config.json``.
+        settings: content of ``processor_config.json``.
     """
 
     def __init__(self, images: Any, image_token: str, image_token_id: int, settings: dict[str, Any]) -> None:
@@ -72,7 +72,7 @@ class OneVisionProcessor:
 
     @classmethod
     def load(cls, folder: Path, image_token_id: int, *, trust_remote_code: bool) -> OneVisionProcessor:
-        """Load its parts from the model's folder. Raises whatever transformers does, or ``OSError``, ``KeyError``."""
+        """Load the parts from the model's folder. Raises exceptions of transformers, ``OSError`` or ``KeyError``."""
         from transformers import AutoTokenizer
         from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
@@ -83,7 +83,7 @@ class OneVisionProcessor:
 
     def __call__(self, *, images: list[Image.Image], **_: Any) -> dict[str, Any]:
         """Return the tensors for the encoder, and ``input_ids`` ``[1, T]`` with a placeholder for each token."""
-        made = dict(self._images([images], return_tensors="pt"))
-        told = (self._counting.replace_image_token(made, index) for index in range(len(images)))
-        num_tokens = sum(text.count(self.image_token) for text in told)
-        return {"input_ids": torch.full((1, num_tokens), self.image_token_id), **made}
+        tensors = dict(self._images([images], return_tensors="pt"))
+        texts = (self._counting.replace_image_token(tensors, index) for index in range(len(images)))
+        num_tokens = sum(text.count(self.image_token) for text in texts)
+        return {"input_ids": torch.full((1, num_tokens), self.image_token_id), **tensors}

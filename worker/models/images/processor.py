@@ -27,11 +27,11 @@ from torch import Tensor
 from ....shared.errors import ModelLoadError, ValidationError
 from ..checkpoint.errors import first_line
 
-# As transformers tells of what its image processors need.
+# Wording of transformers about missing dependencies of its image processors.
 _MISSING = re.compile(r"Missing optional dependencies: (\w+)")
-# What pip would install of torchvision by itself may be for another torch; then transformers does not load at all.
+# pip may install a torchvision that was built for another torch; transformers then fails to load at all.
 _REMEDIES = {"torchvision": f"install the one that was built for torch {torch.__version__}, from where that came"}
-# What processors say of texts, and encoders do not take.
+# Entries that processors return about texts and encoders do not take.
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 Axes = NDArray[np.int64]
@@ -53,28 +53,28 @@ def axes_by_grid(model_config: Any) -> AxesOf:
 
 
 class TokenJoiner:
-    """Joins tokens as the model's own tokenizer would have made them of the whole text.
+    """Joins token lists as the model's own tokenizer would tokenize the whole text.
 
     Args:
-        tokenizer: of transformers; None where an image's tokens are none of text.
+        tokenizer: of transformers; None if no token of an image is text.
     """
 
     def __init__(self, tokenizer: Any = None) -> None:
         self._tokenizer = tokenizer
 
     def append(self, token_ids: list[int], more: Sequence[int]) -> int:
-        """Put ``more`` behind ``token_ids``; return where its first token lies, or would."""
+        """Append ``more`` to ``token_ids``; return the index of its first token, or where it would be."""
         start = len(token_ids)
-        joined = self._joined(token_ids[-1], more[0]) if token_ids and more else None
-        if joined is None:
+        replacement = self._joined(token_ids[-1], more[0]) if token_ids and more else None
+        if replacement is None:
             token_ids += more
             return start
-        token_ids[-1:] = joined
+        token_ids[-1:] = replacement
         token_ids += more[1:]
         return len(token_ids) - len(more)
 
     def _joined(self, left: int, right: int) -> list[int] | None:
-        """What stands for both; None where they stay as they are."""
+        """Return the tokens that replace ``left`` and ``right``; None if both stay."""
         if self._tokenizer is None or not (self._is_breaks(right) and self._is_breaks(left)):
             return None
         text = self._tokenizer.decode([left]) + self._tokenizer.decode([right])
@@ -87,12 +87,12 @@ class TokenJoiner:
 
 @dataclass(frozen=True)
 class ImageTokens:
-    """What stands in a prompt in the place of one image.
+    """The tokens that represent one image in a prompt.
 
     Args:
-        token_ids: all of them: placeholders, and the model's marks of beginnings, ends and lines.
-        places: which of ``token_ids`` are placeholders, ascending: a row of features each.
-        axes: ``[3, len(token_ids)]``, their positions in three axes; None where a token's place is its position.
+        token_ids: placeholders, and the model's marks of starts, ends and lines.
+        places: indices of the placeholders in ``token_ids``, ascending; each gets one row of features.
+        axes: ``[3, len(token_ids)]``, positions in three axes; None if a token's index is its position.
         bidirectional: start and stop of each run of placeholders that attend to each other; empty if all attention is
             causal.
     """
@@ -105,12 +105,7 @@ class ImageTokens:
 
 @dataclass(frozen=True, eq=False)
 class ProcessedImage:
-    """One image as its model's encoder takes it.
-
-    Args:
-        tokens: what stands for it in a prompt.
-        tensors: on the CPU, by the names of the encoder's arguments.
-    """
+    """An image as the model's vision encoder takes it."""
 
     tokens: ImageTokens
     tensors: dict[str, Tensor]
@@ -121,13 +116,14 @@ class ProcessedImage:
 
 
 class ImageProcessor:
-    """Processes images one by one, so that what comes of one does not depend on its company.
+    """Processes images one at a time, so that the result does not depend on other images.
 
     Args:
         processor: of transformers, for text and images.
-        axes_of: makes the positions of an image's tokens of its tensors, where they have three each.
-        feature_token_id: what features stand in place of; None where that is the token by which prompts name an image.
-        sees_itself: placeholders that follow each other see each other.
+        axes_of: computes positions in three axes from an image's tensors; None for ordinary positions.
+        feature_token_id: the token whose embeddings are replaced by features; None if it is the token by which prompts
+            name an image.
+        sees_itself: adjacent placeholders attend to each other in both directions.
     """
 
     def __init__(
@@ -156,21 +152,21 @@ class ImageProcessor:
         axes_of: AxesOf | None = None,
         **more: Any,
     ) -> ImageProcessor:
-        """Load what is in the model's folder.
+        """Load the processor from the model's folder.
 
         Args:
-            make: loads what takes the place of transformers' own processor, where there is such a thing.
-            more: of the constructor.
+            make: loads a replacement of transformers' own processor; None for that.
+            more: arguments of the constructor.
 
         Raises:
-            ModelLoadError: there is none, or it needs a package that is not here; says so.
+            ModelLoadError: the processor is missing, or needs a package that is not installed; the message says which.
         """
         from transformers import AutoProcessor
 
         try:
             make = make or partial(AutoProcessor.from_pretrained, folder, trust_remote_code=trust_remote_code)
             return cls(make(), axes_of, **more)
-        except Exception as error:  # OSError, ImportError, whatever its own code raises
+        except Exception as error:  # OSError, ImportError, or any exception of its own code
             package = _missing_package(error)
             reason = f"it needs the package {package}; {_REMEDIES.get(package, f'pip install {package}')}"
             if not package:
@@ -178,34 +174,36 @@ class ImageProcessor:
             raise ModelLoadError(f"its image processor cannot be loaded: {reason}") from error
 
     def process(self, image: Image.Image) -> ProcessedImage:
-        """Return what the model makes of ``image``, which is RGB.
+        """Process ``image``, which is RGB.
 
         Raises:
-            ValidationError: its processor cannot do with it.
+            ValidationError: the model's processor rejects it.
         """
         try:
-            made = self._processor(text=self.image_token, images=[image], return_tensors="pt", add_special_tokens=False)
-        except Exception as error:  # of a size that it cannot divide, or whatever
+            inputs = self._processor(
+                text=self.image_token, images=[image], return_tensors="pt", add_special_tokens=False
+            )
+        except Exception as error:  # for example a size that it cannot divide
             raise ValidationError(
                 f"the model's processor fails on it ({image.width} by {image.height}): {first_line(error)}"
             ) from error
-        token_ids = made["input_ids"].flatten().tolist()
+        token_ids = inputs["input_ids"].flatten().tolist()
         places = [place for place, token_id in enumerate(token_ids) if token_id == self.feature_token_id]
-        tensors = {name: _tensor(value) for name, value in made.items() if name not in _OF_TEXT}
+        tensors = {name: _tensor(value) for name, value in inputs.items() if name not in _OF_TEXT}
         axes = None if self._axes_of is None else self._axes_of(tensors)
         bidirectional = runs_of(places) if self._sees_itself else ()
         return ProcessedImage(ImageTokens(token_ids, places, axes, bidirectional), tensors)
 
     def tokens_together(self, images: list[Image.Image]) -> list[int]:
-        """Return the tokens of several images side by side, processed in one call."""
-        made = self._processor(
+        """Return the tokens of several adjacent images, processed in one call."""
+        inputs = self._processor(
             text=self.image_token * len(images), images=images, return_tensors="pt", add_special_tokens=False
         )
-        return made["input_ids"].flatten().tolist()
+        return inputs["input_ids"].flatten().tolist()
 
 
 def runs_of(places: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Start and stop of each run of ``places``, which ascend."""
+    """Return start and stop of each run of consecutive numbers in ``places``, which ascend."""
     breaks = [at for at in range(1, len(places)) if places[at] != places[at - 1] + 1]
     starts, stops = [0, *breaks], [*breaks, len(places)]
     return tuple((places[start], places[stop - 1] + 1) for start, stop in zip(starts, stops, strict=True) if places)
@@ -216,7 +214,7 @@ def _tensor(value: Any) -> Tensor:
 
 
 def _missing_package(error: BaseException) -> str:
-    """The package that somebody missed on the way to ``error``; empty if that is not what went wrong."""
+    """Return the package whose absence caused ``error``; "" if the cause is another."""
     missing = _MISSING.search(str(error))
     if missing:
         return missing[1]
@@ -229,5 +227,5 @@ def _missing_package(error: BaseException) -> str:
                 if package in str(cause).lower():
                     return package
         cause = cause.__cause__ or cause.__context__
-    # Some look for video processors by a table that is empty without it.
+    # Some processors look for video processors in a table that is empty without torchvision.
     return "torchvision" if "VIDEO_PROCESSOR_MAPPING" in str(error) else ""

@@ -1,4 +1,4 @@
-"""A text model of a family that reads images as a causal model, where transformers has no class for that."""
+"""The text decoder of a model that reads images as a causal model, where transformers has no class for it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
 class TextDecoder(PreTrainedModel):
-    """A decoder and a head, called as transformers' causal models are.
+    """A decoder with a head, called like transformers' causal models.
 
     Args:
-        decoder: what makes hidden states; takes whatever else it is handed.
-        head: what makes logits of them.
+        decoder: computes hidden states; takes all other arguments.
+        head: computes logits of them.
     """
 
     base_model_prefix = "model"
 
     @classmethod
     def _can_set_experts_implementation(cls) -> bool:
-        """transformers looks into a class's own module for experts; those of a decoder are the decoder's business."""
+        """Return True. transformers searches a class's own module for experts, and those of ``decoder`` are in another
+        module.
+        """
         return True
 
     def __init__(self, decoder: PreTrainedModel, head: nn.Module) -> None:
@@ -43,14 +45,16 @@ class TextDecoder(PreTrainedModel):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """As transformers' causal models; logits ``[B, R, V]`` of all tokens, of the last ones, or of some rows."""
-        made = self.model(input_ids=input_ids, inputs_embeds=inputs_embeds, **kwargs)
+        """Compute logits ``[B, R, V]`` of all tokens, of the last ones, or of some rows, like transformers' causal
+        models.
+        """
+        output = self.model(input_ids=input_ids, inputs_embeds=inputs_embeds, **kwargs)
         rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits: Any = self.lm_head(made.last_hidden_state[:, rows])
-        return CausalLMOutputWithPast(logits=logits, past_key_values=getattr(made, "past_key_values", None))
+        logits: Any = self.lm_head(output.last_hidden_state[:, rows])
+        return CausalLMOutputWithPast(logits=logits, past_key_values=getattr(output, "past_key_values", None))
 
 
 def join(decoder: PreTrainedModel, head: nn.Module) -> TextDecoder:
-    """Return both as one model; nothing is copied."""
+    """Return decoder and head as one model, without a copy."""
     with torch.device("meta"):
         return TextDecoder(decoder, head)

@@ -1,4 +1,4 @@
-"""The part of a model that sees, apart from the part that speaks."""
+"""The vision encoder of a model, separate from its text decoder."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ....shared.errors import ModelLoadError
 from .processor import ProcessedImage
 from .text_decoder import join
 
-# Under which names transformers' classes hold the part that speaks.
+# Names of the text decoder in transformers' classes.
 _TEXT_PARTS = ("language_model", "text_model")
 
 
 class VisionEncoder:
-    """Makes features of images: what transformers' ``get_image_features`` does.
+    """Computes features of images by transformers' ``get_image_features``.
 
     Args:
-        module: the model that has that method; what speaks may have been taken out of it.
+        module: the model that has this method; its text decoder may have been removed.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -30,34 +30,34 @@ class VisionEncoder:
     def encode(self, image: ProcessedImage) -> Tensor:
         """Return the features of one image, ``[num_placeholders, hidden size]``, on the CPU.
 
-        Where deeper layers of the text model take features, too, theirs stand behind, as many columns for each layer.
+        If deeper layers of the text decoder take features too, their columns follow, ``hidden size`` per layer.
 
         Raises:
-            ValueError: their number is not that of the image's placeholders. Some encoders pass over tiles that are all
-                zero: then nobody knows which placeholder has which features.
+            ValueError: there are not as many features as placeholders of the image. Some encoders skip tiles of zeros;
+                then it is unknown which placeholder has which features.
         """
         weight = next(self.module.parameters())
         tensors = {
             name: tensor.to(weight.device, weight.dtype if tensor.is_floating_point() else None)
             for name, tensor in image.tensors.items()
         }
-        found = cast(Any, self.module).get_image_features(**tensors)
-        features = _packed(getattr(found, "pooler_output", found))
-        deeper = [_packed(level) for level in getattr(found, "deepstack_features", None) or ()]
+        output = cast(Any, self.module).get_image_features(**tensors)
+        features = _packed(getattr(output, "pooler_output", output))
+        deeper = [_packed(level) for level in getattr(output, "deepstack_features", None) or ()]
         if len(features) != len(image.tokens.places):
             raise ValueError(
-                f"the encoder made {len(features)} features of an image with {len(image.tokens.places)} placeholders"
+                f"the vision encoder computed {len(features)} features of an image with "
+                f"{len(image.tokens.places)} placeholders"
             )
         return torch.cat([features, *deeper], dim=1).cpu()
 
 
 def text_module(module: PreTrainedModel) -> PreTrainedModel:
-    """Return the part of ``module`` that speaks, with its head, as the causal model that transformers has for it.
-
-    The weights are the same; nothing is copied.
+    """Return the text decoder of ``module`` with its head, as transformers' causal model. Weights are shared, not
+    copied.
 
     Raises:
-        ModelLoadError: ``module`` is built in another way.
+        ModelLoadError: ``module`` is built differently.
     """
     inner = getattr(module, "model", None)
     name = next((name for name in _TEXT_PARTS if hasattr(inner, name)), None)
@@ -66,9 +66,9 @@ def text_module(module: PreTrainedModel) -> PreTrainedModel:
         raise ModelLoadError(f"{type(module).__name__} has no text model with a head of its own")
     decoder = getattr(inner, name)
     if type(decoder.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        joined = join(decoder, head)
-        joined.generation_config = module.generation_config
-        return joined.eval()
+        text_decoder = join(decoder, head)
+        text_decoder.generation_config = module.generation_config
+        return text_decoder.eval()
     with torch.device("meta"):
         causal = AutoModelForCausalLM.from_config(
             module.config.get_text_config(), dtype=module.dtype, attn_implementation="eager"
@@ -84,7 +84,7 @@ def text_module(module: PreTrainedModel) -> PreTrainedModel:
 
 
 def split_vision_encoder(module: PreTrainedModel) -> VisionEncoder:
-    """Return what sees in ``module``, and take what speaks out of it."""
+    """Remove the text decoder from ``module``, and return the rest as its vision encoder."""
     inner = cast(Any, module).model
     for name in _TEXT_PARTS:
         if hasattr(inner, name):
@@ -93,7 +93,7 @@ def split_vision_encoder(module: PreTrainedModel) -> VisionEncoder:
 
 
 def _packed(features: Any) -> Tensor:
-    """``[tokens, hidden size]``. Some encoders return a tensor, some a tensor per image, some have more dimensions."""
+    """Return features as ``[tokens, hidden size]``. Encoders return a tensor, one per image, or more dimensions."""
     if isinstance(features, Tensor):
         return features.reshape(-1, features.shape[-1])
     return torch.cat([_packed(part) for part in features])

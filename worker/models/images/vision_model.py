@@ -1,10 +1,9 @@
-"""Which models are served with images, tried out on the loaded model.
+"""The models that are served with images, verified on the loaded model.
 
-Those of ``FAMILIES`` put an image's features in place of placeholders, and compute with them as with any embeddings;
-those of ``ON_A_GRID`` besides with positions in three axes, and with features for deeper layers; in those of
-``SEES_ITSELF`` the tokens of an image see each other. It is verified: the model alone, with two pictures, has to give
-the logits that its text model gives with their features. Others look at images in more ways and are served as before:
-their text models, without images.
+Models of ``FAMILIES`` replace placeholders by an image's features and then treat them as any embeddings. Models of
+``ON_A_GRID`` also use positions in three axes, and features for deeper layers. In models of ``SEES_ITSELF`` the tokens
+of an image attend to each other. The check: the whole model, with two images, must give the logits of its text decoder
+with their features. Other models use images in more ways; of those the text decoders are served, without images.
 """
 
 from __future__ import annotations
@@ -46,22 +45,22 @@ FAMILIES = (
         }
     )
 )
-# What is missing for others that many know.
+# Features that other well-known models would need.
 _REASONS = {
-    "gemma3n": "its encoder needs timm, and each of its layers looks at the token ids again",
-    "gemma4": "the tokens of an image see each other there, and each of its layers looks at the token ids again",
+    "gemma3n": "its vision encoder needs timm, and each of its layers reads the token ids again",
+    "gemma4": "the tokens of an image attend to each other there, and each of its layers reads the token ids again",
 }
-# Of these not even text is served: transformers has no causal class for it, and computes a prompt as no other does.
+# Not even the text of these is served: transformers has no causal class, and they compute a prompt unlike all others.
 _NOT_LOADED = {
-    "paligemma": "all tokens of a prompt see each other there, text as well (a prefix), and here text sees what is "
-    "before it; take Gemma 3",
+    "paligemma": "all tokens of a prompt attend to each other there, text as well (a prefix), and here attention to "
+    "text is causal; use Gemma 3",
 }
-# Ours in the place of those that need torchvision, though only for videos.
+# Replacements of processors that need torchvision, which they use only for videos.
 _OWN_PROCESSORS: dict[str, Any] = {
     **dict.fromkeys(ON_A_GRID, GridProcessor),
     "llava_onevision": OneVisionProcessor,
 }
-# Larger ones are made smaller by most processors.
+# Most processors shrink larger images.
 _LARGE_SIDE = 2048
 
 log = structlog.get_logger(__name__)
@@ -69,12 +68,13 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class VisionModel:
-    """What a model needs to see: its encoder and its processor.
+    """Vision encoder and processor of a model.
 
     Args:
-        max_images: of a request. A processor may make something else of several than of each alone; then it is one.
-        needs_vision_inputs: images are more than embeddings to it (``forward.VisionInputs``).
-        longest_bidirectional: most tokens of an image that see each other, which one step has to compute; 0 if none do.
+        max_images: of a request. 1 if the processor treats several images differently from each alone.
+        needs_vision_inputs: images need more than embeddings (``forward.VisionInputs``).
+        longest_bidirectional: most tokens of an image that attend to each other, which one step must compute; 0 if
+            attention is causal.
     """
 
     encoder: VisionEncoder
@@ -84,7 +84,7 @@ class VisionModel:
     longest_bidirectional: int = 0
 
     def profile(self) -> None:
-        """Compute a large image, to see what memory the encoder takes."""
+        """Encode a large image, to measure the memory of the encoder."""
         self.encoder.encode(self.processor.process(picture(_LARGE_SIDE, _LARGE_SIDE)))
 
 
@@ -92,10 +92,10 @@ class SplitModel(NamedTuple):
     """A loaded model in its parts.
 
     Args:
-        text: what speaks.
-        vision: what sees; None if it is not to, or cannot.
+        text: the text decoder.
+        vision: None if images are not requested or not possible.
         refusal: why no images are taken.
-        encoder: that of ``vision``, or of a model of which nothing was tried.
+        encoder: that of ``vision``, or of a model that was not checked.
     """
 
     text: PreTrainedModel
@@ -105,27 +105,27 @@ class SplitModel(NamedTuple):
 
 
 def is_vision_type(model_config: PretrainedConfig) -> bool:
-    """Whether a model of this configuration is loaded with its encoder."""
+    """Whether a model of this configuration is loaded with its vision encoder."""
     return model_config.model_type in FAMILIES
 
 
 def needs_vision_inputs(model_config: PretrainedConfig) -> bool:
-    """Whether images are more than embeddings to a model of this configuration (``forward.VisionInputs``)."""
+    """Whether images need more than embeddings in a model of this configuration (``forward.VisionInputs``)."""
     return model_config.model_type in ON_A_GRID
 
 
 def check_served(model_config: PretrainedConfig, architecture: str) -> None:
-    """Refuse a model that reads images and of which nothing can be served.
+    """Reject a model that reads images and cannot be served at all.
 
     Raises:
-        ModelLoadError: it is one.
+        ModelLoadError: the model is one of those.
     """
     if why := _NOT_LOADED.get(model_config.model_type):
         raise ModelLoadError(f"{architecture} is not served: {why}")
 
 
 def image_refusal_of(model_config: PretrainedConfig) -> str:
-    """Why a model that is not of ``FAMILIES`` takes no images."""
+    """Return why a model outside ``FAMILIES`` takes no images."""
     model_type = model_config.model_type
     reason = _REASONS.get(model_type)
     if reason is not None:
@@ -139,10 +139,11 @@ def image_refusal_of(model_config: PretrainedConfig) -> str:
 def split_model(
     module: PreTrainedModel, folder: Path, vocab_size: int, *, wants_images: bool, trust_remote_code: bool
 ) -> SplitModel:
-    """Part a model of ``FAMILIES`` into what speaks and what sees, and verify that together they are the model.
+    """Split a model of ``FAMILIES`` into text decoder and vision encoder, and verify that together they equal the
+    model.
 
     Raises:
-        ModelLoadError: what speaks cannot be had, or is not what it is in the whole.
+        ModelLoadError: the text decoder cannot be extracted, or computes something else than inside the whole model.
     """
     text = text_module(module)
     verify_text(module, text, vocab_size)
@@ -166,7 +167,7 @@ def split_model(
 
 @torch.inference_mode()
 def split_text_decoder(module: PreTrainedModel, vocab_size: int) -> PreTrainedModel:
-    """Return what speaks in a model of ``FAMILIES``, for who does not see: of several ranks one does.
+    """Return the text decoder of a model of ``FAMILIES``, for ranks that do not encode images: only rank 0 does.
 
     Raises:
         ModelLoadError: as ``split_model``.
@@ -178,24 +179,24 @@ def split_text_decoder(module: PreTrainedModel, vocab_size: int) -> PreTrainedMo
 
 
 def image_refusal_of_forward(vision: VisionModel, forward: Forward, config: EngineConfig) -> str:
-    """Why a model cannot see with the way in which it is computed; "" if it can."""
+    """Return why a model cannot take images in the mode that computes it; "" if it can."""
     if vision.needs_vision_inputs:
         need, modes = "positions in three axes", ("packed",)
     elif vision.longest_bidirectional:
-        need, modes = "tokens that see each other", ("lean", "packed")
+        need, modes = "tokens that attend to each other", ("lean", "packed")
     else:
         return ""
     if forward.mode not in modes:
         return f"its images need {need}, which {forward.mode} forwards do not compute with"
     if config.deterministic:
         return f"its images need {need}, which --deterministic does not compute with"
-    # Each of the others that run has a token in the step, too.
+    # Each other running request has a token in the step, too.
     num_tokens = vision.longest_bidirectional + config.max_num_seqs - 1
     if vision.longest_bidirectional and num_tokens > config.token_budget:
         return (
             f"the {vision.longest_bidirectional} tokens of an image have to be computed in one step, for which "
             f"max_num_batched_tokens ({config.token_budget}) is too small; set it to {num_tokens} at least, so that "
-            f"max_num_seqs ({config.max_num_seqs}) requests can run beside each other"
+            f"max_num_seqs ({config.max_num_seqs}) requests can run at the same time"
         )
     return ""
 

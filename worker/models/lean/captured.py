@@ -29,29 +29,31 @@ from .forward import LeanForward
 from .layers.feed_forward import OwnMlp
 from .layers.rotation import AngleTable
 from .lean_wrapper import LeanWrapper
-from .step_graphs import DecodeGraphs, Places, PromptGraphs
+from .step_graphs import DecodeGraphs, GraphLayout, PromptGraphs
 
 log = structlog.get_logger(__name__)
 
-# Their code looks at positions on the host, or copies from there.
+# Kinds of RoPE whose code reads positions on the host, or copies from there.
 _ROPE_ON_HOST = ("dynamic", "longrope")
 
 _MAX_ROWS = 512
 _MAX_TOKENS = 2048
 _TOKEN_SIZES = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, _MAX_TOKENS)
-# Of steps with prompts. Few rows of long contexts have their keys split among more programs than many.
+# For steps with prompts. Few rows with long contexts have their keys split among more programs than many rows.
 _FEW_ROWS = 16
-# Multiplications and additions of a layer's products that take a device as long as the host takes to launch the layer:
-# 0.7 ms of a Python host at 600 TFLOP/s of a Hopper GPU (ops/lab/reports/gpu.md).
+# Multiplications and additions of a layer's products that keep a device as busy as the host is when it launches the
+# layer: 0.7 ms of a Python host at 600 TFLOP/s of a Hopper GPU (ops/lab/reports/gpu.md).
 _LAYER_FLOP = 4e11
 
 
 def capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """Numbers of rows to capture decodes of, ascending: 1, 2, 4, every 8th to 256, every 32nd to 512, and the largest.
+    """Return the numbers of rows for which to capture decodes: 1, 2, 4, every 8th to 256, every 32nd to 512, and the
+    largest.
 
-    A decode waits for the weights, which up to some hundred rows are read once for all: 7 rows of padding cost next to
-    nothing, and neither do 31 of 300. So many sizes cost a start seconds and some memory; beyond 512 the kernels are
-    long enough to hide their launches. (vLLM captures 1, 2, 4, then every 8th to 256 and every 16th to 512.)
+    Decodes are bound by reading the weights, which up to some hundred rows are read once for all. So 7 rows of padding
+    cost almost nothing, and neither do 31 of 300. This many sizes cost a start seconds and some memory. Beyond 512 rows
+    the kernels take long enough to hide their launches. (vLLM captures 1, 2, 4, then every 8th to 256 and every 16th to
+    512.)
     """
     limit = min(max_num_seqs, _MAX_ROWS)
     steps = (1, 2, 4, *range(8, 256, 8), *range(256, _MAX_ROWS, 32))
@@ -59,50 +61,51 @@ def capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
 
 
 def token_sizes(token_budget: int, network: nn.Module) -> tuple[int, ...]:
-    """Numbers of tokens to capture steps with prompts of, ascending; from the second on a third is padding at most.
+    """Return the numbers of tokens for which to capture steps with prompts, ascending; from the second on at most a
+    third is padding.
 
-    As far as the device waits for the host. Where it has more to do, padding costs more than launches.
+    They end where the device no longer waits for the host. Beyond that, padding costs more than launches.
     """
     layers: list[nn.Module] = list(network.get_submodule("layers").children())
     tensors = (tensor for layer in layers for tensor in (*layer.parameters(), *layer.buffers()))
     layer_weights = sum(tensor.numel() for tensor in tensors) / len(layers)
     limit = min(token_budget, _MAX_TOKENS, int(_LAYER_FLOP / (2 * layer_weights)))
     sizes = tuple(size for size in _TOKEN_SIZES if size <= limit)
-    # A long prompt's steps are as large as the budget.
+    # Steps of a long prompt are as large as the budget.
     is_last = limit < token_budget or token_budget in sizes or token_budget < 2
     return sizes if is_last else (*sizes, token_budget)
 
 
 def row_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """Numbers of rows to capture steps with prompts for, ascending."""
+    """Return the numbers of rows for which to capture steps with prompts, ascending."""
     limit = min(max_num_seqs, _MAX_ROWS)
     return (_FEW_ROWS, limit) if limit > _FEW_ROWS else (limit,)
 
 
-# recorder(function) runs the function, and returns what does the same again on what then lies in its tensors. The
-# function is to read and write tensors that stay where they are, and to look at no number on the host.
+# recorder(function) runs the function, and returns a callable that repeats it on the current contents of its tensors.
+# The function must read and write tensors with fixed addresses, and read no number on the host.
 Recorder = Callable[[Callable[[], object]], Callable[[], None]]
 
 
 class CudaGraphRecorder:
     """The ``Recorder`` of a GPU. Its graphs share one memory pool, so they must be replayed one after the other.
 
-    It is for one set of graphs: once they are gone their pool cannot be taken up again.
+    Use it for one set of graphs: when they are freed, their pool cannot be used again.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        # Warm-up and capture in one stream: cuBLAS has a workspace for each.
+        # Warm-up and capture use one stream, because cuBLAS has a workspace per stream.
         self._stream = torch.cuda.Stream(device)
 
     def __call__(self, function: Callable[[], object]) -> Callable[[], None]:
-        # Once outside the graph: Triton compiles, libraries load, and neither may happen during a capture.
+        # Run once outside the graph: Triton compiles and libraries load, which must not happen during a capture.
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             function()
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Only what this thread does is watched: the engine's loop may free a pinned buffer meanwhile.
+        # Only this thread is checked, since the engine's loop may free a pinned buffer meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             function()
         return graph.replay
@@ -110,18 +113,18 @@ class CudaGraphRecorder:
 
 @dataclass(frozen=True)
 class _Graphs:
-    """What was captured on the weights at these addresses."""
+    """Graphs captured on the weights at these addresses."""
 
     kinds: tuple[PromptGraphs | DecodeGraphs, ...]
     weight_addresses: tuple[int, ...]
 
 
 class CapturedForward(LeanWrapper):
-    """See ``forward.Forward``: what a lean one computes, on the same weights and in the same caches.
+    """A ``forward.Forward`` that replays a lean one, on the same weights and in the same caches.
 
     Args:
         token_budget: most tokens of a step.
-        make_recorder: what captures on a device; called for every set of graphs.
+        make_recorder: returns the recorder of a device; called for every set of graphs.
     """
 
     def __init__(
@@ -131,7 +134,7 @@ class CapturedForward(LeanWrapper):
         make_recorder: Callable[[torch.device], Recorder] = CudaGraphRecorder,
     ) -> None:
         super().__init__(lean)
-        # A dozen small launches a step, else.
+        # Otherwise the angles take a dozen small launches per step.
         lean.network.make_angles = AngleTable(lean.network.angles, lean.max_model_len)
         self._make_recorder = make_recorder
         self._token_sizes = token_sizes(token_budget, lean.network)
@@ -147,7 +150,7 @@ class CapturedForward(LeanWrapper):
         return self.lean.caches
 
     def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
-        self._let_go()
+        self._release_graphs()
         self.lean.allocate(num_blocks, block_size, num_slots, device)
         if num_blocks > 0:
             self._capture_for(num_blocks, block_size, num_slots, device, num_groups=1)
@@ -156,16 +159,18 @@ class CapturedForward(LeanWrapper):
         self, layout: PageLayout, num_pages: int, block_size: int, num_slots: int, device: torch.device
     ) -> None:
         """See ``pages.PagedByGroups``."""
-        self._let_go()
+        self._release_graphs()
         self.lean.allocate_pages(layout, num_pages, block_size, num_slots, device)
         self._capture_for(num_pages, block_size, num_slots, device, num_groups=len(layout.windows))
 
     def profile_graphs(self, max_num_seqs: int) -> None:
-        """Compute the largest step that is captured for ``max_num_seqs`` rows, in no graph, for the memory it takes."""
+        """Compute the largest step that is captured for ``max_num_seqs`` rows, without a graph, to measure its
+        memory.
+        """
         self.lean.profile(max((*self._token_sizes, capture_sizes(max_num_seqs)[-1])), 1)
 
-    def _let_go(self) -> None:
-        """Of what holds the caches that were."""
+    def _release_graphs(self) -> None:
+        """Release the graphs, which refer to the earlier caches."""
         self._graphs = None
         self._num_slots = 0
 
@@ -175,16 +180,18 @@ class CapturedForward(LeanWrapper):
         self._num_slots, self._num_groups = num_slots, num_groups
         self._block_size = block_size
         self._num_columns = min(num_blocks, -(-self.lean.max_model_len // block_size))
-        # Weights may still be asleep when the cache wakes up; then ``capture`` is called when they are back.
+        # Weights may still be asleep when the cache wakes up; ``capture`` is called when they are back.
         if self.network.embed_tokens.weight.device.type == device.type:
             self.capture()
 
     def capture(self) -> None:
-        """Capture every size, unless that is done, on the weights where they are now. Does nothing without a cache."""
+        """Capture every size on the weights at their current addresses, unless that is done. Does nothing without a
+        cache.
+        """
         addresses = self._weight_addresses()
         if not self._num_slots or (self._graphs is not None and self._graphs.weight_addresses == addresses):
             return
-        self._graphs = None  # first let go of what was
+        self._graphs = None  # release the earlier ones first
         self._graphs = self._capture()
 
     def run(self, step: ModelInput) -> Tensor:
@@ -193,23 +200,25 @@ class CapturedForward(LeanWrapper):
             for graphs in self._graphs.kinds:
                 hidden = graphs.replay(step)
                 if hidden is not None:
-                    # It is read in the order of the stream, before the next step's replay writes over it.
+                    # The result is read in stream order, before the next step's replay overwrites it.
                     return self.network.logits(hidden)
         return self.lean.run(step)
 
     def _weight_addresses(self) -> tuple[int, ...]:
-        """Of the first and the last weight: who moves weights moves all, and asking hundreds would cost every step."""
+        """Return the addresses of the first and last weight. Weights move together, so two addresses detect a move
+        without scanning hundreds per step.
+        """
         return self.network.embed_tokens.weight.data_ptr(), self.network.norm.weight.data_ptr()
 
-    # Caches are made outside of steps, where autograd would keep what every layer has computed.
+    # Caches are allocated outside of steps, where autograd would keep the results of every layer.
     @torch.inference_mode()
     def _capture(self) -> _Graphs:
-        """Capture every size, the largest first, so that the others find its memory in the pool."""
+        """Capture every size, the largest first, so that the others reuse its memory in the pool."""
         started = time.perf_counter()
         weight = self.network.embed_tokens.weight
         free_before = _free_bytes(weight.device)
         recorder = self._make_recorder(weight.device)
-        places = Places(
+        graph_layout = GraphLayout(
             self._num_columns,
             self._num_groups,
             self._block_size,
@@ -224,8 +233,8 @@ class CapturedForward(LeanWrapper):
         decode_sizes = capture_sizes(self._num_slots)
         kinds: list[PromptGraphs | DecodeGraphs] = []
         if self._token_sizes:
-            kinds.append(PromptGraphs(self._token_sizes, row_sizes(self._num_slots), places, capture))
-        kinds.append(DecodeGraphs(decode_sizes, places, capture))
+            kinds.append(PromptGraphs(self._token_sizes, row_sizes(self._num_slots), graph_layout, capture))
+        kinds.append(DecodeGraphs(decode_sizes, graph_layout, capture))
         log.info(
             "cuda_graphs",
             count=sum(map(len, kinds)),
@@ -234,17 +243,18 @@ class CapturedForward(LeanWrapper):
             seconds=round(time.perf_counter() - started, 1),
             mib=(free_before - _free_bytes(weight.device)) >> 20,
         )
-        # Decodes are most steps, and any step of theirs is one of theirs alone.
+        # Most steps are decodes, and any step that fits their graphs fits no better elsewhere.
         return _Graphs((*reversed(kinds),), self._weight_addresses())
 
     def _transform(self, step: ModelInput, out: Tensor) -> None:
-        # Copied out, so that nothing keeps memory of the pool from the other graphs.
+        # Copied out, so that the result holds no memory of the pool, which the other graphs use.
         out.copy_(self.lean.transform(step))
 
 
 def make_captured(forward: Forward, token_budget: int) -> Forward:
-    """Return ``forward``, or what computes the same and replays steps of up to ``token_budget`` tokens, where there is
-    such a thing."""
+    """Return a forward that computes ``forward`` and replays steps of up to ``token_budget`` tokens; ``forward`` itself
+    if its steps cannot be captured.
+    """
     if not isinstance(forward, LeanForward):
         return forward
     obstacle = _obstacle(forward)
@@ -254,18 +264,20 @@ def make_captured(forward: Forward, token_budget: int) -> Forward:
     return CapturedForward(forward, token_budget)
 
 
-def plain_of(forward: Forward) -> Forward:
-    """What computes the same without graphs, in the same caches: ``forward`` itself unless it has some."""
+def without_graphs(forward: Forward) -> Forward:
+    """Return the forward that computes the same without graphs, in the same caches: ``forward`` itself unless it has
+    graphs.
+    """
     return forward.lean if isinstance(forward, CapturedForward) else forward
 
 
 def _obstacle(lean: LeanForward) -> str | None:
-    """Why the steps of ``lean`` cannot be captured; None if they can."""
+    """Return why the steps of ``lean`` cannot be captured; None if they can."""
     weight = lean.network.embed_tokens.weight
     if lean.keeps_state:
         return "it keeps states besides keys and values"
     if lean.is_batch_invariant:
-        # The check at load watches the operations of each forward, and a replay shows none.
+        # The check at load observes the operations of each forward, and a replay shows none.
         return "a deterministic engine computes in tiles"
     if not is_capturable(weight.device, weight.dtype, lean.attention_backend):
         return f"there is no attention kernel for {weight.dtype} on {weight.device.type}"

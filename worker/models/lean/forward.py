@@ -1,4 +1,4 @@
-"""The lean path as a way of computing a model: the one that is tried first."""
+"""The lean path as a mode: the one that is tried first."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from .reading.decoder import read_decoder
 
 
 class LeanForward:
-    """See ``forward.Forward``. How layers are made, and which window each has, is asked of the model's own code.
+    """A ``forward.Forward`` by the lean path. The structure of layers and their windows are read from the model's own
+    code.
 
     Raises:
-        ModelLoadError: the model is of a form that no plan describes; says what is different.
+        ModelLoadError: no plan describes the model; the message names the difference.
     """
 
     mode = "lean"
@@ -38,7 +39,7 @@ class LeanForward:
     def __init__(self, module: PreTrainedModel, settings: ForwardSettings) -> None:
         plan = settings.plan or read_decoder(module, settings.max_model_len)
         self.network = LeanDecoder(module, plan)
-        # A whole model's is made by the compiled decoder for itself.
+        # For a whole model, the compiled decoder makes its own table.
         if settings.is_batch_invariant and settings.groups is not None and module.device.type == "cpu":
             self.network.make_angles = AngleTable(self.network.angles, settings.max_model_len)
         self._settings = settings
@@ -49,7 +50,7 @@ class LeanForward:
         packed.forget_attentions()
         if len(calls) != len(self._layers) or any(call.has_own_rule for call in calls):
             raise ModelLoadError("its layers do not attend once each, causally or within a window")
-        # The layers of ours, so that nothing holds on to those of transformers.
+        # Refer to our layers, so that transformers' can be freed.
         self._calls = [dataclasses.replace(call, module=own) for call, own in zip(calls, self._layers, strict=True)]
         _share_caches(self.network, dict(zip(self._layers, self._calls, strict=True)))
         self.states = LayerStates([layer.weights for layer in self.mixing_layers], module.dtype)
@@ -59,7 +60,7 @@ class LeanForward:
 
     @property
     def takes_embeds(self) -> bool:
-        """Layers with embeddings of their own look at token ids again."""
+        """Whether token ids are not needed besides. Per-layer embeddings need them."""
         return self.network.layer_embeddings is None
 
     @property
@@ -72,7 +73,7 @@ class LeanForward:
 
     @property
     def groups(self) -> RankGroups | None:
-        """The ranks that compute the model together; None where one does."""
+        """The ranks that compute the model together; None for one rank."""
         return self._settings.groups
 
     @property
@@ -94,7 +95,7 @@ class LeanForward:
 
     @property
     def windows(self) -> list[int | None]:
-        """Positions a token sees in each layer that attends; None sees all before it."""
+        """Window of each attention layer in tokens; None for no limit."""
         return [call.window for call in self._calls]
 
     @property
@@ -124,14 +125,14 @@ class LeanForward:
         return self.network.logits(self.transform(step))
 
     def transform(self, step: ModelInput) -> Tensor:
-        """Compute ``step`` up to what ``lm_head`` makes logits of, ``[R, hidden size]``."""
+        """Compute ``step`` up to the input of ``lm_head``, ``[R, hidden size]``."""
         attentions = self.attend_to(step)
         self.network.token_adapters.begin(step.token_lora)
         inputs = self.network.embed_tokens(step.token_ids) if step.inputs_embeds is None else step.inputs_embeds
         return self.network.transform(inputs, step.token_ids, step.positions, step.logit_rows, attentions)
 
     def attend_to(self, step: ModelInput) -> list[Attend]:
-        """The attention of each layer, to the tokens of ``step``."""
+        """Return the attention function of each layer for the tokens of ``step``."""
         shared: dict[str, Any] = {
             "is_batch_invariant": self._settings.is_batch_invariant,
             "backend": self._settings.attention_backend,
@@ -158,7 +159,7 @@ class LeanForward:
         }
 
     def commit(self) -> None:
-        """Keys and values of a step that is computed again are written again; states are what it has made of them."""
+        """Commit the states. Keys and values need nothing, since a step that is computed again writes them again."""
         self.states.commit()
 
     def profile(self, num_tokens: int, num_logit_rows: int) -> None:
@@ -172,7 +173,7 @@ class LeanForward:
         self.network(inputs, token_ids, positions, positions[-num_logit_rows:], attentions)
 
     def attend_to_nothing(self) -> list[Attend]:
-        """In place of ``attend_to``, to see what else a forward takes."""
+        """Return stubs instead of ``attend_to``, to measure the rest of a forward."""
         return [
             partial(mix_nothing, num_outputs=layer.weights.num_outputs)
             if isinstance(layer, MixingLayer)
@@ -182,28 +183,28 @@ class LeanForward:
 
 
 def _share_caches(network: LeanDecoder, calls: dict[LeanLayer, AttentionCall]) -> None:
-    """Let layers that attend to what another stores have its cache.
+    """Let layers that attend to another layer's keys and values use its cache.
 
     Raises:
-        ModelLoadError: they see further back, or store other shapes.
+        ModelLoadError: their window or their shapes differ.
     """
     for layer, call in calls.items():
         if layer.attention.source is None:
             continue
         source = network.layers[layer.attention.source]
         assert isinstance(source, LeanLayer)
-        of_source = calls[source]
-        if (of_source.window, of_source.key_shape, of_source.value_shape) != (
+        source_call = calls[source]
+        if (source_call.window, source_call.key_shape, source_call.value_shape) != (
             call.window,
             call.key_shape,
             call.value_shape,
         ):
             raise ModelLoadError("one of its layers attends to another's keys and values, and sees further than that")
-        call.source = of_source
+        call.source = source_call
 
 
 def _attend_to_nothing(query_key: Tensor, value: Tensor, angles: Angles | None, is_interleaved: bool) -> Tensor:
-    """Rotates all the same: what that takes belongs to the memory of a step."""
+    """Return zeros, but rotate, because the rotation takes memory of a step."""
     if angles is not None:
         query_key = apply_rotary(query_key, *angles, is_interleaved=is_interleaved)
     return torch.zeros_like(query_key[:, : query_key.shape[1] - value.shape[1]])

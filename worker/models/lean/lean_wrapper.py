@@ -1,4 +1,4 @@
-"""What a lean ``Forward`` and those that compute the same in another way have in common."""
+"""Base of forwards that compute a ``LeanForward`` in another way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .layers.decoder import LeanDecoder
 
 
 class LeanWrapper:
-    """The part of ``forward.Forward`` that follows from ``lean``, on the same weights."""
+    """The methods of ``forward.Forward`` that follow from ``lean``, on the same weights."""
 
     mode = "lean"
 

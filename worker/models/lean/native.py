@@ -25,17 +25,17 @@ _FIRST_NUM_ANGLES = 512
 
 
 class NativeForward(LeanWrapper):
-    """See ``forward.Forward``: what a lean one computes, on the same weights.
+    """A ``forward.Forward`` that computes a lean one in the compiled library, on the same weights.
 
     Raises:
-        KernelInputError: ``is_native`` says no.
+        KernelInputError: ``is_native`` is False.
     """
 
     def __init__(self, lean: LeanForward) -> None:
         super().__init__(lean)
         self._cache = _no_cache(lean)
         self._adapters: LayerAdapters | None = None
-        self._take_weights()
+        self._bind_weights()
         self._angles = self._make_angles(min(_FIRST_NUM_ANGLES, lean.max_model_len))
 
     def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
@@ -61,8 +61,8 @@ class NativeForward(LeanWrapper):
         places: Sequence[int],
         groups: Sequence[int],
     ) -> None:
-        """Give each layer the cache of its place, and the table of its group."""
-        self._cache = _no_cache(self.lean)  # first let go of what was
+        """Allocate caches, and give each layer the cache of its place and the block table of its group."""
+        self._cache = _no_cache(self.lean)  # release the earlier one first
         self._decoder.use_cache(*self._cache)
         dtype = self.network.embed_tokens.weight.dtype
         # Layers that keep states instead have no keys and values.
@@ -82,8 +82,8 @@ class NativeForward(LeanWrapper):
         self._decoder.use_states(self.lean.states.states)
 
     def run(self, step: ModelInput) -> Tensor:
-        if self._weights_seen() is not self.network.embed_tokens.weight:
-            self._take_weights()
+        if self._bound_weights() is not self.network.embed_tokens.weight:
+            self._bind_weights()
         batch = step.batch
         tables = batch.block_table if batch.group_tables is None else batch.group_tables
         max_seq_len = max(batch.seq_lens)
@@ -107,37 +107,38 @@ class NativeForward(LeanWrapper):
         )
 
     def use_adapters(self, adapters: LayerAdapters) -> None:
-        """From now on ``token_lora`` of a step means these."""
+        """Use ``adapters`` for ``token_lora`` from now on."""
         self._adapters = adapters
         self._decoder.use_adapters(adapters)
 
     @property
     def caches(self) -> list[Tensor]:
-        """Keys and values of all layers that attend, as the library lays them out; those that layers share once."""
+        """Keys and values of all attention layers, in the library's layout; a shared cache is listed once."""
         keys, values, *_ = self._cache
         return list({id(cache): cache for cache in keys + values if cache.ndim > 1}.values())
 
     def renew(self) -> None:
-        """Take weights and windows from the lean one as they are now."""
-        self._take_weights()
+        """Read weights and windows from the lean forward again."""
+        self._bind_weights()
 
-    def _take_weights(self) -> None:
-        """At the start, and after the model has slept: then its weights lie elsewhere."""
+    def _bind_weights(self) -> None:
+        """Bind the weights at their current addresses, which change when the model sleeps and wakes."""
         self._decoder = Decoder(weights_of(self.lean))
         self._decoder.use_cache(*self._cache)
         self._decoder.use_adapters(self._adapters)
         if self.lean.states.states:
             self._decoder.use_states(self.lean.states.states)
-        self._weights_seen = weakref.ref(self.network.embed_tokens.weight)
+        self._bound_weights = weakref.ref(self.network.embed_tokens.weight)
 
     def _make_angles(self, num_positions: int) -> list[tuple[Tensor, Tensor]]:
-        """Cosines and sines ``[P, R]`` by each of the model's ways, made by its own code once for every position.
+        """Compute cosines and sines ``[P, R]`` of all positions once, for each kind of angles, by the model's own code.
 
-        Not beyond ``max_model_len``: some RoPE changes all angles once a position is beyond what it was made for.
+        Not beyond ``max_model_len``, since some kinds of RoPE change all angles when a position exceeds their original
+        length.
         """
         self._num_angles = num_positions
-        made = self.network.angles(self.network.embed_tokens.weight, torch.arange(num_positions))
-        return [(cos.float().contiguous(), sin.float().contiguous()) for cos, sin in made]
+        angles = self.network.angles(self.network.embed_tokens.weight, torch.arange(num_positions))
+        return [(cos.float().contiguous(), sin.float().contiguous()) for cos, sin in angles]
 
 
 def _no_cache(lean: LeanForward) -> tuple[list[Tensor], list[Tensor], int, Sequence[int]]:
@@ -146,7 +147,9 @@ def _no_cache(lean: LeanForward) -> tuple[list[Tensor], list[Tensor], int, Seque
 
 
 def make_native(forward: Forward, block_size: int) -> Forward:
-    """Return ``forward``, its layers packed, or what computes the same in one call, where there is such a thing."""
+    """Return a forward that computes ``forward``, whose layers are packed, in one call; ``forward`` itself if none
+    can.
+    """
     if isinstance(forward, LeanForward) and can_cache(block_size) and is_native(forward):
         return NativeForward(forward)
     return forward
@@ -155,7 +158,7 @@ def make_native(forward: Forward, block_size: int) -> Forward:
 def is_native(lean: LeanForward) -> bool:
     """Whether the compiled library can run the model.
 
-    All its products are to be packed by us.
+    All its linear layers must be packed by us.
     """
     network = lean.network
     dtype = network.embed_tokens.weight.dtype
@@ -167,7 +170,7 @@ def is_native(lean: LeanForward) -> bool:
 
 
 def products_of(network: LeanDecoder) -> list[object]:
-    """All that multiplies by a weight in ``network``; None stands for what only Python knows."""
+    """Return all linear layers of ``network``; None for a part that only Python can compute."""
     of_all = network.layer_embeddings
     products = [network.lm_head, *(linear for layer in _layers_of(network) for linear in _linears_of(layer))]
     return products if of_all is None else [*products, of_all.projection]
@@ -182,19 +185,19 @@ def _attending_layers_of(network: LeanDecoder) -> list[LeanLayer]:
 
 
 def _linears_of(layer: AnyLayer) -> list[object]:
-    """Of attention two, and of the feed-forward part; a list with None is of one that only Python knows."""
-    others = [] if layer.plan.attention is None else [layer.in_proj, layer.o_proj]
+    """Return the linear layers of ``layer``; None for a feed-forward part that only Python can compute."""
+    linears = [] if layer.plan.attention is None else [layer.in_proj, layer.o_proj]
     if layer.embedding_part is not None:
-        others += [layer.embedding_part.gate, layer.embedding_part.output]
+        linears += [layer.embedding_part.gate, layer.embedding_part.output]
     mlp = layer.mlp
     if isinstance(mlp, RoutedMlp):
-        of_shared = [] if mlp.shared is None else [mlp.shared.gate_up_proj, mlp.shared.down_proj]
-        of_gate = [] if mlp.shared_gate is None else [mlp.shared_gate]
-        return [*others, *mlp.gate_up, *mlp.down, *of_shared, *of_gate]
-    of_mlp = [mlp.gate_up_proj, mlp.down_proj] if isinstance(mlp, GatedMlp) else [] if mlp is None else [None]
-    return [*others, *of_mlp]
+        shared = [] if mlp.shared is None else [mlp.shared.gate_up_proj, mlp.shared.down_proj]
+        gate = [] if mlp.shared_gate is None else [mlp.shared_gate]
+        return [*linears, *mlp.gate_up, *mlp.down, *shared, *gate]
+    dense = [mlp.gate_up_proj, mlp.down_proj] if isinstance(mlp, GatedMlp) else [] if mlp is None else [None]
+    return [*linears, *dense]
 
 
 def _source_of(layer: AnyLayer) -> int | None:
-    """The layer whose keys and values ``layer`` attends to; None where it is itself."""
+    """Return the layer whose keys and values ``layer`` attends to; None for its own."""
     return layer.attention.source if isinstance(layer, LeanLayer) else None

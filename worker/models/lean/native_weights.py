@@ -22,10 +22,10 @@ from .layers.norms import CentredNorm, NoNorm, Norm
 
 
 def weights_of(lean: LeanForward) -> DecoderWeights:
-    """All of ``lean``, whose products are packed."""
+    """Return all weights of ``lean``, whose linear layers are packed."""
     network, plan = lean.network, lean.network.plan
     first = next(layer for layer in network.layers if isinstance(layer, LeanLayer))
-    final_norm, of_all = _norm_weights(network.norm), network.layer_embeddings
+    final_norm, layer_embeddings = _norm_weights(network.norm), network.layer_embeddings
     assert final_norm is not None
     return DecoderWeights(
         embeddings=network.embed_tokens.weight,
@@ -39,7 +39,7 @@ def weights_of(lean: LeanForward) -> DecoderWeights:
         stream_scale=plan.stream_scale,
         logit_scale=plan.logit_scale,
         logit_softcap=plan.logit_softcap,
-        layer_embeddings=None if of_all is None else _layer_embeddings(of_all),
+        layer_embeddings=None if layer_embeddings is None else _layer_embeddings(layer_embeddings),
     )
 
 
@@ -55,12 +55,12 @@ def _all_layer_weights(lean: LeanForward) -> Iterator[LayerWeights]:
             yield LayerWeights(**common, query_norm=None, key_norm=None, scale=1.0, window=None, mixer=mixer)
 
 
-def _layer_embeddings(of: LayerEmbeddings) -> LayerEmbeddingsWeights:
-    plan = of.plan
+def _layer_embeddings(embeddings: LayerEmbeddings) -> LayerEmbeddingsWeights:
+    plan = embeddings.plan
     return LayerEmbeddingsWeights(
-        table=of.embedding.weight,
-        projection=_packed_weight(of.projection),
-        norm=_norm_weights(of.norm),
+        table=embeddings.embedding.weight,
+        projection=_packed_weight(embeddings.projection),
+        norm=_norm_weights(embeddings.norm),
         size=plan.size,
         table_scale=plan.embedding_scale,
         projection_scale=plan.projection_scale,

@@ -1,4 +1,4 @@
-"""The lean path as one stage of a pipeline: some of the layers, between a stage before and a stage after."""
+"""The lean path as one stage of a pipeline, which computes some of the layers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .lean_wrapper import LeanWrapper
 
 
 class StagedForward(LeanWrapper):
-    """See ``forward.Forward``. Every stage runs the same steps in the same order.
+    """A ``forward.Forward`` of one stage. Every stage runs the same steps in the same order.
 
-    The first stage has embeddings and head, the last one the final norm: what goes between stages are hidden and
-    residual rows ``[2, T, hidden size]``, and back to the first the rows whose logits are wanted.
+    The first stage has embeddings and head, the last one the final norm. Stages pass on hidden and residual rows ``[2,
+    T, hidden size]``; the last stage returns the rows that need logits to the first.
 
     ``run`` is ``start`` and ``finish``. The first stage may start as many steps as there are stages before it finishes
-    one, if they share no request; the others do all of their part in ``start``.
+    one, if the steps share no request. The other stages do all of their part in ``start``.
 
     Args:
         lean: with the layers of this stage.
@@ -38,22 +38,22 @@ class StagedForward(LeanWrapper):
 
     @property
     def caches(self) -> list[Tensor]:
-        """Of the layers of this stage."""
+        """Keys and values of the layers of this stage."""
         return self.lean.caches
 
     def run(self, step: ModelInput) -> Tensor:
-        """Logits ``[R, V]`` at the first stage; elsewhere zeros ``[R, 1]``."""
+        """Return logits ``[R, V]`` at the first stage; elsewhere zeros ``[R, 1]``."""
         self.start(step)
         return self.finish()
 
     def start(self, step: ModelInput) -> None:
-        """Compute what this stage has of ``step``, and hand it on."""
+        """Compute this stage's part of ``step``, and send it on."""
         self.network.token_adapters.begin(step.token_lora)
         attentions = self.lean.attend_to(step)
         self._compute(step.token_ids, step.positions, step.logit_rows, step.inputs_embeds, attentions)
 
     def finish(self) -> Tensor:
-        """What ``run`` returns, of the oldest step that was started."""
+        """Return the result of ``run`` for the oldest step that was started."""
         num_rows = self._num_logit_rows.popleft()
         weight = self.network.norm.weight
         if not self._groups.is_first_stage:

@@ -1,8 +1,8 @@
-"""The ways of computing a model, in the order in which they are tried: the first that conforms serves.
+"""Candidates for computing a model, in the order in which they are tried: the first that conforms is used.
 
-Whether a way suits a model is written down nowhere in transformers, and there are hundreds of architectures. So each
-way is tried out on the loaded model and compared with the model on its own (``conformance.py``). To add one, add a line
-to ``CANDIDATES``.
+transformers does not document which mode suits a model, and has hundreds of architectures. So each candidate is tried
+on the loaded model and compared with the model itself (``checks/conformance.py``). To add a mode, add a line to
+``CANDIDATES``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from ..modes.packed import PackedForward, PackedWithPast
 from ..modes.partition import CutRule
 from ..modes.split import split_forward
 
-# What "gather" collects of a layer at a time: 512 MiB with 4,096 dimensions of keys in bfloat16 and as many of values.
+# Tokens that "gather" collects of a layer at a time: 512 MiB with 4,096 dimensions of keys in bfloat16 and as many of
+# values.
 _MAX_GATHERED_TOKENS = 1 << 15
-# A careful way is preferred where the other's error is more than so many times its own. Jamba, whose later chunks
+# A careful candidate is preferred if the other's error is more than this multiple of its own. Jamba, whose later chunks
 # ignore the state they follow, has 0.089 in bfloat16, and 0.020 token by token.
 _MUCH_CLOSER = 3
 _SPLIT = CutRule()
@@ -45,12 +46,12 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way of computing a model.
+    """A way to compute a model.
 
     Args:
-        name: the mode, and after a comma what is particular. Those of a mode follow each other, the careful ones last.
-        build: makes the ``Forward`` or raises, with the reason why the model cannot be computed so.
-        suits: whether it is meant for the model at all.
+        name: the mode, and a variant after a comma. Candidates of a mode are adjacent, the careful ones last.
+        build: creates the ``Forward``, or raises with the reason why the model cannot be computed like this.
+        suits: whether to try it on the model at all.
     """
 
     name: str
@@ -82,7 +83,7 @@ MODES = tuple(dict.fromkeys(candidate.mode for candidate in CANDIDATES))
 
 @dataclass
 class _Trial:
-    """What became of a candidate: a ``Forward`` with its error, or the reason why there is none."""
+    """The result of trying a candidate: a ``Forward`` with its error, or the reason why there is none."""
 
     candidate: Candidate
     forward: Forward | None = None
@@ -100,97 +101,97 @@ def choose_forward(
     prepared_tolerance: float | None = None,
     prepared_with: str = "packed layers",
     *,
-    truth: ReferenceRun | None = None,
+    reference: ReferenceRun | None = None,
     modes: Collection[str] = MODES,
     is_whole: bool = True,
 ) -> Forward:
-    """Return the first of ``CANDIDATES`` that computes what ``module``, with eager attention, does on its own.
+    """Return the first of ``CANDIDATES`` that computes the same as ``module`` with eager attention.
 
-    In 16 bits rounding may hide what is wrong with it. Then the more careful ones of its mode are tried too, and one
-    that comes much closer is preferred.
+    In 16 bits rounding may hide an error. Then the more careful candidates of the mode are tried, too, and one that is
+    much closer is preferred.
 
     Args:
-        prepare: makes of the chosen way one that is faster. The choice is made before: with the arithmetic of the
-            model's own layers rounding hides less of what is wrong. What comes of it has to conform, too.
-        prepared_tolerance: what it may differ by; None as much as any.
-        prepared_with: what it has then, to say what went wrong.
-        truth: what the model does on its own; None to ask ``module``.
+        prepare: converts the chosen forward to a faster one. The choice is made before, because with the arithmetic of
+            the model's own layers rounding hides fewer errors. The converted forward must conform, too.
+        prepared_tolerance: its tolerance; None for that of the dtype.
+        prepared_with: its properties, for messages.
+        reference: results of the model itself; None to compute them by ``module``.
         modes: those that may be tried.
-        is_whole: ``module`` computes what the whole model does; False for a part of it, which cannot be asked.
+        is_whole: ``module`` computes the whole model; False for a part of it, which cannot compute a reference.
 
     Raises:
-        ModelLoadError: none does; says why, for each.
+        ModelLoadError: no candidate conforms; the message has the reason for each.
     """
-    truth = truth or find_truth(module, architecture, vocab_size)
+    reference = reference or run_reference(module, architecture, vocab_size)
     lowered = LoweredReference.of(module, vocab_size, settings) if is_whole else None
-    trials = _try_candidates(module, truth, lowered, settings, modes)
+    trials = _try_candidates(module, reference, lowered, settings, modes)
     smallest = max(SURE, min(trial.error for trial in trials))
     chosen = next(trial for trial in trials if trial.error <= _MUCH_CLOSER * smallest)
-    told = _told(trials)
+    reasons = _reasons_of(trials)
     if chosen.forward is None:
-        raise ModelLoadError(f"{architecture} cannot be served. {told}")
-    log.info("forward_mode", mode=chosen.candidate.name, architecture=architecture, why=told)
-    # Made anew if others have changed the model's attention since.
+        raise ModelLoadError(f"{architecture} cannot be served. {reasons}")
+    log.info("forward_mode", mode=chosen.candidate.name, architecture=architecture, why=reasons)
+    # Built again if other candidates have changed the model's attention since.
     forward = chosen.forward if chosen is trials[-1] else chosen.candidate.build(module, settings)
     forward = prepare(forward)
     try:
-        check_conformance(forward, truth, prepared_tolerance)
+        check_conformance(forward, reference, prepared_tolerance)
         if lowered is not None:
             lowered.check(forward, prepared_tolerance)
-    except Exception as error:  # as above
+    except Exception as error:  # any exception of the architecture's own code
         raise ModelLoadError(f"{architecture} cannot be served with {prepared_with}: {_sentence(error)}") from error
     return forward
 
 
 @torch.inference_mode()
-def find_truth(module: PreTrainedModel, architecture: str, vocab_size: int) -> ReferenceRun:
-    """Ask ``module`` what its logits are.
+def run_reference(module: PreTrainedModel, architecture: str, vocab_size: int) -> ReferenceRun:
+    """Compute the reference logits by ``module``.
 
     Raises:
-        ModelLoadError: it fails, or they are no numbers.
+        ModelLoadError: it fails, or they are not finite.
     """
     try:
-        truth = ReferenceRun.of(module, vocab_size)
-    except Exception as error:  # whatever the architecture's own code raises
+        reference = ReferenceRun.of(module, vocab_size)
+    except Exception as error:  # any exception of the architecture's own code
         raise ModelLoadError(f"{architecture} cannot be served: on its own it fails with {_sentence(error)}") from error
-    if not all(bool(logits.isfinite().all()) for logits in truth.logits):
-        # Only now are the weights looked at, so a good model costs nothing.
+    if not all(bool(logits.isfinite().all()) for logits in reference.logits):
+        # Weights are scanned only now, so a good model costs nothing.
         reason = spoilt_tensors(module) or _out_of_range(module.dtype)
         raise ModelLoadError(f"{architecture} cannot be served: {reason}")
-    return truth
+    return reference
 
 
 def _try_candidates(
     module: PreTrainedModel,
-    truth: ReferenceRun,
+    reference: ReferenceRun,
     lowered: LoweredReference | None,
     settings: ForwardSettings,
     modes: Collection[str],
 ) -> list[_Trial]:
-    """Try them in order, until one conforms for sure, or all of the mode of the first that conforms are through."""
+    """Try them in order, until one surely conforms, or all of the mode of the first that conforms are tried."""
     trials: list[_Trial] = []
     for candidate in (each for each in CANDIDATES if each.mode in modes and each.suits(module)):
-        good = next((trial for trial in trials if trial.forward is not None), None)
-        if good is not None and (good.error <= SURE or candidate.mode != good.candidate.mode):
+        conforming = next((trial for trial in trials if trial.forward is not None), None)
+        if conforming is not None and (conforming.error <= SURE or candidate.mode != conforming.candidate.mode):
             break
         try:
             forward = candidate.build(module, settings)
-            error = check_conformance(forward, truth)
+            error = check_conformance(forward, reference)
             if lowered is not None:
                 error = max(error, lowered.check(forward))
             trials.append(_Trial(candidate, forward, error))
-        except Exception as error:  # whatever the architecture's own code raises
+        except Exception as error:  # any exception of the architecture's own code
             trials.append(_Trial(candidate, reason=_sentence(error)))
     return trials
 
 
 def _out_of_range(dtype: torch.dtype) -> str:
-    told = "its logits are NaN or infinite, though its weights are not"
-    return f"{told}; float16 may be too narrow for it: use dtype bfloat16" if dtype is torch.float16 else told
+    fact = "its logits are NaN or infinite, though its weights are not"
+    return f"{fact}; float16 may be too narrow for it: use dtype bfloat16" if dtype is torch.float16 else fact
 
 
-def _told(trials: list[_Trial]) -> str:
-    """The reasons, each with the modes that it speaks against."""
+def _reasons_of(trials: list[_Trial]) -> str:
+    """Return the reasons, each with the modes that it excludes."""
     modes_by_reason: dict[str, dict[str, None]] = {}
     for trial in trials:
         if trial.reason:

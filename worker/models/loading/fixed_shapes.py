@@ -34,15 +34,15 @@ from ..placing.device import to_device
 
 log = structlog.get_logger(__name__)
 
-# The large one is for throughput, the small one for a request alone: the demo model makes 138 tokens/s in forwards of
-# 32, 283 of 8 and 294 of 4, and 32 requests together 2,790, 1,250 and 700.
+# The large size is for throughput, the small one for a single request. The demo model: 138 tokens/s in forwards of 32,
+# 283 of 8 and 294 of 4; with 32 requests 2,790, 1,250 and 700.
 _TILE_SIZES = (32, 8)
-# Tokens of a forward of any size, in the check: more than two tiles of any processor, and no multiple of one.
+# Tokens of a forward of any size in the check: more than two tiles of any processor, and no multiple of one.
 _MANY_TOKENS = 41
 _PROMPT_LEN = 6
 _BLOCK_SIZE = 4
 _BLOCKS_PER_SEQUENCE = 2
-# Multiplies a matrix for each expert, as many rows as it gets; its own shape does not tell.
+# Multiplications with one matrix per expert, whose rows depend on the data although the arguments' shapes do not.
 _OPS_OVER_EXPERTS = ("_grouped_mm", "_scaled_grouped_mm")
 
 IntArray = NDArray[np.int64]
@@ -50,14 +50,14 @@ IntArray = NDArray[np.int64]
 
 @dataclass
 class PackedTokens:
-    """Any tokens of any requests, those of one request in order.
+    """Tokens of any requests; those of one request are in order.
 
     Args:
         token_ids, positions, slot_mapping: ``[T]``.
         block_table: ``[B, MB]``.
         table_rows: ``[T]``, each token's row of ``block_table``.
-        logit_rows: ``[R]`` ascending, the tokens whose logits are wanted.
-        inputs_embeds: ``[T, hidden size]`` in place of the embeddings of ``token_ids``; None for those.
+        logit_rows: ``[R]`` ascending, indices of tokens that need logits.
+        inputs_embeds: ``[T, hidden size]``, used instead of the embeddings of ``token_ids``; None for those.
         token_lora: ``[T]``, as in ``ModelInput``.
         group_tables, group_slots: ``[G, B, MB]`` and ``[G, T]``, as in ``PagedBatch``.
     """
@@ -81,9 +81,9 @@ def forward_in_tiles(model: LoadedModel, tokens: PackedTokens, tile_sizes: tuple
 
 
 def forward_at_once(model: LoadedModel, tokens: PackedTokens, block_size: int) -> Tensor:
-    """Run ``tokens`` through the model in one forward, as they come; return logits ``[R, V]``.
+    """Run ``tokens`` through the model in one forward; return logits ``[R, V]``.
 
-    Tokens of a request that lie together are computed as such.
+    Adjacent tokens of a request are computed as one chunk.
     """
     device = model.device
     starts = np.flatnonzero(np.diff(tokens.table_rows, prepend=-1))
@@ -108,7 +108,7 @@ def forward_at_once(model: LoadedModel, tokens: PackedTokens, block_size: int) -
 
 
 def _cut(num_tokens: int, tile_sizes: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Start and size of each tile: of the largest size, and of the smallest that holds what remains."""
+    """Yield start and size of each tile: of the largest size, and of the smallest that holds the rest."""
     start = 0
     while start < num_tokens:
         size = next((size for size in tile_sizes if size >= num_tokens - start), tile_sizes[-1])
@@ -117,14 +117,14 @@ def _cut(num_tokens: int, tile_sizes: tuple[int, ...]) -> Iterator[tuple[int, in
 
 
 def _forward_tile(model: LoadedModel, tokens: PackedTokens, start: int, tile_size: int, block_size: int) -> Tensor:
-    """Wanted logits of the tile that begins with token ``start``."""
+    """Return the requested logits of the tile that begins with token ``start``."""
     device = model.device
     stop = min(start + tile_size, len(tokens.token_ids))
     index = np.minimum(np.arange(start, start + tile_size), stop - 1)
     is_token = np.arange(tile_size) < stop - start
     seq_lens = tokens.positions[index] + 1
     num_blocks = -(-int(seq_lens.max()) // block_size)
-    # Every token is a row of its own, a decode: to the model a request's second token of a tile is like any other.
+    # Every token is a row, a decode, so a request's second token in a tile is like any other.
     batch = PagedBatch(
         block_table=to_device(tokens.block_table[tokens.table_rows[index], :num_blocks], device),
         slot_mapping=to_device(np.where(is_token, tokens.slot_mapping[index], -1), device),
@@ -136,9 +136,9 @@ def _forward_tile(model: LoadedModel, tokens: PackedTokens, start: int, tile_siz
         tables = tokens.group_tables[:, tokens.table_rows[index], :num_blocks]
         batch.group_tables = to_device(np.ascontiguousarray(tables), device)
         batch.group_slots = to_device(np.where(is_token, tokens.group_slots[:, index], -1), device)
-    wanted = tokens.logit_rows[(tokens.logit_rows >= start) & (tokens.logit_rows < stop)] - start
-    # The last layer, too, sees a whole tile; a tile that nobody wants logits of makes one row for nobody.
-    logit_rows = np.arange(tile_size if len(wanted) else 1)
+    rows = tokens.logit_rows[(tokens.logit_rows >= start) & (tokens.logit_rows < stop)] - start
+    # The last layer also gets a whole tile. A tile without requested logits computes one unused row.
+    logit_rows = np.arange(tile_size if len(rows) else 1)
     step = ModelInput(
         token_ids=to_device(tokens.token_ids[index], device),
         positions=to_device(tokens.positions[index], device),
@@ -149,20 +149,21 @@ def _forward_tile(model: LoadedModel, tokens: PackedTokens, start: int, tile_siz
         token_lora=None if tokens.token_lora is None else to_device(tokens.token_lora[index], device),
     )
     logits = model.forward.run(step)
-    return logits[to_device(wanted, device)]
+    return logits[to_device(rows, device)]
 
 
-# Logits of the packed tokens of a step.
+# Returns the logits of a step's packed tokens.
 Compute = Callable[[PackedTokens], Tensor]
 # (sequence, position) of each token of a step. Sequences below the tile size are copies of the prompt, others random.
 Step = list[tuple[int, int]]
 
 
 @torch.inference_mode()
-def keeps_bits(model: LoadedModel) -> bool:
-    """Whether the logits of ``model`` have the same bits however requests are cut and batched, in forwards of any size.
+def is_invariant_in_any_size(model: LoadedModel) -> bool:
+    """Whether logits have the same bits however requests are cut and batched, in forwards of any size.
 
-    False unless its layers show it (``row_independence.py``). Its caches are made anew: allocate the real ones after.
+    False unless the layers show it (``row_independence.py``). Caches are allocated again: allocate the real ones after
+    it.
     """
     if not model.is_row_independent:
         return False
@@ -174,13 +175,13 @@ def keeps_bits(model: LoadedModel) -> bool:
 
 @torch.inference_mode()
 def choose_tile_sizes(model: LoadedModel) -> tuple[int, ...]:
-    """Return sizes of a forward, ascending, such that the logits of ``model`` have the same bits in any of them.
+    """Return sizes of a forward, ascending, for which the logits of ``model`` have the same bits.
 
-    The caches of ``model.forward``, whose attention must be batch-invariant, are made anew: allocate the real ones
-    afterwards.
+    The caches of ``model.forward``, whose attention must be batch-invariant, are allocated again: allocate the real
+    ones afterwards.
 
     Raises:
-        ConfigurationError: not even forwards of one token do, or the model is not computed packed.
+        ConfigurationError: even forwards of one token do not, or the model is not computed packed.
     """
     if model.forward.mode not in ("lean", "packed"):
         raise ConfigurationError(
@@ -188,7 +189,7 @@ def choose_tile_sizes(model: LoadedModel) -> tuple[int, ...]:
             f"{model.forward.mode!r}; start without --deterministic"
         )
     if model.forward.keeps_state:
-        # A state is that of its request's last token: what was computed before cannot be computed again beside it.
+        # A state is that of the request's last token, so earlier tokens cannot be computed again in the same step.
         raise ConfigurationError(
             f"--deterministic needs a model that keeps nothing but keys and values of a request, and "
             f"{model.architecture} keeps states, too; start without --deterministic"
@@ -212,7 +213,7 @@ def choose_tile_sizes(model: LoadedModel) -> tuple[int, ...]:
 
 
 def _has_fixed_shapes(model: LoadedModel, tile_size: int) -> bool:
-    """Whether a tile of equal tokens and one of random ones make the same operations on tensors of equal shapes."""
+    """Whether a tile of equal tokens and one of random tokens run the same operations on tensors of equal shapes."""
     token_ids = _allocate(model, tile_size)
     traces = []
     for first in (0, tile_size):
@@ -231,7 +232,9 @@ def _logits_in_tiles(model: LoadedModel, tile_size: int) -> Tensor | None:
 
 
 def _invariant_logits(model: LoadedModel, num_tokens: int, compute: Compute) -> Tensor | None:
-    """The prompt's logits ``[_PROMPT_LEN, V]`` if ``compute`` gives the same in all ``_steps``."""
+    """Return the prompt's logits ``[_PROMPT_LEN, V]``; None unless ``compute`` gives the same ones in all
+    ``_steps``.
+    """
     token_ids = _allocate(model, num_tokens)
     expected = None
     for step in _steps(num_tokens):
@@ -245,7 +248,7 @@ def _invariant_logits(model: LoadedModel, num_tokens: int, compute: Compute) -> 
 
 
 def _steps(tile_size: int) -> Iterator[Step]:
-    """The first computes the prompt alone and at once; what follows computes it again in other ways."""
+    """Yield steps. The first computes the prompt alone in one forward; the others compute it again in other ways."""
     prompt, other = 0, tile_size
     yield _span(prompt, 0, _PROMPT_LEN)
     for start, stop in ((0, 1), (1, 3), (3, _PROMPT_LEN)):
@@ -254,8 +257,8 @@ def _steps(tile_size: int) -> Iterator[Step]:
     # Every token of the prompt in every row of a tile.
     for position in range(_PROMPT_LEN):
         yield [(sequence, position) for sequence in range(tile_size)]
-    # In random rows among others. What is computed again is computed to its end, as in serving: a value may be stored
-    # with a zero for its successor.
+    # Random rows among other sequences. A prompt that is computed again is computed to its end, as in serving, because
+    # a value may be stored together with a zero for its successor.
     random = np.random.default_rng(0)
     sequences = random.permutation(2 * tile_size)[:tile_size]
     for position in range(_PROMPT_LEN):
@@ -267,7 +270,7 @@ def _span(sequence: int, start: int, stop: int) -> Step:
 
 
 def _allocate(model: LoadedModel, num_tokens: int) -> IntArray:
-    """Make caches for the sequences; return their token ids, ``[2 * num_tokens + 1, _PROMPT_LEN]``."""
+    """Allocate caches for the sequences; return their token ids, ``[2 * num_tokens + 1, _PROMPT_LEN]``."""
     num_sequences = 2 * num_tokens + 1
     model.forward.allocate(num_sequences * _BLOCKS_PER_SEQUENCE, _BLOCK_SIZE, num_sequences, model.device)
     token_ids = np.random.default_rng(0).integers(0, model.vocab_size, (num_sequences, _PROMPT_LEN))
@@ -276,7 +279,7 @@ def _allocate(model: LoadedModel, num_tokens: int) -> IntArray:
 
 
 def _packed(token_ids: IntArray, step: Step) -> PackedTokens:
-    """All tokens of ``step``; the blocks of a sequence lie one after the other, and the sequences too."""
+    """Return all tokens of ``step``. Blocks of a sequence are contiguous, and sequences follow each other."""
     sequences, positions = np.ascontiguousarray(np.array(step).T)
     return PackedTokens(
         token_ids=token_ids[sequences, positions],
@@ -289,7 +292,7 @@ def _packed(token_ids: IntArray, step: Step) -> PackedTokens:
 
 
 class _ShapeTrace(TorchDispatchMode):
-    """Notes the name and the shapes of the arguments of every operation."""
+    """Records the name and argument shapes of every operation."""
 
     def __init__(self) -> None:
         super().__init__()

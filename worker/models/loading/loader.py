@@ -34,41 +34,41 @@ from ..pooling.loading import as_decoder, make_pooling
 from ..shared_experts.ranks import ExpertRanks
 from ..shared_experts.share import share_and_check, share_experts
 from .candidates import choose_forward
-from .preparing import described, pack, prepare, prepared_tolerance
-from .rank_checks import naming_ranks
+from .preparing import describe_preparation, pack, prepare, prepared_tolerance
+from .rank_checks import explaining_ranks
 from .reading import ReadModel, read_model, read_module
 
 log = structlog.get_logger(__name__)
 
-# What attends where no kernel of ours does.
+# Name of the backend if the model attends by its own code.
 OWN_CODE = "transformers"
 
 
-def check_attention_backend(forward: Forward, wanted: str, architecture: str, *, is_batch_invariant: bool) -> str:
-    """Verify that ``wanted`` attends, and not something else in its place; return the name of what does.
+def check_attention_backend(forward: Forward, requested: str, architecture: str, *, is_batch_invariant: bool) -> str:
+    """Verify that ``requested`` computes the attention; return the name of the backend that does.
 
     Raises:
-        ConfigurationError: it cannot; says what would.
+        ConfigurationError: it does not; the message names the backend that does.
     """
-    found = _attention_backend_of(forward, wanted, is_batch_invariant=is_batch_invariant)
-    return check_backend(found, wanted, architecture)
+    actual = _attention_backend_of(forward, requested, is_batch_invariant=is_batch_invariant)
+    return check_backend(actual, requested, architecture)
 
 
-def check_backend(found: str, wanted: str, architecture: str) -> str:
-    """Verify that what attends is ``wanted``; return ``found``.
+def check_backend(actual: str, requested: str, architecture: str) -> str:
+    """Verify that ``actual`` is the ``requested`` backend; return it.
 
     Raises: as ``check_attention_backend``.
     """
-    if wanted not in (AUTO, found):
+    if requested not in (AUTO, actual):
         raise ConfigurationError(
-            f"attention_backend is {wanted!r}, but the attention of {architecture} is computed by {found} here; "
+            f"attention_backend is {requested!r}, but the attention of {architecture} is computed by {actual} here; "
             "use attention_backend 'auto'"
         )
-    return found
+    return actual
 
 
-def _attention_backend_of(forward: Forward, wanted: str, *, is_batch_invariant: bool) -> str:
-    """Return the name of what attends: one of ``kernels.dispatch.BACKENDS``, several with " + ", or ``OWN_CODE``."""
+def _attention_backend_of(forward: Forward, requested: str, *, is_batch_invariant: bool) -> str:
+    """Return the name of the backend: one of ``kernels.dispatch.BACKENDS``, several with " + ", or ``OWN_CODE``."""
     if isinstance(forward, NativeForward):
         return "native"
     if not forward.attention_calls:
@@ -77,10 +77,10 @@ def _attention_backend_of(forward: Forward, wanted: str, *, is_batch_invariant: 
 
     def of_call(call: AttentionCall) -> str:
         if call.has_own_rule:
-            return "reference"  # the rule is a Python callable, and no kernel can call it
+            return "reference"  # the rule is a Python callable, which no kernel can call
         dims = call.key_shape[1], call.value_shape[1]
         dtypes = call.dtype, call.cache_format.dtype
-        return backend_of(device, *dtypes, dims, backend=wanted, is_batch_invariant=is_batch_invariant)
+        return backend_of(device, *dtypes, dims, backend=requested, is_batch_invariant=is_batch_invariant)
 
     return " + ".join(dict.fromkeys(map(of_call, forward.attention_calls)))
 
@@ -95,12 +95,12 @@ def load_model(
     """Load the model in ``folder`` onto the device of ``config``.
 
     Args:
-        groups: the ranks that compute it together, each of which calls this at the same time and gets its part; None
-            for all of it.
-        expert_ranks: with whom its experts are shared. All ranks load at the same time, and compute to try it out.
+        groups: the ranks that compute it together. Each calls this at the same time and gets its part. None for one
+            rank.
+        expert_ranks: the ranks that share its experts. All load at the same time, and compute together to try it out.
 
     Raises:
-        ModelLoadError: a file, the architecture or its attention is not what we can run; says which.
+        ModelLoadError: a file, the architecture or its attention is not supported; the message says which.
         ConfigurationError: the device or ``max_model_len`` does not fit.
     """
     device = device_of(config)
@@ -124,18 +124,18 @@ def load_model(
     if pools(folder, model_config, config.runner):
         return _load_pooling(module, folder, config, longest, common)
     vision, refusal = read.vision, read.image_refusal
-    ending = eos_token_ids(module, vocab_size)
-    with naming_ranks(groups):
+    eos_ids = eos_token_ids(module, vocab_size)
+    with explaining_ranks(groups):
         forward = _choose_forward(module, architecture, vocab_size, longest, config, read, groups)
-    if vision is not None and (why := image_refusal_of_forward(vision, forward, config)):
-        log.warning("images_refused", architecture=architecture, reason=why)
-        vision, refusal = None, f"this engine reads no images: {why}"
+    if vision is not None and (reason := image_refusal_of_forward(vision, forward, config)):
+        log.warning("images_refused", architecture=architecture, reason=reason)
+        vision, refusal = None, f"this engine reads no images: {reason}"
     backend = _attention_backend(forward, config, architecture)
     return LoadedModel(
         forward=forward,
         folder=tokenizer_folder(folder, config.trust_remote_code),
         max_model_len=longest,
-        eos_token_ids=ending,
+        eos_token_ids=eos_ids,
         attention_backend=backend,
         vision=vision,
         image_refusal=refusal,
@@ -148,19 +148,19 @@ def load_model(
 def _load_pooling(
     module: PreTrainedModel, folder: Path, config: EngineConfig, longest: int, common: dict[str, Any]
 ) -> LoadedModel:
-    """``load_model`` of one that pools."""
-    architecture, vocab_size, found = common["architecture"], common["vocab_size"], PoolingFolder.read(folder)
-    if found.max_length is not None and config.max_model_len is None:
-        longest = min(longest, found.max_length)
+    """Load a model that pools, as ``load_model``."""
+    architecture, vocab_size, settings = common["architecture"], common["vocab_size"], PoolingFolder.read(folder)
+    if settings.max_length is not None and config.max_model_len is None:
+        longest = min(longest, settings.max_length)
     with torch.inference_mode():
         is_encoder = is_bidirectional(module, vocab_size)
-        pooling = make_pooling(module, found, architecture, is_encoder=is_encoder)
+        pooling = make_pooling(module, settings, architecture, is_encoder=is_encoder)
         if is_encoder:
             forward = _encoder_forward(module, architecture, vocab_size, config)
             longest = min(longest, forward.max_text_len or longest)
-            # transformers' own attention is the reference of an encoder.
-            wanted = "auto" if config.attention_backend == "reference" else config.attention_backend
-            backend = check_backend(forward.attention_backend, wanted, architecture)
+            # For an encoder, transformers' own attention is the reference.
+            requested = "auto" if config.attention_backend == "reference" else config.attention_backend
+            backend = check_backend(forward.attention_backend, requested, architecture)
         else:
             causal = as_decoder(module, architecture)
             forward = _choose_forward(causal, architecture, vocab_size, longest, config)
@@ -179,14 +179,14 @@ def _load_pooling(
 def _encoder_forward(
     module: PreTrainedModel, architecture: str, vocab_size: int, config: EngineConfig
 ) -> EncoderForward:
-    truth, device = EncoderReference(module, vocab_size), device_of(config)
-    forward, plan = encoder_forward(module, architecture, truth), None
+    reference, device = EncoderReference(module, vocab_size), device_of(config)
+    forward, plan = encoder_forward(module, architecture, reference), None
     if device.type == "cpu" and config.attention_backend in ("auto", "native"):
         plan = plan_of(forward, architecture, config.quantization)
     pack(module, config, device)
     if plan is not None:
-        forward = compile_encoder(forward, plan, truth, prepared_tolerance(config), architecture)
-    truth.check(forward, prepared_tolerance(config), f"{architecture} with {described(config)}")
+        forward = compile_encoder(forward, plan, reference, prepared_tolerance(config), architecture)
+    reference.check(forward, prepared_tolerance(config), f"{architecture} with {describe_preparation(config)}")
     return forward
 
 
@@ -199,7 +199,11 @@ def _choose_forward(
     read: ReadModel | None = None,
     groups: RankGroups | None = None,
 ) -> Forward:
-    """``read``: of which ``module`` is; None where ``module`` is whole."""
+    """Choose the forward of ``module``.
+
+    Args:
+        read: the result that contains ``module``; None if ``module`` is a whole model.
+    """
     return choose_forward(
         module,
         architecture,
@@ -207,8 +211,8 @@ def _choose_forward(
         ForwardSettings(longest, config.deterministic, config.attention_backend, groups, read.plan if read else None),
         partial(prepare, config=config, device=device_of(config), vocab_size=vocab_size, max_model_len=longest),
         prepared_tolerance(config),
-        described(config),
-        **({"truth": read.truth, "modes": read.modes, "is_whole": read.is_whole} if read else {}),
+        describe_preparation(config),
+        **({"reference": read.reference, "modes": read.modes, "is_whole": read.is_whole} if read else {}),
     )
 
 
@@ -219,7 +223,7 @@ def _attention_backend(forward: Forward, config: EngineConfig, architecture: str
 
 
 def load_module(config: EngineConfig, folder: Path) -> PreTrainedModel:
-    """Load transformers' own module of the model, as it is before anything of ours is done to it.
+    """Load transformers' own module of the model, unchanged.
 
     Raises: as ``load_model``.
     """
@@ -229,9 +233,9 @@ def load_module(config: EngineConfig, folder: Path) -> PreTrainedModel:
 
 
 def load_weights(config: EngineConfig, folder: Path, model: LoadedModel) -> nn.Module:
-    """Load ``model.weights``, of a model of ``load_model``, once more.
+    """Load ``model.weights`` again, for a model of ``load_model``.
 
-    The files may have been written anew since, and nothing is computed to try them, so every weight is looked at.
+    The files may have been rewritten since, and no trial is run, so every weight is checked to be finite.
 
     Raises: as ``load_model``.
     """

@@ -31,18 +31,18 @@ log = structlog.get_logger(__name__)
 
 CACHE_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
-# A float has the same digits wherever its exponent is, so room for what is larger than anything seen costs nothing
-# until the smallest numbers fall out below: of e4m3, what is 3,600 times smaller than the largest seen.
+# A float has the same number of digits at any exponent, so headroom above the largest number seen costs nothing until
+# the smallest numbers underflow: for e4m3, those 3,600 times smaller than the largest seen.
 _HEADROOM = 8
 _NUM_TOKENS = 64
 _BLOCK_SIZE = 16
 
 
-def hold_in_eight_bits(forward: Forward, name: str, vocab_size: int, max_model_len: int) -> None:
-    """Have the caches of ``forward`` made in the dtype ``name``, from now on. Those that it has are gone afterwards.
+def use_eight_bit_cache(forward: Forward, name: str, vocab_size: int, max_model_len: int) -> None:
+    """Let ``forward`` allocate caches in the dtype ``name`` from now on. Its current caches are dropped.
 
     Raises:
-        ModelLoadError: the model's own code reads what is cached.
+        ModelLoadError: the model's own code reads the cache.
     """
     if not forward.attention_calls:
         raise ModelLoadError(
@@ -57,15 +57,15 @@ def hold_in_eight_bits(forward: Forward, name: str, vocab_size: int, max_model_l
         call.cache_format = CacheFormat(dtype, _scale_for(call.key_cache, dtype), _scale_for(call.value_cache, dtype))
 
 
-def fit_again(forward: Forward, name: str, vocab_size: int, max_model_len: int) -> None:
-    """``hold_in_eight_bits`` of a model that has other weights by now: as they are first computed, in their dtype."""
+def rescale_eight_bit_cache(forward: Forward, name: str, vocab_size: int, max_model_len: int) -> None:
+    """Choose the scales again for new weights. They are first computed with caches in the model's dtype."""
     for call in forward.attention_calls:
         call.cache_format = CacheFormat(call.dtype)
-    hold_in_eight_bits(forward, name, vocab_size, max_model_len)
+    use_eight_bit_cache(forward, name, vocab_size, max_model_len)
 
 
 def _fill_caches(forward: Forward, vocab_size: int, num_tokens: int) -> None:
-    """Compute a prompt of different tokens, alone."""
+    """Compute one prompt of different tokens."""
     device = next(forward.network.parameters()).device
     num_blocks = -(-num_tokens // _BLOCK_SIZE)
     forward.allocate(num_blocks, _BLOCK_SIZE, 1, device)
@@ -84,7 +84,7 @@ def _fill_caches(forward: Forward, vocab_size: int, num_tokens: int) -> None:
 
 
 def _scale_for(cache: Tensor, dtype: torch.dtype) -> float:
-    """A power of two, such that ``_HEADROOM`` times the largest number in ``cache`` is still in ``dtype``."""
+    """Return a power of two for which ``_HEADROOM`` times the largest number in ``cache`` still fits in ``dtype``."""
     largest = cache.abs().amax().item()
     if not 0 < largest < math.inf:
         return 1.0
@@ -94,33 +94,33 @@ def _scale_for(cache: Tensor, dtype: torch.dtype) -> float:
 def prepare(
     forward: Forward, config: EngineConfig, device: torch.device, vocab_size: int, max_model_len: int
 ) -> Forward:
-    """The same computation, as fast as it goes on ``device``."""
+    """Return a forward with the same computation in its fastest form for ``device``."""
     if config.eight_bit_cache is not None:
-        hold_in_eight_bits(forward, config.eight_bit_cache, vocab_size, max_model_len)
+        use_eight_bit_cache(forward, config.eight_bit_cache, vocab_size, max_model_len)
     pack(forward.network, config, device)
     if device.type == "cuda":
         return forward if config.enforce_eager else make_captured(forward, config.token_budget)
-    # The compiled decoder attends by itself, and has caches in the dtype of the weights.
+    # The compiled decoder has its own attention, with caches in the dtype of the weights.
     is_native = config.attention_backend in ("auto", "native") and config.eight_bit_cache is None
     return make_native(forward, config.block_size) if is_native else forward
 
 
 def prepared_tolerance(config: EngineConfig) -> float | None:
-    """Of the prepared model's logits; None for that of its dtype."""
+    """Return the tolerance of the prepared model's logits; None for that of its dtype."""
     if config.quantization == "int4":
         return FOUR_BITS_TOLERANCE
     return QUANTIZED_TOLERANCE if config.quantization or config.eight_bit_cache else None
 
 
-def described(config: EngineConfig) -> str:
-    """What is particular about the prepared model."""
+def describe_preparation(config: EngineConfig) -> str:
+    """Return the properties of the prepared model, for messages."""
     parts = [f"a KV cache of {config.eight_bit_cache}"] if config.eight_bit_cache else []
     parts.append(f"linear layers in {config.quantization}" if config.quantization else "packed layers")
     return " and ".join(parts)
 
 
 def pack(network: nn.Module, config: EngineConfig, device: torch.device) -> None:
-    """Let the linear layers of ``network`` hold their weights as ``device`` reads them fastest, or in fewer bits."""
+    """Convert the linear layers of ``network`` to the fastest weight layout of ``device``, or to fewer bits."""
     if device.type == "cpu":
         log.debug("linear_layers_packed", count=pack_linear_layers(network, config.quantization))
     elif config.quantization is not None:

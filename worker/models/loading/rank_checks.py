@@ -1,4 +1,4 @@
-"""Which models several ranks share, and how; what they do not is refused with a sentence."""
+"""Which models several ranks can share, and how. Others are rejected with a message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..parallel.groups import RankGroups
 from ..parallel.layout import ParallelLayout
 from ..pooling.folder import pools
 
-# Decoders that differ in nothing but biases, norms of heads, windows, and what the feed-forward part is.
+# Decoders that differ only in biases, norms of heads, windows, and the kind of feed-forward part.
 _CUT_BY_US = frozenset(
     {
         "LlamaForCausalLM",
@@ -27,9 +27,9 @@ _CUT_BY_US = frozenset(
         "Qwen3MoeForCausalLM",
     }
 )
-# What speaks in models that read images: the same; Qwen's, which turn by three positions; and Gemma's, whose images see
-# themselves.
-_SPEAKERS_CUT_BY_US = frozenset(
+# Text decoders of models that read images: the same ones; Qwen's, which rotate by positions in three axes; and Gemma's,
+# in which tokens of an image attend to each other.
+_TEXT_DECODERS_CUT_BY_US = frozenset(
     {
         "gemma3_text",
         "llama",
@@ -45,38 +45,40 @@ _SPEAKERS_CUT_BY_US = frozenset(
 
 
 def is_cut_by_us(model_config: PretrainedConfig, architecture: str, layout: ParallelLayout) -> bool:
-    """Whether a rank reads all of the model and leaves its part of it; else transformers' plan says which it reads."""
+    """Whether a rank reads the whole model and cuts its part; else transformers' plan determines the part that it
+    reads.
+    """
     if layout.is_expert_parallel:
         return False
     if is_vision_type(model_config):
-        return model_config.get_text_config().model_type in _SPEAKERS_CUT_BY_US
+        return model_config.get_text_config().model_type in _TEXT_DECODERS_CUT_BY_US
     return architecture in _CUT_BY_US
 
 
 def check_kind(
     folder: Path, model_config: PretrainedConfig, architecture: str, config: EngineConfig, layout: ParallelLayout
 ) -> None:
-    """Raises ``ConfigurationError`` for what no several ranks compute."""
-    told = ""
+    """Raise ``ConfigurationError`` for a model that several ranks cannot compute."""
+    fact = ""
     if pools(folder, model_config, config.runner):
-        told = "a model that pools is computed by one rank"
+        fact = "a model that pools is computed by one rank"
     elif is_vision_type(model_config):
-        _check_seeing(model_config, architecture, layout)
-    if not told and config.enable_lora:
-        told = "adapters are computed by one rank; leave enable_lora out"
-    if told:
+        _check_vision(model_config, architecture, layout)
+    if not fact and config.enable_lora:
+        fact = "adapters are computed by one rank; leave enable_lora out"
+    if fact:
         raise ConfigurationError(
-            f"{describe_layout(layout)}, but {told} ({architecture}): use tensor_parallel_size 1 and "
+            f"{describe_layout(layout)}, but {fact} ({architecture}): use tensor_parallel_size 1 and "
             f"pipeline_parallel_size 1, and more engines"
         )
 
 
-def _check_seeing(model_config: PretrainedConfig, architecture: str, layout: ParallelLayout) -> None:
-    """Raises ``ConfigurationError`` for a model that reads images and that the ranks of ``layout`` do not share."""
+def _check_vision(model_config: PretrainedConfig, architecture: str, layout: ParallelLayout) -> None:
+    """Raise ``ConfigurationError`` for a model that reads images if the ranks of ``layout`` cannot share it."""
     kind = model_config.get_text_config().model_type
-    if kind not in _SPEAKERS_CUT_BY_US:
+    if kind not in _TEXT_DECODERS_CUT_BY_US:
         raise ConfigurationError(
-            f"{describe_layout(layout)}, but {architecture} reads images, and ranks do not share what speaks in it "
+            f"{describe_layout(layout)}, but {architecture} reads images, and ranks do not share its text decoder "
             f"({kind}): use tensor_parallel_size 1 and pipeline_parallel_size 1, and more engines"
         )
     if layout.is_expert_parallel:
@@ -92,8 +94,8 @@ def _check_seeing(model_config: PretrainedConfig, architecture: str, layout: Par
 
 
 @contextmanager
-def naming_ranks(groups: RankGroups | None) -> Iterator[None]:
-    """Say of what cannot be computed that it is by several ranks, where it is."""
+def explaining_ranks(groups: RankGroups | None) -> Iterator[None]:
+    """Add to a load error that the model is loaded by several ranks, if it is."""
     try:
         yield
     except ModelLoadError as error:

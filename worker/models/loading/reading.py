@@ -35,7 +35,7 @@ from ..placing.device import return_free_memory
 from ..plan import DecoderPlan
 from ..pooling.folder import pools
 from ..pooling.loading import load_pooling_module
-from .candidates import MODES, find_truth
+from .candidates import MODES, run_reference
 from .rank_checks import check_kind, describe_layout, is_cut_by_us
 
 
@@ -53,17 +53,17 @@ def read_module(
         options: of ``from_pretrained``.
 
     Raises:
-        ModelLoadError: a file or the architecture is not what we can run; says which.
+        ModelLoadError: a file or the architecture is not supported; the message says which.
     """
     check_served(model_config, architecture)
     if not config.needs_weights:
-        return _draw_module(model_config, architecture, config, device)
+        return _random_module(model_config, architecture, config, device)
     dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
     load = load_pooling_module if pools(folder, model_config, config.runner) else _load_generating
     module = load(
         folder, model_config, architecture, dtype=dtype, trust_remote_code=config.trust_remote_code, **options
     )
-    # What quantised weights were unpacked in would stay with the allocator.
+    # The allocator would keep the memory in which quantised weights were unpacked.
     return_free_memory()
     torch.nn.Module.to(module, device)
     return module.eval()
@@ -79,41 +79,44 @@ def _auto_class(model_config: PretrainedConfig) -> Any:
     return AutoModelForImageTextToText if is_vision_type(model_config) else AutoModelForCausalLM
 
 
-def _draw_module(
+def _random_module(
     model_config: PretrainedConfig, architecture: str, config: EngineConfig, device: torch.device
 ) -> PreTrainedModel:
-    """A model of random weights, made where it computes: 8B parameters take seconds on a GPU, minutes on a host."""
+    """Create a model with random weights on its device, where 8B parameters take seconds on a GPU, but minutes on a
+    host.
+    """
     dtype = getattr(torch, config.dtype) if config.dtype != "auto" else model_config.dtype or torch.float32
     try:
         with device:
             module = _auto_class(model_config).from_config(
                 model_config, dtype=dtype, trust_remote_code=config.trust_remote_code, attn_implementation="eager"
             )
-    except Exception as error:  # whatever the architecture's own code raises
+    except Exception as error:  # any exception of the architecture's own code
         raise ModelLoadError(f"{architecture} cannot be made from its config: {first_line(error)}") from error
     return module.eval()
 
 
 @dataclass
 class ReadModel:
-    """What is to be computed here.
+    """A model that was read, before a forward is chosen.
 
     Args:
-        module: what speaks, on its device; with what one rank holds, and logits that are whole at rank 0, where there
-            are ranks.
-        truth: what the model does on its own; None where ``module`` can still be asked.
+        module: the text decoder, on its device. With several ranks it has this rank's part, and logits are whole at
+            rank 0.
+        reference: results of the whole model; None if ``module`` can still compute them.
         modes: in which it may be computed.
-        is_whole: ``module`` computes what the whole model does, of several ranks all together.
+        is_whole: ``module`` computes the whole model, if necessary together with other ranks.
         num_parameters: of the whole model.
-        weight_conversions: how transformers named and fused what the files have, for the way back.
-        plan: how the lean path computes the rank's part; None where ``module`` shows it.
-        vision: what sees, and was tried; of several ranks the first has it. None of a model that takes no images.
+        weight_conversions: transformers' renaming and fusing of the tensors of the files, to undo it when weights are
+            saved.
+        plan: lean plan of the rank's part; None if it can be read from ``module``.
+        vision: verified vision model, at the first of several ranks; None if the model takes no images.
         image_refusal: why it takes none.
-        encoder: what sees, tried or not.
+        encoder: vision encoder, verified or not.
     """
 
     module: PreTrainedModel
-    truth: ReferenceRun | None
+    reference: ReferenceRun | None
     modes: Collection[str]
     num_parameters: int
     weight_conversions: Any = None
@@ -133,14 +136,14 @@ def read_model(
     groups: RankGroups | None,
     max_model_len: int | None = None,
 ) -> ReadModel:
-    """Read the model in ``folder``; of several ranks each does so at the same time, and has its part.
+    """Read the model in ``folder``. Several ranks do so at the same time, and each gets its part.
 
     Args:
-        max_model_len: of the longest request; None to have the weights alone, without what they are checked against.
+        max_model_len: of the longest request; None to read only weights, without the reference for checks.
 
     Raises:
         ModelLoadError: as ``read_module``.
-        ConfigurationError: ranks cannot share the model; names the option and what to do.
+        ConfigurationError: ranks cannot share the model; names the option and the remedy.
     """
     if groups is None:
         module = read_module(folder, model_config, architecture, config, device)
@@ -148,7 +151,7 @@ def read_model(
     check_kind(folder, model_config, architecture, config, groups.layout)
     read = _cut_part if is_cut_by_us(model_config, architecture, groups.layout) else _planned_part
     part = read(folder, model_config, architecture, config, device, groups, max_model_len)
-    # All that was read and is another's.
+    # Memory of the parts that were read and belong to other ranks.
     return_free_memory()
     return part
 
@@ -162,7 +165,9 @@ def _whole(
     *,
     is_tried: bool,
 ) -> ReadModel:
-    """``module``, which is whole, to be computed so: what speaks, apart from what sees. Raises as ``split_model``."""
+    """Return ``module``, a whole model, with its text decoder and vision encoder separated. Raises as
+    ``split_model``.
+    """
     num_parameters = _num_parameters(module)
     split = _split(module, folder, model_config, config, groups, is_tried=is_tried)
     return ReadModel(
@@ -213,8 +218,7 @@ def _cut_part(
 ) -> ReadModel:
     text_config = model_config.get_text_config()
     check_layout(text_config, groups.layout, architecture)
-    # A device need not have room for the whole of it. Random weights are drawn where they are quick to draw, by all
-    # ranks alike.
+    # A device may be too small for the whole model. Random weights are drawn where this is fast, equally by all ranks.
     torch.manual_seed(config.seed)
     where = torch.device("cpu") if config.needs_weights else device
     module = read_module(folder, model_config, architecture, config, where)
@@ -225,12 +229,12 @@ def _cut_part(
     else:
         read.modes = ("packed",) if needs_vision_inputs(model_config) else ("lean", "packed")
     if max_model_len is not None:
-        ask: Callable[[], ReferenceRun] = (
-            (lambda: find_truth(text, architecture, text_config.vocab_size))
+        make_reference: Callable[[], ReferenceRun] = (
+            (lambda: run_reference(text, architecture, text_config.vocab_size))
             if groups.rank == 0
             else (lambda: ReferenceRun.elsewhere(text, text_config.vocab_size))
         )
-        read.truth = ask().to(device, groups.of_rank_zero)
+        read.reference = make_reference().to(device, groups.of_rank_zero)
         if "lean" in read.modes:
             read.plan = plan_of_part(read_decoder(text, max_model_len, device), groups.layout, groups.rank)
     read.is_whole = False
@@ -251,38 +255,38 @@ def _planned_part(
 ) -> ReadModel:
     layout = groups.layout
     options = planned_options(model_config.get_text_config(), layout, architecture, device)
-    told = (
+    fact = (
         f"enable_expert_parallel is set, and {architecture} is then"
         if layout.is_expert_parallel
         else f"{describe_layout(layout)}, but {architecture} is"
     )
-    told += " shared by transformers' own plan, which"
+    fact += " shared by transformers' own plan, which"
     if declared_quantization(folder) is not None:
-        raise ConfigurationError(f"{told} reads no quantised files; use files in 16 bits, or one rank")
+        raise ConfigurationError(f"{fact} reads no quantised files; use files in 16 bits, or one rank")
     if config.quantization is not None:
         raise ConfigurationError(
-            f"{told} keeps linear layers as they are, and quantization is {config.quantization!r}; leave it out"
+            f"{fact} keeps linear layers as they are, and quantization is {config.quantization!r}; leave it out"
         )
     if not config.needs_weights:
-        raise ConfigurationError(f"{told} reads files, and load_format is 'dummy'; use load_format 'auto'")
+        raise ConfigurationError(f"{fact} reads files, and load_format is 'dummy'; use load_format 'auto'")
     if config.enable_prompt_embeds:
-        # Rank 0 alone embeds tokens beside what is given, and would wait for the others.
-        raise ConfigurationError(f"{told} shares the embeddings, too; leave enable_prompt_embeds out, or use one rank")
+        # Only rank 0 embeds tokens in addition to passed embeddings, and would wait for the others.
+        raise ConfigurationError(f"{fact} shares the embeddings, too; leave enable_prompt_embeds out, or use one rank")
     with chosen_device(device):
         module = read_module(folder, model_config, architecture, config, device, **options)
-    truth = None
+    reference = None
     if max_model_len is not None:
-        # By all ranks together, each with its part: none has the model whole.
+        # Computed by all ranks together, since none has the whole model.
         try:
-            truth = find_truth(module, architecture, model_config.get_text_config().vocab_size)
+            reference = run_reference(module, architecture, model_config.get_text_config().vocab_size)
         except ModelLoadError as error:
             raise ModelLoadError(
                 f"{describe_layout(layout)}, and by transformers' plan {error}; use one rank"
             ) from error
-        truth = truth.to(device, groups.of_rank_zero)
+        reference = reference.to(device, groups.of_rank_zero)
     return ReadModel(
         module,
-        truth,
+        reference,
         ("packed",),
         _num_parameters(module),
         getattr(module, "_weight_conversions", None),

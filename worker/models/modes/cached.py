@@ -25,7 +25,7 @@ _PROBE_TOKENS = 2
 
 
 class KeysAndValues(Protocol):
-    """How a model comes to the keys and values in our paged cache. First ``record``, then ``allocate``."""
+    """Access of a model to keys and values in our paged cache. Call ``record`` first, then ``allocate``."""
 
     @property
     def attention_calls(self) -> list[AttentionCall]:
@@ -43,27 +43,27 @@ class KeysAndValues(Protocol):
     def allocate(self, num_blocks: int, block_size: int, device: torch.device) -> None: ...
 
     def record(self, run_forward: Callable[[], Any]) -> None:
-        """Learn from a forward of one request what is kept per token."""
+        """Learn from a forward of one request which tensors are kept per token."""
         ...
 
     def begin(self, batch: PagedBatch) -> None:
-        """Say what the next forward's tokens are: one per request, or those of one request."""
+        """Set the batch of the next forward: one token per request, or the tokens of one request."""
         ...
 
     def extend(self, new: Tensor) -> Tensor:
-        """What the model is to attend to, given what it keeps of this forward's tokens, ``[B, H, T, D]``."""
+        """Return the keys or values to attend to, given those of this forward's tokens, ``[B, H, T, D]``."""
         ...
 
     def mask(self, batch: PagedBatch) -> Tensor:
-        """The 2D attention mask for the model, ``[B, T]`` of the new tokens or ``[B, S]`` of all: 0 is padding."""
+        """Return the 2D attention mask for the model, ``[B, T]`` of new tokens or ``[B, S]`` of all; 0 is padding."""
         ...
 
 
 class StepCache(DynamicCache):
-    """The ``Cache`` that the model sees: its layers hold states only.
+    """The ``Cache`` that is passed to the model: its layers hold only states.
 
     Attributes:
-        chooses_keys: the model keeps something by which it chooses the keys that count.
+        chooses_keys: the model keeps tensors by which it chooses the keys that count.
     """
 
     def __init__(self, config: PretrainedConfig, extend: Callable[[Tensor], Tensor]) -> None:
@@ -76,10 +76,10 @@ class StepCache(DynamicCache):
         self._extend = extend
 
     def check_holds_states_only(self) -> None:
-        """Verify, after a forward, that the model has put nothing into its layers of which we do not know.
+        """Verify, after a forward, that the model has put no unknown tensors into its layers.
 
         Raises:
-            ModelLoadError: it has, so that one request would find what another has left.
+            ModelLoadError: it has, so requests would see tensors of other requests.
         """
         for layer in self.layers:
             for name, value in vars(layer).items():
@@ -103,10 +103,10 @@ class StepCache(DynamicCache):
 
 
 class CachedForward:
-    """See ``forward.Forward``.
+    """A ``forward.Forward`` in several forwards per step.
 
     Raises:
-        ModelLoadError: the model keeps what it needs of a request elsewhere than in transformers' ``Cache``.
+        ModelLoadError: the model keeps data of a request elsewhere than in transformers' ``Cache``.
     """
 
     def __init__(
@@ -131,8 +131,8 @@ class CachedForward:
         self._cache.check_holds_states_only()
         self._pool.discover()
         if self._cache.chooses_keys and rule.batches_decodes:
-            # Only among more keys than it chooses, so that no short trial would show it (Dots3, which chooses 8 of 11,
-            # is off by 84 % with 9 tokens of padding, in transformers alone).
+            # It matters only among more keys than it chooses, so no short trial would show it. Dots3, which chooses 8
+            # of 11, is off by 84 % with 9 tokens of padding, even in transformers.
             raise ModelLoadError("it chooses among keys, and padding may change what it chooses")
         if not self.bytes_per_token and not self.keeps_state:
             raise ModelLoadError("it keeps nothing of a request in transformers' Cache")
@@ -170,21 +170,21 @@ class CachedForward:
 
     def run(self, step: ModelInput) -> Tensor:
         self._pool.discard()
-        place_of = {token: place for place, token in enumerate(step.logit_rows.tolist())}
-        places: list[int] = []
+        row_of = {token: place for place, token in enumerate(step.logit_rows.tolist())}
+        rows: list[int] = []
         logits: list[Tensor] = []
         for piece in cut(step.batch, self._rule):
             slots = torch.from_numpy(step.state_slots[piece.rows]).to(step.token_ids.device)
             self._pool.begin(None if piece.is_fresh else slots)
             for part in piece.parts:
-                wanted = [index for index, token in enumerate(part.tokens) if token in place_of]
-                places += [place_of[part.tokens[index]] for index in wanted]
-                logits.append(self._run_part(step, part, wanted))
+                indices = [index for index, token in enumerate(part.tokens) if token in row_of]
+                rows += [row_of[part.tokens[index]] for index in indices]
+                logits.append(self._run_part(step, part, indices))
             self._pool.take(slots)
-        together = logits[0] if len(logits) == 1 else torch.cat(logits)
-        if places == list(range(len(places))):
-            return together
-        return together[torch.tensor(places, device=together.device).argsort()]
+        all_logits = logits[0] if len(logits) == 1 else torch.cat(logits)
+        if rows == list(range(len(rows))):
+            return all_logits
+        return all_logits[torch.tensor(rows, device=all_logits.device).argsort()]
 
     def commit(self) -> None:
         self._pool.commit()
@@ -197,13 +197,13 @@ class CachedForward:
         mask = torch.ones_like(positions)[None]
         self._keys_and_values.record(lambda: self._forward(token_ids[None], positions[None], mask, rows))
 
-    def _run_part(self, step: ModelInput, part: Part, wanted: list[int]) -> Tensor:
-        """Logits of the tokens of ``part`` at ``wanted``, ``[len(wanted), V]``."""
+    def _run_part(self, step: ModelInput, part: Part, indices: list[int]) -> Tensor:
+        """Return the logits of the tokens of ``part`` at ``indices``, ``[len(indices), V]``."""
         batch = part.batch_of(step.batch)
         self._keys_and_values.begin(batch)
         shape = (len(part.rows), part.query_len)
         self._cache.num_past_tokens = max(part.seq_lens) - part.query_len
-        rows = torch.tensor(wanted if len(part.rows) == 1 else [0], dtype=torch.long, device=batch.device)
+        rows = torch.tensor(indices if len(part.rows) == 1 else [0], dtype=torch.long, device=batch.device)
         logits = self._forward(
             take(step.token_ids, part.tokens).view(shape),
             take(step.positions, part.tokens).view(shape),
@@ -212,7 +212,7 @@ class CachedForward:
         )
         if len(part.rows) == 1:
             return logits[0]
-        return logits[:, 0] if len(wanted) == len(part.rows) else logits[wanted, 0]
+        return logits[:, 0] if len(indices) == len(part.rows) else logits[indices, 0]
 
     def _forward(self, token_ids: Tensor, positions: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
         """Run ``[B, T]`` tokens; return logits ``[B, len(rows), V]``."""

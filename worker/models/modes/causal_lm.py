@@ -1,4 +1,4 @@
-"""Calls a transformers model with the arguments that its architecture takes."""
+"""Call a transformers model with the arguments that its architecture takes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class CausalLM:
     """A transformers model with a language model head.
 
     Attributes:
-        cache_argument: under which name it takes a ``Cache``; None if it takes none.
-        takes_positions: it can be told the position of each token.
-        takes_embeds: it can be run from the embeddings of its tokens.
+        cache_argument: name of the argument that takes a ``Cache``; None if it takes none.
+        takes_positions: it takes the position of each token.
+        takes_embeds: it can run from the embeddings of its tokens.
     """
 
     def __init__(self, module: PreTrainedModel) -> None:

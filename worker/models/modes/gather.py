@@ -1,7 +1,7 @@
-"""Keys and values for a model that attends by itself: collected from the paged cache and handed to it whole.
+"""Keys and values for a model that attends by its own code: gathered from the paged cache and passed to it.
 
-Such a model asks its ``Cache`` for the past and attends to what it gets. So its new keys and values are stored in our
-blocks, and it gets back all of each request's, padded on the left to the longest one. That copies the past of every
+Such a model asks its ``Cache`` for the past and attends to the result. So its new keys and values are stored in our
+blocks, and it gets those of each request in full, padded on the left to the longest one. This copies the past of every
 request in every layer and step, which is the price of not knowing how the model attends.
 """
 
@@ -24,7 +24,7 @@ from .partition import CutRule
 
 
 class GatheredTokens:
-    """See ``cached.KeysAndValues``: everything that a model keeps per token, in the order in which it hands it over."""
+    """A ``cached.KeysAndValues`` for all tensors that a model keeps per token, in the order in which it passes them."""
 
     def __init__(self) -> None:
         self._tensors: list[PagedTensor] = []
@@ -55,7 +55,7 @@ class GatheredTokens:
         self._batch, self._next = batch, 0
 
     def extend(self, new: Tensor) -> Tensor:
-        """Store ``new`` of this forward's tokens, ``[B, H, T, D]``; return that of all tokens, ``[B, H, S, D]``.
+        """Store ``new`` of this forward's tokens, ``[B, H, T, D]``; return the tensor of all tokens, ``[B, H, S, D]``.
 
         ``S`` is the longest request's length. Shorter ones repeat their first token on the left.
         """
@@ -75,20 +75,22 @@ class GatheredTokens:
 
 
 def gather_forward(module: PreTrainedModel, settings: ForwardSettings, rule: CutRule) -> CachedForward:
-    """Make a ``Forward`` for a model that keeps its keys and values in transformers' ``Cache``."""
+    """Create a ``Forward`` for a model that keeps its keys and values in transformers' ``Cache``."""
     module.set_attn_implementation("eager")
     return CachedForward("gather", module, settings, GatheredTokens(), rule)
 
 
 def left_padded_slots(batch: PagedBatch) -> Tensor:
-    """Cache slots of all tokens of each request, ``[B, S]``, those of shorter ones at the end of their row."""
+    """Return the cache slots of all tokens of each request, ``[B, S]``, those of shorter ones at the end of their
+    row.
+    """
     positions = _left_padded_positions(batch).clamp(min=0)
     blocks = batch.block_table.long().gather(1, positions // batch.block_size)
     return blocks * batch.block_size + positions % batch.block_size
 
 
 def _left_padded_positions(batch: PagedBatch) -> Tensor:
-    """The position of each token, ``[B, S]``; below 0 is padding."""
+    """Return the position of each token, ``[B, S]``; below 0 is padding."""
     longest = max(batch.seq_lens)
     padding = longest - torch.tensor(batch.seq_lens, device=batch.device)
     return torch.arange(longest, device=batch.device) - padding[:, None]

@@ -1,6 +1,6 @@
-"""All tokens of a step in one row ``[1, T]``: for models whose tokens meet in our attention alone.
+"""All tokens of a step in one row ``[1, T]``: for models that mix tokens only in our attention.
 
-Most decoders are such. Prefill chunks and decodes of any requests share one forward, and nothing is padded.
+Most decoders do. Prefill chunks and decodes of any requests share one forward, without padding.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ _PROBE_TOKENS = 2
 
 
 class PackedForward:
-    """See ``forward.Forward``.
+    """A ``forward.Forward`` in one packed row.
 
     Raises:
-        ModelLoadError: the model does not attend by transformers' interface, or in a way that we cannot.
+        ModelLoadError: the model does not use transformers' attention interface, or needs attention that we do not
+            support.
     """
 
     mode = "packed"
@@ -58,11 +59,11 @@ class PackedForward:
 
     @property
     def attention_calls(self) -> list[AttentionCall]:
-        """See ``forward.Forward``: what the model's own code asked of the attention, in order."""
+        """The attention calls of the model's own code, in order; see ``forward.Forward``."""
         return self._attention.calls
 
     def forget_attentions(self) -> None:
-        """Let go of the model's modules, for whoever computes in another way; it cannot be run afterwards."""
+        """Release the model's modules, for a forward that computes differently. It cannot be run afterwards."""
         self._attention.calls = []
 
     @property
@@ -85,11 +86,11 @@ class PackedForward:
     def run(self, step: ModelInput) -> Tensor:
         self._attention.begin(step.batch)
         self.token_adapters.begin(step.token_lora)
-        seen = {} if step.vision_inputs is None else step.vision_inputs.arguments(len(step.token_ids))
-        return self._forward(step.token_ids, step.positions, step.logit_rows, step.inputs_embeds, seen)
+        image_arguments = {} if step.vision_inputs is None else step.vision_inputs.arguments(len(step.token_ids))
+        return self._forward(step.token_ids, step.positions, step.logit_rows, step.inputs_embeds, image_arguments)
 
     def commit(self) -> None:
-        """Keys and values of a step that is computed again are written again."""
+        """Do nothing: a step that is computed again writes its keys and values again."""
 
     def profile(self, num_tokens: int, num_logit_rows: int) -> None:
         self.token_adapters.begin(None)
@@ -104,7 +105,7 @@ class PackedForward:
         positions: Tensor,
         logit_rows: Tensor,
         inputs_embeds: Tensor | None = None,
-        seen: Mapping[str, Any] = MappingProxyType({}),
+        image_arguments: Mapping[str, Any] = MappingProxyType({}),
     ) -> Tensor:
         # Without a mask transformers guesses from the positions which tokens belong together.
         mask = torch.ones_like(token_ids)[None]
@@ -114,7 +115,7 @@ class PackedForward:
         else:
             inputs["inputs_embeds"] = inputs_embeds[None]
         inputs |= self._past(positions)
-        return self._model.logits(logit_rows, **(inputs | dict(seen)), use_cache=False)[0]
+        return self._model.logits(logit_rows, **(inputs | dict(image_arguments)), use_cache=False)[0]
 
     def _past(self, positions: Tensor) -> dict[str, Any]:
         """Return arguments that describe earlier tokens, if the model needs any besides ``position_ids``."""
@@ -138,7 +139,7 @@ class PackedWithPast(PackedForward):
 
 
 class _LengthOfEach(DynamicCache):
-    """A ``Cache`` that holds nothing, and whose length is a tensor ``[T]``."""
+    """An empty ``Cache`` whose length is a tensor ``[T]``."""
 
     def __init__(self, positions: Tensor) -> None:
         super().__init__()
@@ -155,10 +156,10 @@ class _LengthOfEach(DynamicCache):
 
 
 def install_attention(module: PreTrainedModel, name: str) -> None:
-    """Put the attention that is registered under ``name`` in the place of the model's own.
+    """Replace the model's attention by the one that is registered as ``name``.
 
     Raises:
-        ModelLoadError: the model says that it does not let it be replaced.
+        ModelLoadError: the model declares that its attention cannot be replaced.
     """
     if not module._can_set_attn_implementation():
         raise ModelLoadError("it does not let its attention be replaced")

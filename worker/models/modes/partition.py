@@ -1,8 +1,8 @@
-"""Cuts a step into forwards in which no two requests share a row: for models in which a row is one sequence.
+"""Cut a step into forwards in which no two requests share a row, for models in which a row is one sequence.
 
-Decodes go together, ``[B, 1]``; every other request goes alone, ``[1, T]``. A request's first chunk is like any prompt;
-whether a later one can be computed at once depends on the model, and so does whether decodes may be of different
-lengths. ``conformance`` tries it out.
+Decodes are batched, ``[B, 1]``; every other request is computed alone, ``[1, T]``. A request's first chunk is like any
+prompt. It depends on the model whether a later chunk can be computed in one forward, and whether decodes may have
+different lengths. ``checks/conformance.py`` tries it out.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from ....kernels.paged_attention import PagedBatch
 
 @dataclass(frozen=True)
 class CutRule:
-    """What a model can do.
+    """The abilities of a model.
 
     Args:
-        continues_chunks: it computes several tokens at once that follow a state. Else they go one by one.
-        batches_decodes: it computes decodes of different lengths together. Else they go one by one.
-        max_padded_tokens: most tokens, present and past, of decodes that go together, all as long as the longest; None
-            if it does not matter.
+        continues_chunks: it computes several tokens that follow a state in one forward. Else they are computed one by
+            one.
+        batches_decodes: it computes decodes of different lengths together. Else they are computed one by one.
+        max_padded_tokens: most tokens, present and past, of a batch of decodes padded to the longest; None for no
+            limit.
     """
 
     continues_chunks: bool = True
@@ -37,10 +38,10 @@ class Part:
     """One forward.
 
     Args:
-        rows: of the step's batch, ``[B]``.
-        tokens: of the step, ``[B * query_len]``, those of a row together.
+        rows: indices into the step's batch, ``[B]``.
+        tokens: indices of the step's tokens, ``[B * query_len]``; those of a row are contiguous.
         query_len: tokens of each row; 1 if there are several rows.
-        seq_lens: tokens of each row once it is through.
+        seq_lens: tokens of each row after this forward.
     """
 
     rows: Sequence[int]
@@ -49,7 +50,7 @@ class Part:
     seq_lens: list[int]
 
     def batch_of(self, step: PagedBatch) -> PagedBatch:
-        """The part of ``step`` that this forward computes."""
+        """Return the part of ``step`` that this forward computes."""
         if len(self.tokens) == step.num_tokens:
             return step
         return PagedBatch(
@@ -63,10 +64,10 @@ class Part:
 
 @dataclass
 class Piece:
-    """Forwards that follow each other on the states of the same requests.
+    """Consecutive forwards on the states of the same requests.
 
     Args:
-        is_fresh: it begins with the first token of its one request, which has no state yet.
+        is_fresh: it begins with the first token of its only request, which has no state yet.
     """
 
     rows: Sequence[int]
@@ -75,7 +76,7 @@ class Piece:
 
 
 def cut(batch: PagedBatch, rule: CutRule) -> Iterator[Piece]:
-    """The pieces of a step. Decodes, whose rows come first in ``batch``, have as many tokens as rows."""
+    """Yield the pieces of a step. Decodes, whose rows come first in ``batch``, have as many tokens as rows."""
     decodes = [row for row in range(batch.num_decodes) if batch.seq_lens[row] > 1]
     if rule.batches_decodes and decodes:
         for rows in _groups(decodes, batch.seq_lens, rule.max_padded_tokens):
@@ -92,14 +93,14 @@ def cut(batch: PagedBatch, rule: CutRule) -> Iterator[Piece]:
 
 
 def take(tensor: Tensor, places: Sequence[int]) -> Tensor:
-    """``tensor`` at ``places``, ascending, of its first dimension; a view if they follow each other."""
+    """Return ``tensor`` at the ascending indices ``places`` of its first dimension; a view if they are consecutive."""
     if places[-1] - places[0] + 1 == len(places):
         return tensor[places[0] : places[-1] + 1]
     return tensor[torch.tensor(places, device=tensor.device)]
 
 
 def _groups(decodes: list[int], seq_lens: list[int], max_padded_tokens: int | None) -> Iterator[list[int]]:
-    """``decodes`` in order, in groups of at most ``max_padded_tokens``, or of a single row that has more."""
+    """Yield ``decodes`` in order, in groups of at most ``max_padded_tokens``, or of a single row that has more."""
     group: list[int] = []
     longest = 0
     for row in decodes:
@@ -112,7 +113,7 @@ def _groups(decodes: list[int], seq_lens: list[int], max_padded_tokens: int | No
 
 
 def _chunks(row: int, start: int, query_len: int, seq_len: int, chunk_len: int) -> Iterator[Part]:
-    """Forwards of ``chunk_len`` tokens each, the ``query_len`` from token ``start`` on."""
+    """Yield forwards of ``chunk_len`` tokens each, for the ``query_len`` tokens from ``start`` on."""
     for offset in range(0, query_len, chunk_len):
         tokens = range(start + offset, start + offset + chunk_len)
         yield Part([row], tokens, chunk_len, [seq_len - query_len + offset + chunk_len])

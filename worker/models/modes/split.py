@@ -1,4 +1,4 @@
-"""Attention by our kernel, states through transformers' ``Cache``: for convolutions, Mamba and linear attention."""
+"""Attention by our kernel, states in transformers' ``Cache``: for convolutions, Mamba and linear attention."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .partition import CutRule
 
 
 class InterfaceAttention:
-    """See ``cached.KeysAndValues``: keys and values come to us by transformers' attention interface."""
+    """A ``cached.KeysAndValues`` for models that pass keys and values through transformers' attention interface."""
 
     def __init__(self, attention: PagedAttention, max_model_len: int) -> None:
         self._attention = attention
@@ -51,12 +51,12 @@ class InterfaceAttention:
         return new
 
     def mask(self, batch: PagedBatch) -> Tensor:
-        # Nothing is padded, since the kernel knows the lengths; and layers with states look at new tokens alone.
+        # No padding, because the kernel knows the lengths and layers with states only read new tokens.
         return torch.ones((len(batch.query_lens), batch.query_lens[0]), dtype=torch.long, device=batch.device)
 
 
 def split_forward(module: PreTrainedModel, settings: ForwardSettings, rule: CutRule) -> CachedForward:
-    """Make a ``Forward`` for a model that attends by transformers' interface and keeps states in its ``Cache``."""
+    """Create a ``Forward`` for a model that attends by transformers' interface and keeps states in its ``Cache``."""
     attention = PagedAttention(is_batch_invariant=settings.is_batch_invariant, backend=settings.attention_backend)
     install_attention(module, attention.name)
     forward = CachedForward("split", module, settings, InterfaceAttention(attention, settings.max_model_len), rule)

@@ -1,1 +1,1 @@
-"""One model over several ranks: which rank holds what, what it sends to the others, and how its part is cut."""
+"""One model over several ranks: the layout, the communication of ranks, and the cut of weights."""

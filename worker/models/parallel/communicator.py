@@ -1,4 +1,4 @@
-"""The collectives of ranks that compute a step together: by torch's group, or in memory that they share."""
+"""The collectives of ranks that compute a step together: by torch's group, or in shared memory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .shared_memory import SharedMemory, share_memory
 
 
 class Communicator:
-    """Collectives by torch. Each waits for the other ranks, and raises ``RuntimeError`` once one is gone or silent.
+    """Collectives by torch. Each waits for the other ranks, and raises ``RuntimeError`` if one exits or times out.
 
     Args:
-        group: theirs; None for torch's default group.
+        group: of the ranks; None for torch's default group.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -24,29 +24,29 @@ class Communicator:
 
     @property
     def adds_in_order(self) -> bool:
-        """Parts are added in the same order whatever their shape: of two there is but one."""
+        """Whether parts are added in the same order for any shape. Two parts have only one order."""
         return self._size <= 2
 
     def sum(self, part: Tensor) -> Tensor:
-        """Add up the parts of all ranks, of one shape, in place; return ``part``."""
+        """Sum the parts of all ranks, of one shape, in place; return ``part``."""
         dist.all_reduce(part, group=self._group)
         return part
 
     def parts(self, part: Tensor) -> list[Tensor]:
-        """The parts of all ranks, of one shape, in their order; to be read before the next call."""
+        """Return the parts of all ranks, of one shape, in rank order; read them before the next call."""
         parts = [torch.empty_like(part) for _ in range(self._size)]
         dist.all_gather(parts, part, group=self._group)
         return parts
 
     def parts_at_first(self, part: Tensor) -> list[Tensor] | None:
-        """As ``parts``, for the first rank; None for the others."""
+        """Return ``parts`` at the first rank; None at the others."""
         parts = [torch.empty_like(part) for _ in range(self._size)] if self._is_first else None
         dist.gather(part, parts, dst=self._first, group=self._group)
         return parts
 
 
 class MemoryCommunicator(Communicator):
-    """The same in memory that the ranks share; parts that it has no room for go as ever.
+    """Collectives in memory that the ranks share; by torch for parts that are too large.
 
     Args:
         memory: of the ranks of ``group``.
@@ -64,21 +64,21 @@ class MemoryCommunicator(Communicator):
         return self.memory.sum(part)
 
     def parts(self, part: Tensor) -> list[Tensor]:
-        return self.memory.parts(part) if self.memory.has_room(part) else super().parts(part)
+        return self.memory.parts(part) if self.memory.fits(part) else super().parts(part)
 
     def parts_at_first(self, part: Tensor) -> list[Tensor] | None:
-        if not self.memory.has_room(part):
+        if not self.memory.fits(part):
             return super().parts_at_first(part)
         parts = self.memory.parts(part)
         return parts if self._is_first else None
 
 
 def make_communicator(group: dist.ProcessGroup, timeout_s: float) -> Communicator:
-    """The quickest that all ranks of ``group`` have, which call this at the same time.
+    """Return the fastest communicator that all ranks of ``group`` support, which call this at the same time.
 
     Args:
-        timeout_s: how long a rank may be silent in a collective; that of ``group``.
+        timeout_s: time limit of a collective, as that of ``group``.
     """
-    # gloo's ranks compute on a CPU.
+    # Ranks with gloo compute on a CPU.
     memory = share_memory(group, timeout_s) if dist.get_backend(group) == "gloo" else None
     return Communicator(group) if memory is None else MemoryCommunicator(group, memory)

@@ -26,35 +26,42 @@ from .summed import ConcatOverRanks, SumOverRanks
 
 
 def plan_of_part(whole: DecoderPlan, layout: ParallelLayout, rank: int) -> DecoderPlan:
-    """What ``rank`` computes of a model, as ``parallel.cut_decoder`` leaves it: its layers, with its heads."""
+    """Return the plan of ``rank``, which matches the module that ``cut_decoder`` leaves: its layers, with its heads."""
     layers = layout.stage_layers(rank, len(whole.layers))
     parts = [_layer_of_part(whole.layers[index], layout.tensor, index, number) for number, index in enumerate(layers)]
     return replace(whole, layers=tuple(parts))
 
 
 def _layer_of_part(layer: LayerPlan, num_ranks: int, index: int, number: int) -> LayerPlan:
-    """``index`` is the layer's place in the whole model, ``number`` that in the part."""
-    # Of the families that ranks cut by this plan none mixes tokens in another way than by attention.
+    """Return the plan of one layer.
+
+    Args:
+        index: of the layer in the whole model.
+        number: of the layer in the part.
+    """
+    # All families that ranks cut by this plan have attention in every layer.
     assert isinstance(layer.attention, AttentionPlan)
     mine = replace(layer, attention=_heads_of_part(layer.attention, num_ranks))
-    return mine if index == number else _renamed(mine, f".{index}.", f".{number}.")
+    return mine if index == number else _rename_modules(mine, f".{index}.", f".{number}.")
 
 
 def _heads_of_part(attention: AttentionPlan, num_ranks: int) -> AttentionPlan:
-    # With fewer heads of keys and values than ranks, several ranks have the same one.
+    # With fewer key and value heads than ranks, several ranks have the same one.
     num_kv_heads = max(1, attention.num_kv_heads // num_ranks)
     return replace(attention, num_heads=attention.num_heads // num_ranks, num_kv_heads=num_kv_heads)
 
 
-def _renamed(value: Any, before: str, after: str) -> Any:
-    """``value`` with all names of modules in it below another layer."""
+def _rename_modules(value: Any, before: str, after: str) -> Any:
+    """Return ``value`` with all names of modules in it moved to another layer."""
     if isinstance(value, str):
         return value.replace(before, after, 1)
     if isinstance(value, tuple):
-        return tuple(_renamed(one, before, after) for one in value)
+        return tuple(_rename_modules(item, before, after) for item in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return type(value)(**{name: _renamed(held, before, after) for name, held in fields.items()})
+        return type(value)(
+            **{name: _rename_modules(field_value, before, after) for name, field_value in fields.items()}
+        )
     return value
 
 
@@ -62,16 +69,16 @@ def check_layout(model_config: Any, layout: ParallelLayout, architecture: str) -
     """Verify that the ranks of ``layout`` can share a Llama-like model of ``model_config``.
 
     Raises:
-        ConfigurationError: they cannot; names the option and what it may be.
+        ConfigurationError: they cannot; the message names the option and possible values.
     """
     num_heads = model_config.num_attention_heads
     num_kv_heads = getattr(model_config, "num_key_value_heads", None) or num_heads
     check_shares(num_heads, layout, f"attention heads of {architecture}")
-    # With fewer heads of keys and values than ranks, several ranks have the same one.
+    # With fewer key and value heads than ranks, several ranks have the same one.
     if num_kv_heads % layout.tensor and layout.tensor % num_kv_heads:
         raise ConfigurationError(
             f"tensor_parallel_size is {layout.tensor}, but {architecture} has {num_kv_heads} heads of keys and values, "
-            f"which are neither a multiple nor a divisor of it; use {_told(_divisors(num_kv_heads))}"
+            f"which are neither a multiple nor a divisor of it; use {_any_of(_divisors(num_kv_heads))}"
         )
     for name in ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"):
         size = getattr(model_config, name, None)
@@ -85,16 +92,16 @@ def check_layout(model_config: Any, layout: ParallelLayout, architecture: str) -
 
 
 def check_shares(total: int, layout: ParallelLayout, what: str) -> None:
-    """Raises ``ConfigurationError`` where the ranks of a stage cannot share ``total`` of something evenly."""
+    """Raise ``ConfigurationError`` if the ranks of a stage cannot share ``total`` of something evenly."""
     if total % layout.tensor:
         raise ConfigurationError(
             f"tensor_parallel_size is {layout.tensor}, but the {total} {what} cannot be shared evenly by as many "
-            f"ranks; use {_told(_divisors(total))}"
+            f"ranks; use {_any_of(_divisors(total))}"
         )
 
 
 def cut_decoder(module: Any, groups: RankGroups) -> None:
-    """Leave the part of ``groups``' rank of ``module``, a Llama-like model of transformers; in place."""
+    """Reduce ``module``, a Llama-like model of transformers, to the part of ``groups``' rank, in place."""
     base = module.model
     if groups.layout.pipeline > 1:
         _take_stage(module, groups)
@@ -125,7 +132,7 @@ def _cut_attention(attention: Any, groups: RankGroups) -> None:
 
 
 def _cut_feed_forward(block: Any, groups: RankGroups) -> None:
-    """A dense one, or experts, beside which one may be that all tokens go to."""
+    """Cut a dense part, or experts, possibly with a shared expert."""
     size, rank = groups.layout.tensor, groups.tensor_rank
     if hasattr(block, "gate_proj"):
         part = _share(block.gate_proj.out_features, size, rank)
@@ -136,7 +143,7 @@ def _cut_feed_forward(block: Any, groups: RankGroups) -> None:
     experts = block.experts
     width = experts.down_proj.shape[2]
     part = _share(width, size, rank)
-    # Rows of the gate come first, then those that it gates.
+    # Rows of the gate come first, then the gated ones.
     both = [part, slice(width + part.start, width + part.stop)]
     experts.gate_up_proj = _parameter(torch.cat([experts.gate_up_proj[:, rows] for rows in both], dim=1))
     experts.down_proj = _parameter(experts.down_proj[:, :, part].clone())
@@ -151,18 +158,18 @@ def _cut_head(head: nn.Linear, embeddings: nn.Embedding, groups: RankGroups) -> 
     if head.weight is not embeddings.weight:
         _keep_rows(head, rows)
         return ConcatOverRanks(head, groups)
-    # Of a matrix that both ends use, the head has a view.
+    # If head and embeddings share a matrix, the head is a view of it.
     part = nn.Linear(head.in_features, rows.stop - rows.start, bias=False, device="meta")
     part.weight = _parameter(embeddings.weight.detach()[rows])
     return ConcatOverRanks(part, groups)
 
 
 def _take_stage(module: Any, groups: RankGroups) -> None:
-    """Leave the layers of the rank's stage, and embeddings and head with the first."""
+    """Keep the layers of the rank's stage, and embeddings and head in the first stage."""
     base = module.model
     layers = groups.layout.stage_layers(groups.rank, len(base.layers))
     base.layers = nn.ModuleList(list(base.layers)[layers.start : layers.stop])
-    # transformers asks its configuration how many layers there are, and which window each has.
+    # transformers reads the number of layers and their windows from its configuration.
     config = base.config
     config.num_hidden_layers = len(base.layers)
     if getattr(config, "layer_types", None) is not None:
@@ -172,7 +179,7 @@ def _take_stage(module: Any, groups: RankGroups) -> None:
 
 
 def _keep_one_token(module: Any) -> None:
-    """Of embeddings and head, which other ranks hold, leave what a trial forward of token 0 asks for."""
+    """Reduce embeddings and head, which other ranks hold, to the part that a trial forward of token 0 needs."""
     weight = module.model.embed_tokens.weight.detach()
     embeddings = nn.Embedding(1, weight.shape[1], device="meta")
     embeddings.weight = _parameter(weight[:1].clone())
@@ -189,7 +196,11 @@ def _keep_rows(linear: nn.Linear, rows: slice) -> None:
 
 
 def _keep_columns(linear: nn.Linear, columns: slice, *, has_bias: bool) -> None:
-    """``has_bias``: one rank alone adds it, since what they make is summed."""
+    """Keep these columns.
+
+    Args:
+        has_bias: only one rank adds the bias, since outputs are summed.
+    """
     linear.weight = _parameter(linear.weight.detach()[:, columns].clone())
     linear.in_features = linear.weight.shape[1]
     if not has_bias:
@@ -212,6 +223,6 @@ def _divisors(total: int) -> list[int]:
     return [number for number in range(1, min(total, 64) + 1) if total % number == 0]
 
 
-def _told(sizes: Sequence[int]) -> str:
+def _any_of(sizes: Sequence[int]) -> str:
     *rest, last = map(str, sizes)
     return f"{', '.join(rest)} or {last}" if rest else last

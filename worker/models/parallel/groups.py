@@ -1,4 +1,4 @@
-"""What the ranks of one model say to each other while it computes."""
+"""The communication of the ranks of one model while it computes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _LOADING_TIMEOUT_S = 3600
 
 
 class RankGroups:
-    """One rank's place in the layout, and the collectives of the model.
+    """The place of a rank in the layout, and the collectives of the model.
 
-    Every rank of the default group makes one at the same time, since groups are made together. All collectives wait for
-    the others, and raise what torch raises (``RuntimeError``) once one is gone or silent for ``timeout_s``.
+    Every rank of the default group creates one at the same time, since groups are created together. All collectives
+    wait for the other ranks, and raise ``RuntimeError`` of torch if one exits or times out after ``timeout_s``.
 
     Args:
         layout: how the ranks of torch's default group, which is initialised, share the model.
-        rank: this one, of the default group.
-        timeout_s: how long a collective waits while steps are computed.
+        rank: of this process in the default group.
+        timeout_s: time limit of a collective while steps are computed.
 
     Attributes:
-        stage: what the ranks of this one's stage say to each other; None where it is alone in it.
+        stage: communicator of the ranks of this stage; None if the stage has one rank.
 
     Raises:
         ConfigurationError: the default group has another size than the layout.
@@ -43,14 +43,14 @@ class RankGroups:
         self.layout = layout
         self.rank = rank
         timeout = timedelta(seconds=timeout_s)
-        # All ranks make all groups, their own or not: torch wants it so.
+        # torch requires that all ranks create all groups.
         stages = layout.tensor_groups if layout.tensor > 1 else ()
         own = [group for ranks in stages if (group := _new_group(timeout, list(ranks))) is not None]
         self.stage: Communicator | None = make_communicator(own[0], timeout_s) if own else None
-        # Of what is said while the model is loaded, when one may have to wait for another's disk.
+        # For messages while the model is loaded, when ranks may wait for another's disk.
         self._loading = _new_group(timedelta(seconds=_LOADING_TIMEOUT_S), backend="gloo")
-        # What comes back has a group of its own: NCCL has one order for all that two ranks of a group send each other,
-        # and a step that goes on would wait for one that comes back, which waits for it.
+        # The way back has a separate group: NCCL orders everything that two ranks of a group send each other, so a step
+        # on its way forward would wait for one on its way back, which waits for it.
         self._onwards = _new_group(timeout) if layout.pipeline > 1 else None
         self._back = _new_group(timeout) if layout.pipeline > 1 else None
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
@@ -73,7 +73,7 @@ class RankGroups:
 
     @property
     def adds_in_order(self) -> bool:
-        """A number of a sum has the same bits whatever else is summed with it."""
+        """Whether a sum has the same bits whatever else is summed with it."""
         return self.stage is None or self.stage.adds_in_order
 
     def all_reduce(self, part: Tensor) -> Tensor:
@@ -81,9 +81,9 @@ class RankGroups:
         return part if self.stage is None else self.stage.sum(part)
 
     def gather(self, part: Tensor) -> Tensor:
-        """Put the parts ``[..., V / tensor]`` of the ranks of the stage side by side, ``[..., V]``.
+        """Concatenate the parts ``[..., V / tensor]`` of the ranks of the stage to ``[..., V]``.
 
-        Only the stage's first rank has them; the others get zeros of that shape, which nobody is to look at.
+        Only the stage's first rank gets them; the others get zeros of that shape, which must not be used.
         """
         if self.stage is None:
             return part
@@ -93,31 +93,31 @@ class RankGroups:
         return torch.cat(parts, dim=-1)
 
     def send_on(self, tensor: Tensor) -> None:
-        """Send ``tensor`` to the next stage, or from the last one back to the first; does not wait until it is there.
+        """Send ``tensor`` to the next stage, or from the last one back to the first, without waiting for its arrival.
 
-        What was sent before is waited for once as many steps are under way as there are stages.
+        Earlier sends are waited for once as many steps are in flight as there are stages.
         """
         tensor = tensor.contiguous()
-        way = self._back if self.is_last_stage else self._onwards
-        work = dist.isend(tensor, self._neighbour(1), group=way)
+        group = self._back if self.is_last_stage else self._onwards
+        work = dist.isend(tensor, self._neighbour(1), group=group)
         if work is not None:
             self._sent.append((work, tensor))
         while len(self._sent) > self.layout.pipeline:
             self._sent.popleft()[0].wait()
 
     def receive(self, into: Tensor) -> Tensor:
-        """Fill ``into`` with what the stage before has sent; the first stage's is the last. Return it."""
+        """Fill ``into`` with the tensor from the previous stage, for the first stage from the last; return it."""
         dist.recv(into, self._neighbour(-1), group=self._back if self.is_first_stage else self._onwards)
         return into
 
     def of_rank_zero(self, value: float) -> float:
-        """Return what rank 0 has for ``value``, so that all decide alike while the model is loaded.
+        """Return rank 0's ``value``, so that all ranks decide alike while the model is loaded.
 
-        Waits for an hour: ranks may read their files at different speeds.
+        Waits up to an hour, because ranks may read their files at different speeds.
         """
-        told = torch.tensor([value], dtype=torch.float64)
-        dist.broadcast(told, src=0, group=self._loading)
-        return float(told.item())
+        shared = torch.tensor([value], dtype=torch.float64)
+        dist.broadcast(shared, src=0, group=self._loading)
+        return float(shared.item())
 
     def _neighbour(self, offset: int) -> int:
         return self.layout.rank_at((self.pipeline_rank + offset) % self.layout.pipeline, self.tensor_rank)
@@ -126,6 +126,6 @@ class RankGroups:
 def _new_group(
     timeout: timedelta, ranks: list[int] | None = None, backend: str | None = None
 ) -> dist.ProcessGroup | None:
-    """A group of ``ranks``, else of all; None where this one is not among them."""
+    """Create a group of ``ranks``, else of all; return None if this rank is not in it."""
     group = dist.new_group(ranks, timeout=timeout, backend=backend)
     return group if isinstance(group, dist.ProcessGroup) else None

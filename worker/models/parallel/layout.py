@@ -1,4 +1,4 @@
-"""Which ranks compute one model together: numbers alone, no torch."""
+"""Which ranks compute one model together: numbers only, no torch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """Ranks ``0 .. world_size`` in a grid: those of one stage follow each other.
+    """Ranks ``0 .. world_size`` in a grid: those of one stage are consecutive.
 
-    With ``tensor`` 2 and ``pipeline`` 2 stage 0 is ranks 0 and 1, stage 1 is ranks 2 and 3.
+    With ``tensor`` 2 and ``pipeline`` 2, stage 0 has ranks 0 and 1, stage 1 has ranks 2 and 3.
 
     Args:
         tensor: ranks that share each layer.
         pipeline: stages, each of which has a part of the layers.
-        is_expert_parallel: the ranks of a stage share experts whole, instead of a part of each.
+        is_expert_parallel: ranks of a stage have whole experts, instead of a part of each.
     """
 
     tensor: int = 1
@@ -26,11 +26,11 @@ class ParallelLayout:
         return self.tensor * self.pipeline
 
     def tensor_rank(self, rank: int) -> int:
-        """Its number among those that share its layers."""
+        """Return the index of ``rank`` among those that share its layers."""
         return rank % self.tensor
 
     def pipeline_rank(self, rank: int) -> int:
-        """Its stage."""
+        """Return the stage of ``rank``."""
         return rank // self.tensor
 
     def rank_at(self, pipeline_rank: int, tensor_rank: int) -> int:
@@ -45,12 +45,12 @@ class ParallelLayout:
 
     @property
     def pipeline_chains(self) -> tuple[tuple[int, ...], ...]:
-        """For each tensor rank, the ranks that hand a step on, in the order of the stages."""
+        """For each tensor rank, the ranks that pass on a step, in the order of the stages."""
         return tuple(
             tuple(self.rank_at(stage, number) for stage in range(self.pipeline)) for number in range(self.tensor)
         )
 
     def stage_layers(self, rank: int, num_layers: int) -> range:
-        """The layers of the rank's stage, of ``num_layers`` in all: as even as they go."""
+        """Return the layers of the rank's stage, of ``num_layers`` in total, divided as evenly as possible."""
         stage = self.pipeline_rank(rank)
         return range(num_layers * stage // self.pipeline, num_layers * (stage + 1) // self.pipeline)

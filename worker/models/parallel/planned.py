@@ -1,4 +1,4 @@
-"""What transformers' own plans need: they say for most architectures how ranks share them.
+"""Sharing by transformers' own plans, which exist for most architectures.
 
 The plans cut while the files are read, so no rank ever holds the whole model.
 """
@@ -22,23 +22,23 @@ from .layout import ParallelLayout
 
 _KEYS = ("k_proj", "qkv_proj", "query_key_value")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-# The first that cuts experts by ranks of their own.
+# The first version whose plans divide experts among ranks.
 _EXPERTS_SINCE = "5.23"
-# Model types whose ranks make other tokens by their plan than the whole model does: ``make models TENSOR_PARALLEL=2``
-# tells them. Nobody has the whole model to compare with when they are loaded.
+# Model types whose ranks generate other tokens by their plan than the whole model does, found by ``make models
+# TENSOR_PARALLEL=2``. At load there is no whole model to compare with.
 _WRONG_PLANS = frozenset({"gemma3n_text", "hrm_text"})
 
 
 def planned_options(
     model_config: Any, layout: ParallelLayout, architecture: str, device: torch.device
 ) -> dict[str, Any]:
-    """Return what ``from_pretrained`` takes to give each rank its part.
+    """Return the arguments of ``from_pretrained`` that give each rank its part.
 
     Args:
         model_config: of the text decoder.
 
     Raises:
-        ConfigurationError: ranks cannot share the model so; says why, and what to do.
+        ConfigurationError: ranks cannot share the model like this; the message has reason and remedy.
     """
     if layout.pipeline > 1:
         has_plan = bool(getattr(model_config, "base_model_tp_plan", None))
@@ -68,7 +68,7 @@ def planned_options(
 
 @contextmanager
 def chosen_device(device: torch.device) -> Iterator[None]:
-    """While it lasts, transformers takes the device that this process computes on for the rank's."""
+    """Let transformers use this process's device for the rank, within the context."""
     if device.type != "cuda":
         yield
         return
@@ -85,7 +85,7 @@ def chosen_device(device: torch.device) -> Iterator[None]:
 
 def _check_plan(model_config: Any, layout: ParallelLayout, architecture: str) -> None:
     plan = getattr(model_config, "base_model_tp_plan", None) or {}
-    # Without one ranks may share experts, and have each all of the rest.
+    # Without a plan ranks may share experts, and hold all other weights.
     if not plan and not layout.is_expert_parallel:
         has_experts = bool(getattr(model_config, "base_model_ep_plan", None))
         raise ConfigurationError(
@@ -107,13 +107,13 @@ def _check_plan(model_config: Any, layout: ParallelLayout, architecture: str) ->
 
 
 def _of_all_layers(model_config: Any, name: str, layout: ParallelLayout, architecture: str) -> Any:
-    """The field ``name``; None where there is none. Some configurations refuse to tell what differs by layer."""
+    """Return the field ``name``; None if there is none. Some configurations raise for fields that differ by layer."""
     try:
         return getattr(model_config, name, None)
     except Exception as error:
         raise ConfigurationError(
             f"tensor_parallel_size is {layout.tensor}, but the layers of {architecture} differ in {name}, so that "
-            f"nobody can tell whether ranks could share them; use tensor_parallel_size 1"
+            f"it is unknown whether ranks could share them; use tensor_parallel_size 1"
         ) from error
 
 

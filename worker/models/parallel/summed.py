@@ -10,10 +10,10 @@ from .groups import RankGroups
 
 
 class SumOverRanks(nn.Module):
-    """What ``inner`` makes, summed over the ranks of the stage: each has made a part of every number.
+    """The sum of the outputs of ``inner`` over the ranks of the stage, each of which computes a summand.
 
-    Whatever is linear in its last weight can be so, a linear layer as well as a feed-forward part or the experts of
-    one, with whatever gates are the same on all ranks.
+    This works for any module that is linear in its last weight: a linear layer, a feed-forward part, or its experts,
+    with any gates that are the same on all ranks.
     """
 
     def __init__(self, inner: nn.Module, groups: RankGroups) -> None:
@@ -23,12 +23,12 @@ class SumOverRanks(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         out = self.inner(*args, **kwargs)
-        # Some blocks of experts tell what their router has chosen, too.
+        # Some blocks of experts also return the choices of their router.
         return (self.groups.all_reduce(out[0]), *out[1:]) if isinstance(out, tuple) else self.groups.all_reduce(out)
 
 
 class ConcatOverRanks(nn.Module):
-    """What ``inner`` makes, side by side over the ranks of the stage; only the first of them has it whole."""
+    """The concatenated outputs of ``inner`` over the ranks of the stage; complete only at the first rank."""
 
     def __init__(self, inner: nn.Module, groups: RankGroups) -> None:
         super().__init__()

@@ -13,10 +13,10 @@ from torch import Tensor
 from ....shared.errors import ConfigurationError
 from ...config.engine_config import EngineConfig
 
-# On a copy, what it was copied from.
+# Attribute of a copy that refers to its source.
 _SOURCE = "penstock_source"
 
-# Of a GPU, from which on Triton converts to float8_e4m3fn.
+# GPUs from this compute capability on convert to float8_e4m3fn in Triton.
 _FLOAT8_CAPABILITY = (8, 9)
 
 
@@ -24,7 +24,7 @@ def device_of(config: EngineConfig) -> torch.device:
     """Return the device of ``config``.
 
     Raises:
-        ConfigurationError: it is not there, or lacks what the configuration wants.
+        ConfigurationError: it is missing, or lacks a feature that the configuration needs.
     """
     if config.device == "cuda":
         if not torch.cuda.is_available():
@@ -36,10 +36,10 @@ def device_of(config: EngineConfig) -> torch.device:
 
 
 def check_float8(config: EngineConfig, capability: tuple[int, int]) -> None:
-    """Verify that a GPU of ``capability`` has the floats of eight bits that ``config`` wants.
+    """Verify that a GPU of ``capability`` supports the 8-bit floats that ``config`` needs.
 
     Raises:
-        ConfigurationError: it has not; says what it has.
+        ConfigurationError: it does not; the message has its capability.
     """
     if capability >= _FLOAT8_CAPABILITY:
         return
@@ -53,8 +53,8 @@ def check_float8(config: EngineConfig, capability: tuple[int, int]) -> None:
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """Return ``array`` as a tensor on ``device``, without waiting for it; on the CPU it is the same memory.
 
-    From pinned memory, or the copy would wait for all that the device still has to do. Torch keeps pinned buffers, and
-    gives one out again when the event behind its last copy has passed, however many steps are in flight.
+    The copy is made from pinned memory, or it would wait for all pending work of the device. Torch keeps pinned
+    buffers, and reuses one when the event after its last copy has passed, however many steps are in flight.
     """
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
@@ -65,16 +65,16 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def host_array(tensor: Tensor) -> NDArray[Any]:
-    """Return the numbers of ``tensor`` on the host: without a wait for the device, where ``to_device`` made it.
+    """Return ``tensor`` as an array on the host, without waiting for the device if ``to_device`` created it.
 
-    The array that was given to ``to_device`` must not have changed since.
+    The array that was passed to ``to_device`` must not have changed since.
     """
     source = getattr(tensor, _SOURCE, None)
     return tensor.detach().cpu().numpy() if source is None else source
 
 
 def return_free_memory() -> None:
-    """Give what was freed back to the device and the operating system; the allocators would keep it for later."""
+    """Return freed memory to the device and the operating system; the allocators would keep it for later."""
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     with suppress(OSError, AttributeError):  # another C library than glibc

@@ -1,8 +1,8 @@
 """Linear layers whose weights are laid out once for the processor.
 
-In float32 and bfloat16, where the compiled kernels are, by our own kernel; else by oneDNN. GFLOP/s of one core with
-the weight in its cache, own / oneDNN, in bfloat16: 72 / 33 to 62 for one token, 220 / 148 to 204 for eight, 230 / 185
-to 223 for 64, which is what the instruction can do. oneDNN, all linear layers of a 135M model: 17 ms packed and 27
+In float32 and bfloat16, if the compiled kernels are available, by our own kernel; else by oneDNN. GFLOP/s of one core
+with the weight in its cache, own / oneDNN, in bfloat16: 72 / 33 to 62 for one token, 220 / 148 to 204 for eight, 230 /
+185 to 223 for 64, which is the limit of the instruction. oneDNN, all linear layers of a 135M model: 17 ms packed and 27
 plain for one token, 18 and 33 for eight, 70 and 86 for 64; float32 gains as much.
 """
 
@@ -34,16 +34,16 @@ from ....kernels.linear import (
 
 Packing = Callable[[Tensor, Tensor | None, Arena], PackedWeight]
 
-# Smaller layers are gates and routers: they take no time, and a rounded one sends tokens to other experts.
+# Smaller layers are gates and routers: they take no time, and rounding them would send tokens to other experts.
 MIN_QUANTIZED_OUTPUTS = 64
-# oneDNN loses on small layers: 0.5 and 0.2 ms for all of a 1.3M model's.
+# oneDNN is slower on small layers: 0.5 and 0.2 ms for all of a 1.3M model's.
 _MIN_ONEDNN_ELEMENTS = 200_000
-# What oneDNN's layout is made for; a layout for 1 token is slow for many, this one is good for both.
+# oneDNN's layout is made for this number; a layout for 1 token is slow for many, this one is good for both.
 _EXPECTED_TOKENS = 64
 
 
 class PackedLinear(nn.Module):
-    """Does what another layer does, on a packed copy of its weight, which is a plain tensor of this module."""
+    """Computes a linear layer with a packed copy of its weight, which is a plain tensor of this module."""
 
     _packed: Tensor
     _bias: Tensor | None
@@ -56,17 +56,19 @@ class PackedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """A copy in the plain layout, to the bit unless quantized: the code of some models computes with it."""
+        """A copy in the plain layout, exact unless quantized: the code of some models computes with it."""
         raise NotImplementedError
 
 
 class OwnPackedLinear(PackedLinear):
-    """By our kernel. Its tensors lie in the module itself, where those look for them who put weights to sleep."""
+    """A linear layer by our kernel. Its tensors are attributes of the module, where sleeping weights are searched
+    for.
+    """
 
-    def __init__(self, plain: nn.Linear, made: PackedWeight) -> None:
+    def __init__(self, plain: nn.Linear, weight: PackedWeight) -> None:
         super().__init__()
-        self._packed, self._packed_bias = made.packed, made.bias
-        self._scales, self._offsets = made.scales, made.offsets
+        self._packed, self._packed_bias = weight.packed, weight.bias
+        self._scales, self._offsets = weight.scales, weight.offsets
         self._bias = None if plain.bias is None else plain.bias.detach()
         self._dtype = plain.weight.dtype
         self.in_features, self.out_features = plain.in_features, plain.out_features
@@ -77,13 +79,18 @@ class OwnPackedLinear(PackedLinear):
 
     @property
     def packed_weight(self) -> PackedWeight:
-        """As kernels take it."""
+        """The weight in the form of the kernels."""
         return PackedWeight(
-            *(self._packed, self._packed_bias, self.in_features, self.out_features, self._scales, self._offsets)
+            packed=self._packed,
+            bias=self._packed_bias,
+            num_inputs=self.in_features,
+            num_outputs=self.out_features,
+            scales=self._scales,
+            offsets=self._offsets,
         )
 
     def move(self, packed: Tensor) -> None:
-        """Have ``packed``, which holds the same, in the place of what is packed so far."""
+        """Use ``packed``, which has the same content, as the packed weight."""
         self._packed = packed
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -91,7 +98,7 @@ class OwnPackedLinear(PackedLinear):
 
 
 class OneDnnLinear(PackedLinear):
-    """By oneDNN."""
+    """A linear layer by oneDNN."""
 
     def __init__(self, plain: nn.Linear) -> None:
         super().__init__()
@@ -108,45 +115,45 @@ class OneDnnLinear(PackedLinear):
 
 
 def pack_linear_layers(model: nn.Module, quantization: str | None = None) -> int:
-    """Replace the linear layers of ``model``, on the CPU, by packed ones where that is faster; returns how many.
+    """Replace the linear layers of ``model``, on the CPU, by packed ones where that is faster; return their number.
 
     Args:
-        quantization: "int8" to have them in bytes, where they can be; "int4" to have the large ones in four bits.
+        quantization: "int8" to store weights in bytes where possible; "int4" to store the large ones in four bits.
     """
     return replace_linear_layers(model, partial(_pack, quantization=quantization, arena=Arena()))
 
 
 def replace_linear_layers(model: nn.Module, make: Callable[[nn.Linear], nn.Module | None]) -> int:
-    """Put what ``make`` makes of each linear layer into its place, unless that is None; returns how many.
+    """Replace each linear layer by the result of ``make``, unless that is None; return their number.
 
-    Those whose ``forward`` another has replaced, as transformers does where ranks share them, stay.
+    Layers whose ``forward`` was replaced, as transformers does for ranks that share them, stay.
     """
     num_replaced = 0
     for module in list(model.modules()):
         for name, child in module.named_children():
-            made = make(child) if type(child) is nn.Linear and "forward" not in vars(child) else None
-            if made is not None:
-                setattr(module, name, made)
+            replacement = make(child) if type(child) is nn.Linear and "forward" not in vars(child) else None
+            if replacement is not None:
+                setattr(module, name, replacement)
                 num_replaced += 1
     return num_replaced
 
 
-def pack_in_a_row(plain: Sequence[nn.Linear], quantization: str | None, arena: Arena) -> list[OwnPackedLinear] | None:
-    """Pack layers of one input so that ``side_by_side`` is one weight without a copy; None if that cannot be."""
-    pack, *others = {_packing_of(one, quantization) for one in plain}
-    if pack is None or others or any(one.out_features % PANEL for one in plain[:-1]):
+def pack_adjacent(plain: Sequence[nn.Linear], quantization: str | None, arena: Arena) -> list[OwnPackedLinear] | None:
+    """Pack layers of one input so that ``concatenate_outputs`` needs no copy; None if that is impossible."""
+    pack, *others = {_packing_of(each, quantization) for each in plain}
+    if pack is None or others or any(each.out_features % PANEL for each in plain[:-1]):
         return None
-    whole = pack(torch.cat([one.weight.detach() for one in plain]), None, arena)
-    pieces = split_weight(whole, [one.out_features for one in plain])
-    with_bias = [replace(piece, bias=pack_bias(one.bias)) for one, piece in zip(plain, pieces, strict=True)]
-    return [OwnPackedLinear(*both) for both in zip(plain, with_bias, strict=True)]
+    whole = pack(torch.cat([each.weight.detach() for each in plain]), None, arena)
+    pieces = split_weight(whole, [each.out_features for each in plain])
+    packed_weights = [replace(piece, bias=pack_bias(each.bias)) for each, piece in zip(plain, pieces, strict=True)]
+    return [OwnPackedLinear(*both) for both in zip(plain, packed_weights, strict=True)]
 
 
-def side_by_side(linears: Sequence[OwnPackedLinear]) -> PackedWeight:
-    """What computes the outputs of all, of one input; their weights are parts of it from now on."""
-    joined = join_weights([one.packed_weight for one in linears])
-    for one, piece in zip(linears, split_weight(joined, [one.out_features for one in linears]), strict=True):
-        one.move(piece.packed)
+def concatenate_outputs(linears: Sequence[OwnPackedLinear]) -> PackedWeight:
+    """Return one weight that computes the outputs of all layers of one input. Their weights become parts of it."""
+    joined = join_weights([each.packed_weight for each in linears])
+    for each, piece in zip(linears, split_weight(joined, [each.out_features for each in linears]), strict=True):
+        each.move(piece.packed)
     return joined
 
 
@@ -158,7 +165,7 @@ def _pack(plain: nn.Linear, quantization: str | None, arena: Arena) -> PackedLin
 
 
 def _packing_of(plain: nn.Linear, quantization: str | None) -> Packing | None:
-    """What lays out its weight for our kernel; None if that cannot take it."""
+    """Return the function that packs the weight for our kernel; None if the kernel does not support it."""
     if quantization == "int4" and plain.out_features >= MIN_QUANTIZED_OUTPUTS and can_quantize_to_nibbles(plain.weight):
         return quantize_weight_to_nibbles
     if quantization is not None and can_quantize(plain.weight):

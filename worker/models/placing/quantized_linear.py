@@ -1,4 +1,4 @@
-"""Linear layers whose weights are one byte a number, for a GPU. Those of the CPU are in ``packed_linear.py``."""
+"""Linear layers with weights of one byte per number, for a GPU. Those for the CPU are in ``packed_linear.py``."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ WEIGHT_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 class QuantizedLinear(nn.Module):
-    """Does about what another layer does. Its tensors are parameters, so they move and sleep as weights do."""
+    """Approximates a linear layer. Its tensors are parameters, so they move and sleep as weights do."""
 
     def __init__(self, plain: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()
         bias = None if plain.bias is None else plain.bias.detach()
-        made = quantize_weight(plain.weight.detach(), dtype, bias)
-        self._values = nn.Parameter(made.values, requires_grad=False)
-        self._scales = nn.Parameter(made.scales, requires_grad=False)
+        quantized = quantize_weight(plain.weight.detach(), dtype, bias)
+        self._values = nn.Parameter(quantized.values, requires_grad=False)
+        self._scales = nn.Parameter(quantized.scales, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self._dtype = plain.weight.dtype
         self.in_features, self.out_features = plain.in_features, plain.out_features
 
     @property
     def weight(self) -> Tensor:
-        """In the dtype that it had: the code of some models computes with it."""
+        """A copy in the original dtype: the code of some models computes with it."""
         return (self._values.float() * self._scales[:, None]).to(self._dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ class QuantizedLinear(nn.Module):
 
 
 def quantize_linear_layers(model: nn.Module, quantization: str) -> int:
-    """Replace the linear layers of ``model`` by ones in bytes, of a kind in ``WEIGHT_DTYPES``; returns how many."""
+    """Replace the linear layers of ``model`` by ones in bytes, of a dtype in ``WEIGHT_DTYPES``; return their number."""
     dtype = WEIGHT_DTYPES[quantization]
     return replace_linear_layers(
         model, lambda plain: QuantizedLinear(plain, dtype) if plain.out_features >= MIN_QUANTIZED_OUTPUTS else None

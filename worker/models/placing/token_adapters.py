@@ -1,4 +1,4 @@
-"""Which adapter each token has, for layers that know nothing of a step but its rows."""
+"""The adapter of each token, for layers that know only the rows of a step."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from torch import Tensor
 
 
 class TokenAdapters:
-    """Bound to a model: set before each forward, and asked by what adds the adapters to the outputs of its layers.
+    """Set before each forward of a model, and read by the hooks that add adapters to the outputs of its layers.
 
     Attributes:
-        slots: ``[T]``, a slot for each row that layers compute now, negative for none; None if no row has one.
-        is_used: something asks, so a forward that is recorded has to be recorded with adapters, too.
+        slots: ``[T]``, the slot of each row that layers compute now, negative for none; None if no row has one.
+        is_used: some hook reads it, so a forward that is captured must also be captured with adapters.
     """
 
     def __init__(self) -> None:
@@ -18,10 +18,10 @@ class TokenAdapters:
         self.is_used = False
 
     def begin(self, token_lora: Tensor | None) -> None:
-        """A forward of these tokens begins."""
+        """Begin a forward of these tokens."""
         self.slots = token_lora
 
     def keep(self, rows: Tensor) -> None:
-        """From now on layers compute these rows alone."""
+        """Restrict the rows to ``rows``, which are the only ones that layers compute from now on."""
         if self.slots is not None:
             self.slots = self.slots[rows]

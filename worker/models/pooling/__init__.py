@@ -1,1 +1,1 @@
-"""Models whose hidden states are pooled: embedders, classifiers, and what encodes."""
+"""Models whose hidden states are pooled: embedders, classifiers, and encoders."""

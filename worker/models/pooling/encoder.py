@@ -30,7 +30,7 @@ _NAME_NUMBERS = itertools.count()
 
 
 class TextAttention:
-    """Attention within each text of a packed row. ``begin`` every step."""
+    """Attention within each text of a packed row. Call ``begin`` for every step."""
 
     def __init__(self) -> None:
         self.name = f"penstock_texts_{next(_NAME_NUMBERS)}"
@@ -40,7 +40,7 @@ class TextAttention:
         AttentionMaskInterface.register(self.name, return_rule)
 
     def begin(self, lens: list[int]) -> None:
-        """Say how many tokens each text of the next forward has."""
+        """Set the lengths of the texts of the next forward."""
         self._lens = lens
         self._masks = {}
 
@@ -54,7 +54,7 @@ class TextAttention:
         scaling: float | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        """transformers' attention function: ``[1, H, T, D]`` in, ``([1, T, H, DV], None)`` out."""
+        """Attend as transformers' attention functions do: ``[1, H, T, D]`` in, ``([1, T, H, DV], None)`` out."""
         is_grouped = query.shape[1] != key.shape[1]
         parts = [
             nn.functional.scaled_dot_product_attention(
@@ -65,32 +65,32 @@ class TextAttention:
         return torch.cat(parts, dim=2).transpose(1, 2), None
 
     def _mask(self, rule: MaskRule | None, query: Tensor) -> Tensor | None:
-        """Which keys each query of a text sees, ``[L, L]``; None if all."""
+        """Return which keys each query of a text attends to, ``[L, L]``; None for all."""
         if rule is None:
             return None
         length = query.shape[2]
-        # The rule is held, so that no other one can get its id meanwhile.
+        # The rule is referenced, so that no other rule can get its id.
         _, mask = self._masks.get((id(rule), length), (None, None))
         if (id(rule), length) not in self._masks:
-            at = torch.arange(length, device=query.device)
-            seen = torch.as_tensor(rule(0, 0, at[:, None], at[None])).expand(length, length)
-            mask = None if bool(seen.all()) else seen
+            positions = torch.arange(length, device=query.device)
+            is_visible = torch.as_tensor(rule(0, 0, positions[:, None], positions[None])).expand(length, length)
+            mask = None if bool(is_visible.all()) else is_visible
             self._masks[id(rule), length] = rule, mask
         return mask
 
 
 def return_rule(*_: Any, mask_function: MaskRule, **__: Any) -> MaskRule:
-    """transformers' mask function: hands the rule on as it is."""
+    """Return the rule itself, in the signature of transformers' mask functions."""
     return mask_function
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Whole texts, one behind the other.
+    """Consecutive whole texts.
 
     Args:
-        token_ids, positions: ``[T]``, the latter from 0 in each text.
-        lens: how many tokens each has.
+        token_ids, positions: ``[T]``, positions from 0 in each text.
+        lens: number of tokens of each.
         types: ``[T]``, see ``ModelInput.token_types``.
     """
 
@@ -101,16 +101,16 @@ class Texts:
 
     @classmethod
     def of(cls, sequences: list[Tensor]) -> Texts:
-        """Those of the token ids in ``sequences``."""
-        positions = torch.cat([torch.arange(len(one), device=one.device) for one in sequences])
-        return cls(torch.cat(sequences), positions, [len(one) for one in sequences])
+        """Return the texts with the token ids of ``sequences``."""
+        positions = torch.cat([torch.arange(len(sequence), device=sequence.device) for sequence in sequences])
+        return cls(torch.cat(sequences), positions, [len(sequence) for sequence in sequences])
 
 
 class EncoderForward:
-    """See ``forward.Forward``: what it returns of a token is its hidden state, and there is no cache.
+    """A ``forward.Forward`` that returns hidden states of tokens and has no cache.
 
     Args:
-        first_position: of a text; where its kin count otherwise than from 0, ``encoder_forward`` finds out.
+        first_position: of a text; ``encoder_forward`` determines it for models that do not count from 0.
     """
 
     mode = "encoder"
@@ -132,7 +132,7 @@ class EncoderForward:
 
     @property
     def max_text_len(self) -> int | None:
-        """How many positions the model has for a text; None where its config names no limit."""
+        """Number of positions of the model for a text; None if its configuration has no limit."""
         limit = getattr(self.network.config, "max_position_embeddings", None)
         return None if limit is None else limit - self.first_position
 
@@ -148,14 +148,14 @@ class EncoderForward:
         return module
 
     def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
-        """There is nothing to allocate."""
+        """Do nothing, since there is no cache."""
 
     def run(self, step: ModelInput) -> Tensor:
         texts = Texts(step.token_ids, step.positions, step.batch.query_lens, step.token_types)
         return self._states(texts, step.logit_rows)
 
     def commit(self) -> None:
-        """Nothing is left behind."""
+        """Do nothing, since a step keeps no state."""
 
     def profile(self, num_tokens: int, num_logit_rows: int) -> None:
         longest = self.max_text_len or num_tokens
@@ -164,17 +164,19 @@ class EncoderForward:
         self._states(texts, torch.arange(num_logit_rows, device=self._device))
 
     def states_of(self, sequences: list[Tensor]) -> Tensor:
-        """Hidden states of whole texts in one row."""
+        """Return hidden states of whole texts in one row."""
         texts = Texts.of(sequences)
         return self._states(texts, torch.arange(len(texts.positions), device=texts.positions.device))
 
     def _states(self, texts: Texts, rows: Tensor) -> Tensor:
-        """Hidden states ``[R, H]`` of the tokens ``rows``, ascending."""
+        """Return hidden states ``[R, H]`` of the tokens ``rows``, ascending."""
         self.attention.begin(texts.lens)
         return self._run(self.network.base_model, texts)[rows]
 
     def _run(self, base: nn.Module, texts: Texts) -> Tensor:
-        """What ``base``, the base model or what takes the same arguments, makes of ``texts``, ``[T, H]``."""
+        """Return the output ``[T, H]`` of ``base``, the base model or a module with the same arguments, for
+        ``texts``.
+        """
         inputs = {"input_ids": texts.token_ids[None], "position_ids": texts.positions[None] + self.first_position}
         if self._takes_types:
             types = torch.zeros_like(texts.token_ids) if texts.types is None else texts.types
@@ -183,58 +185,62 @@ class EncoderForward:
 
 
 class EncoderReference:
-    """What ``module``, whose attention is still its own, makes of a few texts by themselves."""
+    """Hidden states of a few texts, each computed alone by ``module``, whose attention is still its own."""
 
     def __init__(self, module: PreTrainedModel, vocab_size: int) -> None:
         padding = getattr(module.config, "pad_token_id", None)
         ids = (torch.arange(3, 3 + sum(_SEQUENCE_LENS)) * 7919 % vocab_size).tolist()
-        # Padding is counted otherwise by RoBERTa's kin.
+        # Models like RoBERTa count positions of padding differently.
         usable = [token_id if token_id != padding else (token_id + 1) % vocab_size for token_id in ids]
         token_ids = torch.tensor(usable, device=module.device)
         self.sequences = list(token_ids.split(_SEQUENCE_LENS))
-        self.states = torch.cat([module.base_model(input_ids=one[None]).last_hidden_state[0] for one in self.sequences])
+        self.states = torch.cat(
+            [module.base_model(input_ids=sequence[None]).last_hidden_state[0] for sequence in self.sequences]
+        )
         self.dtype = module.dtype
 
     def error_of(self, forward: EncoderForward) -> float:
-        """By how much the same texts differ in one row: the largest of ``|difference| / |state|``."""
+        """Return the largest ``|difference| / |state|`` of the same texts in one row."""
         states = forward.states_of(self.sequences)
         error = (states - self.states).float().norm(dim=-1) / self.states.float().norm(dim=-1).clamp(min=1e-6)
         return error.nan_to_num(torch.inf).max().item()
 
-    def check(self, forward: EncoderForward, tolerance: float | None, told: str) -> None:
-        """Raises ``ModelLoadError`` if they differ by more than rounding."""
+    def check(self, forward: EncoderForward, tolerance: float | None, subject: str) -> None:
+        """Raise ``ModelLoadError`` if they differ by more than rounding."""
         error = self.error_of(forward)
         if error > (tolerance_of(self.dtype) if tolerance is None else tolerance):
-            raise ModelLoadError(f"{told}: hidden states differ by {error:.1%} when texts are computed together")
+            raise ModelLoadError(f"{subject}: hidden states differ by {error:.1%} when texts are computed together")
 
 
 def is_bidirectional(module: PreTrainedModel, vocab_size: int) -> bool:
-    """Whether what comes later changes the hidden state of the first token."""
+    """Whether later tokens change the hidden state of the first token."""
     texts = torch.tensor([[3, 4, 5, 6], [3, 7, 8, 9]], device=module.device) % vocab_size
     first, other = (module.base_model(input_ids=text[None]).last_hidden_state[0, 0] for text in texts)
     return not torch.allclose(first, other, rtol=1e-3, atol=1e-3 * float(first.abs().max()))
 
 
-def encoder_forward(module: PreTrainedModel, architecture: str, truth: EncoderReference) -> EncoderForward:
-    """Return what computes ``module`` for texts in one row.
+def encoder_forward(module: PreTrainedModel, architecture: str, reference: EncoderReference) -> EncoderForward:
+    """Return the forward of ``module`` for texts in one row.
 
-    Positions are tried from 0, and from where RoBERTa's kin begin.
+    Positions are tried from 0, and from the first position of models like RoBERTa.
 
     Raises:
-        ModelLoadError: it does not attend by transformers' interface, or gives other results in company.
+        ModelLoadError: it does not use transformers' attention interface, or other texts change its results.
     """
     attention = TextAttention()
-    told = f"{architecture} cannot be served as an encoder"
+    subject = f"{architecture} cannot be served as an encoder"
     try:
         install_attention(module, attention.name)
         padding = getattr(module.config, "pad_token_id", None)
         starts = [0] if padding is None else [0, padding + 1]
         forwards = [EncoderForward(module, attention, start) for start in starts]
-        # From 0 if that will do: to those whose positions are relative all starts are the same.
-        forward = next((one for one in forwards if truth.error_of(one) <= tolerance_of(truth.dtype)), forwards[-1])
+        # From 0 if that conforms: for models with relative positions all starts are equal.
+        forward = next(
+            (each for each in forwards if reference.error_of(each) <= tolerance_of(reference.dtype)), forwards[-1]
+        )
     except ModelLoadError as error:
-        raise ModelLoadError(f"{told}: {error}") from error
-    except Exception as error:  # whatever the architecture's own code raises
-        raise ModelLoadError(f"{told}: {type(error).__name__}: {error}") from error
-    truth.check(forward, None, told)
+        raise ModelLoadError(f"{subject}: {error}") from error
+    except Exception as error:  # any exception of the architecture's own code
+        raise ModelLoadError(f"{subject}: {type(error).__name__}: {error}") from error
+    reference.check(forward, None, subject)
     return forward

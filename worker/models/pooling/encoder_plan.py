@@ -1,4 +1,4 @@
-"""How an encoder is made, as data, read from a forward of a few tokens as ``lean/reading`` reads decoders."""
+"""Structure of an encoder as data, read from a forward of a few tokens as ``lean/reading`` reads decoders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..lean.reading.trace import AttentionTrace, ModuleCall, Trace, some
 from ..plan import AnglesPlan, AttentionPlan, FeedForwardPlan, NormPlan
 
 _LAYER = re.compile(r"(.*?)\.(\d+)(?:\.|$)")
-# As far as masks are looked at, where a model has no limit of its own.
+# Positions for which masks are evaluated if a model has no limit.
 _MOST_POSITIONS = 8192
 
 
@@ -30,8 +30,8 @@ class EncoderLayerPlan:
     """One layer.
 
     Args:
-        attention_norm, mlp_norm: before each part, or behind it, as ``EncoderPlan.norms_follow`` says; None without.
-        window: how many tokens to each side a token sees; None for all of its text.
+        attention_norm, mlp_norm: before each part, or after it if ``EncoderPlan.norms_follow``; None for no norm.
+        window: tokens to each side that a token attends to; None for the whole text.
     """
 
     attention: AttentionPlan
@@ -43,12 +43,12 @@ class EncoderLayerPlan:
 
 @dataclass(frozen=True)
 class EncoderPlan:
-    """All of it. Names are those of modules of the base model.
+    """The whole encoder. Names are those of modules of the base model.
 
     Args:
         layers_name: of the list of layers.
-        norm: behind the last layer; None without.
-        norms_follow: a layer's norms come behind what its parts add to the stream, and what they make is the stream.
+        norm: after the last layer; None for no norm.
+        norms_follow: norms follow the addition of each part to the stream, and their output is the stream.
     """
 
     layers_name: str
@@ -60,17 +60,17 @@ class EncoderPlan:
 
 @torch.inference_mode()
 def read_encoder(base: PreTrainedModel, max_text_len: int | None, first_position: int) -> EncoderPlan:
-    """Run ``base`` on a few tokens and tell how it is made; its attention has to be set anew afterwards.
+    """Run ``base`` on a few tokens and return its plan. Its attention must be set again afterwards.
 
     Args:
         first_position: of a text.
 
     Raises:
-        ModelLoadError: it is made in another way than any plan says.
+        ModelLoadError: no plan describes it.
     """
     num_positions = max_text_len or _MOST_POSITIONS
     trace = _EncoderTrace(base, num_positions, first_position)
-    whole, attentions = _layers_of(trace)
+    list_name, attentions = _layers_of(trace)
     layers = list(attentions)
     check_follow_each_other(trace, layers)
     sources = [source for call in trace.calls for source in sources_of(call, trace)]
@@ -79,12 +79,12 @@ def read_encoder(base: PreTrainedModel, max_text_len: int | None, first_position
     for attention in attentions.values():
         if id(attention.mask) not in windows:
             windows[id(attention.mask)] = _window_of(attention.mask, num_positions, base.device)
-    plans = (one.plan(windows[id(one.attention.mask)]) for one in read)
-    last_norm = _last_norm(trace, whole, layers[-1])
-    if len({one.norms_follow for one in read}) > 1 or (read[0].norms_follow and last_norm is not None):
+    plans = (layer.plan(windows[id(layer.attention.mask)]) for layer in read)
+    last_norm = _last_norm(trace, list_name, layers[-1])
+    if len({layer.norms_follow for layer in read}) > 1 or (read[0].norms_follow and last_norm is not None):
         raise ModelLoadError("its layers normalise in two ways")
     return EncoderPlan(
-        layers_name=whole,
+        layers_name=list_name,
         layers=tuple(plans),
         angles=tuple(source.plan for source in sources),
         norm=last_norm,
@@ -93,7 +93,7 @@ def read_encoder(base: PreTrainedModel, max_text_len: int | None, first_position
 
 
 class _EncoderTrace(Trace):
-    """Of a base model: ``logits`` are its hidden states, and ``mask`` of an attention is transformers' rule for it."""
+    """A trace of a base model: ``logits`` are its hidden states, and an attention's ``mask`` is transformers' rule."""
 
     def __init__(self, base: PreTrainedModel, num_positions: int, first_position: int) -> None:
         self._first_position = first_position
@@ -110,106 +110,110 @@ class _EncoderTrace(Trace):
 
 
 def _layers_of(trace: Trace) -> tuple[str, dict[str, AttentionTrace]]:
-    """``encoder.layer``, and the attention in ``encoder.layer.3`` and its like, in their order."""
-    found: dict[str, AttentionTrace] = {}
+    """Return the name of the list of layers, for example ``encoder.layer``, and the attention of each layer, in
+    order.
+    """
+    layers: dict[str, AttentionTrace] = {}
     for attention in trace.attentions:
         match = _LAYER.match(attention.name)
-        if match is None or f"{match[1]}.{match[2]}" in found:
+        if match is None or f"{match[1]}.{match[2]}" in layers:
             raise ModelLoadError("its layers do not attend once each")
-        found[f"{match[1]}.{match[2]}"] = attention
-    lists = {name.rpartition(".")[0] for name in found}
+        layers[f"{match[1]}.{match[2]}"] = attention
+    lists = {name.rpartition(".")[0] for name in layers}
     if len(lists) != 1:
         raise ModelLoadError("its layers are not one list")
-    (whole,) = lists
-    if list(found) != [f"{whole}.{index}" for index, _ in enumerate(trace.module.get_submodule(whole).children())]:
+    (list_name,) = lists
+    if list(layers) != [
+        f"{list_name}.{index}" for index, _ in enumerate(trace.module.get_submodule(list_name).children())
+    ]:
         raise ModelLoadError("its layers do not follow each other in their order")
-    return whole, found
+    return list_name, layers
 
 
-def _last_norm(trace: Trace, whole: str, last: str) -> NormPlan | None:
-    result = trace.made_by(last)
+def _last_norm(trace: Trace, list_name: str, last: str) -> NormPlan | None:
+    result = trace.output_of(last)
     if same(result, trace.logits):
         return None
-    found = norm_after([call for call in trace.calls if not call.name.startswith(f"{whole}.")], result)
-    if found is None or not same(found[1], trace.logits):
+    norm_and_output = norm_after([call for call in trace.calls if not call.name.startswith(f"{list_name}.")], result)
+    if norm_and_output is None or not same(norm_and_output[1], trace.logits):
         raise ModelLoadError("its last layer is followed by something else than a normalisation")
-    return found[0]
+    return norm_and_output[0]
 
 
 class _Layer:
-    """What a layer called, told apart.
+    """The calls of a layer by kind.
 
     Raises:
-        ModelLoadError: it is made in another way than any plan says.
+        ModelLoadError: no plan describes it.
     """
 
     def __init__(self, trace: Trace, name: str, attention: AttentionTrace, sources: list[AnglesSource]) -> None:
         self.attention = attention
         self._name = name
-        inner = trace.inside(name)
+        inner = trace.calls_inside(name)
         norms = [call for call in inner if read_norm(call) is not None]
         linears = [call for call in inner if isinstance(call.module, nn.Linear)]
-        stream, result = trace.given_to(name), trace.made_by(name)
-        (own,) = trace.of(attention.name)
-        given, output = rows_of(some(own.given)), _behind(attention, linears)
-        self._attention = read_attention(trace, own, sources, output)
-        before = None if same(given, stream) else norm_before(norms, given, stream)
-        added = stream + rows_of(some(output.made))
-        behind = norm_after(norms, added)
-        if behind is None or (before is None and not same(given, stream)):
+        stream, result = trace.input_of(name), trace.output_of(name)
+        (attention_call,) = trace.calls_of(attention.name)
+        attention_input, output = rows_of(some(attention_call.input)), _projection_after(attention, linears)
+        self._attention = read_attention(trace, attention_call, sources, output)
+        before = None if same(attention_input, stream) else norm_before(norms, attention_input, stream)
+        added = stream + rows_of(some(output.output))
+        norm_and_output = norm_after(norms, added)
+        if norm_and_output is None or (before is None and not same(attention_input, stream)):
             raise ModelLoadError(f"{name} does more to the stream than add to it and normalise it")
-        norm, fed = behind
-        ups = [call for call in linears if call is not linears[-1] and same(rows_of(some(call.given)), fed)]
-        mlp = dense_of(name, [*ups, linears[-1]], some(ups[0].given)) if ups else None
+        norm, mlp_input = norm_and_output
+        ups = [call for call in linears if call is not linears[-1] and same(rows_of(some(call.input)), mlp_input)]
+        mlp = dense_of(name, [*ups, linears[-1]], some(ups[0].input)) if ups else None
         if mlp is None:
             raise ModelLoadError(f"the feed-forward part of {name} is not dense")
         self._mlp = mlp
-        made = rows_of(some(linears[-1].made))
-        last = norm_after(norms, fed + made)
+        mlp_out = rows_of(some(linears[-1].output))
+        last = norm_after(norms, mlp_input + mlp_out)
         self.norms_follow = last is not None and same(last[1], result)
         if last is not None and self.norms_follow and before is None:
             self._norms: tuple[NormPlan | None, NormPlan] = (norm, last[0])
-        elif close(added + made, result):
+        elif close(added + mlp_out, result):
             self._norms = (before, norm)
         else:
             raise ModelLoadError(f"the result of {name} is not the sum of what its parts make")
 
     def plan(self, window: int | None) -> EncoderLayerPlan:
-        """Of the layer, whose tokens see so far."""
+        """Return the plan of the layer with this window."""
         return EncoderLayerPlan(self._attention, self._mlp, *self._norms, window)
 
 
-def _behind(attention: AttentionTrace, linears: list[ModuleCall]) -> ModuleCall:
-    found = attention.found.flatten(1)
+def _projection_after(attention: AttentionTrace, linears: list[ModuleCall]) -> ModuleCall:
+    attention_out = attention.output.flatten(1)
     for call in linears:
-        if call.given is not None and same(rows_of(call.given), found):
+        if call.input is not None and same(rows_of(call.input), attention_out):
             return call
-    raise ModelLoadError("there is no projection behind its attention")
+    raise ModelLoadError("no projection follows its attention")
 
 
 def _window_of(rule: MaskRule | None, num_positions: int, device: torch.device) -> int | None:
-    """How many tokens to each side ``rule`` lets a token see; None for all.
+    """Return the number of tokens to each side that ``rule`` lets a token attend to; None for all.
 
     Raises:
         ModelLoadError: it is no window.
     """
     if rule is None:
         return None
-    at = torch.arange(num_positions, device=device)
-    asked = torch.tensor([num_positions // 2, 0, num_positions - 1], device=device)
-    seen = torch.as_tensor(rule(0, 0, asked[:, None], at[None])).expand(len(asked), num_positions)
-    if bool(seen.all()):
+    keys = torch.arange(num_positions, device=device)
+    queries = torch.tensor([num_positions // 2, 0, num_positions - 1], device=device)
+    is_visible = torch.as_tensor(rule(0, 0, queries[:, None], keys[None])).expand(len(queries), num_positions)
+    if bool(is_visible.all()):
         return None
-    distances = (at[None] - asked[:, None]).abs()
-    window = int(distances[0][seen[0]].max()) if bool(seen[0].any()) else 0
-    if not torch.equal(seen, distances <= window):
-        raise ModelLoadError("what its tokens see of a text is neither all of it nor as much to each side")
+    distances = (keys[None] - queries[:, None]).abs()
+    window = int(distances[0][is_visible[0]].max()) if bool(is_visible[0].any()) else 0
+    if not torch.equal(is_visible, distances <= window):
+        raise ModelLoadError("its tokens attend neither to all of a text nor to equally many tokens on each side")
     return window
 
 
 def names_of_linears(plan: EncoderPlan) -> list[tuple[str, ...]]:
-    """Linear layers of one input each, whose outputs are wanted side by side."""
-    named = []
+    """Return groups of linear layers with the same input, whose outputs are needed concatenated."""
+    groups = []
     for layer in plan.layers:
-        named += [layer.attention.qkv, (layer.attention.output,), layer.mlp.inner, (layer.mlp.down,)]
-    return named
+        groups += [layer.attention.qkv, (layer.attention.output,), layer.mlp.inner, (layer.mlp.down,)]
+    return groups

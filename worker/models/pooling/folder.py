@@ -1,4 +1,4 @@
-"""What a model folder says of pooling: whether its model is for that, and sentence-transformers' own files."""
+"""The pooling settings of a model folder: whether its model pools, and sentence-transformers' own files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import PretrainedConfig
 from ....shared.errors import ModelLoadError
 
 CLS, LAST, MEAN = "cls", "last", "mean"
-# By the names of sentence-transformers, older (a switch each) and newer (one field).
+# By the names of sentence-transformers: older ones (one switch each) and newer ones (values of one field).
 _MODES = {
     "pooling_mode_cls_token": CLS,
     "pooling_mode_lasttoken": LAST,
@@ -36,10 +36,10 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 @dataclass(frozen=True)
 class PoolingFolder:
-    """What a folder says.
+    """The settings of a folder.
 
     Args:
-        mode: how the tokens of a text become one; None where the folder leaves it to the model's kind.
+        mode: how the tokens of a text become one vector; None if it follows from the model's kind.
         normalize: embeddings have length one.
         dense: layers after pooling.
         max_length: most tokens of a text.
@@ -55,10 +55,10 @@ class PoolingFolder:
 
     @classmethod
     def read(cls, folder: Path) -> PoolingFolder:
-        """Read ``modules.json`` and what it names; vLLM's defaults without.
+        """Read ``modules.json`` and the files it names; without it use vLLM's defaults.
 
         Raises:
-            ModelLoadError: a file cannot be read, or a module is none that we know.
+            ModelLoadError: a file cannot be read, or a module is unknown.
         """
         modules = _read(folder / "modules.json")
         if modules is None:
@@ -76,20 +76,20 @@ class PoolingFolder:
                 raise ModelLoadError(
                     f"{folder / 'modules.json'} names a module {kind}; known are Transformer, Pooling, Dense, Normalize"
                 )
-        told = _read(folder / "config_sentence_transformers.json") or {}
+        prompt_config = _read(folder / "config_sentence_transformers.json") or {}
         lengths = _read(folder / "sentence_bert_config.json") or {}
         return cls(
             mode,
             normalize,
             tuple(dense),
             lengths.get("max_seq_length"),
-            {name: text for name, text in (told.get("prompts") or {}).items() if text},
-            told.get("default_prompt_name"),
+            {name: text for name, text in (prompt_config.get("prompts") or {}).items() if text},
+            prompt_config.get("default_prompt_name"),
         )
 
 
 def pools(folder: Path, model_config: PretrainedConfig, runner: str) -> bool:
-    """Whether the model in ``folder`` is to pool: as ``runner`` says, and with "auto" by what it was saved as."""
+    """Whether the model in ``folder`` pools: by ``runner``, and for "auto" by the architecture it was saved as."""
     if runner != "auto":
         return runner == "pooling"
     architecture = (model_config.architectures or [""])[0]
@@ -99,9 +99,11 @@ def pools(folder: Path, model_config: PretrainedConfig, runner: str) -> bool:
 
 
 def _mode_of(config: dict[str, Any], place: Path) -> str:
-    named = config.get("pooling_mode")
+    declared = config.get("pooling_mode")
     chosen = (
-        [named] if named else [name for name, value in config.items() if name.startswith("pooling_") and value is True]
+        [declared]
+        if declared
+        else [name for name, value in config.items() if name.startswith("pooling_") and value is True]
     )
     if len(chosen) != 1 or chosen[0] not in _MODES:
         raise ModelLoadError(f"{place / 'config.json'} asks for {chosen}; served is one of cls, lasttoken, mean")
@@ -125,10 +127,12 @@ def _read_dense(place: Path) -> nn.Module:
 
 
 def class_activation(model_config: PretrainedConfig, num_labels: int) -> nn.Module:
-    """What makes probabilities of logits, by the files of a cross-encoder, else by what was trained."""
-    told = getattr(model_config, "sentence_transformers", None) or {}
-    named = told.get("activation_fn") or getattr(model_config, "sbert_ce_default_activation_function", None)
-    kind = _ACTIVATIONS.get(str(named).rpartition(".")[2])
+    """Return the function from logits to probabilities, by the files of a cross-encoder, else by the kind of
+    training.
+    """
+    settings = getattr(model_config, "sentence_transformers", None) or {}
+    declared = settings.get("activation_fn") or getattr(model_config, "sbert_ce_default_activation_function", None)
+    kind = _ACTIVATIONS.get(str(declared).rpartition(".")[2])
     if kind is not None:
         return kind()
     problem = getattr(model_config, "problem_type", None)
@@ -138,15 +142,15 @@ def class_activation(model_config: PretrainedConfig, num_labels: int) -> nn.Modu
 
 
 def labels_of(model_config: PretrainedConfig, num_labels: int) -> tuple[str, ...]:
-    """The names of the classes in their order."""
+    """Return the names of the classes in order."""
     names = {int(key): str(name) for key, name in (getattr(model_config, "id2label", None) or {}).items()}
     return tuple(names.get(index, f"LABEL_{index}") for index in range(num_labels))
 
 
 def matryoshka_of(model_config: PretrainedConfig) -> tuple[int, ...] | None:
-    """The dimensions to which its config says that an embedding may be cut; None where it names none."""
+    """Return the dimensions to which an embedding may be cut, by the configuration; None if it names none."""
     dimensions = getattr(model_config, "matryoshka_dimensions", None)
-    return tuple(int(one) for one in dimensions) if dimensions else None
+    return tuple(int(size) for size in dimensions) if dimensions else None
 
 
 def _read(path: Path) -> Any:

@@ -1,7 +1,7 @@
-"""Loads a model that pools: its module, and what is made of its hidden states.
+"""Load a model that pools: its module, and its poolers.
 
-A decoder is computed as those that generate are. For that it gets a head that leaves a hidden state as it is, so every
-way of computing decoders, the compiled ones too, gives hidden states where it gives logits otherwise.
+A decoder is computed like those that generate. For that it gets the identity as head, so every mode for decoders, and
+the compiled one, returns hidden states instead of logits.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ..checkpoint.load import load_checkpoint
 from .folder import CLS, LAST, MEAN, PoolingFolder, class_activation, labels_of, matryoshka_of
 from .pooler import ROWS_OF_MODE, OwnHead, Pooler, PoolingModel, Rows, normalize
 
-# Whether a head looks at the first token, the last or the mean of all is tried: by the first of these that conforms.
+# Whether a head reads the first token, the last or the mean of all is tried; the first of these that conforms is taken.
 _HEAD_MODES = (CLS, LAST, MEAN)
 _HEAD_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.05}
-# What some families do to logits behind their head, and how that is left out.
+# Operations of some families on logits after their head, and the values that disable them.
 _PLAIN_LOGITS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
 _TOKENS = (11, 17, 5, 29, 8)
 
@@ -45,14 +45,14 @@ def load_pooling_module(
     dtype: torch.dtype | str,
     trust_remote_code: bool,
 ) -> PreTrainedModel:
-    """Load the module that ``model_config`` describes: its base model, and the head of a classifier.
+    """Load the module of ``model_config``: its base model, and the head of a classifier.
 
     Raises:
         ModelLoadError: as ``load_checkpoint``.
     """
     auto, options = _auto_class(architecture), {}
     if auto is AutoModel and "add_pooling_layer" in _parameters(model_config):
-        options["add_pooling_layer"] = False  # made for next-sentence prediction; many files lack it
+        options["add_pooling_layer"] = False  # for next-sentence prediction; many files lack it
     return load_checkpoint(
         folder,
         model_config,
@@ -60,7 +60,7 @@ def load_pooling_module(
         dtype=dtype,
         trust_remote_code=trust_remote_code,
         auto_class=auto,
-        passed_over=("pooler.",),
+        ignored_prefixes=("pooler.",),
         **options,
     )
 
@@ -74,22 +74,22 @@ def _auto_class(architecture: str) -> Any:
 
 
 def _parameters(model_config: PretrainedConfig) -> set[str]:
-    known: Any = AutoModel._model_mapping.get(type(model_config), None)
-    return set(inspect.signature(known.__init__).parameters) if isinstance(known, type) else set()
+    model_class: Any = AutoModel._model_mapping.get(type(model_config), None)
+    return set(inspect.signature(model_class.__init__).parameters) if isinstance(model_class, type) else set()
 
 
 def as_decoder(module: PreTrainedModel, architecture: str) -> PreTrainedModel:
-    """Return the causal language model around the base model of ``module``, its head the identity.
+    """Return the causal language model around the base model of ``module``, with the identity as head.
 
     Raises:
-        ModelLoadError: transformers has none of the kind, or its logits are more than its head makes of hidden states.
+        ModelLoadError: transformers has no such class, or its logits are more than its head's output for hidden states.
     """
     base: Any = module.base_model
     try:
         with torch.device("meta"):
             causal = AutoModelForCausalLM.from_config(_with_plain_logits(module.config), attn_implementation="eager")
         setattr(causal, causal.base_model_prefix, base)
-    except Exception as error:  # whatever the architecture's own code raises
+    except Exception as error:  # any exception of the architecture's own code
         raise ModelLoadError(f"{architecture} cannot be served as an embedder: {error}") from error
     size = _hidden_size(module)
     identity = nn.Linear(size, size, bias=False, device=module.device, dtype=module.dtype)
@@ -102,12 +102,12 @@ def as_decoder(module: PreTrainedModel, architecture: str) -> PreTrainedModel:
     token_ids = _token_ids(module)
     theirs, ours = base(input_ids=token_ids).last_hidden_state, causal(input_ids=token_ids, use_cache=False).logits
     if _error(ours, theirs) > _HEAD_TOLERANCE[module.dtype]:
-        raise ModelLoadError(f"{architecture} cannot be served as an embedder: it changes logits behind its head")
+        raise ModelLoadError(f"{architecture} cannot be served as an embedder: it changes logits after its head")
     return causal
 
 
 def _with_plain_logits(config: PretrainedConfig) -> PretrainedConfig:
-    """A copy of ``config`` by which logits are what a head makes of hidden states, as far as we know its fields."""
+    """Return a copy of ``config`` without the known operations on logits after the head."""
     config = copy.deepcopy(config)
     for field, neutral in _PLAIN_LOGITS.items():
         if getattr(config, field, None) is not None:
@@ -115,35 +115,37 @@ def _with_plain_logits(config: PretrainedConfig) -> PretrainedConfig:
     return config
 
 
-def make_pooling(module: PreTrainedModel, found: PoolingFolder, architecture: str, *, is_encoder: bool) -> PoolingModel:
-    """Return what is made of the hidden states of ``module``.
+def make_pooling(
+    module: PreTrainedModel, settings: PoolingFolder, architecture: str, *, is_encoder: bool
+) -> PoolingModel:
+    """Return the poolers for the hidden states of ``module``.
 
     Raises:
-        ModelLoadError: its head does something that we cannot do from the hidden states of its tokens.
+        ModelLoadError: its head cannot be computed from the hidden states of its tokens.
     """
     if architecture.endswith("ForTokenClassification"):
-        made = _token_classifier(module, found, architecture, is_encoder=is_encoder)
+        pooling = _token_classifier(module, settings, architecture, is_encoder=is_encoder)
     elif architecture.endswith("ForSequenceClassification"):
-        made = _classifier(module, found, architecture, is_encoder=is_encoder)
+        pooling = _classifier(module, settings, architecture, is_encoder=is_encoder)
     else:
-        made = _embedder(module, found, is_encoder=is_encoder)
-    # As RoBERTa's kin have it, whose tokenizers know one type as well; files of a tokenizer may say otherwise.
-    return replace(made, tells_texts_apart=getattr(module.config, "type_vocab_size", 2) != 1)
+        pooling = _embedder(module, settings, is_encoder=is_encoder)
+    # Models like RoBERTa, whose tokenizers also know only one type; the files of a tokenizer may say otherwise.
+    return replace(pooling, distinguishes_texts=getattr(module.config, "type_vocab_size", 2) != 1)
 
 
-def _embedder(module: PreTrainedModel, found: PoolingFolder, *, is_encoder: bool) -> PoolingModel:
-    mode = found.mode or (CLS if is_encoder else LAST)
-    for dense in found.dense:
+def _embedder(module: PreTrainedModel, settings: PoolingFolder, *, is_encoder: bool) -> PoolingModel:
+    mode = settings.mode or (CLS if is_encoder else LAST)
+    for dense in settings.dense:
         dense.to(module.device)
-    head = _Dense(found.dense) if found.dense else _as_it_is
+    head = _Dense(settings.dense) if settings.dense else _identity
     size = int(head(torch.zeros(1, _hidden_size(module), device=module.device)).shape[-1])
     setup = PoolingSetup(
         dimensions=size,
         matryoshka_dimensions=matryoshka_of(module.config),
-        prompts=found.prompts or {},
-        default_prompt_name=found.default_prompt_name,
+        prompts=settings.prompts or {},
+        default_prompt_name=settings.default_prompt_name,
     )
-    ends = {"finish": normalize, "finishes": found.normalize, "is_cut": True}
+    ends = {"finish": normalize, "finishes": settings.normalize, "is_cut": True}
     poolers = {
         "embed": Pooler(ROWS_OF_MODE[mode], is_per_token=False, head=head, **ends),
         "token_embed": Pooler(Rows.ALL, is_per_token=True, head=head, **ends),
@@ -151,7 +153,9 @@ def _embedder(module: PreTrainedModel, found: PoolingFolder, *, is_encoder: bool
     return PoolingModel(poolers, setup, is_encoder)
 
 
-def _classifier(module: PreTrainedModel, found: PoolingFolder, architecture: str, *, is_encoder: bool) -> PoolingModel:
+def _classifier(
+    module: PreTrainedModel, settings: PoolingFolder, architecture: str, *, is_encoder: bool
+) -> PoolingModel:
     token_ids = _token_ids(module)
     states = module.base_model(input_ids=token_ids).last_hidden_state[0]
     theirs = _own_logits(module, token_ids)
@@ -166,11 +170,11 @@ def _classifier(module: PreTrainedModel, found: PoolingFolder, architecture: str
             "mean of all"
         )
     pooler = _class_pooler(module, ROWS_OF_MODE[mode], head, theirs.shape[-1], is_per_token=False)
-    return PoolingModel({"classify": pooler}, _class_setup(module, found, theirs.shape[-1]), is_encoder)
+    return PoolingModel({"classify": pooler}, _class_setup(module, settings, theirs.shape[-1]), is_encoder)
 
 
 def _token_classifier(
-    module: PreTrainedModel, found: PoolingFolder, architecture: str, *, is_encoder: bool
+    module: PreTrainedModel, settings: PoolingFolder, architecture: str, *, is_encoder: bool
 ) -> PoolingModel:
     token_ids = _token_ids(module)
     states = module.base_model(input_ids=token_ids).last_hidden_state[0]
@@ -178,7 +182,7 @@ def _token_classifier(
     if _error(head(states), theirs) > _HEAD_TOLERANCE[module.dtype]:
         raise ModelLoadError(f"{architecture} cannot be served: its head looks at more than a token's hidden state")
     pooler = _class_pooler(module, Rows.ALL, head, theirs.shape[-1], is_per_token=True)
-    return PoolingModel({"token_classify": pooler}, _class_setup(module, found, theirs.shape[-1]), is_encoder)
+    return PoolingModel({"token_classify": pooler}, _class_setup(module, settings, theirs.shape[-1]), is_encoder)
 
 
 def _class_pooler(module: PreTrainedModel, rows: Rows, head: Any, num_labels: int, *, is_per_token: bool) -> Pooler:
@@ -186,11 +190,11 @@ def _class_pooler(module: PreTrainedModel, rows: Rows, head: Any, num_labels: in
     return Pooler(rows, is_per_token, head, activation, finishes=True, is_cut=False)
 
 
-def _class_setup(module: PreTrainedModel, found: PoolingFolder, num_labels: int) -> PoolingSetup:
+def _class_setup(module: PreTrainedModel, settings: PoolingFolder, num_labels: int) -> PoolingSetup:
     return PoolingSetup(
         labels=labels_of(module.config, num_labels),
-        prompts=found.prompts or {},
-        default_prompt_name=found.default_prompt_name,
+        prompts=settings.prompts or {},
+        default_prompt_name=settings.default_prompt_name,
     )
 
 
@@ -199,9 +203,9 @@ def _own_logits(module: PreTrainedModel, token_ids: Tensor) -> Tensor:
 
 
 def _token_ids(module: PreTrainedModel) -> Tensor:
-    """A text ``[1, L]`` that has no padding."""
+    """Return a text ``[1, L]`` without padding."""
     padding, vocab_size = module.config.pad_token_id, module.config.get_text_config().vocab_size
-    usable = [one for one in (token % vocab_size for token in _TOKENS) if one != padding]
+    usable = [token_id for token_id in (token % vocab_size for token in _TOKENS) if token_id != padding]
     return torch.tensor([usable], device=module.device)
 
 
@@ -227,5 +231,5 @@ class _Dense:
         return states
 
 
-def _as_it_is(states: Tensor) -> Tensor:
+def _identity(states: Tensor) -> Tensor:
     return states

@@ -1,4 +1,4 @@
-"""From hidden states to results: which tokens count, how they are pooled, and what follows pooling."""
+"""From hidden states to results: which tokens count, how they are pooled, and the operations after pooling."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 def with_parts(module: AnyModule, parts: Mapping[str, nn.Module]) -> AnyModule:
-    """A copy of ``module`` that has other modules under these names, and shares all that it has else."""
-    made = copy.copy(module)
-    made._modules = dict(module._modules)
+    """Return a copy of ``module`` with other modules under these names, which shares everything else."""
+    copied = copy.copy(module)
+    copied._modules = dict(module._modules)
     for name, part in parts.items():
         first, _, rest = name.partition(".")
-        inner = made._modules[first]
+        inner = copied._modules[first]
         assert inner is not None
-        made._modules[first] = with_parts(inner, {rest: part}) if rest else part
-    return made
+        copied._modules[first] = with_parts(inner, {rest: part}) if rest else part
+    return copied
 
 
 class Rows(enum.Enum):
-    """Of which tokens of a prompt the hidden states are wanted."""
+    """The tokens of a prompt whose hidden states are needed."""
 
     FIRST = "first"
     LAST = "last"
@@ -46,13 +46,14 @@ ROWS_OF_MODE = {CLS: Rows.FIRST, LAST: Rows.LAST, MEAN: Rows.ALL}
 
 @dataclass(frozen=True)
 class Pooler:
-    """What one task makes of the hidden states of prompts.
+    """Computes the result of one task from the hidden states of prompts.
 
     Args:
-        rows: which tokens it looks at.
-        is_per_token: there is a result for each token, and not one for all.
+        rows: tokens that it reads.
+        is_per_token: one result per token instead of one per prompt.
         head: ``[N, H]`` to ``[N, D]``.
-        finish: what embeddings (of any shape, ``D`` last) and classes end with, unless ``use_activation`` is False.
+        finish: last operation on embeddings (of any shape, ``D`` last) or classes.
+        finishes: whether ``finish`` is applied if a request does not say so by ``use_activation``.
         is_cut: ``dimensions`` may cut the result.
     """
 
@@ -65,17 +66,19 @@ class Pooler:
 
     @property
     def reads_prefix_cache(self) -> bool:
-        """Whether it can do without the hidden states of a prompt's beginning."""
+        """Whether it does not need the hidden states of a prompt's first tokens."""
         return self.rows is Rows.LAST
 
     def __call__(self, states: Sequence[Tensor], params: Sequence[PoolingParams]) -> list[Pooled]:
-        """Pool prompts whose hidden states, ``[R, H]`` each, are those of ``rows``."""
+        """Pool prompts whose hidden states of ``rows`` are ``[R, H]`` each."""
         if self.is_per_token:
             rows = self.head(torch.cat(list(states)))
-            results = list(rows.split([len(one) for one in states]))
+            results = list(rows.split([len(state) for state in states]))
         else:
-            results = list(self.head(torch.stack([one.float().mean(0).to(one.dtype) for one in states])))
-        return [self._end(result.float(), wanted) for result, wanted in zip(results, params, strict=True)]
+            results = list(self.head(torch.stack([state.float().mean(0).to(state.dtype) for state in states])))
+        return [
+            self._end(result.float(), request_params) for result, request_params in zip(results, params, strict=True)
+        ]
 
     def _end(self, result: Tensor, params: PoolingParams) -> Pooled:
         if params.dimensions is not None and self.is_cut:
@@ -87,68 +90,68 @@ class Pooler:
 
 
 def normalize(embeddings: Tensor) -> Tensor:
-    """Give embeddings the length one."""
+    """Scale embeddings to length one."""
     return nn.functional.normalize(embeddings, dim=-1)
 
 
 @dataclass(frozen=True)
 class PoolingModel:
-    """What a loaded model that pools does with its hidden states, by task; the first is its own.
+    """The poolers of a loaded model by task; the first is its own.
 
     Args:
-        is_encoder: each token sees all of its text, which is therefore computed in one step.
-        tells_texts_apart: tokens of the second text of a pair are of another type than those of the first.
+        is_encoder: each token attends to its whole text, which is therefore computed in one step.
+        distinguishes_texts: tokens of the second text of a pair have another type than those of the first.
     """
 
     poolers: dict[str, Pooler]
     setup: PoolingSetup
     is_encoder: bool
-    tells_texts_apart: bool = True
+    distinguishes_texts: bool = True
 
     @property
     def tasks(self) -> tuple[str, ...]:
         return tuple(self.poolers)
 
     def check(self, params: PoolingParams) -> None:
-        """Raises ``ValidationError`` unless it can do what is asked."""
+        """Raise ``ValidationError`` unless the model supports the request."""
         check_pooling(params, self.tasks, self.setup)
 
 
 def check_pooling(params: PoolingParams, tasks: Sequence[str], setup: PoolingSetup) -> None:
-    """Refuse what a model does not do.
+    """Reject a request that a model does not support.
 
     Raises:
-        ValidationError: another task than its own, or embeddings cut to what it was not trained for.
+        ValidationError: another task than its own, or embeddings cut to a size that it was not trained for.
     """
     if params.task is not None and params.task not in tasks:
         raise ValidationError(f"task must be one of {', '.join(tasks)} for this model, got {shown(params.task)}")
-    wanted = params.dimensions
-    if wanted is None:
+    dimensions = params.dimensions
+    if dimensions is None:
         return
     if not setup.dimensions:
-        raise ValidationError(f"dimensions={wanted} is for embeddings, and this model makes none; leave it out")
+        raise ValidationError(f"dimensions={dimensions} is for embeddings, and this model makes none; leave it out")
     allowed = setup.matryoshka_dimensions
-    if wanted > setup.dimensions or (allowed is not None and wanted not in allowed):
-        told = f"one of {', '.join(map(str, allowed))}" if allowed else f"at most {setup.dimensions}"
-        raise ValidationError(f"dimensions must be {told} for this model, got {wanted}")
+    if dimensions > setup.dimensions or (allowed is not None and dimensions not in allowed):
+        allowed_text = f"one of {', '.join(map(str, allowed))}" if allowed else f"at most {setup.dimensions}"
+        raise ValidationError(f"dimensions must be {allowed_text} for this model, got {dimensions}")
 
 
 class OwnHead:
-    """The head of a classifier by its own code: what ``module`` does after its base model.
+    """The head of a classifier by its own code: everything in ``module`` after its base model.
 
-    It is given one hidden state for each text, as if the text had but one token.
+    Its input is one hidden state per text, as if the text had only one token.
     """
 
     def __init__(self, module: PreTrainedModel) -> None:
         self._base = module.base_model
-        self._given = _Given()
-        self._module = with_parts(module, {module.base_model_prefix: self._given})
+        self._base_output = _FixedOutput()
+        self._module = with_parts(module, {module.base_model_prefix: self._base_output})
 
     def __call__(self, states: Tensor) -> Tensor:
-        """``[N, H]`` to logits ``[N, C]``."""
+        """Compute logits ``[N, C]`` of hidden states ``[N, H]``."""
         hidden = states[:, None]
         pooler: Any = getattr(self._base, "pooler", None)
-        self._given.output = BaseModelOutputWithPooling(
+        self._base_output.output = BaseModelOutputWithPooling(
             last_hidden_state=hidden,
             pooler_output=None if pooler is None else pooler(hidden),
         )
@@ -157,8 +160,8 @@ class OwnHead:
         return logits[:, 0] if logits.dim() == 3 else logits
 
 
-class _Given(nn.Module):
-    """Stands where a base model was, and says what it is told to."""
+class _FixedOutput(nn.Module):
+    """Replaces a base model and returns an output that was set."""
 
     output: BaseModelOutputWithPooling
 

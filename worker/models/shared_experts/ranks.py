@@ -1,4 +1,4 @@
-"""The ranks of a data-parallel group, as torch has them: who they are, and what they say to each other."""
+"""The ranks of a data-parallel group in torch: how they connect, and which messages they exchange."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ...config.data_parallel import RankPlace
 from ..parallel.communicator import Communicator, make_communicator
 from .listening import choose_interface, listen
 
-# The slowest rank's loading, which the others wait for at their first collective.
+# Time for the slowest rank to load, for which the others wait at their first collective.
 LOAD_TIMEOUT_S = 1800.0
 
 
 class ExpertRanks:
-    """This process's part in a group whose ranks meet in each forward.
+    """This process's place in a group whose ranks meet in each forward.
 
-    All collectives wait for the others. Each raises ``GroupBrokenError`` once one is gone, or silent for too long.
+    All collectives wait for the others. Each raises ``GroupBrokenError`` if a rank exits or times out.
     """
 
     def __init__(self, place: RankPlace) -> None:
@@ -33,20 +33,20 @@ class ExpertRanks:
 
     @classmethod
     def meet(cls, place: RankPlace, device: str, own_address: str = "") -> ExpertRanks:
-        """Find the other ranks of the same generation; returns when all are there.
+        """Connect to the other ranks of the same generation; return when all are connected.
 
         Args:
-            own_address: of this host, at which the others reach this rank; empty if it is that of ``place``.
+            own_address: of this host, by which the others reach this rank; "" if it is that of ``place``.
 
         Raises:
-            GroupBrokenError: they do not come.
+            GroupBrokenError: some did not connect.
         """
         host, _, port = place.address.rpartition(":")
         is_first = place.rank == 0
         patience = timedelta(seconds=LOAD_TIMEOUT_S)
         try:
             choose_interface(own_address or host)
-            # Whoever comes first waits for the first rank to listen; its worker process knows better whether it will.
+            # Early ranks wait for the first rank to listen; its worker process knows better whether it will.
             store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage] - torch's documentation says so
                 host,
                 int(port),
@@ -58,7 +58,7 @@ class ExpertRanks:
             )
             dist.init_process_group(
                 "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
-                # Whoever still is of another generation has other keys, should it get here at all.
+                # Ranks that are still of another generation have other keys, if they connect at all.
                 store=PrefixStore(f"{place.generation}", store),
                 rank=place.rank,
                 world_size=place.size,
@@ -69,9 +69,9 @@ class ExpertRanks:
         return cls(place)
 
     def settle(self) -> None:
-        """All is loaded: from now on a rank that is silent for the group's time-out is gone."""
+        """End loading: from now on a rank that exceeds the group's time-out is lost."""
         try:
-            # What `new_group` returns has no public type.
+            # The result of `new_group` has no public type.
             group: Any = dist.new_group(timeout=timedelta(seconds=self._timeout_s))
             self._communicator = make_communicator(group, self._timeout_s)
         except RuntimeError as error:
@@ -86,12 +86,14 @@ class ExpertRanks:
             raise _broken(error) from error
 
     def await_all(self) -> None:
-        """Return when all have come here, or one is gone: whom a rank leaves before they have met it miss it."""
+        """Return when all have called this, or one is lost. A rank that leaves earlier would be missed by the
+        others.
+        """
         with suppress(GroupBrokenError):
             self.sum_of(torch.zeros(1, dtype=torch.int64))
 
     def gather_rows(self, rows: Tensor, num_rows: list[int]) -> Tensor:
-        """Return the rows of all ranks below each other, ``[sum(num_rows), ...]``; ``rows`` are those of this one.
+        """Return the rows of all ranks, concatenated to ``[sum(num_rows), ...]``; ``rows`` are those of this one.
 
         Args:
             num_rows: of each rank.
@@ -106,7 +108,7 @@ class ExpertRanks:
         return torch.cat([part[:count] for part, count in zip(all_rows, num_rows, strict=True)])
 
     def counts(self, number: int, device: torch.device) -> list[int]:
-        """Return what each rank has for ``number``."""
+        """Return ``number`` of each rank."""
         mine = torch.zeros(self.size, dtype=torch.int64, device=device)
         mine[self.rank] = number
         return self.sum_of(mine).tolist()

@@ -1,13 +1,12 @@
-"""Puts a part of each layer's experts in the place of all of them.
+"""Replace each layer's experts by this rank's part of them.
 
-transformers holds the experts of a layer in one module: tensors ``[E, ...]``, and a forward of (hidden states
-``[T, H]``, chosen experts ``[T, K]``, their weights ``[T, K]``). Here each of ``D`` ranks keeps ``E / D`` of them. In a
-forward all ranks get the tokens of all. Each computes the pairs of token and expert that are its own, as tokens with
-one choice each, and what they give is added up. So a forward is a collective, also of a rank that has nothing to
-compute.
+transformers holds the experts of a layer in one module: tensors ``[E, ...]``, and a forward of (hidden states ``[T,
+H]``, chosen experts ``[T, K]``, their weights ``[T, K]``). Here each of ``D`` ranks keeps ``E / D`` of them. In a
+forward all ranks get the tokens of all. Each computes the pairs of token and expert that it holds, as tokens with one
+choice each, and the results are summed. So a forward is a collective, even for a rank without tokens.
 
-What a token gets is added up in another order than alone, and so rounded otherwise. What else could differ is looked at
-once, when a model is loaded: each layer's experts give a few drawn rows what they gave before.
+The results for a token are summed in another order than on one rank, and so rounded differently. All else is checked
+once when a model is loaded: each layer's experts must give the same results as before for a few random rows.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
 class SharedExperts(nn.Module):
-    """Experts ``[rank * E / D, (rank + 1) * E / D)`` of a layer, in the place of all.
+    """Experts ``[rank * E / D, (rank + 1) * E / D)`` of a layer, instead of all.
 
     Args:
-        experts: transformers' module; it keeps its own part alone.
+        experts: transformers' module, reduced to this rank's part.
     """
 
     def __init__(self, experts: Any, ranks: ExpertRanks) -> None:
@@ -47,7 +46,7 @@ class SharedExperts(nn.Module):
         self.local = experts
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Return ``[T, H]`` for this rank's tokens; see the top of the file."""
+        """Return ``[T, H]`` for this rank's tokens; see the module's docstring."""
         ranks = self._ranks
         counts = ranks.counts(len(hidden_states), hidden_states.device)
         hidden = ranks.gather_rows(hidden_states, counts)
@@ -64,44 +63,44 @@ class SharedExperts(nn.Module):
 
 
 def share_experts(module: nn.Module, ranks: ExpertRanks, architecture: str) -> int:
-    """Keep this rank's part of the experts of ``module``, in all layers; returns how many a layer has in all.
+    """Keep this rank's part of the experts of ``module``, in all layers; return the total number per layer.
 
     Raises:
         ConfigurationError: there are none, or they cannot be divided.
     """
-    found: list[tuple[str, Any]] = [(name, part) for name, part in module.named_modules() if _is_experts(part)]
-    if not found:
+    experts: list[tuple[str, Any]] = [(name, part) for name, part in module.named_modules() if _is_experts(part)]
+    if not experts:
         raise ConfigurationError(
             f"data_parallel_size is for models whose experts ranks share, and {architecture} has none here; start more "
             "engines of it without that option: each takes requests from the queue as it has room"
         )
-    totals = {int(part.num_experts) for _, part in found}
+    totals = {int(part.num_experts) for _, part in experts}
     for total in totals:
         if total % ranks.size:
             raise ConfigurationError(
                 f"data_parallel_size {ranks.size} does not divide the {total} experts of {architecture}"
             )
-    for name, part in found:
+    for name, part in experts:
         module.set_submodule(name, SharedExperts(part, ranks))
     return max(totals)
 
 
 @torch.inference_mode()
 def share_and_check(module: nn.Module, ranks: ExpertRanks, architecture: str) -> int:
-    """As ``share_experts``, and see that each layer's experts still give what they gave. All ranks do it together.
+    """Do as ``share_experts``, and verify that each layer's experts give the same results. All ranks do it together.
 
     Raises:
-        ConfigurationError: as ``share_experts``, or they do not.
+        ConfigurationError: as ``share_experts``, or results differ.
     """
-    found: dict[str, Any] = {name: part for name, part in module.named_modules() if _is_experts(part)}
-    drawn = {name: _draw(part) for name, part in found.items()}
-    before = {name: found[name](*inputs) for name, inputs in drawn.items()}
+    experts: dict[str, Any] = {name: part for name, part in module.named_modules() if _is_experts(part)}
+    samples = {name: _draw(part) for name, part in experts.items()}
+    before = {name: experts[name](*inputs) for name, inputs in samples.items()}
     try:
         total = share_experts(module, ranks, architecture)
     except ConfigurationError:
-        ranks.await_all()  # so that each says this, and none that the others have not come
+        ranks.await_all()  # so that every rank raises this error, and not that others are missing
         raise
-    for name, inputs in drawn.items():
+    for name, inputs in samples.items():
         after = module.get_submodule(name)(*inputs)
         error = (after - before[name]).abs().max() / before[name].abs().max().clamp(min=1e-6)
         if not error <= _TOLERANCES.get(after.dtype, 5e-2):
@@ -112,7 +111,7 @@ def share_and_check(module: nn.Module, ranks: ExpertRanks, architecture: str) ->
 
 
 def _is_experts(part: nn.Module) -> bool:
-    """Whether it is what the top of the file says."""
+    """Whether a module is one that the module's docstring describes."""
     total = getattr(part, "num_experts", None)
     if not isinstance(total, int) or isinstance(part, SharedExperts):
         return False
@@ -121,7 +120,7 @@ def _is_experts(part: nn.Module) -> bool:
 
 
 def _draw(experts: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The same rows at all ranks, which go to all experts in turn."""
+    """Return the same random rows at all ranks, which go to all experts in turn."""
     some = next(tensor for _, tensor in experts.named_parameters(recurse=False) if tensor.ndim > 1)
     width = _hidden_size(experts)
     generator = torch.Generator().manual_seed(0)

@@ -1,1 +1,1 @@
-"""The weights of a loaded model: where they lie, how they leave, come back, are replaced and written to files."""
+"""The weights of a loaded model: how they leave the device, come back, are replaced and written to files."""

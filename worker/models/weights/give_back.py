@@ -25,12 +25,12 @@ from ..plan import AttentionPlan, FeedForwardPlan, NormPlan
 
 
 def bare(module: nn.Module) -> nn.Module:
-    """What has the weights: ``module``, or what stands in it where its results are put together with other ranks'."""
+    """Return the module with the weights: ``module``, or the one inside a wrapper that combines results of ranks."""
     return module.inner if isinstance(module, SumOverRanks | ConcatOverRanks) else module
 
 
 def put_weight(place: nn.Module, name: str, tensor: Tensor) -> None:
-    """Let ``name`` of ``place`` be ``tensor``, which is not copied.
+    """Set ``name`` of ``place`` to ``tensor``, without a copy.
 
     Raises:
         ModelLoadError: ``place`` has nothing of that name and shape.
@@ -43,7 +43,7 @@ def put_weight(place: nn.Module, name: str, tensor: Tensor) -> None:
 
 
 def put_linear(linear: nn.Module, place: nn.Module) -> None:
-    """Let the linear layer ``place`` have the weight and the bias of ``linear``, unpacked; either may be summed."""
+    """Set weight and bias of the linear layer ``place`` to those of ``linear``, unpacked; either may be wrapped."""
     linear, place = bare(linear), bare(place)
     put_weight(place, "weight", cast(Any, linear).weight)
     bias = cast(Any, linear).bias
@@ -52,24 +52,24 @@ def put_linear(linear: nn.Module, place: nn.Module) -> None:
 
 
 def put_modules(network: nn.Module, place: nn.Module) -> None:
-    """Let ``place`` and what is in it have the weights and the kept buffers of ``network``, of the same names."""
+    """Set the weights and persistent buffers of ``place`` and its children to those of ``network``, by name."""
     for name, part in network.named_modules():
-        own = place.get_submodule(name)
+        target = place.get_submodule(name)
         if isinstance(part, PackedLinear):
-            put_linear(part, own)
+            put_linear(part, target)
             continue
         for key, value in part._parameters.items():
             if value is not None:
-                put_weight(own, key, value)
+                put_weight(target, key, value)
         for key in part._buffers.keys() - part._non_persistent_buffers_set:
-            own._buffers[key] = part._buffers[key]
+            target._buffers[key] = part._buffers[key]
 
 
 def give_back(network: LeanDecoder, own: PreTrainedModel) -> None:
-    """Let ``own``, of the class that ``network`` was made of, have its weights; both may be one rank's part.
+    """Set the weights of ``own``, of the class that ``network`` was built from; both may be one rank's part.
 
     Raises:
-        ModelLoadError: ``own`` is of another form.
+        ModelLoadError: ``own`` has another form.
     """
     plan = network.plan
     try:
@@ -108,10 +108,10 @@ def _give_layer(layer: AnyLayer, own: PreTrainedModel) -> None:
         _put_tensor(own, plan.out_scale, layer.out_scale)
 
 
-def _give_layer_embeddings(of: LayerEmbeddings, own: PreTrainedModel) -> None:
-    put_modules(of.embedding, own.get_submodule(of.plan.embedding))
-    put_linear(of.projection, _linear(own, of.plan.projection))
-    _give_norm(of.norm, of.plan.norm, own)
+def _give_layer_embeddings(embeddings: LayerEmbeddings, own: PreTrainedModel) -> None:
+    put_modules(embeddings.embedding, own.get_submodule(embeddings.plan.embedding))
+    put_linear(embeddings.projection, _linear(own, embeddings.plan.projection))
+    _give_norm(embeddings.norm, embeddings.plan.norm, own)
 
 
 def _give_attention(layer: LeanLayer, own: PreTrainedModel) -> None:
@@ -126,14 +126,14 @@ def _give_mixer(layer: MixingLayer, own: PreTrainedModel) -> None:
     plan, weights = layer.mixer, layer.weights
     _split_linear(layer.rows_proj, [_linear(own, name) for name in plan.inner])
     _put_narrow(own.get_submodule(plan.convolution), "weight", weights.taps.T[:, None])
-    named = {
+    parameters = {
         f"{plan.convolution}.bias": weights.taps_bias,
         plan.decay: weights.decay,
         plan.step_bias: weights.step_bias,
         plan.skip: weights.skip,
         f"{plan.norm}.weight": weights.norm,
     }
-    for name, tensor in named.items():
+    for name, tensor in parameters.items():
         if tensor is not None:
             _put_parameter(own, name, tensor)
 
@@ -154,14 +154,14 @@ def _give_head_norm(layer: LeanLayer, plan: AttentionPlan, own: PreTrainedModel)
         _give_norm(norm.query, plan.query_norm, own)
         _give_norm(norm.key, plan.key_norm, own)
     elif isinstance(norm, HeadNorm):
-        of_query, of_key = norm.weight.detach().tensor_split([plan.num_heads])
-        for weight, of_kind in ((of_query, plan.query_norm), (of_key, plan.key_norm)):
-            if of_kind is None:
+        query_weight, key_weight = norm.weight.detach().tensor_split([plan.num_heads])
+        for weight, norm_plan in ((query_weight, plan.query_norm), (key_weight, plan.key_norm)):
+            if norm_plan is None:
                 continue
-            module: Any = own.get_submodule(of_kind.name)
+            module: Any = own.get_submodule(norm_plan.name)
             if getattr(module, "weight", None) is not None:
-                weight = weight - of_kind.offset if of_kind.is_wide else weight
-                # One row for each head; those of a weight that all heads share are the same.
+                weight = weight - norm_plan.offset if norm_plan.is_wide else weight
+                # One row per head; rows of a weight that all heads share are equal.
                 _put_narrow(module, "weight", weight[0] if module.weight.ndim == 1 else weight)
 
 
@@ -194,22 +194,26 @@ def _give_experts(mlp: SparseMlp, own: Any) -> None:
 
 
 def _give_routed(mlp: RoutedMlp, own: PreTrainedModel) -> None:
-    plan, held = mlp.plan, own.get_submodule(mlp.plan.name)
+    plan, experts = mlp.plan, own.get_submodule(mlp.plan.name)
     router = plan.router
-    named = {router.weight: mlp.router.weight, router.bias: mlp.router.bias, router.choice_bias: mlp.router.choice_bias}
-    named |= {router.input_scale: mlp.router.input_scale, router.expert_scale: mlp.router.expert_scale}
+    tensors = {
+        router.weight: mlp.router.weight,
+        router.bias: mlp.router.bias,
+        router.choice_bias: mlp.router.choice_bias,
+    }
+    tensors |= {router.input_scale: mlp.router.input_scale, router.expert_scale: mlp.router.expert_scale}
     _give_norm(mlp.router.norm, router.norm, own)
     _give_norm(mlp.input_norm, plan.input_norm, own)
     _give_norm(mlp.out_norm, plan.out_norm, own)
     _give_norm(mlp.shared_norm, plan.shared_norm, own)
-    for name, tensor in named.items():
+    for name, tensor in tensors.items():
         if name and tensor is not None:
             _put_tensor(own, name, tensor)
     for name, linears in ((plan.inner, mlp.gate_up), (plan.down, mlp.down)):
         parts = [cast(Any, linear) for linear in linears]
-        put_weight(held, name, torch.stack([part.weight.T if plan.is_transposed else part.weight for part in parts]))
+        put_weight(experts, name, torch.stack([part.weight.T if plan.is_transposed else part.weight for part in parts]))
         if parts[0].bias is not None:
-            put_weight(held, f"{name}_bias", torch.stack([part.bias for part in parts]))
+            put_weight(experts, f"{name}_bias", torch.stack([part.bias for part in parts]))
     if mlp.shared is not None and plan.shared is not None:
         _give_dense(mlp.shared, plan.shared, own)
     if mlp.shared_gate is not None:
@@ -238,9 +242,11 @@ def _split_linear(fused: nn.Module, parts: Sequence[nn.Linear]) -> None:
 
 
 def _put_narrow(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """``put_weight`` of what may have been widened to float32; nothing that its own dtype has is lost on the way."""
-    own = cast(Tensor, getattr(module, name))
-    put_weight(module, name, tensor.detach().to(own.dtype))
+    """Do as ``put_weight`` for a tensor that may be widened to float32; converting it back to its own dtype is
+    exact.
+    """
+    former = cast(Tensor, getattr(module, name))
+    put_weight(module, name, tensor.detach().to(former.dtype))
 
 
 def _put_parameter(own: PreTrainedModel, name: str, tensor: Tensor) -> None:
@@ -249,7 +255,7 @@ def _put_parameter(own: PreTrainedModel, name: str, tensor: Tensor) -> None:
 
 
 def _put_tensor(own: PreTrainedModel, name: str, tensor: Tensor) -> None:
-    """Of a parameter, or of a buffer that is kept."""
+    """Set a parameter, or a persistent buffer."""
     holder, _, last = name.rpartition(".")
     module = own.get_submodule(holder)
     if last in module._buffers:

@@ -18,13 +18,13 @@ from ..placing.packed_linear import PackedLinear
 
 
 class ModelWeights:
-    """See ``engine.sleep.Sleepable``. The modules stay, so whatever refers to them goes on to; their tensors go.
+    """An ``engine.sleep.Sleepable``. The modules stay, so references to them remain valid; their tensors are released.
 
-    Buffers are no weights: they are small, and some are in no file.
+    Buffers are not included: they are small, and some are in no file.
 
     Args:
-        module: on its device, its linear layers packed where they are to be.
-        load: makes the same module again from its files, equally packed.
+        module: on its device, with linear layers packed if they should be.
+        load: creates the same module again from its files, equally packed.
     """
 
     def __init__(self, module: nn.Module, load: Callable[[], nn.Module]) -> None:
@@ -35,13 +35,13 @@ class ModelWeights:
 
     @property
     def num_bytes(self) -> int:
-        """What the weights take, on the device or wherever they are; those that are shared count once."""
+        """Bytes of the weights, wherever they are; shared ones are counted once."""
         sizes = {id(tensor): _local(tensor).numel() * tensor.itemsize for _, _, tensor in _weights(self._module)}
         return sum(sizes.values())
 
     def release(self, level: int) -> None:
         if level == 1:
-            # On the CPU that is where they are, and nothing moves.
+            # On the CPU nothing moves.
             nn.Module.to(self._module, "cpu")
         else:
             for holder, name, tensor in _weights(self._module):
@@ -50,7 +50,9 @@ class ModelWeights:
         return_free_memory()
 
     def restore(self) -> None:
-        """Raises ``ModelLoadError`` if the files are gone, or hold a model of another shape by now."""
+        """Move the weights back or load them. Raises ``ModelLoadError`` if the files are missing, or have other shapes
+        by now.
+        """
         if not self._is_discarded:
             nn.Module.to(self._module, self._device)
             return
@@ -59,7 +61,7 @@ class ModelWeights:
         self._is_discarded = False
 
     def replace(self, fresh: nn.Module) -> list[Tensor]:
-        """Put the tensors of ``fresh``, made as ``load`` makes it, in the place of those that are there; return these.
+        """Replace the tensors by those of ``fresh``, a result of ``load``; return the former ones.
 
         Raises:
             ModelLoadError: they have other names, shapes or types; nothing was changed.
@@ -68,7 +70,7 @@ class ModelWeights:
         return self.put([tensor for _, _, tensor in _weights(fresh)])
 
     def put(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Put in place what ``replace`` returned; return what was there."""
+        """Set ``tensors``, a result of ``replace``; return the former ones."""
         places = list(_weights(self._module))
         for (holder, name, _), tensor in zip(places, tensors, strict=True):
             holder[name] = tensor
@@ -87,9 +89,9 @@ def _check_alike(fresh: nn.Module, module: nn.Module) -> None:
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
-    """Every weight of ``model`` with the dictionary and the name that hold it, in the order of its modules."""
+    """Yield every weight of ``model`` with the dictionary and the name that hold it, in the order of its modules."""
     for module in model.modules():
-        # What oneDNN has laid out is no parameter to torch; other plain tensors are caches of the modules' own.
+        # oneDNN's packed tensors are no parameters to torch; other plain tensors are caches of the modules.
         holders = [module._parameters, vars(module)] if isinstance(module, PackedLinear) else [module._parameters]
         for holder in holders:
             for name, value in list(holder.items()):
@@ -98,13 +100,13 @@ def _weights(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """What lies here of a tensor that transformers has shared among ranks: a DTensor, whose import takes its time."""
+    """Return this rank's part of a tensor that transformers has shared: a DTensor, whose import would take time."""
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()
 
 
 def _without_content(tensor: Tensor) -> Tensor:
-    """A tensor of that shape and type that takes no memory."""
+    """Return a tensor of that shape and type that takes no memory."""
     empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     return nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
 
@@ -114,10 +116,10 @@ def _shapes(model: nn.Module) -> list[tuple[str, torch.Size, torch.dtype]]:
 
 
 class Exchange(Protocol):
-    """The weights of an engine, on whatever ranks they are."""
+    """The weights of an engine, on any number of ranks."""
 
     def exchange(self, folder: Path) -> None:
-        """Compute with those of ``folder``, and hold on to the former ones.
+        """Compute with the weights of ``folder``, and retain the former ones.
 
         Raises:
             ModelLoadError: they cannot be loaded, or have other shapes; nothing was changed.
@@ -125,20 +127,20 @@ class Exchange(Protocol):
         ...
 
     def put_back(self) -> None:
-        """Compute with the former ones again; does nothing where they are in place."""
+        """Compute with the former weights again; do nothing if they are in use."""
         ...
 
     def keep(self) -> None:
-        """Let go of the former ones."""
+        """Release the former weights."""
         ...
 
 
 class WeightsExchange:
-    """The ``Exchange`` of what this process holds.
+    """The ``Exchange`` of the weights of this process.
 
     Args:
-        weights: in their place.
-        load: makes the network of the files of a folder, packed as the one that computes.
+        weights: in use.
+        load: creates the network from the files of a folder, packed like the one in use.
     """
 
     def __init__(self, weights: ModelWeights, load: Callable[[Path], nn.Module]) -> None:

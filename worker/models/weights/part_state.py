@@ -29,17 +29,17 @@ from .give_back import give_back, put_modules
 from .live_state import checkpoint_state, share_vision_encoder, text_of
 
 _LAYERS = "model.layers."
-# What stages above the first have in the place of what the first has.
+# Stubs that later stages have instead of the first stage's modules.
 _OF_FIRST_STAGE = ("model.embed_tokens.", "lm_head.")
 # Fused along the dimension that is cut.
 _TWO_PARTS = "experts.gate_up_proj"
 
 
 class Piece(NamedTuple):
-    """What one rank has of a weight.
+    """The piece of a weight that a rank has.
 
-    ``num_parts`` says how many things lie behind each other in the weight, of each of which it is a piece: gate and up
-    projection of fused experts are two.
+    ``num_parts`` is the number of matrices that are concatenated in the weight, each of which is cut: 2 for the gate
+    and up projection of fused experts.
     """
 
     tensor: Tensor
@@ -53,34 +53,34 @@ def write_pieces(path: Path, pieces: Mapping[str, Piece]) -> None:
         OSError, safetensors.SafetensorError: it cannot be written.
     """
     tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
+    storages: set[int] = set()
     for name, piece in pieces.items():
         tensor = piece.tensor.detach().cpu().contiguous()
-        # The format has each byte once, and a head may be a part of the embeddings.
+        # The format stores each byte once, and a head may be a part of the embeddings.
         storage = tensor.untyped_storage().data_ptr()
-        tensors[name] = tensor.clone() if storage in seen else tensor
-        seen.add(storage)
+        tensors[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
     save_file(tensors, path, {name: str(piece.num_parts) for name, piece in pieces.items() if piece.num_parts > 1})
 
 
 def read_pieces(paths: Sequence[Path], layout: ParallelLayout, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """Put together what the ranks of ``layout`` have written to ``paths``, in their order.
+    """Join the pieces that the ranks of ``layout`` have written to ``paths``, in their order.
 
     Args:
-        shapes: of the whole weights. Those of which no rank has anything are left out.
+        shapes: of the whole weights. Weights of which no rank has a piece are left out.
 
     Returns:
-        What is whole in a file looks at it: the files may be unlinked, but not changed.
+        Weights that are whole in a file are views of it: the files may be unlinked, but not changed.
 
     Raises:
-        ModelLoadError: the pieces of a weight do not make one of its shape.
+        ModelLoadError: the pieces of a weight do not fit its shape.
     """
     with ExitStack() as stack:
         files: list[Any] = [stack.enter_context(safe_open(path, "pt")) for path in paths]
         names = [set(file.keys()) for file in files]
         whole: dict[str, Tensor] = {}
         for name, shape in shapes.items():
-            # Several stages may have the same norm; those of one stage have pieces of one weight.
+            # Several stages may have the same norm; ranks of one stage have pieces of one weight.
             stages = ([rank for rank in ranks if name in names[rank]] for ranks in layout.tensor_groups)
             if owners := next(filter(None, stages), None):
                 num_parts = int((files[owners[0]].metadata() or {}).get(name, "1"))
@@ -89,12 +89,12 @@ def read_pieces(paths: Sequence[Path], layout: ParallelLayout, shapes: Mapping[s
 
 
 def join(pieces: Sequence[Tensor], shape: torch.Size, name: str, num_parts: int = 1) -> Tensor:
-    """Return the weight of ``shape`` that ``pieces`` are of, in the order of their ranks.
+    """Return the weight of ``shape`` that consists of ``pieces``, in the order of their ranks.
 
-    Along one dimension they follow each other; ranks next to each other may have the same piece, and all the whole.
+    They are concatenated along one dimension. Adjacent ranks may have the same piece, and all ranks the whole weight.
 
     Raises:
-        ModelLoadError: they make none; names it.
+        ModelLoadError: they do not fit; the message names the weight.
     """
     first = pieces[0]
     if first.shape == shape:
@@ -107,24 +107,24 @@ def join(pieces: Sequence[Tensor], shape: torch.Size, name: str, num_parts: int 
         joined = torch.cat([part[number] for number in range(num_parts) for part in parts], dim)
         if joined.shape == shape:
             return joined
-    told = ", ".join(str(tuple(piece.shape)) for piece in pieces)
-    raise ModelLoadError(f"{name} is {tuple(shape)} in the model, and the ranks have {told} of it")
+    shapes = ", ".join(str(tuple(piece.shape)) for piece in pieces)
+    raise ModelLoadError(f"{name} is {tuple(shape)} in the model, and the ranks have {shapes} of it")
 
 
 def part_path(folder: str | Path, rank: int) -> Path:
-    """Where ``rank`` writes its part."""
+    """Return the file for the part of ``rank``."""
     return Path(folder) / f"rank-{rank}.safetensors"
 
 
 @torch.inference_mode()
 def write_part(model: LoadedModel, make_module: Callable[[], PreTrainedModel], path: Path) -> None:
-    """Write what this rank has of the weights to the file ``path``.
+    """Write this rank's pieces of the weights to the file ``path``.
 
     Args:
-        make_module: makes transformers' module of the whole model; it may be without content.
+        make_module: creates transformers' module of the whole model, with or without content.
 
     Raises:
-        ModelLoadError: the module is of another form than the model, or pieces are in a form that nobody knows.
+        ModelLoadError: the module has another form than the model, or pieces have an unknown form.
         OSError: the file cannot be written.
     """
     groups = model.groups
@@ -141,10 +141,10 @@ def write_part(model: LoadedModel, make_module: Callable[[], PreTrainedModel], p
 def joined_state(
     model: LoadedModel, make_module: Callable[[], PreTrainedModel], paths: Sequence[Path]
 ) -> dict[str, Tensor]:
-    """Return all weights of what ``write_part`` of each rank has written, as ``live_state`` has them of one rank.
+    """Return all weights that ``write_part`` of each rank has written, in the form of ``live_state``.
 
     Raises:
-        ModelLoadError: they are not all there, or do not fit together.
+        ModelLoadError: some are missing, or do not fit.
     """
     assert model.groups is not None, "there is one rank"
     module = make_module()
@@ -162,7 +162,7 @@ def joined_state(
 
 
 def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and kept buffers, unpacked; those that several modules share once for each of them."""
+    """Yield parameters and persistent buffers, unpacked; shared ones once per module."""
     for name, part in module.named_modules():
         prefix = f"{name}." if name else ""
         if isinstance(part, PackedLinear):
@@ -170,8 +170,8 @@ def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 (prefix + key, value) for key in ("weight", "bias") if (value := getattr(part, key)) is not None
             )
             continue
-        kept = part._buffers.keys() - part._non_persistent_buffers_set
-        for key, value in [*part._parameters.items(), *((key, part._buffers[key]) for key in sorted(kept))]:
+        persistent = part._buffers.keys() - part._non_persistent_buffers_set
+        for key, value in [*part._parameters.items(), *((key, part._buffers[key]) for key in sorted(persistent))]:
             if value is not None:
                 yield prefix + key, value
 
@@ -185,7 +185,7 @@ def _cut_pieces(model: LoadedModel, module: Any, groups: RankGroups) -> dict[str
         put_modules(model.network, module)
     pieces = {}
     for name, tensor in _named(module):
-        # As it is called where nothing stands around it that sums or gathers.
+        # The name without the wrapper that sums or concatenates.
         name = name.replace(".inner.", ".")
         if tensor.is_meta or (name.startswith(_OF_FIRST_STAGE) and not groups.is_first_stage):
             continue
@@ -197,14 +197,14 @@ def _cut_pieces(model: LoadedModel, module: Any, groups: RankGroups) -> dict[str
 
 
 def _planned_piece(name: str, tensor: Tensor) -> Piece:
-    """What this rank has of a weight that is shared by transformers' plan."""
+    """Return this rank's piece of a weight that is shared by transformers' plan."""
     placements = getattr(tensor, "placements", None)
     if placements is None:
         return Piece(tensor)
     local = cast(Any, tensor).to_local()
     placement = placements[0]
-    # torch's placement of pieces of things that are fused has no public name.
+    # torch's placement of pieces of fused matrices has no public name.
     num_parts = getattr(placement, "split_factor", 1)
     if len(placements) > 1 or not (placement.is_replicate() or hasattr(placement, "dim")):
-        raise ModelLoadError(f"{name} is shared as {placements}, and nobody here can put that together")
+        raise ModelLoadError(f"{name} is shared as {placements}, which cannot be joined")
     return Piece(local, num_parts)

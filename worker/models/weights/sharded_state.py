@@ -1,4 +1,4 @@
-"""Writes the weights in memory as safetensors files of a bounded size, into a folder that can be served in its turn."""
+"""Write the weights in memory as safetensors files of a bounded size, into a folder that can be served."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..formats.declared import COMPANION_FILES, QUANTIZATION_FIELDS
 from ..loaded import LoadedModel
 
 INDEX_FILE = "model.safetensors.index.json"
-# Weights of any kind, which are not copied. The rest is: configuration, tokenizer, chat template, code.
+# Suffixes of any weights, which are not copied. Other files are: configuration, tokenizer, chat template, code.
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".index.json")
 _DTYPE_FIELDS = ("dtype", "torch_dtype")
 
@@ -26,18 +26,18 @@ _DTYPE_FIELDS = ("dtype", "torch_dtype")
 def save_sharded_state(
     model: LoadedModel, read_state: Callable[[Path], dict[str, Tensor]], folder: Path, call: SaveShardedState
 ) -> ShardedStateSaved:
-    """Write weights, index, and what else of ``folder`` a model folder needs, into ``call.path``.
+    """Write weights, index, and the other files of ``folder`` that a model folder needs, into ``call.path``.
 
-    The index, without which the folder cannot be loaded, comes last.
+    The index is written last, because the folder cannot be loaded without it.
 
     Args:
-        read_state: returns all weights by the names of the checkpoint. It may write into the folder that it is given,
-            which is that of the call, and leaves nothing there.
+        read_state: returns all weights by the names of the checkpoint. It may write into its argument, the folder of
+            the call, and leaves nothing there.
 
     Raises:
-        EngineStateError: the path is no empty folder, or cannot be written to; or the weights in memory are rounded, so
-            that another engine would round them once more.
-        ModelLoadError: the model is of another form than its configuration by now.
+        EngineStateError: the path is no empty folder, or is not writable; or the weights in memory are rounded, so that
+            another engine would round them again.
+        ModelLoadError: the model has another form than its configuration by now.
     """
     if model.quantization is not None:
         raise EngineStateError(
@@ -55,13 +55,13 @@ def save_sharded_state(
         for name, tensors in zip(files, shards, strict=True):
             save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, target / name, {"format": "pt"})
         _write_index(target, dict(zip(files, shards, strict=True)))
-    except (OSError, SafetensorError) as error:  # a full disk is either, by who writes
+    except (OSError, SafetensorError) as error:  # a full disk raises either, depending on the writer
         raise EngineStateError(f"the weights cannot be written to {target}: {error}") from error
     return ShardedStateSaved(str(target), files, sum((target / name).stat().st_size for name in files))
 
 
 def _cut(state: dict[str, Tensor], max_size: int | None) -> list[dict[str, Tensor]]:
-    """Tensors in order, as many to a file as ``max_size`` bytes hold, one at least."""
+    """Split tensors in order into files of at most ``max_size`` bytes, at least one tensor each."""
     if not state:
         raise ModelLoadError("the model has no weights to save")
     shards: list[dict[str, Tensor]] = [{}]
@@ -81,10 +81,10 @@ def _copy_companions(sources: list[Path], target: Path, dtype: str) -> None:
         for path in sorted(source.iterdir()):
             if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES) and path.name not in COMPANION_FILES:
                 shutil.copyfile(path, target / path.name)
-    # The engine may have been told another type than the files had; "auto" is to find the one that is saved.
+    # The engine may use another dtype than the files had; "auto" must find the saved one.
     config = json.loads((target / CONFIG_FILE).read_text())
     config |= {field: dtype for field in _DTYPE_FIELDS if field in config}
-    # What is saved is whole, whatever it was made of.
+    # Saved weights are not quantized, whatever they were read from.
     for part in (config, config.get("text_config") or {}):
         for field in QUANTIZATION_FIELDS:
             part.pop(field, None)

@@ -1,11 +1,11 @@
-"""A folder's weights as its safetensors headers describe them: tensors, a version, and what another folder must share.
+"""The weights of a folder by its safetensors headers: tensors, a version, and the form that replacements must have.
 
 The version is a short name, the same on every host that has the same files. A checkpoint of gigabytes is not read for
 it: some bytes in the middle of each tensor count, in addition to all names, types and shapes. So it distinguishes
 checkpoints, which differ everywhere, and proves nothing. Whoever changes single rows should name the version.
 
 Weights of another folder can replace those of a running engine if everything else is the same: the network, the KV
-cache, the tokenizer of the worker process, and what clients know of the model.
+cache, the tokenizer of the worker process, and the model's properties that clients know.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ..formats.declared import QUANTIZATION_FIELDS, declared_quantization
 
 _SAMPLE_BYTES = 4096
 _DIGITS = 12
-# What else weights come in.
+# Suffixes of other weight files.
 _OTHER_SUFFIXES = (".bin", ".gguf", ".pt", ".pth")
 _GENERATION_FILE = "generation_config.json"
-# Who wrote the folder, and how the numbers are stored in it.
+# Fields about the author of the folder, and about how numbers are stored in it.
 _OF_THE_FILES = frozenset(
     {"_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", *QUANTIZATION_FIELDS}
 )
@@ -60,24 +60,24 @@ class _Index(msgspec.Struct):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that transformers would read, in order; none where there are none."""
+    """Return the safetensors files that transformers would read, in order; empty if there are none."""
     try:
         index = msgspec.json.decode((folder / INDEX_FILE).read_bytes(), type=_Index)
     except FileNotFoundError:
         return [folder / WHOLE_FILE] if (folder / WHOLE_FILE).is_file() else []
     except (OSError, msgspec.DecodeError) as error:
         raise ModelLoadError(f"{folder / INDEX_FILE} cannot be read: {error}") from error
-    # As transformers has it: a whole file goes before an index.
+    # As in transformers, a whole file takes precedence over an index.
     if (folder / WHOLE_FILE).is_file():
         return [folder / WHOLE_FILE]
     return [folder / name for name in sorted(set(index.weight_map.values()))]
 
 
 def tensors_of(folder: Path) -> Iterator[StoredTensor]:
-    """All tensors of the folder's safetensors files.
+    """Yield all tensors of the folder's safetensors files.
 
     Raises:
-        ModelLoadError: a file cannot be read, or is none.
+        ModelLoadError: a file cannot be read, or is no safetensors file.
     """
     for file in weight_files(folder):
         yield from _tensors_in(file)
@@ -92,29 +92,29 @@ def _tensors_in(file: Path) -> Iterator[StoredTensor]:
             header = msgspec.json.decode(opened.read(size), type=dict[str, msgspec.Raw])
         for name, raw in header.items():
             if name != "__metadata__":
-                said = msgspec.json.decode(raw, type=_Header)
-                start, end = said.data_offsets
-                yield StoredTensor(name, said.dtype, said.shape, file, 8 + size + start, 8 + size + end)
+                entry = msgspec.json.decode(raw, type=_Header)
+                start, end = entry.data_offsets
+                yield StoredTensor(name, entry.dtype, entry.shape, file, 8 + size + start, 8 + size + end)
     except (OSError, msgspec.DecodeError) as error:
         raise ModelLoadError(f"{file} cannot be read: {error}") from error
 
 
 def weights_version(folder: Path) -> str:
-    """Raises ``ModelLoadError`` if a file cannot be read."""
-    whole = hashlib.sha256()
+    """Return the version of the weights. Raises ``ModelLoadError`` if a file cannot be read."""
+    digest = hashlib.sha256()
     try:
         for tensor in sorted(tensors_of(folder), key=lambda tensor: tensor.name):
-            whole.update(f"{tensor.name} {tensor.dtype} {tensor.shape}\n".encode())
-            whole.update(_sample(tensor.file, tensor.start, tensor.end))
+            digest.update(f"{tensor.name} {tensor.dtype} {tensor.shape}\n".encode())
+            digest.update(_sample(tensor.file, tensor.start, tensor.end))
         for file in sorted(folder.iterdir()):
             if file.suffix in _OTHER_SUFFIXES:
                 size = file.stat().st_size
-                whole.update(f"{file.name} {size}\n".encode())
+                digest.update(f"{file.name} {size}\n".encode())
                 for part in range(8):
-                    whole.update(_sample(file, size * part // 8, size * (part + 1) // 8))
+                    digest.update(_sample(file, size * part // 8, size * (part + 1) // 8))
     except OSError as error:
         raise ModelLoadError(f"the weights in {folder} cannot be read: {error}") from error
-    return whole.hexdigest()[:_DIGITS]
+    return digest.hexdigest()[:_DIGITS]
 
 
 def _sample(file: Path, start: int, end: int) -> bytes:
@@ -127,13 +127,13 @@ def _sample(file: Path, start: int, end: int) -> bytes:
 
 
 class ModelDescription(msgspec.Struct, frozen=True):
-    """A model folder as it was when it was read.
+    """A model folder at the time it was read.
 
     Args:
-        config: fields of ``config.json`` that say what is computed.
-        tokenizer: a digest of what ``tokenizer.json`` says, however it is written; empty without that file.
-        end_tokens: what ``generation_config.json`` says ends a generation.
-        shapes: of tensors by name, as far as the files' headers tell them.
+        config: fields of ``config.json`` that determine the computation.
+        tokenizer: digest of the content of ``tokenizer.json``, independent of its formatting; "" without that file.
+        end_tokens: tokens that end a generation, by ``generation_config.json``.
+        shapes: of tensors by name, as far as headers show them.
     """
 
     config: dict[str, Any]
@@ -143,17 +143,19 @@ class ModelDescription(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, folder: Path) -> ModelDescription:
-        """Raises ``ModelLoadError`` if a file cannot be read."""
-        whole = declared_quantization(folder) is None
+        """Read the folder. Raises ``ModelLoadError`` if a file cannot be read."""
+        is_plain = declared_quantization(folder) is None
         return cls(
             _without_files(_json(folder / CONFIG_FILE) or {}),
             _digest(_json(folder / TOKENIZER_FILE)),
             (_json(folder / _GENERATION_FILE) or {}).get("eos_token_id"),
-            {tensor.name: tensor.shape for tensor in tensors_of(folder)} if whole else {},
+            {tensor.name: tensor.shape for tensor in tensors_of(folder)} if is_plain else {},
         )
 
     def check_fits(self, other: ModelDescription, folder: Path) -> None:
-        """Raises ``ModelLoadError`` unless ``other``, of ``folder``, is a model of the same form; says what differs."""
+        """Raise ``ModelLoadError`` unless ``other``, of ``folder``, is a model of the same form; the message names the
+        difference.
+        """
         for field in sorted(self.config.keys() | other.config.keys()):
             ours, theirs = self.config.get(field), other.config.get(field)
             if ours != theirs:
@@ -161,21 +163,22 @@ class ModelDescription(msgspec.Struct, frozen=True):
         if self.tokenizer and other.tokenizer and self.tokenizer != other.tokenizer:
             raise _misfit(folder, f"its {TOKENIZER_FILE} is another one")
         if self.end_tokens != other.end_tokens:
-            told = f"eos_token_id is {shown(other.end_tokens)} in its {_GENERATION_FILE}, and {shown(self.end_tokens)}"
-            raise _misfit(folder, f"{told} here")
+            fact = f"eos_token_id is {shown(other.end_tokens)} in its {_GENERATION_FILE}, and {shown(self.end_tokens)}"
+            raise _misfit(folder, f"{fact} here")
         for name, shape in other.shapes.items():
             if self.shapes.get(name, shape) != shape:
                 raise _misfit(folder, f"{name} is {list(shape)} there, and {list(self.shapes[name])} here")
 
 
-def _misfit(folder: Path, why: str) -> ModelLoadError:
+def _misfit(folder: Path, reason: str) -> ModelLoadError:
     return ModelLoadError(
-        f"the weights in {folder} are not of the model that is served: {why}; start an engine with that folder instead"
+        f"the weights in {folder} are not of the model that is served: {reason}; "
+        "start an engine with that folder instead"
     )
 
 
 def _without_files(config: dict[str, Any]) -> dict[str, Any]:
-    """``config`` without what says nothing of the computation, at any depth."""
+    """Return ``config`` without fields that do not affect the computation, at any depth."""
     return {
         key: _without_files(value) if isinstance(value, dict) else value
         for key, value in config.items()

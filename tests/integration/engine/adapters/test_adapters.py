@@ -25,20 +25,20 @@ from ..harness import VOCAB_SIZE, generate, request, run
 from .peft_folders import MIXED, R8, greedy, load_base, lora_request, merge, write_adapter
 
 NUM_TOKENS = 6
-ReferenceRun = dict[tuple[str, int], list[int]]
+Truth = dict[tuple[str, int], list[int]]
 
 
 @pytest.fixture(scope="module")
 def adapters(model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """``adapters("llama")``: requests' words for an adapter of each kind of ``MIXED``, and what each prompt of the
     fixture ``prompts`` becomes with each of them and, as "base", with none."""
-    made: dict[str, tuple[dict[str, LoRARequest], ReferenceRun]] = {}
+    made: dict[str, tuple[dict[str, LoRARequest], Truth]] = {}
 
-    def make(name: str, prompts: list[list[int]]) -> tuple[dict[str, LoRARequest], ReferenceRun]:
+    def make(name: str, prompts: list[list[int]]) -> tuple[dict[str, LoRARequest], Truth]:
         if name not in made:
             root, folder = tmp_path_factory.mktemp(f"adapters-{name}"), model_folder(name)
             said: dict[str, LoRARequest] = {}
-            truth: ReferenceRun = {}
+            truth: Truth = {}
             for number, (key, kind) in enumerate({"base": None, **MIXED}.items()):
                 module = load_base(folder)
                 if kind is not None:
@@ -68,7 +68,7 @@ def mixed(prompts: list[list[int]], said: dict[str, LoRARequest], **params: Any)
     ]
 
 
-def tokens_of(truth: ReferenceRun) -> dict[str, list[int]]:
+def tokens_of(truth: Truth) -> dict[str, list[int]]:
     return {f"{key} {index}": tokens for (key, index), tokens in truth.items()}
 
 

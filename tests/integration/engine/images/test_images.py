@@ -362,7 +362,7 @@ def test_models_that_need_more_than_features_say_what() -> None:
     config = transformers.CONFIG_MAPPING["gemma4"]()
     assert not is_vision_type(config)
     assert image_refusal_of(config).startswith("images of gemma4 are not served by this version: ")
-    assert "the tokens of an image see each other" in image_refusal_of(config)
+    assert "the tokens of an image attend to each other" in image_refusal_of(config)
     assert image_refusal_of(transformers.LlamaConfig()) == "this model reads no images"
 
 
@@ -371,7 +371,9 @@ def test_a_model_whose_whole_prompt_sees_itself_is_refused_by_name(tmp_path: Pat
     (tmp_path / "config.json").write_text(json.dumps(config))
     byte_tokenizer("<image>").save_pretrained(tmp_path)
     for load_format in ("auto", "dummy"):
-        with pytest.raises(ModelLoadError, match=r"PaliGemma.* is not served: all tokens of a prompt see each other"):
+        with pytest.raises(
+            ModelLoadError, match=r"PaliGemma.* is not served: all tokens of a prompt attend to each other"
+        ):
             build_engine(EngineConfig(model=str(tmp_path), load_format=load_format), tmp_path)
 
 

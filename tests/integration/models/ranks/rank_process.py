@@ -35,8 +35,8 @@ from penstock.worker.models.lean.reading.decoder import read_decoder
 from penstock.worker.models.lean.staged import StagedForward, lean_forward
 from penstock.worker.models.loaded import LoadedModel
 from penstock.worker.models.loading import loader
-from penstock.worker.models.loading.candidates import choose_forward, find_truth
-from penstock.worker.models.loading.fixed_shapes import keeps_bits
+from penstock.worker.models.loading.candidates import choose_forward, run_reference
+from penstock.worker.models.loading.fixed_shapes import is_invariant_in_any_size
 from penstock.worker.models.loading.loader import load_model, load_weights
 from penstock.worker.models.loading.reading import ReadModel, read_model
 from penstock.worker.models.modes.packed import PackedForward
@@ -123,7 +123,7 @@ def tried_bits(folder: str, layout: Layout, *, is_compiled: bool) -> dict[str, A
     try:
         model = load(folder, layout, deterministic=True)
         model.forward = Echoed(model)  # pyright: ignore[reportAttributeAccessIssue]
-        return {"alone": model.is_row_independent, "kept": keeps_bits(model)}
+        return {"alone": model.is_row_independent, "kept": is_invariant_in_any_size(model)}
     finally:
         native.unload()
 
@@ -214,14 +214,14 @@ def choose(variant: str, *, is_miscut: bool) -> dict[str, Any]:
     groups = groups_of(2, 1, False)
     module = make_model(variant, torch.float32)
     vocab_size = module.config.vocab_size
-    truth = find_truth(module, variant, vocab_size).to(module.device, groups.of_rank_zero)
+    truth = run_reference(module, variant, vocab_size).to(module.device, groups.of_rank_zero)
     settings = cut(module, groups)
     if is_miscut:
         output: Any = module.model.layers[1].self_attn.o_proj.inner
         output.weight.copy_(output.weight.flip(1))
     modes = ("lean", "packed")
     return {
-        "mode": choose_forward(module, variant, vocab_size, settings, truth=truth, modes=modes, is_whole=False).mode
+        "mode": choose_forward(module, variant, vocab_size, settings, reference=truth, modes=modes, is_whole=False).mode
     }
 
 

@@ -21,7 +21,7 @@ from penstock.kernels import native
 from penstock.worker.models.parallel.communicator import Communicator, MemoryCommunicator
 from penstock.worker.models.parallel.groups import RankGroups
 from penstock.worker.models.parallel.layout import ParallelLayout
-from penstock.worker.models.parallel.shared_memory import ROOM_BYTES, SharedMemory
+from penstock.worker.models.parallel.shared_memory import SLOT_BYTES, SharedMemory
 
 SILENCE_S = 0.5
 
@@ -33,7 +33,7 @@ def rows(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def add_up(groups: RankGroups, rank: int, world: int) -> None:
     """As gloo does: of every dtype, of no rows and of many, and of what lies apart."""
-    shapes = [(1,), (3, 5), (0, 8), (ROOM_BYTES // 4,), (ROOM_BYTES // 2 + 7,)]
+    shapes = [(1,), (3, 5), (0, 8), (SLOT_BYTES // 4,), (SLOT_BYTES // 2 + 7,)]
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64):
         for shape in shapes:
             ours = rows(rank, *shape, dtype=dtype)
@@ -46,7 +46,7 @@ def add_up(groups: RankGroups, rank: int, world: int) -> None:
     groups.all_reduce(apart[:, 1:3])
     assert torch.equal(apart[:, [0, 3]], rows(rank, 6, 4)[:, [0, 3]])
     assert torch.allclose(apart[:, 1:3], sum((rows(one, 6, 4)[:, 1:3] for one in range(world)), torch.zeros(6, 2)))
-    for width in (3, ROOM_BYTES // 4):
+    for width in (3, SLOT_BYTES // 4):
         whole = groups.gather(rows(rank, 2, width))
         assert whole.shape == (2, width * world)
         assert rank > 0 or torch.equal(whole, torch.cat([rows(one, 2, width) for one in range(world)], dim=-1))

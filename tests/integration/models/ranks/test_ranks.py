@@ -474,13 +474,13 @@ def test_what_ranks_cannot_share_of_models_that_read_images_is_refused_by_name(
     assert pair.do("only_load", folder=str(tmp_path), layout=layout) == [{"refusal": sentence}] * 2
 
 
-def test_a_speaker_of_another_kind_is_refused_by_name(pair: Pair, tmp_path: Path) -> None:
+def test_another_kind_of_text_decoder_is_refused_by_name(pair: Pair, tmp_path: Path) -> None:
     lfm2_vl: Any = transformers.AutoConfig.for_model("lfm2_vl")
     lfm2_vl.architectures = ["Lfm2VlForConditionalGeneration"]
     lfm2_vl.save_pretrained(tmp_path)
     sentence = (
-        "tensor_parallel_size is 2, but Lfm2VlForConditionalGeneration reads images, and ranks do not share what "
-        "speaks in it (lfm2): use tensor_parallel_size 1 and pipeline_parallel_size 1, and more engines"
+        "tensor_parallel_size is 2, but Lfm2VlForConditionalGeneration reads images, and ranks do not share its "
+        "text decoder (lfm2): use tensor_parallel_size 1 and pipeline_parallel_size 1, and more engines"
     )
     assert pair.do("only_load", folder=str(tmp_path), layout=TENSOR) == [{"refusal": sentence}] * 2
 

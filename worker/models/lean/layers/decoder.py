@@ -18,7 +18,7 @@ from .rotation import MakeAngles, angles_of
 
 
 class LayerEmbeddings(nn.Module):
-    """See ``LayerEmbeddingsPlan``.
+    """The module of a ``LayerEmbeddingsPlan``.
 
     Args:
         own: the whole model.
@@ -32,7 +32,9 @@ class LayerEmbeddings(nn.Module):
         self.norm: Any = make_norm(own.get_submodule(plan.norm.name), plan.norm, device)
 
     def forward(self, stream: Tensor, token_ids: Tensor) -> Tensor:
-        """Those of tokens ``[T]`` whose first embeddings are ``stream [T, hidden size]``: ``[T, layers, size]``."""
+        """Return embeddings ``[T, layers, size]`` of tokens ``[T]`` whose first embeddings are ``stream [T, hidden
+        size]``.
+        """
         plan = self.plan
         projected = (self.projection(stream) * plan.projection_scale).unflatten(-1, (-1, plan.size))
         normed = self.norm(projected.flatten(0, 1)).view_as(projected)
@@ -40,7 +42,7 @@ class LayerEmbeddings(nn.Module):
 
 
 class LeanDecoder(nn.Module):
-    """Computes what ``own`` does, as ``plan`` says, on the same weights."""
+    """Computes the same as ``own``, by ``plan``, on the same weights."""
 
     def __init__(self, own: PreTrainedModel, plan: DecoderPlan) -> None:
         super().__init__()
@@ -57,15 +59,15 @@ class LeanDecoder(nn.Module):
         of_layers = plan.layer_embeddings
         self.layer_embeddings = None if of_layers is None else LayerEmbeddings(own, of_layers, own.device)
         self.token_adapters = TokenAdapters()
-        # What ``run_layers`` asks.
+        # The function that ``run_layers`` calls.
         self.make_angles: MakeAngles = self.angles
 
     def get_input_embeddings(self) -> nn.Module:
-        """What makes a row ``[hidden size]`` of a token id."""
+        """Return the module that maps a token id to a row ``[hidden size]``."""
         return self.embed_tokens
 
     def angles(self, hidden: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Cosines and sines ``[T, R]`` of each of ``plan.angles``, as ``hidden`` is."""
+        """Return cosines and sines ``[T, R]`` for each of ``plan.angles``, in dtype and on device of ``hidden``."""
         return [
             angles_of(self.rotary_embs[maker], plan, hidden, positions)
             for maker, plan in zip(self._makers, self.plan.angles, strict=True)
@@ -78,8 +80,8 @@ class LeanDecoder(nn.Module):
 
         Args:
             hidden: ``[T, hidden size]``, the tokens' embeddings.
-            token_ids, positions: ``[T]``; the former count where layers have embeddings of their own.
-            logit_rows: ``[R]`` tokens whose logits are wanted: the last layer transforms no others.
+            token_ids, positions: ``[T]``; token ids are used only by per-layer embeddings.
+            logit_rows: ``[R]`` indices of tokens that need logits; the last layer transforms no others.
             attentions: one per layer.
         """
         return self.logits(self.transform(hidden, token_ids, positions, logit_rows, attentions))
@@ -87,14 +89,16 @@ class LeanDecoder(nn.Module):
     def transform(
         self, hidden: Tensor, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, attentions: Sequence[Attend]
     ) -> Tensor:
-        """``forward`` up to what ``logits`` are made of: ``[R, hidden size]``, normalised."""
+        """Compute ``forward`` up to the input of ``logits``: ``[R, hidden size]``, normalised."""
         hidden, residual = self.begin(hidden)
         embedded = None if self.layer_embeddings is None else self.layer_embeddings(hidden, token_ids)
-        made = self.run_layers(hidden, residual, positions, attentions, last_rows=logit_rows, embedded=embedded)
-        return self.normalise(*made)
+        last = self.run_layers(hidden, residual, positions, attentions, last_rows=logit_rows, embedded=embedded)
+        return self.normalise(*last)
 
     def begin(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What the first layer is given of embeddings ``[T, hidden size]``: these, and a stream with nothing in it."""
+        """Return the inputs of the first layer for embeddings ``[T, hidden size]``: these, and an empty residual
+        stream.
+        """
         if self.plan.stream_scale != 1.0:
             hidden = hidden * self.plan.stream_scale
         return hidden, torch.zeros_like(hidden)
@@ -109,31 +113,31 @@ class LeanDecoder(nn.Module):
         last_rows: Tensor | None,
         embedded: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """What the layers here make of ``hidden`` and ``residual``, ``[T, hidden size]`` each.
+        """Run these layers on ``hidden`` and ``residual``, ``[T, hidden size]`` each, and return both.
 
         Args:
-            last_rows: ``[R]``, all that the last of them transforms; None for every row.
-            embedded: ``[T, layers, size]``, what layers let in; None where they have no such part.
+            last_rows: ``[R]``, the only rows that the last layer transforms; None for all.
+            embedded: ``[T, layers, size]``, per-layer embeddings; None for none.
         """
         angles = self.make_angles(hidden, positions)
         last = self.layers[-1]
         for index, (layer, attend) in enumerate(zip(self.layers, attentions, strict=True)):
             assert isinstance(layer, AnyLayer)
-            found, kept = layer.attend(hidden, residual, angles, attend)
+            mixed, carried = layer.attend(hidden, residual, angles, attend)
             embedding = None if embedded is None else embedded[:, index]
             if layer is last and last_rows is not None:
-                found, kept = found[last_rows], tuple(rows[last_rows] for rows in kept)
+                mixed, carried = mixed[last_rows], tuple(rows[last_rows] for rows in carried)
                 embedding = None if embedding is None else embedding[last_rows]
                 self.token_adapters.keep(last_rows)
-            hidden, residual = layer.finish(*layer.transform(found, kept), embedding)
+            hidden, residual = layer.finish(*layer.transform(mixed, carried), embedding)
         return hidden, residual
 
     def normalise(self, hidden: Tensor, residual: Tensor) -> Tensor:
-        """What ``logits`` are made of, from what the last layer has made."""
+        """Return the input of ``logits``, from the outputs of the last layer."""
         return self.norm.add(hidden, residual)[0]
 
     def logits(self, normed: Tensor) -> Tensor:
-        """``[R, V]`` of what ``transform`` has made."""
+        """Compute logits ``[R, V]`` from the result of ``transform``."""
         logits = self.lm_head(normed)
         if self.plan.logit_scale != 1.0:
             logits = logits * self.plan.logit_scale

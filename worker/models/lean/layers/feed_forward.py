@@ -22,10 +22,10 @@ from .norms import AnyNorm, make_norm
 
 
 class GatedMlp(nn.Module):
-    """A dense feed-forward layer with gate and up projection in one, or without a gate.
+    """A dense feed-forward part with gate and up projection in one, or without a gate.
 
     Args:
-        inner: projections before the activation: gate and up, or one in which both are, or one without a gate.
+        inner: projections before the activation: gate and up, both in one, or one without a gate.
     """
 
     def __init__(self, inner: Sequence[nn.Linear], down: nn.Linear, activation: str, *, is_gated: bool = True) -> None:
@@ -41,14 +41,14 @@ class GatedMlp(nn.Module):
 
 
 def make_dense(own: nn.Module, plan: FeedForwardPlan) -> GatedMlp:
-    """The "gated" or "plain" part that ``plan`` says, on the weights of ``own``, the whole model."""
+    """Return the "gated" or "plain" part of ``plan``, on the weights of ``own``, the whole model."""
     inner: Any = [own.get_submodule(name) for name in plan.inner]
     down: Any = own.get_submodule(plan.down)
     return GatedMlp(inner, down, plan.activation, is_gated=plan.kind == "gated")
 
 
 class Router(nn.Module):
-    """Sends tokens to experts. It stays float32: rounded it would send some to others."""
+    """Chooses the experts of tokens. It stays in float32, because rounding would send some tokens to other experts."""
 
     def __init__(self, own: nn.Module, plan: RouterPlan) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Router(nn.Module):
         self.expert_scale = _in_float(tensor_of(own, plan.expert_scale)) if plan.expert_scale else None
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What experts count for ``hidden [T, E]``, and which they are, ``[T, J]`` each."""
+        """Return weights and ids of the experts for ``hidden [T, E]``, ``[T, J]`` each."""
         plan = self.plan
         hidden = self.norm(hidden)
         if self.input_scale is not None:
@@ -81,20 +81,20 @@ class Router(nn.Module):
 
 
 class RoutedMlp(nn.Module):
-    """See ``ExpertsPlan``. The layers of experts are views of the model's tensors, until they are packed.
+    """The module of an ``ExpertsPlan``. Its linear layers are views of the model's tensors until they are packed.
 
     Args:
         own: the whole model.
-        shared: the dense part beside the experts.
+        shared: the shared dense part; None for none.
     """
 
     def __init__(self, own: nn.Module, plan: ExpertsPlan, shared: GatedMlp | None) -> None:
         super().__init__()
         self.plan = plan
-        held: Any = own.get_submodule(plan.name)
+        experts: Any = own.get_submodule(plan.name)
         self.router = Router(own, plan.router)
-        self.gate_up = _linears_of(held, plan.inner, is_transposed=plan.is_transposed)
-        self.down = _linears_of(held, plan.down, is_transposed=plan.is_transposed)
+        self.gate_up = _linears_of(experts, plan.inner, is_transposed=plan.is_transposed)
+        self.down = _linears_of(experts, plan.down, is_transposed=plan.is_transposed)
         self.shared = shared
         self.shared_gate = own.get_submodule(plan.shared_gate) if plan.shared_gate else None
         self.input_norm, self.out_norm, self.shared_norm = (
@@ -103,23 +103,28 @@ class RoutedMlp(nn.Module):
         )
 
     def forward(self, hidden: Tensor, stream: Tensor) -> Tensor:
-        """Of rows ``[T, E]`` that the dense part is given, and the stream that they were made of."""
-        given, hidden = hidden, hidden if self.plan.input_norm is None else self.input_norm(stream)
-        weights, ids = self.router(given if self.plan.input_norm is None else stream)
-        made = hidden.new_zeros(hidden.shape, dtype=torch.float32)
+        """Compute rows ``[T, E]``.
+
+        Args:
+            hidden: input of the dense part.
+            stream: the residual stream that ``hidden`` was computed from.
+        """
+        dense_input, hidden = hidden, hidden if self.plan.input_norm is None else self.input_norm(stream)
+        weights, ids = self.router(dense_input if self.plan.input_norm is None else stream)
+        output = hidden.new_zeros(hidden.shape, dtype=torch.float32)
         for expert in ids.unique().tolist():
             rows, places = torch.where(ids == expert)
             inner = activate_experts(self.plan, self.gate_up[expert](hidden[rows]))
-            made[rows] += weights[rows, places, None].float() * self.down[expert](inner).float()
-        made = self.out_norm(made.to(hidden.dtype))
+            output[rows] += weights[rows, places, None].float() * self.down[expert](inner).float()
+        output = self.out_norm(output.to(hidden.dtype))
         if self.shared is None:
-            return made
-        beside = self.shared_norm(self.shared(given))
-        return made + (beside if self.shared_gate is None else self.shared_gate(given).sigmoid() * beside)
+            return output
+        shared = self.shared_norm(self.shared(dense_input))
+        return output + (shared if self.shared_gate is None else self.shared_gate(dense_input).sigmoid() * shared)
 
 
 def activate_experts(plan: ExpertsPlan, rows: Tensor) -> Tensor:
-    """What the products of an expert with its last weight are of."""
+    """Apply an expert's activation to the output of its first product; return the input of its last."""
     if plan.clamp is not None:
         alpha, limit = plan.clamp
         gate, up = rows[:, ::2].clamp(max=limit), rows[:, 1::2].clamp(-limit, limit)
@@ -132,7 +137,7 @@ def _norm_of(own: nn.Module, plan: NormPlan | None, device: torch.device) -> Any
 
 
 def tensor_of(own: nn.Module, name: str) -> Tensor:
-    """The parameter or buffer of that name."""
+    """Return the parameter or buffer of that name."""
     holder, _, last = name.rpartition(".")
     return getattr(own.get_submodule(holder), last)
 
@@ -141,8 +146,8 @@ def _in_float(tensor: Tensor) -> nn.Parameter:
     return nn.Parameter(tensor.detach().float().reshape(tensor.shape if tensor.ndim == 2 and len(tensor) > 1 else -1))
 
 
-def _linears_of(held: Any, name: str, *, is_transposed: bool) -> nn.ModuleList:
-    weights, biases = getattr(held, name).detach(), getattr(held, f"{name}_bias", None)
+def _linears_of(experts: Any, name: str, *, is_transposed: bool) -> nn.ModuleList:
+    weights, biases = getattr(experts, name).detach(), getattr(experts, f"{name}_bias", None)
     return nn.ModuleList(
         _linear(weight.T if is_transposed else weight, None if biases is None else biases.detach()[expert])
         for expert, weight in enumerate(weights)
@@ -150,18 +155,18 @@ def _linears_of(held: Any, name: str, *, is_transposed: bool) -> nn.ModuleList:
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    made.weight = nn.Parameter(weight, requires_grad=False)
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:
-        made.bias = nn.Parameter(bias, requires_grad=False)
-    return made
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    return linear
 
 
 class OwnMlp(nn.Module):
-    """The model's own feed-forward part: a mixture of experts, whose experts transformers holds fused.
+    """The model's own feed-forward part: a mixture of experts, which transformers stores fused.
 
     Args:
-        beside: a second module of the same input, whose result is added; None without.
+        beside: a second module with the same input, whose result is added; None for none.
     """
 
     def __init__(self, own: nn.Module, beside: nn.Module | None = None) -> None:
@@ -170,17 +175,17 @@ class OwnMlp(nn.Module):
         self.beside = beside
 
     def forward(self, hidden: Tensor) -> Tensor:
-        made = _first_of(self.own(hidden[None]))
-        return made if self.beside is None else made + _first_of(self.beside(hidden[None]))
+        output = _first_of(self.own(hidden[None]))
+        return output if self.beside is None else output + _first_of(self.beside(hidden[None]))
 
 
 def _first_of(results: Any) -> Tensor:
-    """Of ``[1, T, E]``, or of several results the first, ``[T, E]``."""
+    """Return ``[T, E]`` of ``[1, T, E]``, or of the first of several results."""
     return (results[0] if isinstance(results, tuple) else results)[0]
 
 
 class SparseMlp(nn.Module):
-    """A mixture of experts by our own kernels, on the weights of the model's."""
+    """A mixture of experts by our kernels, on the weights of the model's own."""
 
     def __init__(self, own: Any) -> None:
         super().__init__()
@@ -188,7 +193,7 @@ class SparseMlp(nn.Module):
         self.gate_up_proj = own.experts.gate_up_proj
         self.down_proj = own.experts.down_proj
         self.num_chosen = own.gate.top_k
-        # Mixtral always renormalises, and is the one that keeps what its experts count in float32.
+        # Mixtral always renormalises, and is the only one that keeps expert weights in float32.
         self.renormalizes = getattr(own.gate, "norm_topk_prob", True)
         self.weights_dtype = own.gate.weight.dtype if hasattr(own.gate, "norm_topk_prob") else torch.float32
 
@@ -199,7 +204,7 @@ class SparseMlp(nn.Module):
 
 
 class SharedExpertMlp(nn.Module):
-    """A mixture of experts beside one expert that all tokens go to, by a gate (Qwen2)."""
+    """A mixture of experts and a gated expert for all tokens (Qwen2)."""
 
     def __init__(self, own: Any) -> None:
         super().__init__()
@@ -213,7 +218,7 @@ class SharedExpertMlp(nn.Module):
 
 
 def make_feed_forward(own: nn.Module, plan: FeedForwardPlan) -> nn.Module:
-    """The feed-forward part that ``plan`` says, on the weights of ``own``, the whole model."""
+    """Return the feed-forward part of ``plan``, on the weights of ``own``, the whole model."""
     module = own.get_submodule(plan.name)
     if plan.kind in ("gated", "plain"):
         return make_dense(own, plan)

@@ -1,4 +1,4 @@
-"""Puts the weights of several linear layers of one input into one."""
+"""Fuse the weights of several linear layers with the same input into one layer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 
 def fuse_linear(parts: Sequence[nn.Linear]) -> nn.Linear:
-    """Return one layer whose output is that of ``parts``, side by side.
+    """Return one layer whose output is the concatenated output of ``parts``.
 
-    The parts stay what they were, as views of the new one: there is no second copy of a weight, and a model that
-    turns out not to be lean can still be computed by its own code.
+    The parts remain usable, as views of the new layer. So no weight is stored twice, and a model that turns out not to
+    be lean can still be computed by its own code.
     """
     if len(parts) == 1:
         return parts[0]

@@ -19,16 +19,16 @@ from .rotation import rotate
 
 Angles = tuple[Tensor, Tensor]
 
-# Of a layer that attends: attend(query_key [T, H + KVH, D], value [T, KVH, D], angles, is_interleaved) -> [T, H, D]; it
-# rotates, unless there are no angles, then attends. Of one that mixes tokens in another way, see ``mixing.py``.
+# In a layer with attention: attend(query_key [T, H + KVH, D], value [T, KVH, D], angles, is_interleaved) -> [T, H, D].
+# It rotates, unless there are no angles, then attends. For layers with a mixer see ``mixing.py``.
 Attend = Callable[..., Tensor]
 
 
 class HeadNorm(nn.Module):
-    """Normalises each head on its own, by a weight for all of a kind or one for each.
+    """A norm of each head separately, with one weight for all heads of a kind or one per head.
 
     Args:
-        kinds: a norm of each kind of heads, all of one form, and how many heads there are.
+        kinds: a norm per kind of heads, all of the same form, and the number of these heads.
     """
 
     def __init__(self, *kinds: tuple[AnyNorm, int]) -> None:
@@ -40,7 +40,7 @@ class HeadNorm(nn.Module):
         self.is_centred = isinstance(first, CentredNorm)
 
     def forward(self, heads: Tensor) -> Tensor:
-        """``[T, heads, D]`` to the same."""
+        """Normalise heads ``[T, heads, D]``."""
         if self.is_centred:
             wide = heads.float()
             wide = wide - wide.mean(-1, keepdim=True)
@@ -49,7 +49,7 @@ class HeadNorm(nn.Module):
 
 
 class RowNorm(nn.Module):
-    """Normalises all queries of a token at once, and all its keys (OLMo 2)."""
+    """A norm over all queries of a token, and one over all its keys (OLMo 2)."""
 
     def __init__(self, query: AnyNorm, key: AnyNorm, num_heads: int) -> None:
         super().__init__()
@@ -57,16 +57,16 @@ class RowNorm(nn.Module):
         self._num_heads = num_heads
 
     def forward(self, heads: Tensor) -> Tensor:
-        """``[T, H + KVH, D]`` to the same."""
+        """Normalise heads ``[T, H + KVH, D]``."""
         split = heads.flatten(1).tensor_split([self._num_heads * heads.shape[2]], dim=1)
-        made = [norm(rows) for norm, rows in zip((self.query, self.key), split, strict=True)]
-        return torch.cat(made, dim=1).view(heads.shape)
+        normed = [norm(rows) for norm, rows in zip((self.query, self.key), split, strict=True)]
+        return torch.cat(normed, dim=1).view(heads.shape)
 
 
 class AnyLayer(nn.Module):
-    """What layers have in common: norms, the feed-forward part, and how both parts are added.
+    """Base of all layers: norms, the feed-forward part, and the sums of both parts.
 
-    Whoever derives from it has ``attend``, and ``o_proj``, the projection of what that finds.
+    Subclasses have ``attend``, and ``o_proj``, the projection of its output.
 
     Args:
         own: the model of transformers, whose weights the layer takes over.
@@ -94,26 +94,29 @@ class AnyLayer(nn.Module):
     def attend(
         self, hidden: Tensor, residual: Tensor, angles: Sequence[Angles], attend: Attend
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Add ``hidden``, what the layer before has made, and attend, or mix tokens in another way.
+        """Add ``hidden``, the output of the previous layer, to the stream; then attend, or mix tokens by a recurrence.
 
         Args:
-            angles: by each of the model's ways.
+            angles: one pair per ``DecoderPlan.angles``.
 
         Returns:
-            What is found, ``[T, inputs of o_proj]``, and what else ``transform`` needs of each token.
+            The output, ``[T, inputs of o_proj]``, and the tensors of each token that ``transform`` needs besides.
         """
         raise NotImplementedError
 
-    def transform(self, found: Tensor, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """From what ``attend`` found to what its last part adds to the stream in the end, and the stream."""
-        added = self.attention_norm(self.o_proj(found))
+    def transform(self, mixed: Tensor, carried: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Compute the rest of the layer from the results of ``attend``.
+
+        Returns the addition to the stream that remains, and the stream.
+        """
+        added = self.attention_norm(self.o_proj(mixed))
         if self.mlp is None:
-            return self._scaled(added), kept[0]
+            return self._scaled(added), carried[0]
         if self.plan.is_parallel:
-            residual, normed = kept
-            given = normed if self.plan.mlp_norm is None else self.mlp_norm(residual)
-            return self._scaled(added + self.mlp_out_norm(self._feed(given, residual))), residual
-        normed, residual = self.mlp_norm.add(self._scaled(added), kept[0])
+            residual, normed = carried
+            mlp_input = normed if self.plan.mlp_norm is None else self.mlp_norm(residual)
+            return self._scaled(added + self.mlp_out_norm(self._feed(mlp_input, residual))), residual
+        normed, residual = self.mlp_norm.add(self._scaled(added), carried[0])
         return self._scaled(self.mlp_out_norm(self._feed(normed, residual))), residual
 
     def _feed(self, normed: Tensor, stream: Tensor) -> Tensor:
@@ -121,7 +124,7 @@ class AnyLayer(nn.Module):
         return self.mlp(normed, stream) if isinstance(self.mlp, RoutedMlp) else self.mlp(normed)
 
     def finish(self, added: Tensor, residual: Tensor, embedding: Tensor | None) -> tuple[Tensor, Tensor]:
-        """From what ``transform`` made to the same of the layer whole.
+        """Apply the parts after ``transform``; return the addition to the stream that remains, and the stream.
 
         Args:
             embedding: of this layer, ``[T, size]``; None unless it has a part for it.
@@ -133,7 +136,7 @@ class AnyLayer(nn.Module):
             return added, residual
         return torch.zeros_like(added), (residual + added) * self.out_scale.to(added.dtype)
 
-    def _kept(self, residual: Tensor, normed: Tensor) -> tuple[Tensor, ...]:
+    def _carried(self, residual: Tensor, normed: Tensor) -> tuple[Tensor, ...]:
         return (residual, normed) if self.plan.is_parallel else (residual,)
 
     def _scaled(self, added: Tensor) -> Tensor:
@@ -142,7 +145,7 @@ class AnyLayer(nn.Module):
 
 
 class EmbeddingPart(nn.Module):
-    """See ``EmbeddingPartPlan``."""
+    """The module of an ``EmbeddingPartPlan``."""
 
     def __init__(self, own: nn.Module, plan: EmbeddingPartPlan, device: torch.device) -> None:
         super().__init__()
@@ -152,12 +155,12 @@ class EmbeddingPart(nn.Module):
         self.norm = _norm_of(own, plan.norm, device)
 
     def forward(self, stream: Tensor, embedding: Tensor) -> Tensor:
-        """What is added to ``stream``, ``[T, hidden size]``."""
+        """Return the addition to ``stream``, ``[T, hidden size]``."""
         return self.norm(self.output(activate(self.gate(stream), self.plan.activation) * embedding))
 
 
 class FeedingLayer(AnyLayer):
-    """A layer that has a feed-forward part alone. Tokens do not meet in it, so its ``attend`` is not used."""
+    """A layer with only a feed-forward part. It mixes no tokens, so the argument ``attend`` is not used."""
 
     def __init__(self, own: nn.Module, plan: LayerPlan) -> None:
         assert plan.mlp is not None
@@ -169,12 +172,12 @@ class FeedingLayer(AnyLayer):
         normed, residual = self.mlp_norm.add(hidden, residual)
         return normed, (residual,)
 
-    def transform(self, found: Tensor, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        return self._scaled(self.mlp_out_norm(self._feed(found, kept[0]))), kept[0]
+    def transform(self, mixed: Tensor, carried: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        return self._scaled(self.mlp_out_norm(self._feed(mixed, carried[0]))), carried[0]
 
 
 class LeanLayer(AnyLayer):
-    """A layer that attends."""
+    """A layer with attention."""
 
     def __init__(self, own: nn.Module, plan: LayerPlan) -> None:
         attention = plan.attention
@@ -189,7 +192,7 @@ class LeanLayer(AnyLayer):
         self.qkv_proj = fuse_linear(qkv)
         self.o_proj = own.get_submodule(attention.output)
         self.head_norm = _head_norm_of(own, attention, device)
-        # Heads of keys and values that the projection makes, and whose values are stored.
+        # Number of key and value heads that the projection computes and the cache stores.
         self.num_own = 0 if attention.source is not None else self.num_kv_heads
         of_values = _norm_of(own, attention.value_norm, device)
         self.value_norm = nn.Identity() if attention.value_norm is None else HeadNorm((of_values, self.num_own))
@@ -212,13 +215,14 @@ class LeanLayer(AnyLayer):
             query_key, own_angles = self.head_norm(rotate(query_key, *own_angles, rotation)), None
         else:
             query_key = self.head_norm(query_key)
-        found = attend(query_key, value, own_angles, is_interleaved).flatten(1)
-        return (found if gate is None else found * gate.sigmoid()), self._kept(residual, normed)
+        output = attend(query_key, value, own_angles, is_interleaved).flatten(1)
+        return (output if gate is None else output * gate.sigmoid()), self._carried(residual, normed)
 
     def _heads(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Queries and keys ``[T, H + KVH, D]``, values ``[T, KVH, D]``, and a gate ``[T, H * D]`` if there is one.
+        """Return queries and keys ``[T, H + KVH, D]``, values ``[T, KVH, D]``, and the gate ``[T, H * D]`` if there is
+        one.
 
-        Of a layer that attends to another's keys and values queries alone.
+        A layer that attends to another's keys and values has only queries.
         """
         gate, kind, dim = None, self.attention.gate, self.head_dim
         if kind == AttentionGate.WITH_QUERY:
@@ -256,7 +260,7 @@ def _head_norm_of(own: nn.Module, plan: AttentionPlan, device: torch.device) -> 
 
 
 def _per_head(norm: AnyNorm, num_heads: int) -> Tensor:
-    """Its weight for each of ``num_heads`` heads, ``[num_heads, D]``."""
+    """Return the norm's weight for each of ``num_heads`` heads, ``[num_heads, D]``."""
     assert isinstance(norm, Norm | CentredNorm)
     weight = norm.weight.detach()
     return weight.expand(num_heads, weight.shape[-1])

@@ -22,7 +22,9 @@ from .layer import Angles, AnyLayer, Attend
 
 
 class MixingLayer(AnyLayer):
-    """A layer with a convolution, and perhaps a recurrence. Its ``attend`` is given ``mix(rows [T, P]) -> [T, …]``."""
+    """A layer with a convolution, and perhaps a recurrence. Its argument ``attend`` is ``mix(rows [T, P]) -> [T,
+    …]``.
+    """
 
     def __init__(self, own: nn.Module, plan: LayerPlan) -> None:
         mixer = plan.attention
@@ -42,24 +44,26 @@ class MixingLayer(AnyLayer):
 
     @property
     def weights(self) -> MixerWeights:
-        """As kernels take them."""
+        """The weights in the form of the kernels."""
         return make_weights(self.mixer, {name: getattr(self, name) for name in _TENSORS})
 
     def attend(
         self, hidden: Tensor, residual: Tensor, angles: Sequence[Angles], attend: Attend
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         normed, residual = self.input_norm.add(hidden, residual)
-        return attend(self.rows_proj(normed)), self._kept(residual, normed)
+        return attend(self.rows_proj(normed)), self._carried(residual, normed)
 
 
 _TENSORS = ("taps", "taps_bias", "decay", "step_bias", "skip", "norm", "order")
 
 
 def tensors_of(own: nn.Module, plan: MixerPlan) -> dict[str, Tensor | None]:
-    """What kernels take of the model's own weights, by name: in float32, which holds each of them exactly; and in which
-    order they take columns of a row."""
+    """Return the kernels' tensors by name, from the model's own weights.
+
+    Weights are in float32, which represents each of them exactly. ``order`` is the order of the columns of a row.
+    """
     convolution: Any = own.get_submodule(plan.convolution)
-    named: dict[str, Tensor | None] = {
+    tensors: dict[str, Tensor | None] = {
         "taps": convolution.weight.detach()[:, 0].T.float().contiguous(),
         "taps_bias": None if convolution.bias is None else convolution.bias.detach().float(),
         "norm": own.get_parameter(f"{plan.norm}.weight").detach().float() if plan.norm else None,
@@ -67,12 +71,12 @@ def tensors_of(own: nn.Module, plan: MixerPlan) -> dict[str, Tensor | None]:
     }
     for name in ("decay", "step_bias", "skip"):
         path = getattr(plan, name)
-        named[name] = own.get_parameter(path).detach().float() if path else None
-    return named
+        tensors[name] = own.get_parameter(path).detach().float() if path else None
+    return tensors
 
 
 def _order_of(plan: MixerPlan) -> Tensor:
-    """Columns of rows that are made group by group, so that each part lies together; ``[P]``."""
+    """Return the columns of rows computed group by group, in the order that makes each part contiguous; ``[P]``."""
     of_group = plan.num_heads // plan.num_groups
     sizes = [plan.key_dim, plan.key_dim, of_group * plan.head_dim, of_group * plan.head_dim]
     first = torch.arange(plan.num_groups * sum(sizes))
@@ -82,7 +86,7 @@ def _order_of(plan: MixerPlan) -> Tensor:
 
 
 def make_weights(plan: MixerPlan, tensors: dict[str, Any]) -> MixerWeights:
-    """``plan`` with the tensors of ``tensors_of``."""
+    """Return the kernels' weights for ``plan`` with the tensors of ``tensors_of``."""
     return MixerWeights(
         kind=plan.kind,
         values_at=plan.values_at,
@@ -102,12 +106,17 @@ def make_weights(plan: MixerPlan, tensors: dict[str, Any]) -> MixerWeights:
 
 
 def mix_nothing(rows: Tensor, *, num_outputs: int) -> Tensor:
-    """In place of ``mix``, to see what else a forward takes."""
+    """Return zeros in the shape of ``mix``, to measure the rest of a forward."""
     return rows.new_zeros(len(rows), num_outputs)
 
 
 class LayerStates:
-    """Those of all layers that keep some; ``layers`` are their weights, ``dtype`` is the model's."""
+    """The states of all layers that keep some.
+
+    Args:
+        layers: their weights.
+        dtype: of the model.
+    """
 
     def __init__(self, layers: Sequence[MixerWeights], dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -118,19 +127,19 @@ class LayerStates:
 
     @property
     def bytes_per_request(self) -> int:
-        """Of a slot, in all layers."""
-        one = (MixerState.allocate(layer, 2, self._dtype, torch.device("meta")) for layer in self._layers)
-        return sum(state.recent.nbytes + state.states.nbytes for state in one)
+        """Bytes of a slot, over all layers."""
+        states = (MixerState.allocate(layer, 2, self._dtype, torch.device("meta")) for layer in self._layers)
+        return sum(state.recent.nbytes + state.states.nbytes for state in states)
 
     def allocate(self, num_slots: int, device: torch.device) -> None:
-        """Make room for ``num_slots`` requests; what was held is gone."""
-        self.states = []  # first let go of what was
+        """Allocate states for ``num_slots`` requests, and drop earlier ones."""
+        self.states = []  # release the earlier ones first
         self.states = [MixerState.allocate(layer, 2 * num_slots, self._dtype, device) for layer in self._layers]
         self._current = np.zeros(num_slots, np.int64)
         self._written = np.zeros(0, np.int64)
 
     def begin(self, step: ModelInput) -> MixingBatch:
-        """Where the requests of ``step`` have their states, and where the next ones go."""
+        """Return where the requests of ``step`` have their states, and where the next ones are written."""
         slots = np.asarray(step.state_slots, np.int64)
         is_fresh = np.equal(step.batch.query_lens, step.batch.seq_lens)
         current = self._current[slots]
@@ -142,10 +151,10 @@ class LayerStates:
         )
 
     def commit(self) -> None:
-        """What the last step has written is its requests' state from now on."""
+        """Make the states that the last step wrote the current ones of its requests."""
         self._current[self._written] ^= 1
         self._written = np.zeros(0, np.int64)
 
     def tensors(self) -> list[Tensor]:
-        """All that is held, ``[2 * slots, …]`` each."""
+        """Return all tensors, ``[2 * slots, …]`` each."""
         return [tensor for state in self.states for tensor in (state.recent, state.states)]

@@ -1,4 +1,4 @@
-"""Normalisations of rows, made of a model's own by its plan."""
+"""Norms over rows, built from a model's own by its plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...plan import NormPlan
 
 
 class Norm(nn.Module):
-    """By the root mean square. The weight is in float32 where the result is to be rounded once."""
+    """RMSNorm. The weight is in float32 if the result is rounded once."""
 
     bias = None
 
@@ -26,12 +26,12 @@ class Norm(nn.Module):
         return rms_norm(rows, self.weight, self.eps)
 
     def add(self, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """The normalised sum of both, and the sum."""
+        """Return the normalised sum of both, and the sum."""
         return add_rms_norm(hidden, residual, self.weight, self.eps)
 
 
 class CentredNorm(nn.Module):
-    """By mean and deviation (LayerNorm), in float32."""
+    """LayerNorm, in float32."""
 
     def __init__(self, own: Any, plan: NormPlan, device: torch.device) -> None:
         super().__init__()
@@ -43,8 +43,8 @@ class CentredNorm(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         if self.weight.ndim == 1:
             return F.layer_norm(rows.float(), self.weight.shape, self.weight, self.bias, self.eps).to(rows.dtype)
-        made = F.layer_norm(rows.float(), rows.shape[-1:], None, None, self.eps) * self.weight
-        return (made if self.bias is None else made + self.bias).to(rows.dtype)
+        normed = F.layer_norm(rows.float(), rows.shape[-1:], None, None, self.eps) * self.weight
+        return (normed if self.bias is None else normed + self.bias).to(rows.dtype)
 
     def add(self, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """See ``Norm.add``."""
@@ -53,7 +53,7 @@ class CentredNorm(nn.Module):
 
 
 class NoNorm(nn.Module):
-    """In the place of a normalisation that a model does without."""
+    """The identity, for a norm that a model does not have."""
 
     def forward(self, rows: Tensor) -> Tensor:
         return rows
@@ -68,14 +68,14 @@ AnyNorm = Norm | CentredNorm | NoNorm
 
 
 def make_norm(own: nn.Module | None, plan: NormPlan | None, device: torch.device) -> AnyNorm:
-    """What ``plan`` says, with the weight of ``own``."""
+    """Return the module of ``plan``, with the weight of ``own``."""
     if own is None or plan is None:
         return NoNorm()
     return CentredNorm(own, plan, device) if plan.is_centred else Norm(own, plan, device)
 
 
 def _weight_of(own: Any, plan: NormPlan, device: torch.device) -> nn.Parameter:
-    """``own.weight`` itself where it is used as it is."""
+    """Return the weight that the norm uses: ``own.weight`` itself unless it must be widened."""
     weight = getattr(own, "weight", None)
     if weight is None:
         return nn.Parameter(torch.ones(plan.size, device=device), requires_grad=False)

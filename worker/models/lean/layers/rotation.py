@@ -1,4 +1,4 @@
-"""The rotary embedding: angles as the model makes them, and heads rotated by them."""
+"""The rotary embedding: angles computed by the model's own code, and the rotation of heads."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from .....kernels.rotary import apply_rotary
 from ...plan import AnglesPlan, RotationPlan
 
-# make(hidden, positions [T]): cosines and sines [T, R], by each of a model's ways, of the dtype and device of hidden.
+# make(hidden, positions [T]): cosines and sines [T, R] for each kind of angles, in dtype and on device of hidden.
 MakeAngles = Callable[[Tensor, Tensor], list[tuple[Tensor, Tensor]]]
 
 
 class AngleTable:
-    """A ``MakeAngles`` whose angles of a position are the same bits in every step: all are made once.
+    """A ``MakeAngles`` whose angles of a position have the same bits in every step, because all are computed once.
 
-    Torch computes cosines of many numbers at once by one function, and of those that are left by another.
+    Torch computes cosines of many numbers by a vectorised function, and of the remaining ones by another.
     """
 
     def __init__(self, make: MakeAngles, num_positions: int) -> None:
@@ -32,17 +32,17 @@ class AngleTable:
 
 
 def angles_of(module: nn.Module, plan: AnglesPlan, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines ``[T, R]`` of ``positions`` by the model's own code, their two halves alike.
+    """Return cosines and sines ``[T, R]`` of ``positions`` by the model's own code, with two equal halves.
 
     Args:
-        hidden: a tensor of the dtype and on the device that they are to have.
+        hidden: a tensor with the dtype and device of the result.
     """
     cos, sin = module(hidden, positions[None], *plan.arguments, **dict(plan.options))
     return as_halves(cos, plan), as_halves(sin, plan)
 
 
 def as_halves(angles: Tensor, plan: AnglesPlan) -> Tensor:
-    """What the model made, ``[1, T, C]`` or ``[T, C]``, as ``[T, R]`` with halves alike."""
+    """Convert the model's angles, ``[1, T, C]`` or ``[T, C]``, to ``[T, R]`` with two equal halves."""
     angles = angles[0] if angles.dim() == 3 else angles
     if plan.stride == 1 and plan.repeats:
         return angles
@@ -50,5 +50,5 @@ def as_halves(angles: Tensor, plan: AnglesPlan) -> Tensor:
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor, plan: RotationPlan) -> Tensor:
-    """Heads ``[T, H, D]`` rotated by their tokens' angles ``[T, R]``."""
+    """Rotate heads ``[T, H, D]`` by their tokens' angles ``[T, R]``."""
     return apply_rotary(heads, cos, sin, is_interleaved=plan.is_interleaved)

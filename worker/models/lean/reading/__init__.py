@@ -1,1 +1,1 @@
-"""Reads from a model's own forward how its layers are made: which switches of the lean path stand where."""
+"""Read the structure of a model's layers from its own forward, as a plan of the lean path."""

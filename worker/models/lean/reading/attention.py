@@ -23,7 +23,7 @@ _QUERY, _KEY = 0, 1
 
 @dataclass
 class AnglesSource:
-    """A way in which the model makes angles, and those of the traced tokens, ``[T, R]`` each."""
+    """A way in which the model computes angles, and those of the traced tokens, ``[T, R]`` each."""
 
     plan: AnglesPlan
     cos: Tensor
@@ -33,30 +33,32 @@ class AnglesSource:
 def read_attention(
     trace: Trace, call: ModuleCall, sources: list[AnglesSource], output: ModuleCall | None = None
 ) -> AttentionPlan:
-    """The plan of the attention module that ``call`` is.
+    """Return the plan of the attention module ``call``.
 
     Args:
-        output: the projection behind it, of a module that does not have its own.
+        output: the projection after it, if the module does not contain it.
 
     Raises:
-        ModelLoadError: it does something that no field of a plan says.
+        ModelLoadError: it does something that no field of a plan describes.
     """
-    (attention,) = [found for found in trace.attentions if found.name == call.name]
-    inner = trace.inside(call.name)
-    assert call.given is not None
-    made_by = _projected(trace, _linears_of(inner, call.given), attention)
-    output = output or _output_of(inner, attention, call, made_by.opens)
-    value_norm, of_value = _value_norm_of(inner, attention, made_by)
-    norms = _HeadNorms.of([one for one in inner if one is not of_value], attention, has_keys=made_by.key is not None)
-    made = _find_rotation(attention, made_by.query, made_by.key, norms, sources)
-    if made is None:
+    (attention,) = [each for each in trace.attentions if each.name == call.name]
+    inner = trace.calls_inside(call.name)
+    assert call.input is not None
+    projected = _projected(trace, _linears_of(inner, call.input), attention)
+    output = output or _output_of(inner, attention, call, projected.opens)
+    value_norm, value_call = _value_norm_of(inner, attention, projected)
+    norms = _HeadNorms.of(
+        [norm_call for norm_call in inner if norm_call is not value_call], attention, has_keys=projected.key is not None
+    )
+    match = _find_rotation(attention, projected.query, projected.key, norms, sources)
+    if match is None:
         raise ModelLoadError(f"{type(call.module).__name__} does more to queries and keys than normalise and rotate")
-    rotation, follows = made
+    rotation, follows = match
     sinks = attention.options.get("s_aux")
     scale = attention.options.get("scaling")
     dims = attention.query.shape[2]
     return AttentionPlan(
-        qkv=made_by.names,
+        qkv=projected.names,
         output=output.name,
         num_heads=attention.query.shape[1],
         num_kv_heads=attention.key.shape[1],
@@ -69,26 +71,27 @@ def read_attention(
         rotation=rotation,
         softcap=attention.options.get("softcap"),
         sinks=None if sinks is None else _name_of_parameter(call, sinks),
-        gate=made_by.gate,
+        gate=projected.gate,
         value_norm=value_norm,
-        values_are_keys=made_by.values_are_keys,
-        source=made_by.source,
+        values_are_keys=projected.values_are_keys,
+        source=projected.source,
     )
 
 
-def _linears_of(calls: list[ModuleCall], given: Tensor) -> list[ModuleCall]:
-    return [call for call in calls if isinstance(call.module, nn.Linear) and same(call.given, given)]
+def _linears_of(calls: list[ModuleCall], inputs: Tensor) -> list[ModuleCall]:
+    return [call for call in calls if isinstance(call.module, nn.Linear) and same(call.input, inputs)]
 
 
 @dataclass
 class _Projected:
-    """What projections make.
+    """The outputs of the projections.
 
     Args:
-        names: of them.
-        query, key, value: as made, ``[T, heads, D]``; the latter two None where another layer's are attended to, which
-            is ``source``.
-        gate, opens: see ``AttentionPlan``, and what opens for the result, ``[T, H * D]``.
+        names: of the projections.
+        query, key, value: as projected, ``[T, heads, D]``. Key and value are None if those of layer ``source`` are
+            used.
+        gate: see ``AttentionPlan``.
+        opens: logits of the gate on the attention output, ``[T, H * D]``.
     """
 
     names: tuple[str, ...]
@@ -107,7 +110,7 @@ def _projected(trace: Trace, projections: list[ModuleCall], attention: Attention
     if attention.value.shape != attention.key.shape:
         raise ModelLoadError("its keys and values are of different sizes")
     names = tuple(call.name for call in projections)
-    outputs = [rows_of(call.made) for call in projections if call.made is not None]
+    outputs = [rows_of(call.output) for call in projections if call.output is not None]
     sizes = [num_heads * dims, num_kv_heads * dims, num_kv_heads * dims]
     gate, opens = AttentionGate.NONE, None
     if len(outputs) == 4 and outputs[3].shape[1] in (num_heads, num_heads * dims):
@@ -130,10 +133,10 @@ def _projected(trace: Trace, projections: list[ModuleCall], attention: Attention
 
 
 def _source_of(trace: Trace, attention: AttentionTrace) -> int | None:
-    """The number of the layer before that has the same keys and values; None if there is none."""
+    """Return the index of the earlier layer that has the same keys and values; None if there is none."""
     layer = attention.name.rpartition(".")[0]
-    of_list = layer.rpartition(".")[0]
-    layers = [call.name for call in trace.calls if call.name.rpartition(".")[0] == of_list]
+    list_name = layer.rpartition(".")[0]
+    layers = [call.name for call in trace.calls if call.name.rpartition(".")[0] == list_name]
     for earlier in trace.attentions:
         if earlier is attention:
             return None
@@ -143,15 +146,15 @@ def _source_of(trace: Trace, attention: AttentionTrace) -> int | None:
 
 
 def _value_norm_of(
-    inner: list[ModuleCall], attention: AttentionTrace, made_by: _Projected
+    inner: list[ModuleCall], attention: AttentionTrace, projected: _Projected
 ) -> tuple[NormPlan | None, ModuleCall | None]:
-    """The normalisation of values, and its call; None where they are not normalised, or another layer's."""
-    if made_by.value is None or same(made_by.value, attention.value):
+    """Return the norm of values, and its call; None if they are not normalised, or are another layer's."""
+    if projected.value is None or same(projected.value, attention.value):
         return None, None
     for call in inner:
-        if call.given is None or call.made is None or not same(rows_of(call.made), attention.value):
+        if call.input is None or call.output is None or not same(rows_of(call.output), attention.value):
             continue
-        if same(rows_of(call.given), made_by.value) and (plan := read_norm(call)):
+        if same(rows_of(call.input), projected.value) and (plan := read_norm(call)):
             return plan, call
     raise ModelLoadError("its values are not what their projection makes")
 
@@ -159,20 +162,20 @@ def _value_norm_of(
 def _output_of(
     calls: list[ModuleCall], attention: AttentionTrace, whole: ModuleCall, gate: Tensor | None
 ) -> ModuleCall:
-    found, agree = attention.found.flatten(1), same
+    attention_out, agree = attention.output.flatten(1), same
     if gate is not None:
-        found, agree = found * gate.sigmoid(), close
+        attention_out, agree = attention_out * gate.sigmoid(), close
     for call in calls:
-        if not isinstance(call.module, nn.Linear) or call.given is None or call.made is None:
+        if not isinstance(call.module, nn.Linear) or call.input is None or call.output is None:
             continue
-        if agree(rows_of(call.given), found) and same(call.made, whole.made):
+        if agree(rows_of(call.input), attention_out) and same(call.output, whole.output):
             return call
     raise ModelLoadError("there is more than one projection behind its attention")
 
 
 @dataclass
 class _HeadNorms:
-    """Normalisations of queries and of keys, or of queries alone: their plans, and the modules that say them."""
+    """Norms of queries and keys, or of queries only: their plans, and the calls they were read from."""
 
     plans: tuple[NormPlan, NormPlan | None]
     calls: tuple[ModuleCall, ...]
@@ -200,7 +203,7 @@ class _HeadNorms:
             span_rows = True
         else:
             raise ModelLoadError(f"normalisations of {rows} numbers inside of its attention")
-        if query_plan.is_wide != key_plan.is_wide:  # with weights near 1 in 16 bits rounding alone tells them apart
+        if query_plan.is_wide != key_plan.is_wide:  # with weights near 1 in 16 bits only rounding distinguishes them
             query_plan, key_plan = (replace(plan, is_wide=True) for plan in (query_plan, key_plan))
         if replace(query_plan, name="", size=0) != replace(key_plan, name="", size=0):
             raise ModelLoadError("queries and keys are normalised in two ways")
@@ -209,7 +212,7 @@ class _HeadNorms:
         return cls((query_plan, key_plan), (query, key), span_rows)
 
     def apply(self, which: int, heads: Tensor) -> Tensor:
-        """Heads ``[T, H, D]``, normalised by the model's own module."""
+        """Normalise heads ``[T, H, D]`` by the model's own module."""
         module = self.calls[which].module
         if self.span_rows:
             return module(heads.flatten(1)[None])[0].unflatten(1, heads.shape[1:])
@@ -223,10 +226,10 @@ def _find_rotation(
     norms: _HeadNorms | None,
     sources: list[AnglesSource],
 ) -> tuple[RotationPlan | None, bool] | None:
-    """How heads are rotated, and whether norms come behind it; None if in no known way.
+    """Return how heads are rotated, and whether norms follow the rotation; None if neither is known.
 
     Args:
-        key: None where another layer's keys are attended to.
+        key: None if another layer's keys are used.
     """
     dims = query.shape[2]
     kinds = [query] if key is None else [query, key]
@@ -240,7 +243,7 @@ def _find_rotation(
 
     def compute(guess: tuple[RotationPlan | None, bool]) -> Tensor:
         rotation, follows = guess
-        made = []
+        results = []
         for which, heads in enumerate(kinds):
             if norms and not follows:
                 heads = norms.apply(which, heads)
@@ -249,16 +252,18 @@ def _find_rotation(
                 heads = rotate(heads, source.cos, source.sin, rotation)
             if norms and follows:
                 heads = norms.apply(which, heads)
-            made.append(heads)
-        return _balanced(made, attention)
+            results.append(heads)
+        return _balanced(results, attention)
 
     return best(guesses(), compute, _balanced([attention.query, attention.key][: len(kinds)], attention))
 
 
 def _balanced(kinds: list[Tensor], attention: AttentionTrace) -> Tensor:
-    """Queries, and keys, in one, each token's part of a size: one that is wrong is not outvoted by larger ones."""
-    sizes = (made.float().norm(dim=-1, keepdim=True).clamp(min=1e-12) for made in (attention.query, attention.key))
-    parts = [made.float() / size for made, size in zip(kinds, sizes, strict=False)]
+    """Concatenate queries and keys, each token's part scaled to one size, so that a wrong part is not outweighed by
+    larger ones.
+    """
+    sizes = (heads.float().norm(dim=-1, keepdim=True).clamp(min=1e-12) for heads in (attention.query, attention.key))
+    parts = [heads.float() / size for heads, size in zip(kinds, sizes, strict=False)]
     return torch.cat(parts, dim=1).to(kinds[0].dtype)
 
 
@@ -270,25 +275,25 @@ def _name_of_parameter(call: ModuleCall, tensor: Tensor) -> str:
 
 
 def sources_of(call: ModuleCall, trace: Trace) -> list[AnglesSource]:
-    """The ways to read what ``call`` makes as angles of ``trace.positions``; none if it makes anything else."""
-    found = _as_angles(call, trace.num_tokens)
-    if found is None:
+    """Return the readings of the output of ``call`` as angles of ``trace.positions``; empty if it is something else."""
+    cos_and_sin = _as_angles(call, trace.num_tokens)
+    if cos_and_sin is None:
         return []
-    behind = [value for value in call.arguments[1:] if not isinstance(value, Tensor)]
+    arguments = [value for value in call.arguments[1:] if not isinstance(value, Tensor)]
     options = {name: value for name, value in call.options.items() if not isinstance(value, Tensor)}
-    given = AnglesPlan(call.name, tuple(behind), tuple(options.items()))
+    base = AnglesPlan(call.name, tuple(arguments), tuple(options.items()))
     sources = []
     for stride, repeats in ((1, True), (2, True), (1, False)):
-        plan = AnglesPlan(given.name, given.arguments, given.options, stride, repeats)
-        cos, sin = (as_halves(angles, plan) for angles in found)
-        if _is_read_well(rows_of(found[0]), cos, plan) and _is_alone(call, plan, trace, cos):
+        plan = AnglesPlan(base.name, base.arguments, base.options, stride, repeats)
+        cos, sin = (as_halves(angles, plan) for angles in cos_and_sin)
+        if _has_equal_halves(rows_of(cos_and_sin[0]), cos, plan) and _is_token_wise(call, plan, trace, cos):
             sources.append(AnglesSource(plan, cos, sin))
     return sources
 
 
 def _as_angles(call: ModuleCall, num_tokens: int) -> tuple[Tensor, Tensor] | None:
     results: Any = call.results
-    if not isinstance(results, tuple) or len(results) != 2 or not all(isinstance(one, Tensor) for one in results):
+    if not isinstance(results, tuple) or len(results) != 2 or not all(isinstance(each, Tensor) for each in results):
         return None
     cos, sin = results
     is_of_tokens = cos.shape == sin.shape and cos.dim() in (2, 3) and cos.shape[-2] == num_tokens
@@ -297,25 +302,25 @@ def _as_angles(call: ModuleCall, num_tokens: int) -> tuple[Tensor, Tensor] | Non
     return (cos, sin) if cos.dim() == 2 or cos.shape[0] == 1 else None
 
 
-def _is_read_well(made: Tensor, cos: Tensor, plan: AnglesPlan) -> bool:
-    """Whether columns that are taken for one angle are alike."""
+def _has_equal_halves(columns: Tensor, cos: Tensor, plan: AnglesPlan) -> bool:
+    """Whether columns that are read as one angle are equal."""
     if not plan.repeats:
         return True
     if plan.stride == 2:
-        return torch.equal(made[:, ::2], made[:, 1::2])
-    first, second = made.chunk(2, dim=1)
+        return torch.equal(columns[:, ::2], columns[:, 1::2])
+    first, second = columns.chunk(2, dim=1)
     return torch.equal(first, second)
 
 
-def _is_alone(call: ModuleCall, plan: AnglesPlan, trace: Trace, cos: Tensor) -> bool:
-    """Whether a token's angles are its own, whatever the longest request of a step is.
+def _is_token_wise(call: ModuleCall, plan: AnglesPlan, trace: Trace, cos: Tensor) -> bool:
+    """Whether the angles of a token do not depend on the longest request of a step.
 
     Raises:
-        ModelLoadError: they are not.
+        ModelLoadError: they do.
     """
     try:
-        alone, _ = angles_of(call.module, plan, some(call.given), trace.first_positions)
-    except Exception:  # it takes something else than hidden states and positions, and so is no source of angles
+        alone, _ = angles_of(call.module, plan, some(call.input), trace.first_positions)
+    except Exception:  # its arguments are others than hidden states and positions, so it computes no angles
         return False
     if not close(alone, cos[: len(alone)]):
         raise ModelLoadError(

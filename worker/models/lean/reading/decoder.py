@@ -1,4 +1,4 @@
-"""A whole decoder: what lies before its layers and behind them."""
+"""Read a whole decoder, including the parts before and after its layers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .trace import ModuleCall, Trace, some
 def read_decoder(
     module: PreTrainedModel, max_model_len: int, serving_device: torch.device | None = None
 ) -> DecoderPlan:
-    """Run ``module`` on a few tokens and tell how it is made; its attention has to be set anew afterwards.
+    """Run ``module`` on a few tokens and return its plan. Its attention must be set again afterwards.
 
     Args:
-        serving_device: what the plan is for, by whose kernels; None for that on which ``module`` is.
+        serving_device: the device whose kernels the plan is for; None for that of ``module``.
 
     Raises:
-        ModelLoadError: it is no decoder of the kind that the lean path computes; says what is different.
+        ModelLoadError: the lean path cannot compute this decoder; the message names the difference.
     """
     trace = Trace(module, max_model_len, serving_device or module.device)
     attentions = _layers_of(trace)
@@ -42,13 +42,13 @@ def read_decoder(
     ]
     check_follow_each_other(trace, layers)
     embedding, embedded = _embedding_of(trace)
-    stream, result = trace.given_to(layers[0]), trace.made_by(layers[-1])
-    found = norm_after([call for call in trace.calls if "layers" not in call.name.split(".")], result)
-    if found is None:
+    stream, result = trace.input_of(layers[0]), trace.output_of(layers[-1])
+    norm_and_output = norm_after([call for call in trace.calls if "layers" not in call.name.split(".")], result)
+    if norm_and_output is None:
         raise ModelLoadError("its last layer is followed by something else than a normalisation")
-    norm, normed = found
+    norm, normed = norm_and_output
     head = _head_of(trace, normed)
-    change = read_change(rows_of(some(head.made)), trace.logits, numbers)
+    change = read_change(rows_of(some(head.output)), trace.logits, numbers)
     if change is None:
         raise ModelLoadError("it does more to logits than scale or cap them")
     rows = F.embedding(trace.token_ids, _weight_of(embedding.module))
@@ -67,9 +67,9 @@ def read_decoder(
 
 
 def has_layers(module: PreTrainedModel) -> bool:
-    """Whether there is a list of layers, so that ``read_decoder`` is worth a try.
+    """Whether the module has a list of layers, so that ``read_decoder`` is worth a try.
 
-    Code that a model brings along may do for some tokens what it does not for those that are tried: it is called.
+    Code that comes with a model is excluded, since it may treat some tokens differently from those of the trace.
     """
     if not type(module).__module__.startswith("transformers.models."):
         return False
@@ -81,15 +81,17 @@ def _is_list(module: nn.Module) -> bool:
 
 
 def _layers_of(trace: Trace) -> dict[str, str | None]:
-    """``model.layers.3`` and ``model.layers.3.self_attn``, None where a layer has no attention, in their order."""
+    """Return the names of the layers in order, each with its attention module, for example ``model.layers.3`` and
+    ``model.layers.3.self_attn``; None in a layer without attention.
+    """
     attentions = [attention.name for attention in trace.attentions]
     attending = {attention.rpartition(".")[0]: attention for attention in attentions}
     lists = {name.rpartition(".")[0] for name in attending}
     if len(attending) != len(attentions) or len(lists) != 1 or not all(_is_numbered(name) for name in attending):
         raise ModelLoadError("its layers do not attend once each")
-    (whole,) = lists
-    names = [f"{whole}.{index}" for index, _ in enumerate(trace.module.get_submodule(whole).children())]
-    called = {name: attending.get(name) for name in names if trace.of(name)}
+    (layer_list,) = lists
+    names = [f"{layer_list}.{index}" for index, _ in enumerate(trace.module.get_submodule(layer_list).children())]
+    called = {name: attending.get(name) for name in names if trace.calls_of(name)}
     if [layer for layer in called if layer in attending] != list(attending):
         raise ModelLoadError("its layers do not follow each other in their order")
     return called
@@ -101,29 +103,29 @@ def _is_numbered(name: str) -> bool:
 
 def check_follow_each_other(trace: Trace, layers: list[str]) -> None:
     for before, after in itertools.pairwise(layers):
-        if not same(trace.made_by(before), trace.given_to(after)):
+        if not same(trace.output_of(before), trace.input_of(after)):
             raise ModelLoadError(f"{after} is given something else than {before} makes")
 
 
 def _embedding_of(trace: Trace) -> tuple[ModuleCall, Tensor]:
-    own = trace.module.get_input_embeddings()
+    embedding = trace.module.get_input_embeddings()
     for call in trace.calls:
-        if call.module is own and call.made is not None:
-            return call, rows_of(call.made)
+        if call.module is embedding and call.output is not None:
+            return call, rows_of(call.output)
     raise ModelLoadError("it does not call its embedding")
 
 
 def _head_of(trace: Trace, normed: Tensor) -> ModuleCall:
-    own = trace.module.get_output_embeddings()
+    head = trace.module.get_output_embeddings()
     for call in trace.calls:
-        if call.module is own and same(rows_of(some(call.given)), normed):
+        if call.module is head and same(rows_of(some(call.input)), normed):
             return call
     raise ModelLoadError("its head is given something else than the last normalisation makes")
 
 
 def _with_own(numbers: list[float], module: PreTrainedModel, layer: str) -> list[float]:
-    own = known_numbers(module.get_submodule(layer), module.config.get_text_config(), module.dtype)
-    return list(dict.fromkeys((*numbers, *own)))
+    layer_numbers = known_numbers(module.get_submodule(layer), module.config.get_text_config(), module.dtype)
+    return list(dict.fromkeys((*numbers, *layer_numbers)))
 
 
 def _weight_of(embedding: nn.Module) -> Tensor:

@@ -15,14 +15,14 @@ from transformers import PretrainedConfig
 
 from .....shared.errors import ModelLoadError
 
-# Of |difference| / |tensor|. What is compared went through few operations, and what is wrong differs by far more.
+# Limits of |difference| / |tensor|. Tensors that match went through few operations, and wrong ones differ by far more.
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
 Guess = TypeVar("Guess")
 
 
 def error_of(ours: Tensor, theirs: Tensor) -> float:
-    """``|difference| / |theirs|``; infinite where shapes differ."""
+    """Return ``|difference| / |theirs|``; infinite if shapes differ."""
     if ours.shape != theirs.shape:
         return math.inf
     error = (ours.float() - theirs.float()).norm() / theirs.float().norm().clamp(min=1e-12)
@@ -34,78 +34,81 @@ def tolerance_for(tensor: Tensor) -> float:
 
 
 def same(ours: Tensor | None, theirs: Tensor | None) -> bool:
-    """Whether they are bit by bit alike: what one module makes is then what another is given, with nothing between.
+    """Whether two tensors are equal bit by bit, which shows that one module's output is another's input.
 
-    What is added to something far smaller is nearly the sum, so here nearness would not tell.
+    A sum with something far smaller is close to it, so closeness would show nothing here.
     """
     return ours is not None and theirs is not None and ours.shape == theirs.shape and torch.equal(ours, theirs)
 
 
 def close(ours: Tensor, theirs: Tensor) -> bool:
-    """Whether they agree but for rounding."""
+    """Whether two tensors agree except for rounding."""
     return error_of(ours, theirs) <= tolerance_for(theirs)
 
 
-def best(guesses: Iterable[Guess], compute: Callable[[Guess], Tensor], made: Tensor) -> Guess | None:
-    """The guess by which ``compute`` comes closest to ``made``, the first of several; None if none comes close."""
-    chosen, least = None, tolerance_for(made)
+def best(guesses: Iterable[Guess], compute: Callable[[Guess], Tensor], output: Tensor) -> Guess | None:
+    """Return the guess for which ``compute`` is closest to ``output``, the first of several; None if none is close."""
+    chosen, least = None, tolerance_for(output)
     for guess in guesses:
-        error = error_of(compute(guess), made)
+        error = error_of(compute(guess), output)
         if error < least:
             chosen, least = guess, error
     return chosen
 
 
 def rows_of(tensor: Tensor) -> Tensor:
-    """``[1, T, ...]`` as ``[T, ...]``."""
+    """Return ``[1, T, ...]`` as ``[T, ...]``."""
     return tensor[0] if tensor.dim() > 2 and tensor.shape[0] == 1 else tensor
 
 
 def known_numbers(module: nn.Module, config: PretrainedConfig, dtype: torch.dtype) -> list[float]:
-    """1, and every number of the configuration and of ``module``, its reciprocal and its root; as they are, and as
-    ``dtype`` rounds them."""
-    found: dict[float, None] = {1.0: None}
+    """Return 1, and each number of the configuration and of ``module``, with its reciprocal and root, exact and rounded
+    to ``dtype``.
+    """
+    numbers: dict[float, None] = {1.0: None}
     values: Any = [*vars(config).values(), *vars(module).values()]
     for value in values:
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
             for number in (float(value), 1.0 / value, math.sqrt(value)):
-                found[number] = None
-                found[torch.tensor(number, dtype=dtype).item()] = None
-    return list(found)
+                numbers[number] = None
+                numbers[torch.tensor(number, dtype=dtype).item()] = None
+    return list(numbers)
 
 
-def factor_between(given: Tensor, made: Tensor, numbers: Iterable[float]) -> float | None:
-    """The number by which ``given`` becomes ``made``; None if there is none."""
-    return best(_near(given, made, numbers), lambda number: given * number, made)
+def factor_between(inputs: Tensor, outputs: Tensor, numbers: Iterable[float]) -> float | None:
+    """Return the factor from ``inputs`` to ``outputs``; None if no number is it."""
+    return best(_near(inputs, outputs, numbers), lambda number: inputs * number, outputs)
 
 
-def scale_of_addition(given: Tensor, added: Tensor, made: Tensor, numbers: Iterable[float]) -> float | None:
-    """The number by which ``added`` is multiplied before ``given + added`` is ``made``; None if there is none."""
-    near = _near(added, made.float() - given.float(), numbers, doubt=tolerance_for(made) * _size(made) / _size(added))
-    return best(near, lambda number: given + (added if number == 1.0 else added * number), made)
+def scale_of_addition(inputs: Tensor, added: Tensor, outputs: Tensor, numbers: Iterable[float]) -> float | None:
+    """Return the factor on ``added`` for which ``inputs`` + ``added`` is ``outputs``; None if no number is it."""
+    near = _near(
+        added, outputs.float() - inputs.float(), numbers, doubt=tolerance_for(outputs) * _size(outputs) / _size(added)
+    )
+    return best(near, lambda number: inputs + (added if number == 1.0 else added * number), outputs)
 
 
-def read_change(given: Tensor, made: Tensor, numbers: list[float]) -> tuple[float, float | None] | None:
-    """The factor, and the cap if there is one, by which ``given`` becomes ``made``; None if there are none.
+def read_change(inputs: Tensor, outputs: Tensor, numbers: list[float]) -> tuple[float, float | None] | None:
+    """Return the factor and the cap (None for none) that turn ``inputs`` into ``outputs``; None if there are none.
 
-    A cap changes little numbers next to nothing, so whichever comes closest is what it is.
+    A cap hardly changes small numbers, so the closest guess is taken.
     """
-    guesses: list[tuple[float, float | None]] = [(number, None) for number in _near(given, made, numbers)]
+    guesses: list[tuple[float, float | None]] = [(number, None) for number in _near(inputs, outputs, numbers)]
     guesses += [(1.0, number) for number in numbers if number > 1.0]
 
     def compute(guess: tuple[float, float | None]) -> Tensor:
         factor, cap = guess
-        scaled = given if factor == 1.0 else given * factor
+        scaled = inputs if factor == 1.0 else inputs * factor
         return scaled if cap is None else torch.tanh(scaled / cap) * cap
 
-    return best(guesses, compute, made)
+    return best(guesses, compute, outputs)
 
 
 def must(number: float | None, what: str) -> float:
-    """``number``.
+    """Return ``number``.
 
     Raises:
-        ModelLoadError: there is none; says ``what`` was looked for.
+        ModelLoadError: it is None; the message names ``what``.
     """
     if number is None:
         raise ModelLoadError(f"{what} is not what a known kind of layer makes it")
@@ -116,12 +119,14 @@ def _size(tensor: Tensor) -> float:
     return max(tensor.float().norm().item(), 1e-12)
 
 
-def _near(given: Tensor, made: Tensor, numbers: Iterable[float], doubt: float = 0.0) -> Iterator[float]:
-    """Those of ``numbers`` that are near to what ``made`` has of ``given``, or within ``doubt`` of it."""
-    rows, others = given.double().flatten(), made.double().flatten()
-    if rows.shape != others.shape:
+def _near(inputs: Tensor, outputs: Tensor, numbers: Iterable[float], doubt: float = 0.0) -> Iterator[float]:
+    """Yield the ``numbers`` that are close to the measured factor from ``inputs`` to ``outputs``, or within ``doubt``
+    of it.
+    """
+    rows, targets = inputs.double().flatten(), outputs.double().flatten()
+    if rows.shape != targets.shape:
         return
-    measured = (rows @ others / (rows @ rows).clamp(min=1e-30)).item()
+    measured = (rows @ targets / (rows @ rows).clamp(min=1e-30)).item()
     for number in numbers:
         if abs(number - measured) <= 0.02 * abs(measured) + doubt:
             yield number

@@ -1,7 +1,7 @@
-"""What a layer does that has no attention: by the projections that it calls, its convolution, and its vectors.
+"""Read a layer without attention: by its projections, its convolution, and its vectors.
 
-Which vector is which, and what lies where in a row, is found out by trying: what comes of a guess has to be what the
-model's output projection was given.
+The role of each vector, and the offsets in a row, are found by trial: the result of a guess must be the input of the
+model's output projection.
 """
 
 from __future__ import annotations
@@ -23,50 +23,50 @@ from .matching import error_of, rows_of, same, tolerance_for
 from .norms import eps_of
 from .trace import ModuleCall, Trace
 
-# Steps of a scan may have a lower bound; it is below this.
+# Steps of a scan may have a lower bound, which is below this.
 _LARGEST_SMALL_STEP = 0.01
 
 
 def read_mixer(trace: Trace, call: ModuleCall) -> MixerPlan:
-    """The plan of the module that ``call`` is.
+    """Return the plan of the module ``call``.
 
     Raises:
-        ModelLoadError: it is none that the kernels compute, or they are not made for this device.
+        ModelLoadError: the kernels do not support it, or are not built for this device.
     """
-    found = _Parts.of(trace, call)
-    tried = None
-    for guess in found.guesses():
+    parts = _Parts.of(trace, call)
+    reason = None
+    for guess in parts.guesses():
         weights = make_weights(guess, tensors_of(trace.module, guess))
-        if not has_kernel(weights, found.rows.device, found.rows.dtype):
-            tried = (
+        if not has_kernel(weights, parts.rows.device, parts.rows.dtype):
+            reason = (
                 "are mixed by compiled kernels alone, which there are none of for this device, dtype or size of heads"
             )
             continue
-        tried = "are not mixed in a known way"
-        state = MixerState.allocate(weights, 1, found.rows.dtype, found.rows.device)
-        batch = MixingBatch(*(torch.tensor([number]) for number in (len(found.rows), -1, 0)))
-        # Guesses are few, and each is far from the others; the first that fits is taken, since large ones take long.
-        if error_of(mix(found.rows, weights, state, batch), found.made) <= tolerance_for(found.made):
+        reason = "are not mixed in a known way"
+        state = MixerState.allocate(weights, 1, parts.rows.dtype, parts.rows.device)
+        batch = MixingBatch(*(torch.tensor([number]) for number in (len(parts.rows), -1, 0)))
+        # Guesses are few and far apart; the first that fits is taken, since large models take long.
+        if error_of(mix(parts.rows, weights, state, batch), parts.mixed) <= tolerance_for(parts.mixed):
             return guess
     kind = type(call.module).__name__
-    raise ModelLoadError(f"the tokens of {kind} {tried or 'meet in a way that is not known'}")
+    raise ModelLoadError(f"the tokens of {kind} {reason or 'meet in a way that is not known'}")
 
 
 @dataclass
 class _Parts:
-    """What a module is made of.
+    """The parts of a module.
 
     Args:
-        rows: what its projections make, side by side; ``sizes`` of each.
-        made: what its output projection was given.
-        vectors: names of its own parameters of one number a head, in their order.
-        norm: the module of a gated normalisation, and its name.
-        small_numbers: which the configuration has.
+        rows: concatenated outputs of its projections; ``sizes`` of each.
+        mixed: input of its output projection.
+        vectors: names of its parameters with one number per head, in their order.
+        norm: name of a gated norm; ``norm_module`` is the module.
+        small_numbers: in the configuration.
     """
 
     rows: Tensor
     sizes: list[int]
-    made: Tensor
+    mixed: Tensor
     inner: tuple[str, ...]
     output: str
     convolution: str
@@ -80,32 +80,34 @@ class _Parts:
     @classmethod
     def of(cls, trace: Trace, call: ModuleCall) -> _Parts:
         kind = type(call.module).__name__
-        linears = [one for one in trace.inside(call.name) if isinstance(one.module, nn.Linear)]
-        given = [one for one in linears if same(one.given, call.given)]
-        output = next((one for one in linears if one not in given and same(one.made, call.made)), None)
+        linears = [linear for linear in trace.calls_inside(call.name) if isinstance(linear.module, nn.Linear)]
+        projections = [linear for linear in linears if same(linear.input, call.input)]
+        output = next(
+            (linear for linear in linears if linear not in projections and same(linear.output, call.output)), None
+        )
         children = list(call.module.named_children())
         convolutions = [(name, child) for name, child in children if isinstance(child, nn.Conv1d)]
-        if output is None or not given or len(convolutions) != 1 or output.given is None:
+        if output is None or not projections or len(convolutions) != 1 or output.input is None:
             raise ModelLoadError(f"{kind} is no convolution between two projections")
         (convolution, module), parent = convolutions[0], call.name
         if module.groups != module.in_channels or module.in_channels != module.out_channels:
             raise ModelLoadError(f"the convolution of {kind} mixes channels")
-        own = [name for name, parameter in call.module.named_parameters(recurse=False) if parameter.ndim == 1]
-        vectors = [getattr(call.module, name) for name in own]
+        names = [name for name, parameter in call.module.named_parameters(recurse=False) if parameter.ndim == 1]
+        vectors = [getattr(call.module, name) for name in names]
         if len({len(vector) for vector in vectors}) > 1:
             raise ModelLoadError(f"{kind} has vectors of several sizes")
         norms = [(name, child) for name, child in children if not isinstance(child, nn.Linear | nn.Conv1d)]
         norms = [(name, child) for name, child in norms if isinstance(getattr(child, "weight", None), Tensor)]
-        made = [rows_of(one.made) for one in given if one.made is not None]
+        outputs = [rows_of(linear.output) for linear in projections if linear.output is not None]
         return cls(
-            rows=torch.cat(made, dim=1).contiguous(),
-            sizes=[part.shape[1] for part in made],
-            made=rows_of(output.given),
-            inner=tuple(one.name for one in given),
+            rows=torch.cat(outputs, dim=1).contiguous(),
+            sizes=[part.shape[1] for part in outputs],
+            mixed=rows_of(output.input),
+            inner=tuple(linear.name for linear in projections),
             output=output.name,
             convolution=f"{parent}.{convolution}",
             num_channels=module.in_channels,
-            vectors=[f"{parent}.{name}" for name in own],
+            vectors=[f"{parent}.{name}" for name in names],
             num_heads=len(vectors[0]) if vectors else 0,
             norm=f"{parent}.{norms[0][0]}" if len(norms) == 1 else "",
             norm_module=norms[0][1] if len(norms) == 1 else None,
@@ -122,16 +124,19 @@ class _Parts:
 
     def _convolutions(self) -> Iterator[MixerPlan]:
         size = self.num_channels
-        for gate, one, other in ((1, 0, 2), (0, 1, 2), (2, 0, 1)):
+        for gate, first, second in ((1, 0, 2), (0, 1, 2), (2, 0, 1)):
             yield MixerPlan(
-                *(MixerKind.CONVOLUTION, self.inner, self.output, self.convolution),
-                values_at=one * size,
+                kind=MixerKind.CONVOLUTION,
+                inner=self.inner,
+                output=self.output,
+                convolution=self.convolution,
+                values_at=first * size,
                 gate_at=gate * size,
-                strength_at=other * size,
+                strength_at=second * size,
             )
 
     def _delta_rules(self) -> Iterator[MixerPlan]:
-        values, heads = self.made.shape[1], self.num_heads
+        values, heads = self.mixed.shape[1], self.num_heads
         by_groups = self.sizes == [self.num_channels + values, 2 * heads]
         places = self._places_by_groups() if by_groups else self._places_by_parts()
         if places is None:
@@ -158,22 +163,25 @@ class _Parts:
                 )
 
     def _places_by_groups(self) -> tuple[int, int, list[int]]:
-        """Where a delta rule's values and gates begin, and its strengths and steps in either order: all of a group
-        together."""
-        small_at = self.num_channels + self.made.shape[1]
+        """Return the offsets of a delta rule's values and gates, and those of its strengths and steps in either order,
+        for rows computed group by group.
+        """
+        small_at = self.num_channels + self.mixed.shape[1]
         return 0, self.num_channels, [small_at, small_at + self.num_heads]
 
     def _places_by_parts(self) -> tuple[int, int, list[int]] | None:
-        """The same where each part has a projection of its own; None if those here are not of its sizes."""
-        values, heads = self.made.shape[1], self.num_heads
+        """Return the same for one projection per part; None if the sizes do not match."""
+        values, heads = self.mixed.shape[1], self.num_heads
         if sorted(self.sizes) != sorted([self.num_channels, values, heads, heads]):
             return None
         starts = [sum(self.sizes[:index]) for index in range(len(self.sizes))]
-        by_size = {size: [at for at, own in zip(starts, self.sizes, strict=True) if own == size] for size in self.sizes}
+        by_size = {
+            size: [at for at, length in zip(starts, self.sizes, strict=True) if length == size] for size in self.sizes
+        }
         return by_size[self.num_channels][0], by_size[values][0], by_size[heads]
 
     def _scans(self) -> Iterator[MixerPlan]:
-        values, heads = self.made.shape[1], self.num_heads
+        values, heads = self.mixed.shape[1], self.num_heads
         sizes = {"gate": values, "row": self.num_channels, "step": heads}
         if sum(self.sizes) != sum(sizes.values()):
             return
@@ -206,9 +214,14 @@ class _Parts:
 
     def _recurrence(self, kind: MixerKind, values_at: int, gate_at: int, **fields: Any) -> MixerPlan:
         return MixerPlan(
-            *(kind, self.inner, self.output, self.convolution, values_at, gate_at),
+            kind=kind,
+            inner=self.inner,
+            output=self.output,
+            convolution=self.convolution,
+            values_at=values_at,
+            gate_at=gate_at,
             num_heads=self.num_heads,
-            head_dim=self.made.shape[1] // self.num_heads,
+            head_dim=self.mixed.shape[1] // self.num_heads,
             norm=self.norm,
             eps=eps_of(self.norm_module)[0],
             **fields,
@@ -221,7 +234,7 @@ def _small_numbers(config: PretrainedConfig) -> list[float]:
 
 
 def _orders(names: list[str], likely: tuple[int, ...]) -> Iterator[tuple[str, ...]]:
-    """``names`` in every order, the ``likely`` one first: in a model that was not trained several may be alike."""
+    """Yield ``names`` in every order, the ``likely`` one first, since vectors of an untrained model may be equal."""
     first = tuple(names[index] for index in likely)
     yield first
     yield from (order for order in itertools.permutations(names) if order != first)

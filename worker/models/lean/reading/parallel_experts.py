@@ -1,4 +1,4 @@
-"""Experts beside a dense part, where both, and the router, normalise the stream each by itself (Gemma 4)."""
+"""Read experts in parallel to a dense part, where both, and the router, normalise the stream separately (Gemma 4)."""
 
 from __future__ import annotations
 
@@ -11,111 +11,121 @@ from torch import Tensor, nn
 from .....kernels.decoder import can_mix_experts
 from ...plan import FeedForwardPlan, NormPlan, RouterPlan
 from ..layers.feed_forward import tensor_of
-from .feed_forward import CalledExperts, read_dense, read_expert, trace_experts
+from .feed_forward import ExpertsCall, read_dense, read_expert, trace_experts
 from .matching import best, error_of, factor_between, known_numbers, rows_of, same, tolerance_for
 from .norms import norm_after, read_norm
 from .trace import ModuleCall, Trace
 
 
 @dataclass(frozen=True)
-class ExpertsBeside:
-    """Of a layer: the part, ``dense``, all tokens go through; ``made``, what comes of it and of experts.
+class ParallelExperts:
+    """The experts and the dense part of a layer.
 
     Args:
-        calls: of which all of it consists.
+        dense: the part that all tokens go through.
+        output: the sum of both.
+        calls: the calls they consist of.
     """
 
     plan: FeedForwardPlan
     dense: ModuleCall
-    made: Tensor
+    output: Tensor
     calls: list[ModuleCall]
 
 
-def find_experts_beside(trace: Trace, layer: str) -> ExpertsBeside | None:
-    """None where ``layer`` has no such experts, or they are not what serves."""
-    inside = trace.inside(layer)
+def find_parallel_experts(trace: Trace, layer: str) -> ParallelExperts | None:
+    """Find such experts in ``layer``; None if there are none, or they will not serve."""
+    inside = trace.calls_inside(layer)
     children = [call for call in inside if call.name.count(".") == layer.count(".") + 1]
-    found = next(filter(None, map(trace_experts, children)), None)
-    if found is None or not can_mix_experts(trace.serving_device, found.hidden.dtype, found.num):
+    experts = next(filter(None, map(trace_experts, children)), None)
+    if experts is None or not can_mix_experts(trace.serving_device, experts.hidden.dtype, experts.num):
         return None
-    # Of several that are alike, as in weights that were never trained, the one whose result it is.
-    likely = sorted(children, key=lambda call: call.made is None or call.made.data_ptr() != found.hidden.data_ptr())
-    before = next((call for call in likely if _makes(call, found.hidden) and read_norm(call)), None)
-    if before is None or before.given is None:
+    # If several norms have equal outputs, as with untrained weights, take the one whose result it is.
+    likely = sorted(
+        children, key=lambda call: call.output is None or call.output.data_ptr() != experts.hidden.data_ptr()
+    )
+    before = next((call for call in likely if _makes(call, experts.hidden) and read_norm(call)), None)
+    if before is None or before.input is None:
         return None
-    stream = rows_of(before.given)
-    router, of_router = _read_router(trace, inside, stream, found)
-    plan = None if router is None else read_expert(found, router)
-    dense = next((call for call in children if call is not found.call and read_dense(trace, call)), None)
-    if plan is None or dense is None or dense.made is None:
+    stream = rows_of(before.input)
+    router, router_calls = _read_router(trace, inside, stream, experts)
+    plan = None if router is None else read_expert(experts, router)
+    dense = next((call for call in children if call is not experts.call and read_dense(trace, call)), None)
+    if plan is None or dense is None or dense.output is None:
         return None
-    (shared_norm, one), (out_norm, other) = (
-        norm_after(children, rows) or (None, rows) for rows in (rows_of(dense.made), found.made)
+    (shared_norm, shared_rows), (out_norm, expert_rows) = (
+        norm_after(children, rows) or (None, rows) for rows in (rows_of(dense.output), experts.output)
     )
     plan = replace(
         plan, shared=read_dense(trace, dense), input_norm=read_norm(before), out_norm=out_norm, shared_norm=shared_norm
     )
-    whole = FeedForwardPlan(found.call.name, "routed", beside=dense.name, experts=plan)
-    return ExpertsBeside(whole, dense, one + other, [dense, found.call, *of_router])
+    whole = FeedForwardPlan(experts.call.name, "routed", beside=dense.name, experts=plan)
+    return ParallelExperts(whole, dense, shared_rows + expert_rows, [dense, experts.call, *router_calls])
 
 
 def _makes(call: ModuleCall, rows: Tensor) -> bool:
-    return call.made is not None and same(rows_of(call.made), rows)
+    return call.output is not None and same(rows_of(call.output), rows)
 
 
 def _read_router(
-    trace: Trace, inside: list[ModuleCall], stream: Tensor, found: CalledExperts
+    trace: Trace, inside: list[ModuleCall], stream: Tensor, experts: ExpertsCall
 ) -> tuple[RouterPlan | None, list[ModuleCall]]:
-    """Its rule, and the call of its module; None and nothing if it is not known."""
+    """Return the router's rule and the calls of its module; None and an empty list if it is not known."""
     for linear in inside:
-        if not isinstance(linear.module, nn.Linear) or linear.made is None or linear.given is None:
+        if not isinstance(linear.module, nn.Linear) or linear.output is None or linear.input is None:
             continue
-        logits, given = rows_of(linear.made), rows_of(linear.given)
+        logits, inputs = rows_of(linear.output), rows_of(linear.input)
         name = linear.name.rpartition(".")[0]
-        if logits.shape[1] != found.num or linear.module.bias is not None or not trace.of(name):
+        if logits.shape[1] != experts.num or linear.module.bias is not None or not trace.calls_of(name):
             continue
-        own = [*trace.inside(name), *inside]  # of several that are alike its own
-        for norm, plan in _norms_of(own, stream):
-            scaled = _scaled(trace, name, norm, given)
+        candidates = [*trace.calls_inside(name), *inside]  # of several equal ones the router's own first
+        for norm, plan in _norms_of(candidates, stream):
+            scaled = _scaled(trace, name, norm, inputs)
             if scaled is None:
                 continue
             scale, factor = scaled
             rule = RouterPlan(
-                f"{linear.name}.weight", found.ids.shape[1], "softmax", renormalizes=True, rounds_weights=False
+                f"{linear.name}.weight", experts.ids.shape[1], "softmax", renormalizes=True, rounds_weights=False
             )
             rule = replace(rule, norm=plan, input_scale=scale, input_factor=factor)
-            counted = _counted(trace, name, rule, logits, found)
-            return counted, trace.of(name)
+            complete_rule = _with_weighting(trace, name, rule, logits, experts)
+            return complete_rule, trace.calls_of(name)
     return None, []
 
 
 def _norms_of(inside: list[ModuleCall], stream: Tensor) -> Iterator[tuple[Tensor, NormPlan]]:
     for call in inside:
-        if call.given is not None and call.made is not None and same(rows_of(call.given), stream):
+        if call.input is not None and call.output is not None and same(rows_of(call.input), stream):
             plan = read_norm(call)
             if plan is not None:
-                yield rows_of(call.made), plan
+                yield rows_of(call.output), plan
 
 
-def _scaled(trace: Trace, router: str, normed: Tensor, given: Tensor) -> tuple[str, float] | None:
-    """The name of a vector of the module ``router``, and a number, by which ``normed`` becomes ``given``."""
+def _scaled(trace: Trace, router: str, normed: Tensor, inputs: Tensor) -> tuple[str, float] | None:
+    """Return the name of a vector of the module ``router``, and a number, whose product with ``normed`` is
+    ``inputs``.
+    """
     module = trace.module.get_submodule(router)
-    numbers = known_numbers(module, trace.module.config.get_text_config(), given.dtype)
+    numbers = known_numbers(module, trace.module.config.get_text_config(), inputs.dtype)
     for name, vector in module.named_parameters(recurse=False):
-        if vector.shape == given.shape[1:]:
-            factor = factor_between(normed * vector, given, numbers)
+        if vector.shape == inputs.shape[1:]:
+            factor = factor_between(normed * vector, inputs, numbers)
             if factor is not None:
                 return f"{router}.{name}", factor
     return None
 
 
-def _counted(trace: Trace, router: str, rule: RouterPlan, logits: Tensor, found: CalledExperts) -> RouterPlan | None:
-    """``rule`` with how experts come to count what they do; None in no known way."""
+def _with_weighting(
+    trace: Trace, router: str, rule: RouterPlan, logits: Tensor, experts: ExpertsCall
+) -> RouterPlan | None:
+    """Return ``rule`` completed with the computation of expert weights; None if it is not known."""
     module = trace.module.get_submodule(router)
-    vectors = [name for name, one in module.named_parameters(recurse=False) if one.shape == (found.num,)]
-    ids, scores = found.ids.long(), logits.float().softmax(-1)
-    taken = scores.gather(1, ids)
-    if error_of(taken.sort(-1, descending=True).values, scores.topk(rule.num_chosen).values) > tolerance_for(logits):
+    vectors = [name for name, vector in module.named_parameters(recurse=False) if vector.shape == (experts.num,)]
+    ids, scores = experts.ids.long(), logits.float().softmax(-1)
+    chosen_scores = scores.gather(1, ids)
+    if error_of(chosen_scores.sort(-1, descending=True).values, scores.topk(rule.num_chosen).values) > tolerance_for(
+        logits
+    ):
         return None
     guesses = [
         replace(rule, renormalizes=renormalizes, expert_scale=f"{router}.{name}" if name else "")
@@ -123,10 +133,10 @@ def _counted(trace: Trace, router: str, rule: RouterPlan, logits: Tensor, found:
     ]
 
     def compute(guess: RouterPlan) -> Tensor:
-        counts = taken / taken.sum(-1, keepdim=True) if guess.renormalizes else taken
+        weights = chosen_scores / chosen_scores.sum(-1, keepdim=True) if guess.renormalizes else chosen_scores
         if guess.expert_scale:
-            counts = counts * tensor_of(trace.module, guess.expert_scale)[ids].float()
-        return counts.to(found.weights.dtype)
+            weights = weights * tensor_of(trace.module, guess.expert_scale)[ids].float()
+        return weights.to(experts.weights.dtype)
 
-    chosen = best(guesses, compute, found.weights)
-    return None if chosen is None else replace(chosen, rounds_weights=found.weights.dtype == logits.dtype)
+    chosen = best(guesses, compute, experts.weights)
+    return None if chosen is None else replace(chosen, rounds_weights=experts.weights.dtype == logits.dtype)

@@ -1,4 +1,4 @@
-"""What each module of a model is given and makes of it, in one forward of a few tokens."""
+"""The input and output of each module of a model, in one forward of a few tokens."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _FIRST_TOKENS = 4
 
 @dataclass
 class ModuleCall:
-    """One call of a module.
+    """A call of a module.
 
     Args:
-        given: its first tensor argument; None if it has none.
-        made: its result, the first one of several.
-        arguments, options, results: as they were.
-        norm: the normalisation that it is, once ``is_norm_read``.
+        input: its first tensor argument; None if it has none.
+        output: its result, the first one of several.
+        arguments, options, results: unchanged.
+        norm: the plan of the module if it is a norm, valid once ``is_norm_read``.
     """
 
     name: str
     module: nn.Module
-    given: Tensor | None
-    made: Tensor | None
+    input: Tensor | None
+    output: Tensor | None
     arguments: tuple[Any, ...]
     options: dict[str, Any]
     results: Any
@@ -48,30 +48,30 @@ class ModuleCall:
 
 @dataclass
 class AttentionTrace:
-    """One call of transformers' attention interface; heads as ``[T, H, D]``.
+    """A call of transformers' attention interface; heads as ``[T, H, D]``.
 
     Args:
-        options: whatever else the model hands over.
-        mask: what was made where transformers makes a mask.
+        options: all other arguments of the model.
+        mask: result of the mask function that was registered for the trace.
     """
 
     name: str
     query: Tensor
     key: Tensor
     value: Tensor
-    found: Tensor
+    output: Tensor
     options: dict[str, Any]
     mask: Any
 
 
 class Trace:
-    """A forward of ``module``, whose attention is replaced afterwards by one that is of no other use.
+    """A forward of ``module`` with a stub attention, which must be replaced afterwards.
 
-    Positions are spread up to ``max_model_len``, so that what a model does to later tokens alone is seen, too.
+    Positions are spread up to ``max_model_len``, to include effects that a model has only on later tokens.
 
     Attributes:
         calls: in the order in which they ended.
-        serving_device: by whose kernels the model will be computed, wherever it is now.
+        serving_device: the device whose kernels will compute the model, wherever it is now.
     """
 
     def __init__(self, module: PreTrainedModel, max_model_len: int, serving_device: torch.device) -> None:
@@ -91,7 +91,7 @@ class Trace:
         try:
             self.logits = self._run()
         finally:
-            # The register outlives the model.
+            # The registration outlives the model.
             AttentionInterface.register(attention, _refuse)
 
     @property
@@ -100,28 +100,28 @@ class Trace:
 
     @property
     def first_positions(self) -> Tensor:
-        """The beginning of ``positions``, for whoever asks whether the others change anything."""
+        """The first ``positions``, to check that the others change nothing."""
         return self.positions[:_FIRST_TOKENS]
 
-    def inside(self, name: str) -> list[ModuleCall]:
-        """Calls of modules within the one of that name."""
+    def calls_inside(self, name: str) -> list[ModuleCall]:
+        """Return the calls of modules inside the module ``name``."""
         return [call for call in self.calls if call.name.startswith(f"{name}.")]
 
-    def of(self, name: str) -> list[ModuleCall]:
-        """Calls of the module of that name."""
+    def calls_of(self, name: str) -> list[ModuleCall]:
+        """Return the calls of the module ``name``."""
         return [call for call in self.calls if call.name == name]
 
-    def given_to(self, name: str) -> Tensor:
-        """What the module of that name is given first, ``[T, E]``.
+    def input_of(self, name: str) -> Tensor:
+        """Return the first input of the module ``name``, ``[T, E]``.
 
         Raises:
-            ModelLoadError: no tensor; ``made_by`` likewise.
+            ModelLoadError: it is no tensor; the same holds for ``output_of``.
         """
-        return rows_of(some(self.of(name)[0].given))
+        return rows_of(some(self.calls_of(name)[0].input))
 
-    def made_by(self, name: str) -> Tensor:
-        """What it makes of that, ``[T, E]``."""
-        return rows_of(some(self.of(name)[0].made))
+    def output_of(self, name: str) -> Tensor:
+        """Return the output of the first call of the module ``name``, ``[T, E]``."""
+        return rows_of(some(self.calls_of(name)[0].output))
 
     def _run(self) -> Tensor:
         rows = torch.arange(self.num_tokens, device=self.positions.device)
@@ -136,44 +136,46 @@ class Trace:
 
     @staticmethod
     def _make_mask(*_: Any, **__: Any) -> Any:
-        """transformers' mask function: nothing, which is kept as the ``mask`` of an attention."""
+        """Return None as the mask, which becomes the ``mask`` of an attention."""
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Note the calls of all modules meanwhile."""
-        handles = [child.register_forward_hook(self._note, with_kwargs=True) for child in self._names]
+        """Record the calls of all modules within the context."""
+        handles = [child.register_forward_hook(self._record_call, with_kwargs=True) for child in self._names]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _note(self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], results: Any) -> None:
-        given = _first_tensor((*arguments, options.get("hidden_states"), *options.values()))
-        made = _first_tensor(results if isinstance(results, tuple) else (results,))
-        call = ModuleCall(self._names[module], module, given, made, arguments, options, results)
+    def _record_call(
+        self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], results: Any
+    ) -> None:
+        first_input = _first_tensor((*arguments, options.get("hidden_states"), *options.values()))
+        output = _first_tensor(results if isinstance(results, tuple) else (results,))
+        call = ModuleCall(self._names[module], module, first_input, output, arguments, options, results)
         self.calls.append(call)
 
     def _attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
     ) -> tuple[Tensor, None]:
-        """Causal, whatever the model's own rule: any result will do that has a value for each token."""
+        """Attend causally, whatever the model's own rule. Any result is enough if it differs per token."""
         group = query.shape[1] // key.shape[1]
         scores = query.float() @ key.float().repeat_interleave(group, 1).transpose(2, 3) * query.shape[3] ** -0.5
         hidden = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).triu(1)
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        found = (weights @ value.float().repeat_interleave(group, 1)).to(query.dtype).transpose(1, 2).contiguous()
+        output = (weights @ value.float().repeat_interleave(group, 1)).to(query.dtype).transpose(1, 2).contiguous()
         queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        seen = (queries, keys, values, found[0])
-        self.attentions.append(AttentionTrace(self._names[module], *seen, options, attention_mask))
-        return found, None
+        tensors = (queries, keys, values, output[0])
+        self.attentions.append(AttentionTrace(self._names[module], *tensors, options, attention_mask))
+        return output, None
 
 
 def some(tensor: Tensor | None) -> Tensor:
-    """``tensor``.
+    """Return ``tensor``.
 
     Raises:
-        ModelLoadError: there is none.
+        ModelLoadError: it is None.
     """
     if tensor is None:
         raise ModelLoadError("one of its modules takes or makes no tensor")
@@ -185,7 +187,7 @@ def _refuse(*_: Any, **__: Any) -> tuple[Tensor, None]:
 
 
 def _spread(max_model_len: int) -> list[int]:
-    """Positions: the first few, and some up to the last one."""
+    """Return the first few positions, and some up to the last one."""
     last = max_model_len - 1
     chosen = {*range(min(_FIRST_TOKENS, max_model_len)), last // 3, last // 2, last}
     return sorted(chosen)[-_NUM_TOKENS:] if len(chosen) <= _NUM_TOKENS else sorted(chosen)[:_NUM_TOKENS]
