@@ -100,7 +100,7 @@ class CommandConnection:
 
     @property
     def read_only_for_s(self) -> float:
-        """How long the server has been refusing writes as a replica, as far as any were tried; 0 if it is none."""
+        """Seconds for which the server has refused writes as a replica; 0 if it has not, or none were tried."""
         since = self._read_only_since
         return 0.0 if since is None else asyncio.get_running_loop().time() - since
 
@@ -235,7 +235,7 @@ class CommandConnection:
             self._drop(error, connection)
 
     def _note_done(self) -> None:
-        """What was refused has been done, by another server or by the same one, which may have missed a failover."""
+        """Record that a refused command was run, by another server or by the same one."""
         self._read_only_since = None
         if self._has_refused:
             self._has_refused = False

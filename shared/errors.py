@@ -9,7 +9,7 @@
     │   ├── PromptTooLongError        prompt and max_tokens do not fit the model
     │   ├── PayloadTooLargeError      the encoded request is larger than max_payload_bytes
     │   ├── UnsupportedParameterError a known parameter that this version cannot honour yet
-    │   ├── UnsupportedTaskError      the model does not do what was asked: embed, classify, score, ...
+    │   ├── UnsupportedTaskError      the model does not support the task: embed, classify, score, ...
     │   ├── AdapterFileError          an adapter's folder lacks a file, or holds another adapter
     │   └── UnsupportedAdapterError   no engine here computes an adapter of that kind
     ├── RequestConflictError          the request_id is that of another request, by its content or its tenant
@@ -33,13 +33,13 @@
     ├── BrokerError                   Redis answered in a way the protocol does not allow
     ├── RequestFailedError            the engine refused or failed this one request
     │   ├── PoisonRequestError        max_deliveries engines died on it; it is parked
-    │   └── DamagedRecordError        others have written to what Redis holds of it; it is parked
+    │   └── DamagedRecordError        its record in Redis was damaged from outside; it is parked
     ├── EngineDeadError               the engine that was asked is gone, or none serves the model
     ├── EngineNotFoundError           no engine of that id beats for the model
     ├── EngineStateError              the engine cannot do that now: it sleeps, holds requests, is being profiled, ...
     ├── UnsupportedCallError          the engine has no part that could do it: adapters, ...
     ├── DrainTimeoutError             requests were still under way when the time for them was up
-    ├── EngineTimeoutError            the engine did not answer in time; it may do what was asked all the same
+    ├── EngineTimeoutError            the engine did not answer in time; it may still carry out the call
     └── EngineCallError               a control call failed at some engine; carries each one's answer or error
 
 ``code`` is stable and travels on the wire; ``retryable`` says whether the same call may succeed later.
@@ -56,7 +56,7 @@ _GAP = " … "
 def cut(text: str, max_chars: int = MAX_MESSAGE_CHARS) -> str:
     """Return ``text`` with at most ``max_chars``: the middle is left out, since field and remedy stand at the ends.
 
-    What UTF-8 cannot encode is written as an escape, so that every message can be sent and logged.
+    Characters that UTF-8 cannot encode are written as escapes, so that every message can be sent and logged.
     """
     if len(text) > max_chars:
         num_last = (max_chars - len(_GAP)) // 3
@@ -99,9 +99,9 @@ class ModelLoadError(ConfigurationError):
 
 
 class ValidationError(PenstockError, ValueError):
-    """An argument is wrong: the message names the field, the value and what is allowed.
+    """An argument is wrong: the message names the field, its value and the allowed values.
 
-    However long the value, or what a library says of it, the message stays short.
+    The message stays short, however long the value or a library's message is.
     """
 
     code = "validation_error"
@@ -145,7 +145,7 @@ class AdapterFileError(ValidationError):
 
 
 class UnsupportedAdapterError(ValidationError):
-    """The adapter is of a kind that no engine here computes; the message names what is not served."""
+    """The adapter is of a kind that no engine here computes; the message names the unsupported part."""
 
     code = "unsupported_adapter"
 
@@ -153,7 +153,7 @@ class UnsupportedAdapterError(ValidationError):
 class RequestConflictError(PenstockError):
     """The ``request_id`` is that of another request; nothing was enqueued.
 
-    ``field`` says in what they differ: "tenant", "prompt", "params" or "lora_request".
+    ``field`` is the field that differs: "tenant", "prompt", "params" or "lora_request".
     """
 
     code = "request_conflict"
@@ -225,7 +225,7 @@ class BatchHeldError(PenstockError):
 
 
 class BatchTakenOverError(BatchHeldError):
-    """The lease of this runner had ended, and another has the batch now; what was done is kept."""
+    """The lease of this runner had expired, and another runner has the batch; finished rows are retained."""
 
     code = "batch_taken_over"
 
@@ -260,13 +260,13 @@ class RefusedForNowError(PenstockError):
 
 
 class RedisFullError(RefusedForNowError):
-    """Redis has reached its ``maxmemory``. What runs waits there until it has room again, and is not harmed."""
+    """Redis has reached its ``maxmemory``. Running requests wait until it has memory again, without loss."""
 
     code = "redis_full"
 
 
 class QueueFullError(RefusedForNowError):
-    """As many requests or tokens wait as the model's or the tenant's policy allows.
+    """The number of waiting requests or tokens has reached the limit of the model's or the tenant's policy.
 
     ``retry_after_s`` is reckoned from the measured service rate.
     """
@@ -305,7 +305,7 @@ class PoisonRequestError(RequestFailedError):
 
 
 class DamagedRecordError(RequestFailedError):
-    """Something other than Penstock has written to what Redis holds of the request, or deleted it; it is parked."""
+    """Something other than Penstock has written to the request's record in Redis, or deleted it; it is parked."""
 
     code = "damaged_record"
 
@@ -324,13 +324,13 @@ class EngineNotFoundError(PenstockError):
 
 
 class EngineStateError(PenstockError):
-    """The state of the engine does not allow the call; the message says what to do first."""
+    """The state of the engine does not allow the call; the message names the remedy."""
 
     code = "engine_state"
 
 
 class UnsupportedCallError(PenstockError):
-    """The engine has no part that could do what is asked; the message names the part."""
+    """The engine lacks the part for this call; the message names the part."""
 
     code = "unsupported_call"
 
@@ -343,7 +343,7 @@ class DrainTimeoutError(PenstockError, TimeoutError):
 
 
 class EngineTimeoutError(PenstockError):
-    """The engine did not answer in time. Whether it does what it was asked is not known."""
+    """The engine did not answer in time. It is unknown whether it carries out the call."""
 
     code = "engine_timeout"
     retryable = True
@@ -353,7 +353,7 @@ class EngineCallError(PenstockError):
     """A control call failed at one engine at least.
 
     Attributes:
-        answers: by engine id, of the engines that did what was asked.
+        answers: by engine id, of the engines that succeeded.
         errors: by engine id, why each of the others did not.
     """
 

@@ -225,23 +225,23 @@ class Keys:
         return f"{self.namespace}:adapters:{{{self.namespace}}}:numbers"
 
     def responses(self) -> str:
-        """What ACLs match the responses of all tenants with."""
+        """Pattern of the responses of all tenants, for ACLs."""
         return f"{as_literal(self.namespace)}:response:*"
 
     def of_webhooks(self) -> str:
-        """What ACLs match all that is about webhooks with."""
+        """Pattern of all keys of webhooks, for ACLs."""
         return f"{as_literal(self.namespace)}:webhooks:*"
 
     def of_all_models(self) -> str:
-        """What ACLs match the keys and channels of all models with."""
+        """Pattern of the keys and channels of all models, for ACLs."""
         return f"{as_literal(self.namespace)}:{{*"
 
     def of_workers(self) -> str:
-        """What ACLs match the channels of supervisors with, in all databases."""
+        """Pattern of the channels of supervisors in all databases, for ACLs."""
         return f"{as_literal(self.namespace)}:worker[:/]*"
 
     def of_all(self) -> str:
-        """What ACLs match all keys and channels with."""
+        """Pattern of all keys and channels, for ACLs."""
         return f"{as_literal(self.namespace)}:*"
 
     def response(self, tenant: str, response_id: str) -> str:
@@ -316,7 +316,7 @@ class ModelKeys:
 
     @property
     def pattern(self) -> str:
-        """What SCAN matches all keys of the model with."""
+        """Pattern of all keys of the model, for SCAN."""
         return as_literal(self.prefix) + "*"
 
     def lane(self, band: str, tenant: str) -> str:

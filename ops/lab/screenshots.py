@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 
 from ...producer import Client, SamplingParams
 from ...shared.errors import ConfigurationError
-from ...shared.process.command_line import run_told
+from ...shared.process.command_line import run_reporting_errors
 from ...shared.values.names import DEFAULT_NAMESPACE
 from ..demo.busy import MODEL_NAME, keep_busy
 from ..demo.run import MODEL
@@ -50,7 +50,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the pictures go (ops/guide/images)")
     parser.add_argument("--busy", type=float, default=BUSY_S, metavar="SECONDS", help="of work before them (240)")
     arguments = parser.parse_args()
-    return run_told(lambda: make_pictures(arguments.folder, arguments.busy))
+    return run_reporting_errors(lambda: make_pictures(arguments.folder, arguments.busy))
 
 
 def make_pictures(folder: Path, busy_s: float) -> int:

@@ -140,14 +140,14 @@ class Audit:
     @contextlib.asynccontextmanager
     async def audited(self, action: str, target: str = "", **details: object) -> AsyncGenerator[dict[str, object]]:
         """Write an entry about the change inside, also if it fails. Details may be added to the yielded dict."""
-        told = dict(details)
+        entry_details = dict(details)
         try:
-            yield told
+            yield entry_details
         except Exception as error:
             code = error.code if isinstance(error, PenstockError) else type(error).__name__
-            await self._write(action, target, told, code)
+            await self._write(action, target, entry_details, code)
             raise
-        await self._write(action, target, told, "ok")
+        await self._write(action, target, entry_details, "ok")
 
     async def read(self, *, limit: int = 100, before: str = "") -> list[AuditEntry]:
         """Return ``limit`` entries older than the id ``before``, rarely one more, the newest first."""

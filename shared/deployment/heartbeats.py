@@ -40,14 +40,14 @@ async def read_listed(
     ids = sorted(member.decode() for member in await execute("SMEMBERS", ids_key))
     if not ids:
         return []
-    said: list[bytes | None] = []
+    values: list[bytes | None] = []
     for part in in_parts([key_of(one) for one in ids]):
-        said += await execute("MGET", *part)
-    gone = [one for one, data in zip(ids, said, strict=True) if data is None]
-    if gone:
+        values += await execute("MGET", *part)
+    expired = [one for one, data in zip(ids, values, strict=True) if data is None]
+    if expired:
         # A slow process that is dropped here enters itself again with its next record.
-        await execute("SREM", ids_key, *gone)
-    return [(one, data) for one, data in zip(ids, said, strict=True) if data is not None]
+        await execute("SREM", ids_key, *expired)
+    return [(one, data) for one, data in zip(ids, values, strict=True) if data is not None]
 
 
 async def drop_overdue(execute: Callable[..., Awaitable[Any]], keys: Keys) -> None:

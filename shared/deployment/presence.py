@@ -143,8 +143,8 @@ async def read_processes(execute: Callable[..., Awaitable[Any]], keys: Keys) -> 
     Args:
         execute: runs one command: ``CommandConnection.execute``.
     """
-    found: list[ProcessRecord] = []
+    records: list[ProcessRecord] = []
     for process_id, data in await read_listed(execute, keys.processes(), keys.process):
         record = decode_record("process record", process_id, data, ProcessRecord)
-        found.append(record or _unreadable(process_id))
-    return sorted(found, key=lambda process: (process.kind, process.started_at))
+        records.append(record or _unreadable(process_id))
+    return sorted(records, key=lambda process: (process.kind, process.started_at))

@@ -47,26 +47,26 @@ async def scale_worker(execute: Execute, keys: Keys, worker_id: str, num_engines
                 await asyncio.sleep(POLL_INTERVAL_S)
     except TimeoutError:
         beats = await _beats(execute, keys, worker_id)
-        told = ", ".join(f"{beat.engine_id} is {beat.state}" for beat in beats) or "no engine beats"
+        states = ", ".join(f"{beat.engine_id} is {beat.state}" for beat in beats) or "no engine beats"
         raise PenstockError(
-            f"worker {worker_id} does not serve with {num_engines} engines after {patience_s:g} s: {told}; "
+            f"worker {worker_id} does not serve with {num_engines} engines after {patience_s:g} s: {states}; "
             "it goes on with that"
         ) from None
 
 
 async def _supervisors(execute: Execute, keys: Keys) -> dict[str, ProcessRecord]:
-    found = await read_processes(execute, keys)
+    processes = await read_processes(execute, keys)
     return {
         record.options[WORKER_OPTION]: record
-        for record in found
+        for record in processes
         if record.kind == ProcessKind.SUPERVISOR and WORKER_OPTION in record.options
     }
 
 
 def _check_room(supervisors: dict[str, ProcessRecord], worker_id: str, num_engines: int) -> None:
     if worker_id not in supervisors:
-        known = ", ".join(sorted(supervisors)) or "none that is there"
-        raise ValidationError(f"worker_id must be one of {known}, got {shown(worker_id)}")
+        available = ", ".join(sorted(supervisors)) or "none that is there"
+        raise ValidationError(f"worker_id must be one of {available}, got {shown(worker_id)}")
     group = supervisors[worker_id].options.get(GROUP_OPTION)
     if group is not None:
         raise ValidationError(group_refusal(worker_id, group))

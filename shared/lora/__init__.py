@@ -1,1 +1,1 @@
-"""Adapters of a deployment: what PEFT says of one, and the names that point to them."""
+"""Adapters of a deployment: their PEFT configuration, and the names that point to them."""

@@ -1,7 +1,7 @@
 """``adapter_config.json`` as PEFT writes it: which layers an adapter changes, with which ranks and factors.
 
 The one reader, for whoever gives an adapter a name and for the engine that loads it, so that both refuse the same.
-What no engine here computes is refused by its name: an adapter that was half applied would answer, and wrongly.
+An unsupported setting is refused by its name, because an adapter that was half applied would give wrong answers.
 Whether the weights fit the model is seen by the engine.
 
 Source: peft 0.21, ``LoraConfig``.
@@ -25,7 +25,7 @@ from ..values.shown import shown
 T = TypeVar("T")
 
 _MERGE = "merge the adapter into the model"
-# Fields that change what is computed, with the values that change nothing, and what to do without. None is off.
+# Fields that change the computation, with the values that change nothing, and the remedy. None is off.
 _NOT_SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_dora": ((False,), f"DoRA is not computed; train with use_dora=False, or {_MERGE}"),
     "use_qalora": ((False,), f"QA-LoRA is not computed; {_MERGE}"),
@@ -53,14 +53,14 @@ _ALL_LINEAR = "all-linear"
 
 
 class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be known of an adapter before its weights are read.
+    """Facts about an adapter before its weights are read.
 
     Args:
-        rank, alpha: of layers that no pattern names.
+        rank, alpha: values for layers without a pattern.
         targets: endings of the names of layers, or an expression that whole names match; "all-linear" is any.
         is_rank_stabilized: the factor is alpha by the root of the rank (rsLoRA).
         rank_pattern, alpha_pattern: by expression, for layers whose names end so; the first that matches counts.
-        base_model_name: what it was trained for, as its trainer called it; "" if it does not say.
+        base_model_name: name of the model it was trained for; "" if unknown.
     """
 
     rank: int
@@ -73,7 +73,7 @@ class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def largest_rank(self) -> int:
-        """Of any layer."""
+        """Largest rank of any layer."""
         return max(self.rank, *self.rank_pattern.values(), 0)
 
     @property
@@ -82,11 +82,11 @@ class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
         return (self.targets,) if isinstance(self.targets, str) else tuple(sorted(self.targets))
 
     def rank_of(self, layer: str) -> int:
-        """The rank at the layer of that name."""
+        """Return the rank at the layer of this name."""
         return _by_pattern(self.rank_pattern, layer, self.rank)
 
     def scale_of(self, layer: str) -> float:
-        """What the product of its matrices is multiplied by."""
+        """Return the factor of the product of its matrices."""
         alpha, rank = _by_pattern(self.alpha_pattern, layer, self.alpha), self.rank_of(layer)
         return alpha / math.sqrt(rank) if self.is_rank_stabilized else alpha / rank
 
@@ -97,14 +97,14 @@ class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
         return any(_ends_with(layer, target) for target in self.targets)
 
     def missing_among(self, layers: Iterable[str]) -> list[str]:
-        """Targets that no name of ``layers`` ends with."""
-        known = list(layers)
+        """Return targets that no name of ``layers`` ends with."""
+        names = list(layers)
         targets = () if isinstance(self.targets, str) else self.targets
-        return [target for target in targets if not any(_ends_with(layer, target) for layer in known)]
+        return [target for target in targets if not any(_ends_with(layer, target) for layer in names)]
 
 
 def read_peft_config(folder: str | Path) -> PeftConfig:
-    """Return what the configuration in a folder says.
+    """Return the configuration in a folder.
 
     Raises:
         AdapterFileError: it cannot be read, or is no JSON object.
@@ -113,7 +113,7 @@ def read_peft_config(folder: str | Path) -> PeftConfig:
     """
     path = Path(folder) / CONFIG_FILE
     try:
-        said = json.loads(path.read_bytes())
+        fields = json.loads(path.read_bytes())
     except OSError as error:
         raise AdapterFileError(
             f"{path} cannot be read ({error.strerror}); name a folder that PEFT's save_pretrained wrote"
@@ -122,17 +122,17 @@ def read_peft_config(folder: str | Path) -> PeftConfig:
         raise AdapterFileError(f"{path} is not JSON: {error}") from error
     except RecursionError:
         raise AdapterFileError(f"{path} is nested too deep; PEFT's save_pretrained writes one flat object") from None
-    if not isinstance(said, dict):
-        raise AdapterFileError(f"{path} must hold a JSON object, got {shown(said)}")
-    _check_kind(said, path)
-    base = said.get("base_model_name_or_path")
+    if not isinstance(fields, dict):
+        raise AdapterFileError(f"{path} must hold a JSON object, got {shown(fields)}")
+    _check_kind(fields, path)
+    base = fields.get("base_model_name_or_path")
     return PeftConfig(
-        rank=_rank("r", said.get("r"), path),
-        alpha=_alpha("lora_alpha", said.get("lora_alpha"), path),
-        targets=_targets(said.get("target_modules"), path),
-        is_rank_stabilized=bool(said.get("use_rslora")),
-        rank_pattern=_pattern("rank_pattern", said, _rank, path),
-        alpha_pattern=_pattern("alpha_pattern", said, _alpha, path),
+        rank=_rank("r", fields.get("r"), path),
+        alpha=_alpha("lora_alpha", fields.get("lora_alpha"), path),
+        targets=_targets(fields.get("target_modules"), path),
+        is_rank_stabilized=bool(fields.get("use_rslora")),
+        rank_pattern=_pattern("rank_pattern", fields, _rank, path),
+        alpha_pattern=_pattern("alpha_pattern", fields, _alpha, path),
         base_model_name=base if isinstance(base, str) else "",
     )
 
@@ -175,10 +175,10 @@ def _alpha(name: str, value: object, path: Path) -> float:
 
 
 def _pattern(name: str, said: dict[str, Any], read: Callable[[str, object, Path], T], path: Path) -> dict[str, T]:
-    given = said.get(name) or {}
-    if not isinstance(given, dict):
-        raise UnsupportedAdapterError(f"{name} of {path} must be an object, got {shown(given)}")
-    return {_expression(name, key, path): read(f"{name}[{shown(key)}]", value, path) for key, value in given.items()}
+    pattern = said.get(name) or {}
+    if not isinstance(pattern, dict):
+        raise UnsupportedAdapterError(f"{name} of {path} must be an object, got {shown(pattern)}")
+    return {_expression(name, key, path): read(f"{name}[{shown(key)}]", value, path) for key, value in pattern.items()}
 
 
 def _expression(name: str, text: str, path: Path) -> str:

@@ -1,8 +1,8 @@
-"""Which adapters have names in a deployment: a hash in Redis, which every change goes to in one script.
+"""The names of adapters in a deployment: a hash in Redis, which every change updates in one script.
 
 A name is one adapter's, as a model's name is one model's; it may be pointed to another adapter of the same model. It
 belongs to a tenant, or to everybody: a tenant's own goes before one of everybody's. Requests hold a digest from their
-enqueuing on, so nothing here changes what is under way.
+enqueuing on, so nothing here changes running requests.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _SCRIPT_NAMES = ("register", "remove", "swap")
 
 
 class AdapterRecord(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
-    """What is known of a name. JSON, but for ``number``, which stands before it.
+    """Record of a name. JSON, except for ``number``, which is stored before it.
 
     Args:
-        digest: as ``adapter_digest`` makes it.
-        tenant: whose it is; "" for everybody.
+        digest: ``adapter_digest`` of the folder.
+        tenant: its tenant; "" for all tenants.
         path: the folder, on every host with an engine of the model.
         rank: ``PeftConfig.largest_rank``; target_modules, base_model_name: as there.
         num_bytes: the size of both files.
@@ -54,7 +54,7 @@ class AdapterRecord(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=Tru
     number: int = 0
 
     def request(self) -> LoRARequest:
-        """What a generation with it carries."""
+        """Return the adapter as requests name it."""
         return LoRARequest(self.name, self.number, self.path, self.base_model_name or None, digest=self.digest)
 
 
@@ -74,12 +74,12 @@ class AdapterRegistry:
     async def register(
         self, record: AdapterRecord, wanted_number: int = 0
     ) -> tuple[AdapterRecord, AdapterRecord | None]:
-        """Point a name to an adapter, whatever of its model it pointed to before; returns what it is, and was.
+        """Point a name to an adapter, also if it had another one of the model. Return the new and the former record.
 
         A name that is pinned stays so.
 
         Args:
-            wanted_number: what a caller wants it to be numbered; 0 to have one drawn.
+            wanted_number: number that the caller requests; 0 for the next free one.
 
         Raises:
             ValidationError: the name is another model's adapter's, or the number another adapter's.
@@ -93,7 +93,7 @@ class AdapterRegistry:
         raise _refusal(answer[0], answer[1].decode(), record, wanted_number)
 
     async def find(self, name: str, tenant: str) -> AdapterRecord | None:
-        """Return what a tenant means by a name: its own adapter, or everybody's."""
+        """Return the adapter of a tenant's name: its own, or one of all tenants."""
         fields = [_field(tenant, name), _field(EVERYBODY, name)]
         own, common = await self._connection.execute("HMGET", self._names, *fields)
         value = own if own is not None else common
@@ -112,13 +112,13 @@ class AdapterRegistry:
         return sorted(chosen, key=lambda record: (record.model, record.name, record.tenant))
 
     async def visible(self, tenant: str) -> list[AdapterRecord]:
-        """Return those that a tenant may name: its own, and everybody's where it has none of that name."""
+        """Return the adapters that a tenant may name: its own, and those of all tenants with other names."""
         records = await self.read()
         own = {record.name for record in records if record.tenant == tenant}
         return [one for one in records if one.tenant == tenant or (one.tenant == EVERYBODY and one.name not in own)]
 
     async def pin(self, name: str, tenant: str, *, pinned: bool) -> AdapterRecord:
-        """Write down whether engines keep it; returns what it is then.
+        """Set whether engines keep it loaded. Return the new record.
 
         Raises:
             UnknownAdapterError: ``tenant`` has no adapter of that name; everybody's is not looked at.
@@ -130,7 +130,7 @@ class AdapterRegistry:
                 return record
 
     async def remove(self, name: str, tenant: str) -> AdapterRecord:
-        """Take a name away; returns what it was. Raises: as ``pin``."""
+        """Remove a name. Return its record. Raises: as ``pin``."""
         while True:
             field, value = await self._value(name, tenant)
             record = _record(value)
@@ -138,7 +138,7 @@ class AdapterRegistry:
                 return record
 
     async def take_back(self, record: AdapterRecord, former: AdapterRecord | None) -> bool:
-        """Undo a ``register`` that returned these; False where the name was changed since, and stays as it is."""
+        """Undo a ``register`` that returned these; False if the name was changed since, and stays."""
         field, value = _field(record.tenant, record.name), _value(record)
         if former is None:
             return bool(await self._run("remove", [self._names, self._numbers], [field, value, record.digest]))
@@ -156,7 +156,7 @@ class AdapterRegistry:
 
 
 def owner(tenant: str) -> str:
-    """Whose a name is, in words."""
+    """Return the owner of a name, in words."""
     return f"tenant {shown(tenant)}" if tenant else "everybody's list"
 
 
@@ -177,7 +177,7 @@ def _refusal(reason: bytes, of: str, record: AdapterRecord, wanted_number: int) 
 
 
 def _field(tenant: str, name: str) -> str:
-    """Neither may hold a line feed."""
+    """Return the hash field of a name; neither part may contain a line feed."""
     return f"{tenant}\n{name}"
 
 

@@ -69,9 +69,9 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, kw_
     @property
     def truncate_prompt_tokens(self) -> int | None:
         """The limit of its tokenization or its parameters; None keeps the whole prompt."""
-        said = None if self.tokenization is None else self.tokenization.truncate_prompt_tokens
+        limit = None if self.tokenization is None else self.tokenization.truncate_prompt_tokens
         params = self.pooling_params or self.sampling_params
-        return said if said is not None or params is None else params.truncate_prompt_tokens
+        return limit if limit is not None or params is None else params.truncate_prompt_tokens
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""Figures of engines and queues as metrics: what there is, once, for every exporter and for the guide's table."""
+"""Statistics of engines and queues as metrics: defined once, for every exporter and for the guide's table."""
 
 from .catalogue import ALL, MetricKind, MetricSpec
 from .engine_samples import SERVING, engines_samples

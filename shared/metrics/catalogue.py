@@ -1,4 +1,4 @@
-"""Every metric of engines, queues and the deployment: name, kind, labels and what it means.
+"""Every metric of engines, queues and the deployment: name, kind, labels and meaning.
 
 A name stands behind ``penstock_`` where Prometheus asks, and behind ``penstock:`` in ``Client.get_metrics``. Where vLLM
 has a metric of the same meaning it has the same name, and is there with ``vllm:`` as well if that is asked for.
@@ -20,11 +20,11 @@ class MetricKind(StrEnum):
 
 
 class MetricSpec(msgspec.Struct, frozen=True):
-    """One metric.
+    """Definition of one metric.
 
     Args:
-        help: what it counts, and in which unit.
-        labels: behind ``model_name``, which all have but those of the deployment.
+        help: meaning and unit.
+        labels: labels after ``model_name``, which all but those of the deployment have.
         is_vllms: whether vLLM has one of that name and meaning.
     """
 
@@ -40,9 +40,9 @@ OF_MODEL = (MODEL,)
 OF_ENGINE = (MODEL, "engine")
 # Fields of `EngineSetup`, and the version of the worker.
 CONFIGURED = (
-    *("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "kv_cache_size_tokens", "dtype"),
-    *("kv_cache_dtype", "quantization", "attention_backend", "scheduling_policy", "processor", "version"),
-)
+    "max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "kv_cache_size_tokens", "dtype",
+    "kv_cache_dtype", "quantization", "attention_backend", "scheduling_policy", "processor", "version",
+)  # fmt: skip
 COUNTER, GAUGE, HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
 
 # Names of counters are told without "_total", which the exposition adds.

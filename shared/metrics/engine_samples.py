@@ -19,7 +19,7 @@ SERVING = frozenset({EngineState.READY, EngineState.BUSY, EngineState.COMPILING}
 
 
 def engines_samples(beats: Sequence[EngineHeartbeat]) -> Iterator[Sample]:
-    """Return what several engines tell, each under a label of its own.
+    """Return the metrics of several engines, each under its own label.
 
     The label is the engine's name, the same in all lives of its worker. Where two of a model have one name, as while a
     worker takes the place of one that has died, the one that began last has it, and others go by their ids.
@@ -33,7 +33,7 @@ def engines_samples(beats: Sequence[EngineHeartbeat]) -> Iterator[Sample]:
 
 
 def engine_samples(beat: EngineHeartbeat, label: str) -> Iterator[Sample]:
-    """Return what one engine tells, under a label."""
+    """Return the metrics of one engine, under a label."""
     labels = (beat.model, label)
     yield from values_of(
         labels,

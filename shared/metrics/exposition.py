@@ -14,7 +14,7 @@ from .sample import Sample
 
 
 class MetricNames(StrEnum):
-    """Which names to give: our own, or those of vLLM as well, for boards and rules that were written for it."""
+    """Names to expose: our own, or also vLLM's, for existing dashboards and rules."""
 
     PENSTOCK = "penstock"
     VLLM = "vllm"

@@ -1,4 +1,4 @@
-"""What the queue of a model says of itself as metrics."""
+"""Statistics of a model's queue as metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .sample import Sample, values_of
 
 
 def queue_samples(queue: QueueStats) -> Iterator[Sample]:
-    """Return the figures of one model's queue."""
+    """Return the metrics of one model's queue."""
     yield from values_of(
         (queue.model,),
         {

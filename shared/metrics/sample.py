@@ -19,7 +19,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 def values_of(labels: tuple[str, ...], values: Mapping[str, float | Histogram | None]) -> Iterator[Sample]:
-    """Return a sample of each metric by name, all with these labels; what is None is not known and left out."""
+    """Return a sample of each metric by name, with the same labels; None is unknown and left out."""
     for name, value in values.items():
         if value is not None:
             yield Sample(ALL[name], labels, value)

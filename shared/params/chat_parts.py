@@ -19,7 +19,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     """Return the messages for a worker, the parts of a content as ``{"type": "text", "text": ...}``.
 
     Raises:
-        ValidationError: a message has no role or content, or holds what cannot be sent; names the field.
+        ValidationError: a message has no role or content, or a value that cannot be sent; names the field.
         UnsupportedParameterError: a part is no text.
     """
     return [_checked(f"messages[{position}]", message) for position, message in enumerate(messages)]
@@ -51,8 +51,8 @@ def is_parts(content: object) -> TypeGuard[list[dict[str, str]]]:
 def _checked(field: str, message: Mapping[str, Any]) -> dict[str, Any]:
     # OpenAI's assistant messages that call tools may have no content.
     if not isinstance(message, Mapping) or not message.keys() & {"content", "tool_calls"}:
-        got = f"keys {shown(list(message))}" if isinstance(message, Mapping) else shown(message)
-        raise ValidationError(f"{field} must have a 'role' (a string) and a 'content', got {got}")
+        description = f"keys {shown(list(message))}" if isinstance(message, Mapping) else shown(message)
+        raise ValidationError(f"{field} must have a 'role' (a string) and a 'content', got {description}")
     if not isinstance(message.get("role"), str):
         raise ValidationError(f"{field}.role must be a string, got {shown(message.get('role'))}")
     check_text(f"{field}.role", message["role"])

@@ -1,4 +1,4 @@
-"""Checks of single request parameters; each error has the field, its value, and what is allowed."""
+"""Checks of single request parameters; each error has the field, its value, and the allowed values."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def check_number(name: str, value: Any, kind: type, low: float, high: float) -> 
     """Check a number of ``kind`` in ``[low, high]``; an integer is a valid float."""
     accepted = (int, float) if kind is float else (int,)
     if isinstance(value, bool) or not isinstance(value, accepted):
-        wanted = "a number" if kind is float else "an integer"
-        raise ValidationError(f"{name} must be {wanted} in [{_bound(low)}, {_bound(high)}], got {shown(value)}")
+        expected = "a number" if kind is float else "an integer"
+        raise ValidationError(f"{name} must be {expected} in [{_bound(low)}, {_bound(high)}], got {shown(value)}")
     if not math.isfinite(value) or not low <= value <= high:
         raise ValidationError(f"{name} must be in [{_bound(low)}, {_bound(high)}], got {shown(value)}")
 

@@ -32,17 +32,19 @@ def check_extra_args(extra_args: Any, field: str = "extra_args") -> None:
         raise UnsupportedParameterError(
             f"{field}={shown(extra_args)} is not supported: it may have {LOGITS_PROCESSORS} alone; leave it at None"
         )
-    wanted = extra_args[LOGITS_PROCESSORS]
-    is_named = isinstance(wanted, dict) and all(
-        isinstance(name, str) and isinstance(args, dict) for name, args in wanted.items()
+    selection = extra_args[LOGITS_PROCESSORS]
+    is_named = isinstance(selection, dict) and all(
+        isinstance(name, str) and isinstance(args, dict) for name, args in selection.items()
     )
     if not is_named:
-        raise ValidationError(f"{field}.{LOGITS_PROCESSORS} must map names to dicts of arguments, got {shown(wanted)}")
-    if len(wanted) > MAX_PROCESSORS:
         raise ValidationError(
-            f"{field}.{LOGITS_PROCESSORS} must name at most {MAX_PROCESSORS} processors, got {len(wanted)}"
+            f"{field}.{LOGITS_PROCESSORS} must map names to dicts of arguments, got {shown(selection)}"
         )
-    for name in wanted:
+    if len(selection) > MAX_PROCESSORS:
+        raise ValidationError(
+            f"{field}.{LOGITS_PROCESSORS} must name at most {MAX_PROCESSORS} processors, got {len(selection)}"
+        )
+    for name in selection:
         check_text(f"a name of {field}.{LOGITS_PROCESSORS}", name)
 
 
@@ -50,8 +52,8 @@ def check_known(extra_args: dict[str, Any] | None, known: Collection[str]) -> No
     """Raise ``UnsupportedParameterError`` if a selected processor is not in ``known``, those of the engine."""
     for name in processors_of(extra_args):
         if name not in known:
-            told = f"those there are: {', '.join(sorted(known))}" if known else "it has none"
+            available = f"those there are: {', '.join(sorted(known))}" if known else "it has none"
             raise UnsupportedParameterError(
-                f"extra_args.{LOGITS_PROCESSORS}: the model's engines have no processor {shown(name)}; {told}. "
+                f"extra_args.{LOGITS_PROCESSORS}: the model's engines have no processor {shown(name)}; {available}. "
                 "The operator names them by worker start --logits-processors"
             )

@@ -86,7 +86,7 @@ def check_images(images: list[ImageInput] | None) -> None:
     """Refuse a list of images that none of our clients sends.
 
     Raises:
-        ValidationError: there are too many, or one is known by what is no digest.
+        ValidationError: there are too many, or an id is not a digest.
     """
     if images is None:
         return

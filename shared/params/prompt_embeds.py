@@ -16,7 +16,7 @@ class PromptEmbeds(msgspec.Struct, array_like=True, omit_defaults=True, frozen=T
     ``data`` holds the items, row after row, little-endian.
 
     Raises:
-        ValidationError: the dtype is unknown, or the size of ``data`` is not what dtype and shape say.
+        ValidationError: the dtype is unknown, or the size of ``data`` does not fit dtype and shape.
     """
 
     dtype: str

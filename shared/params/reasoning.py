@@ -10,7 +10,7 @@ REASONING_MARKS: dict[str, tuple[str, str]] = {
     "seed_oss": ("<seed:think>", "</seed:think>"),
     "kimi": ("◁think▷", "◁/think▷"),
 }
-# Instead of a name: what the model's chat template shows, and nothing.
+# Instead of a name: the parser that fits the model's chat template, and none.
 AUTO, NONE = "auto", "none"
 
 

@@ -33,7 +33,7 @@ MAX_N = 64
 
 
 class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False):
-    """How to choose tokens and when to stop.
+    """Parameters for choosing tokens, and for stopping.
 
     Args:
         n: how many answers. The client asks for each with a request of its own, so an engine sees 1 only. At most 64.
@@ -67,7 +67,7 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
             space; where the last output tokens are such a sequence but for its last token, that token is not chosen.
             Other ways to spell the same string in tokens stay open. At most 1024.
         thinking_token_budget: most tokens between the start and the end of thinking; then the end is forced. Needs a
-            model with tokens for both. -1 is no limit. With ``structured_outputs`` only what comes before them counts.
+            model with tokens for both. -1 is no limit. With ``structured_outputs`` only tokens before them count.
         repetition_detection: end with finish_reason "repetition" when the output repeats itself.
         extra_args: ``{"logits_processors": {name: {argument: value}}}`` selects logits processors that the operator has
             configured at the engine, in this order. Nothing else.

@@ -19,7 +19,7 @@ MAX_CHOICES = 10_000
 
 
 class GrammarFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of ``StructuredOutputsParams``, which says what they mean, and of ``structured_outputs`` in a body."""
+    """The fields of ``StructuredOutputsParams``, which explains them, and of ``structured_outputs`` in a body."""
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -63,14 +63,15 @@ def check_structured_outputs(params: GrammarFields) -> None:
     """Require exactly one grammar, of a valid type and size.
 
     Raises:
-        ValidationError: says which field, what it was given, and what is allowed.
+        ValidationError: the message has the field, its value, and the allowed values.
     """
-    given = [name for name in GRAMMAR_FIELDS if getattr(params, name) is not None]
-    if len(given) != 1:
+    set_fields = [name for name in GRAMMAR_FIELDS if getattr(params, name) is not None]
+    if len(set_fields) != 1:
         raise ValidationError(
-            f"structured_outputs must have exactly one of {', '.join(GRAMMAR_FIELDS)}, got {', '.join(given) or 'none'}"
+            f"structured_outputs must have exactly one of {', '.join(GRAMMAR_FIELDS)}, "
+            f"got {', '.join(set_fields) or 'none'}"
         )
-    field, value = f"structured_outputs.{given[0]}", getattr(params, given[0])
+    field, value = f"structured_outputs.{set_fields[0]}", getattr(params, set_fields[0])
     for flag in ("disable_any_whitespace", "disable_additional_properties"):
         if not isinstance(getattr(params, flag), bool):
             raise ValidationError(
@@ -83,16 +84,16 @@ def check_structured_outputs(params: GrammarFields) -> None:
         )
     if params.whitespace_pattern is not None:
         _check_text("structured_outputs.whitespace_pattern", params.whitespace_pattern)
-    if given[0] == "json_object":
+    if set_fields[0] == "json_object":
         if value is not True:
             raise ValidationError(f"{field} must be True, got {shown(value)}; leave it at None otherwise")
-    elif given[0] == "choice":
+    elif set_fields[0] == "choice":
         _check_choice(field, value)
-    elif given[0] == "json" and isinstance(value, dict):
+    elif set_fields[0] == "json" and isinstance(value, dict):
         _check_schema(field, value)
     else:
         _check_text(field, value)
-        if given[0] in ("json", "structural_tag"):
+        if set_fields[0] in ("json", "structural_tag"):
             _parse_object(field, value)
 
 

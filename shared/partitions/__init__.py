@@ -1,9 +1,8 @@
-"""One model over several partitions, each with lanes, claims and a dead letter of its own, and placed by itself.
+"""One model over several partitions, each with its own lanes, claims and dead letter, and its own shard.
 
-``layout.py`` says which partition a request goes to, ``finder.py`` puts requests there and finds them by their ids,
-``whole.py`` shows queue and dead letter of the model as one, ``history.py`` what happened, ``change.py`` gives a model
-more partitions or fewer, and ``homes.py`` says which of them an engine serves first. To the broker's scripts a
-partition is a model.
+``layout.py`` says which partition a request goes to, ``finder.py`` enqueues and finds requests, ``whole.py`` shows
+queue and dead letter of the model as one, ``history.py`` its events, ``change.py`` changes the number of partitions,
+and ``homes.py`` says which of them an engine serves first. For the broker's scripts a partition is a model.
 """
 
 from .change import change_partitions

@@ -1,4 +1,4 @@
-"""Gives a model more partitions, or fewer, while requests wait and run.
+"""Changes the number of a model's partitions while requests wait and run.
 
 Home is told first, and nobody goes by it yet: each partition refuses who has another layout than its own. After
 ``MAX_AGE_S`` whoever looks for a request knows the new partitions, and engines serve them. Then one partition after the
@@ -92,27 +92,27 @@ async def _record(connection: CommandConnection, keys: Keys, model: str, layout:
 
 
 async def _staying(connection: CommandConnection, keys: Keys, model: str, layout: Layout) -> list[str]:
-    """Return the tenants that have something in a partition that is not theirs any more."""
-    found: set[str] = set()
+    """Return the tenants with requests in a partition that is no longer theirs."""
+    tenants: set[str] = set()
     for number in range(layout.num_before):
         for tenant in await Queue(connection, keys.model(model, number)).tenants():
             if tenant not in layout.spread and choose_partition(tenant, layout.num) != number:
-                found.add(tenant)
-    return sorted(found)
+                tenants.add(tenant)
+    return sorted(tenants)
 
 
 async def _take_away(connection: CommandConnection, keys: Keys, model: str, layout: Layout, version: int) -> bool:
-    """Have those that go away refuse everybody, and return whether nothing came there until then."""
+    """Make removed partitions refuse all requests, and return whether none arrived there before."""
     for number in range(layout.num, layout.num_before):
         await Broker(connection, keys.model(model, number), number).lay_out(version)
     return not await _has_leftovers(connection, keys, model, layout)
 
 
 async def _has_leftovers(connection: CommandConnection, keys: Keys, model: str, layout: Layout) -> bool:
-    """Whether a partition that goes away knows any request."""
+    """Whether a removed partition has any request."""
     for number in range(layout.num, layout.num_before):
         own = keys.model(model, number)
-        await Queue(connection, own).is_paused()  # so that it is known where the partition is
+        await Queue(connection, own).is_paused()  # so that the shard of the partition is recorded
         link = connection.link_to(own.leases)
         for pattern in own.patterns_of_requests:
             cursor = b"0"
@@ -126,7 +126,7 @@ async def _has_leftovers(connection: CommandConnection, keys: Keys, model: str, 
 
 
 async def _copy_policies(connection: CommandConnection, keys: Keys, model: str, layout: Layout) -> None:
-    """Give the new partitions what the first has been told."""
+    """Copy the policies of the first partition to the new ones."""
     first = Queue(connection, keys.model(model))
     policy, tenants = await asyncio.gather(first.policy(), first.tenant_policies())
     is_paused = await first.is_paused()

@@ -1,4 +1,4 @@
-"""A model's partitions, as those see them who put requests in line and look for them."""
+"""A model's partitions for clients that enqueue requests and search for them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ MAX_REMEMBERED = 100_000
 
 
 class PartitionedBroker:
-    """Enqueues each request into its partition, and finds it there again.
+    """Enqueues each request into its partition, and finds it there.
 
-    Where a request is follows from its tenant and the layout of that time, which who has only its id does not know:
-    then all partitions are asked, once. So ids are what callers make them, and what was enqueued before the model had
-    more partitions is found like all else.
+    The partition of a request follows from its tenant and the layout at that time. With only the id, all partitions are
+    queried once. So callers may choose ids freely, and requests from before a change of the layout are found, too.
 
-    All methods raise ``RedisUnavailableError`` when a Redis that is needed stays away.
+    All methods raise ``RedisUnavailableError`` when a required Redis stays unavailable.
     """
 
     def __init__(self, connection: CommandConnection, keys: Keys, model: str, layouts: Layouts) -> None:
@@ -41,16 +40,16 @@ class PartitionedBroker:
         self._left: set[tuple[int, str]] = set()
 
     async def expected(self, tenant: str, request_id: str, session_id: str = "") -> Broker:
-        """Return where a request is going to be, as far as this process knows."""
+        """Return the expected partition of a request, as far as this process knows."""
         layout = await self._layouts.get(self._model)
         return self._broker(self._partition(layout, tenant, session_id or request_id)[0])
 
     def where(self, request_id: str) -> Broker:
-        """Return where a request is that this process has just enqueued."""
+        """Return the partition of a request that this process has just enqueued."""
         return self._broker(self._places.get(request_id, 0))
 
     async def enqueue_many(self, entries: Sequence[Entry]) -> list[str | PenstockError]:
-        """As ``Broker.enqueue_many``; what concerns one partition alone is an answer, too."""
+        """Enqueue as ``Broker.enqueue_many``; an error of one partition is returned as an answer, too."""
         layout = await self._layouts.get(self._model)
         answers: dict[int, str | PenstockError] = {}
         if not layout.version:
@@ -67,7 +66,7 @@ class PartitionedBroker:
         return [answers[number] for number in range(len(entries))]
 
     async def find(self, request_id: str) -> Broker:
-        """Return the partition that knows a request; the first, if none does."""
+        """Return the partition that has a request; the first, if none has."""
         layout = await self._layouts.recent(self._model)
         if layout.num_known == 1:
             return self._brokers[0]
@@ -80,11 +79,11 @@ class PartitionedBroker:
         return self._broker(place)
 
     async def cancel(self, request_id: str) -> RequestState | None:
-        """As ``Broker.cancel``."""
+        """Cancel as ``Broker.cancel``."""
         return await (await self.find(request_id)).cancel(request_id)
 
     async def count_known(self, request_ids: Sequence[str]) -> int:
-        """As ``Broker.count_known``."""
+        """Count as ``Broker.count_known``."""
         brokers = self.all((await self._layouts.recent(self._model)).num_known)
         return sum(await asyncio.gather(*(broker.count_known(request_ids) for broker in brokers)))
 
@@ -140,11 +139,11 @@ class PartitionedBroker:
         counts = await asyncio.gather(*(broker.count_known(ids) for broker in self.all(layout.num_known)))
         if not any(counts):
             return {}
-        found = await asyncio.gather(*(self._look_for(layout, request_id) for request_id in ids))
-        return {request_id: place for request_id, place in zip(ids, found, strict=True) if place is not None}
+        places = await asyncio.gather(*(self._look_for(layout, request_id) for request_id in ids))
+        return {request_id: place for request_id, place in zip(ids, places, strict=True) if place is not None}
 
     async def _look_for(self, layout: Layout, request_id: str) -> int | None:
-        """Ask all at once; a Redis that is away is waited for only where none of the others knows the request."""
+        """Query all at the same time; an unavailable Redis is awaited only if no other one has the request."""
 
         async def look(broker: Broker) -> int | None:
             return broker.partition if await broker.known(request_id) else None
@@ -178,14 +177,14 @@ class PartitionedBroker:
 
         If it is the one that was tried, it is being changed; or a partition has lost its data, and is told.
         """
-        found = await self._layouts.read(self._model)
-        if found.version == layout.version:
+        newest = await self._layouts.read(self._model)
+        if newest.version == layout.version:
             if asyncio.get_running_loop().time() > give_up_at:
                 raise RedisUnavailableError(
                     f"the partitions of model {shown(self._model)} are being changed for {RETRY_FOR_S:g} s now, or "
                     "home has forgotten them; run 'penstock queue partitions' with their number again"
                 )
-            if found.is_settled:
-                await lay_out(self._connection, self._keys, self._model, found)
+            if newest.is_settled:
+                await lay_out(self._connection, self._keys, self._model, newest)
             await asyncio.sleep(LOOK_AGAIN_S)
-        return found
+        return newest

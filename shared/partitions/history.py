@@ -1,4 +1,4 @@
-"""What happened in a model whose partitions are several, as one."""
+"""The history of a model with several partitions, as one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .layout import Layouts
 
 
 async def open_history(connection: CommandConnection, keys: Keys, model: str) -> RequestHistory:
-    """Return what is known of a model's requests, with the partitions that it has now."""
+    """Return the history of a model's requests over its current partitions."""
     num = (await Layouts(connection, keys).read(model)).num_ever
     return RequestHistory(connection, keys.model(model)) if num == 1 else WholeHistory(connection, keys, model, num)
 
@@ -23,7 +23,7 @@ async def open_history(connection: CommandConnection, keys: Keys, model: str) ->
 async def read_series(
     connection: CommandConnection, keys: Keys, model: str, *, hours: float, step_s: int | None = None
 ) -> list[SeriesPoint]:
-    """Return what was counted of a model in all partitions; as ``SeriesStore.read``."""
+    """Return the counts of a model over all partitions; as ``SeriesStore.read``."""
     num = (await Layouts(connection, keys).read(model)).num_ever
     stores = [SeriesStore(connection, keys.model(model, number)) for number in range(num)]
     return summed_points(await asyncio.gather(*(store.read(hours=hours, step_s=step_s) for store in stores)))
@@ -42,24 +42,24 @@ class WholeHistory(RequestHistory):
         return self._parts
 
     async def events(self, *, after: str = "0-0", limit: int = 500) -> list[RequestEvent]:
-        found = await asyncio.gather(*(part.events(after=after, limit=limit) for part in self._parts))
-        return sorted((event for events in found for event in events), key=lambda event: event.place)[:limit]
+        by_partition = await asyncio.gather(*(part.events(after=after, limit=limit) for part in self._parts))
+        return sorted((event for events in by_partition for event in events), key=lambda event: event.place)[:limit]
 
     async def last_event_id(self) -> str:
-        found = await asyncio.gather(*(part.last_event_id() for part in self._parts))
-        return max(found, key=lambda event_id: tuple(map(int, event_id.split("-"))))
+        event_ids = await asyncio.gather(*(part.last_event_id() for part in self._parts))
+        return max(event_ids, key=lambda event_id: tuple(map(int, event_id.split("-"))))
 
     async def history(self, request_id: str) -> list[RequestEvent]:
-        found = await asyncio.gather(*(part.history(request_id) for part in self._parts))
-        return next((events for events in found if events), [])
+        histories = await asyncio.gather(*(part.history(request_id) for part in self._parts))
+        return next((events for events in histories if events), [])
 
     async def find(self, request_id: str) -> RequestSummary | None:
-        found = await asyncio.gather(*(part.find(request_id) for part in self._parts))
-        return next((request for request in found if request is not None), None)
+        summaries = await asyncio.gather(*(part.find(request_id) for part in self._parts))
+        return next((request for request in summaries if request is not None), None)
 
     async def requests(self, wanted: RequestFilter = RequestFilter(), *, limit: int = 100) -> list[RequestSummary]:  # noqa: B008  # frozen
-        found = await asyncio.gather(*(part.requests(wanted, limit=limit) for part in self._parts))
-        every = [request for requests in found for request in requests]
+        lists = await asyncio.gather(*(part.requests(wanted, limit=limit) for part in self._parts))
+        every = [request for requests in lists for request in requests]
         moved = [request for request in every if request.state is not RequestState.QUEUED]
         moved.sort(key=lambda request: -request.at)
         return [*moved, *(request for request in every if request.state is RequestState.QUEUED)][:limit]

@@ -1,4 +1,4 @@
-"""Which partitions an engine serves first."""
+"""The order in which an engine serves partitions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _GOLDEN = 0.6180339887498949
 
 
 def home_order(rank: int, num_engines: int, num_partitions: int, turn: int) -> list[int]:
-    """Return the homes of an engine in the order in which it looks at them at its ``turn``-th look.
+    """Return the homes of an engine in the order in which its claim number ``turn`` tries them.
 
     Partitions lie in a row, and each engine has a part of it that is as long as that of any other, the ``rank``-th. So
     each partition has as much of the engines' time, however few they are, and if one dies the others move up. An engine

@@ -1,4 +1,4 @@
-"""How many partitions a model has, and which of them a request goes to.
+"""The number of a model's partitions, and the partition of each request.
 
 A tenant's requests go to one partition, by a rendezvous hash of its name: more partitions take their part of the
 tenants, fewer give theirs away, and no other moves. Tenants that are spread go to all, by the ids of their sessions,
@@ -26,7 +26,7 @@ from ..values.shown import shown
 MAX_PARTITIONS = 64
 # Nobody looks for requests by a layout that is older; a new one is used from so much later on.
 MAX_AGE_S = 5.0
-# Home is away: what is known is gone by, and nothing changes meanwhile.
+# Home is unavailable: use the last layout, which cannot change meanwhile.
 PATIENCE_S = 1.0
 
 
@@ -36,12 +36,12 @@ class Layout(msgspec.Struct, frozen=True):
     Args:
         version: the microseconds of home's clock at the change, and higher than that before; 0 for a model that has
             never had more than one.
-        num: of partitions.
+        num: number of partitions.
         num_before: how many there were before; whoever had another partition then has it until nothing waits there. If
             they were more, those that go away are served and looked into until nothing is left in them.
-        spread: tenants that go to all.
-        is_settled: whether all partitions are to go by it by now; one that does not has lost its data.
-        most: of partitions that there ever were: what was counted in them is still read.
+        spread: tenants whose requests go to all.
+        is_settled: whether all partitions should have it by now; one that does not has lost its data.
+        most: max number of partitions so far, whose counts are still read.
     """
 
     version: int = 0
@@ -53,12 +53,12 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def num_known(self) -> int:
-        """Those that may hold requests."""
+        """Number of partitions that may hold requests."""
         return max(self.num, self.num_before)
 
     @property
     def num_ever(self) -> int:
-        """Those that may have held some."""
+        """Number of partitions that may ever have held some."""
         return max(self.num_known, self.most)
 
     def partition_of(self, tenant: str, named: str) -> int:
@@ -82,7 +82,7 @@ def choose_partition(name: str, num: int) -> int:
 
 
 class Layouts:
-    """What a process knows of the layouts of models, by the word of home."""
+    """Layouts of models as this process last read them from home."""
 
     def __init__(self, connection: CommandConnection, keys: Keys) -> None:
         self._connection = connection
@@ -90,25 +90,25 @@ class Layouts:
         self._known: dict[str, tuple[Layout, float]] = {}
 
     async def get(self, model: str) -> Layout:
-        """Return the layout of a model, which may be an old one: the server refuses who enqueues by it."""
-        found = self._known.get(model)
-        return await self.read(model) if found is None else found[0]
+        """Return the layout of a model, which may be old: the server refuses enqueues by an old one."""
+        cached = self._known.get(model)
+        return await self.read(model) if cached is None else cached[0]
 
     async def recent(self, model: str) -> Layout:
-        """Return the layout of a model: by it every request is found."""
-        found = self._known.get(model)
-        if found is None:
+        """Return a layout of a model that is recent enough to find every request."""
+        cached = self._known.get(model)
+        if cached is None:
             return await self.read(model)
-        if time.monotonic() - found[1] > MAX_AGE_S:
+        if time.monotonic() - cached[1] > MAX_AGE_S:
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     return await self.read(model)
             except (TimeoutError, RedisUnavailableError):
-                self._known[model] = (found[0], time.monotonic())
-        return found[0]
+                self._known[model] = (cached[0], time.monotonic())
+        return cached[0]
 
     async def read(self, model: str) -> Layout:
-        """Ask home."""
+        """Read the layout from home."""
         # Before it is asked: that is how old the answer may be.
         asked_at = time.monotonic()
         data = await self._connection.execute("HGET", self._keys.layouts(), model)
@@ -118,13 +118,13 @@ class Layouts:
 
 
 async def lay_out(connection: CommandConnection, keys: Keys, model: str, layout: Layout) -> None:
-    """Have all partitions go by a layout, and refuse who goes by an older one; the new ones first."""
+    """Set the layout of all partitions, the new ones first; each then refuses an older one."""
     for number in reversed(range(layout.num_known)):
         await Broker(connection, keys.model(model, number), number).lay_out(layout.version)
 
 
 async def read_layouts(connection: CommandConnection, keys: Keys) -> dict[str, Layout]:
-    """Return the layouts of all models that have one, by the word of home; those that cannot be read are left out."""
+    """Return the layouts of all models with one, from home; unreadable ones are left out."""
     flat = await connection.execute("HGETALL", keys.layouts())
     layouts: dict[str, Layout] = {}
     for name, data in zip(flat[::2], flat[1::2], strict=True):
@@ -136,7 +136,7 @@ async def read_layouts(connection: CommandConnection, keys: Keys) -> dict[str, L
 
 
 def decode_layout(model: str, data: bytes) -> Layout:
-    """Raises ``ConfigurationError`` of what is none."""
+    """Return a layout. Raises ``ConfigurationError`` for other data."""
     try:
         return msgspec.json.decode(data, type=Layout)
     except msgspec.MsgspecError as error:

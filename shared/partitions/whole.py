@@ -1,4 +1,4 @@
-"""Queue and dead letter of a model whose partitions are several, as one."""
+"""Queue and dead letter of a model with several partitions, as one."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ T = TypeVar("T")
 
 
 async def open_queue(connection: CommandConnection, keys: Keys, model: str) -> Queue:
-    """Return a model's queue as a whole, with the partitions that it has now."""
+    """Return a model's queue as a whole, over its current partitions."""
     num = (await Layouts(connection, keys).read(model)).num_known
     return Queue(connection, keys.model(model)) if num == 1 else WholeQueue(connection, keys, model, num)
 
 
 async def open_dead_letter(connection: CommandConnection, keys: Keys, model: str) -> DeadLetter:
-    """Return a model's dead letter as a whole, with the partitions that it has now."""
+    """Return a model's dead letter as a whole, over its current partitions."""
     num = (await Layouts(connection, keys).read(model)).num_known
     return DeadLetter(connection, keys.model(model)) if num == 1 else WholeDeadLetter(connection, keys, model, num)
 
@@ -41,7 +41,7 @@ async def partition_stats(connection: CommandConnection, keys: Keys, model: str,
 
 
 class WholeQueue(Queue):
-    """Several partitions as one queue: what is said to it is said to all. What it knows of policies is the first's."""
+    """Several partitions as one queue: changes are made in all; policies are read from the first."""
 
     def __init__(self, connection: CommandConnection, keys: Keys, model: str, num: int) -> None:
         super().__init__(connection, keys.model(model))
@@ -52,8 +52,8 @@ class WholeQueue(Queue):
         return summed(snapshots)
 
     async def status(self, request_id: str) -> RequestStatus | None:
-        found = await asyncio.gather(*(part.status(request_id) for part in self._parts))
-        return next((status for status in found if status is not None), None)
+        statuses = await asyncio.gather(*(part.status(request_id) for part in self._parts))
+        return next((status for status in statuses if status is not None), None)
 
     async def pause(self, *, put_back: bool, abort: bool = False) -> int:
         return sum(await asyncio.gather(*(part.pause(put_back=put_back, abort=abort) for part in self._parts)))
@@ -68,8 +68,8 @@ class WholeQueue(Queue):
         return sum(await asyncio.gather(*(part.purge(tenant, band) for part in self._parts)))
 
     async def tenants(self) -> list[str]:
-        found = await asyncio.gather(*(part.tenants() for part in self._parts))
-        return sorted({tenant for tenants in found for tenant in tenants})
+        by_partition = await asyncio.gather(*(part.tenants() for part in self._parts))
+        return sorted({tenant for tenants in by_partition for tenant in tenants})
 
     async def configure(self, policy: QueuePolicy) -> None:
         bands = (await self.stats()).bands
@@ -85,7 +85,7 @@ class WholeQueue(Queue):
 
 
 class WholeDeadLetter(DeadLetter):
-    """What is parked in any partition. A request is parked, and replayed, in the one that it was in."""
+    """Parked requests of all partitions. A request is parked, and replayed, in its partition."""
 
     def __init__(self, connection: CommandConnection, keys: Keys, model: str, num: int) -> None:
         super().__init__(connection, keys.model(model))
@@ -95,19 +95,19 @@ class WholeDeadLetter(DeadLetter):
         return [one for ids in await asyncio.gather(*(part.ids() for part in self._parts)) for one in ids]
 
     async def list(self) -> list[DeadRequest]:
-        found = await asyncio.gather(*(part.list() for part in self._parts))
-        return sorted((request for parked in found for request in parked), key=lambda request: request.parked_at)
+        lists = await asyncio.gather(*(part.list() for part in self._parts))
+        return sorted((request for parked in lists for request in parked), key=lambda request: request.parked_at)
 
     async def count(self) -> int:
         return sum(await asyncio.gather(*(part.count() for part in self._parts)))
 
     async def newest(self, limit: int) -> Sequence[tuple[str, float]]:
-        found = await asyncio.gather(*(part.newest(limit) for part in self._parts))
-        return sorted((one for parked in found for one in parked), key=lambda one: -one[1])[:limit]
+        lists = await asyncio.gather(*(part.newest(limit) for part in self._parts))
+        return sorted((one for parked in lists for one in parked), key=lambda one: -one[1])[:limit]
 
     async def show(self, request_id: str) -> DeadRequest | None:
-        found = await asyncio.gather(*(part.show(request_id) for part in self._parts))
-        return next((parked for parked in found if parked is not None), None)
+        requests = await asyncio.gather(*(part.show(request_id) for part in self._parts))
+        return next((parked for parked in requests if parked is not None), None)
 
     async def replay(self, request_id: str) -> bool:
         return any(await asyncio.gather(*(part.replay(request_id) for part in self._parts)))
@@ -117,7 +117,7 @@ class WholeDeadLetter(DeadLetter):
 
 
 def summed(snapshots: Sequence[QueueSnapshot]) -> QueueStats:
-    """Return the state of the whole. Engines help out where most waits, so what waits is served by all of them."""
+    """Return the state of the whole. Engines help out in the longest queue, so all of them serve all requests."""
     parts, first = [make_stats(snapshot) for snapshot in snapshots], snapshots[0]
     estimator = Estimator(merged_state([snapshot.state for snapshot in snapshots]))
     bands = _summed_bands(parts, estimator)
@@ -168,7 +168,7 @@ def _summed_bands(parts: Sequence[QueueStats], estimator: Estimator) -> list[Ban
 
 
 def _merged_tenants(found: Iterable[TenantStats]) -> list[TenantStats]:
-    """A tenant may have something in several partitions: when it is spread, or has just got another one."""
+    """Merge a tenant's parts in several partitions: it is spread, or has just got another one."""
     tenants: dict[str, TenantStats] = {}
     for tenant in found:
         before = tenants.get(tenant.tenant)

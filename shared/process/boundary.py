@@ -1,4 +1,4 @@
-"""The boundary around code that works on one request: what such code raises ends that request and nothing else.
+"""The boundary around code that works on one request: an exception of such code ends only that request.
 
 Tokenizers, chat templates, parsers and grammars come with a model or a plug-in, and raise more than ``Exception``: a
 panic in Rust, ``SystemExit`` and ``GeneratorExit`` derive from ``BaseException`` alone.

@@ -1,4 +1,4 @@
-"""Children of this process whose exit status nobody takes from who waits for it."""
+"""Child processes whose exit status only their waiter reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ChildProcess:
 
     @property
     def returncode(self) -> int | None:
-        """As of ``Popen.returncode``; None until its end is known."""
+        """Exit status as in ``Popen.returncode``; None until it is known."""
         return self._process.returncode
 
     async def wait(self) -> int:
@@ -33,7 +33,7 @@ class ChildProcess:
         return await self._process.wait()
 
     def send_signal(self, number: int, /) -> None:
-        """Any signal.
+        """Send any signal.
 
         Raises:
             ProcessLookupError: it has ended.
@@ -47,6 +47,6 @@ async def start_child(command: Sequence[str], **options: Any) -> ChildProcess:
     """Start a child; ``options`` are those of ``asyncio.create_subprocess_exec``.
 
     Raises:
-        OSError: there is no such program, or no room for another process.
+        OSError: the program does not exist, or the host is out of processes.
     """
     return ChildProcess(await asyncio.create_subprocess_exec(*command, **options))

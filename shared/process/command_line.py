@@ -41,7 +41,7 @@ class UsageError(PenstockError):
 
 
 def _no_arguments(_: argparse.ArgumentParser) -> None:
-    """The command takes none."""
+    """Add no arguments."""
 
 
 @dataclass(frozen=True)
@@ -66,18 +66,18 @@ class Command:
 def run_program(name: str, summary: str, version: str, commands: Sequence[Command], argv: Sequence[str] | None) -> int:
     """Parse ``argv`` (the process's arguments when None), run the command, and return the exit status.
 
-    0 is success, 1 a failure that is told in one sentence on standard error, 2 a wrong call, 130 Ctrl-C.
+    0 is success, 1 a failure with one sentence on standard error, 2 a wrong call, 130 Ctrl-C.
     """
     open_closed_streams()
     parser = Parser(prog=name, description=summary)
     parser.add_argument("--version", action="version", version=f"{name} {version}")
     _add_commands(parser, commands)
     arguments = parser.parse_args(argv)
-    return run_told(lambda: arguments.run(arguments))
+    return run_reporting_errors(lambda: arguments.run(arguments))
 
 
-def run_told(run: Callable[[], int]) -> int:
-    """Call ``run`` and return its exit status. Errors become one sentence and a status as of ``run_program``."""
+def run_reporting_errors(run: Callable[[], int]) -> int:
+    """Call ``run`` and return its exit status. Errors become one sentence and a status as in ``run_program``."""
     open_closed_streams()
     configure_logging("warning")
     for stream in (sys.stdout, sys.stderr):
@@ -152,7 +152,7 @@ def format_bytes(num_bytes: float) -> str:
 class Parser(argparse.ArgumentParser):
     """Reports a wrong call in one sentence instead of the whole usage, and an unknown option before all else.
 
-    argparse itself looks first at what is missing: it would ask for the ``--model`` that was misspelt.
+    argparse itself checks for missing arguments first: it would ask for the ``--model`` that was misspelt.
     """
 
     def error(self, message: str) -> NoReturn:
@@ -164,22 +164,22 @@ class Parser(argparse.ArgumentParser):
         words = list(sys.argv[1:] if args is None else args)
         unknown = self._unknown_option(words)
         if unknown is not None:
-            known = [option for option in self._option_string_actions if option.startswith("--")]
-            hint = did_you_mean(unknown, known)
+            options = [option for option in self._option_string_actions if option.startswith("--")]
+            hint = did_you_mean(unknown, options)
             if not hint and self._subparsers:
                 hint = "the options of a command come after its name"
             self.error(f"unknown option {unknown}{hint and f'; {hint}'}")
         return super().parse_known_args(words, namespace)
 
     def _unknown_option(self, words: list[str]) -> str | None:
-        """The first word of this parser's own that is spelt like an option and is none."""
+        """Return the first word that is spelt like an option of this parser but is none."""
         wants_value = False
         for word in words:
             if word in ("--", "-h", "--help") or (self._subparsers and not word.startswith("-")):
-                return None  # what follows is a value, the command's, or of no importance
+                return None  # the rest is a value, the command's, or unimportant
             option = word.partition("=")[0]
             action = self._option_string_actions.get(option)
-            # What stands where a value is missing is left to argparse, which says so.
+            # A missing value is left to argparse, which reports it.
             if action is None and not wants_value and self._is_unknown(word, option):
                 return option
             wants_value = action is not None and action.nargs is None and "=" not in word
@@ -208,7 +208,7 @@ def _add_commands(parser: argparse.ArgumentParser, commands: Sequence[Command]) 
 
 
 def _fail(error: Exception, status: int) -> int:
-    """Say what went wrong in the last line, whatever was logged before; the rest of a long message stands above."""
+    """Write the error in the last line, after all logs; the rest of a long message precedes it."""
     with suppress(OSError):
         sys.stdout.flush()
     sentence, *rest = mask_text(str(error)).strip().splitlines() or [type(error).__name__]

@@ -1,7 +1,7 @@
 """Logs of Penstock's own processes: one line per event on standard error, pretty on a terminal, JSON elsewhere.
 
-An event is a name in snake_case, which programs look for; ops/guide/logs.md has all of them. What else there is to say
-stands in fields. People read the name with spaces in it.
+An event is a name in snake_case, which programs search for; ops/guide/logs.md has all of them. Further facts are in
+fields. People read the name with spaces in it.
 
 Only commands and our processes call ``configure_logging``; a web app that imports the client keeps its own set-up.
 There the lines of ``get_logger`` go through the standard library's ``logging``, below the logger ``penstock``, and
@@ -43,7 +43,7 @@ _TRACE_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}
 
 
 def add_log_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--log-level`` and ``--log-format``, for ``configure_logging``."""
+    """Add ``--log-level`` and ``--log-format``, for ``configure_logging``."""
     parser.add_argument("--log-level", choices=LEVELS, default="info")
     parser.add_argument("--log-format", choices=FORMATS, default="auto")
 
@@ -69,7 +69,7 @@ def configure_logging(level: str = "info", fmt: str = "auto", stream: TextIO | N
     _options = ("--log-level", level, "--log-format", fmt)
     target = sys.stderr if stream is None else stream
     pretty = fmt == "pretty" or (fmt == "auto" and target.isatty())
-    # What structlog does before its record reaches logging is the same for every format; everything else happens in the
+    # structlog's part before a record reaches logging is the same for every format; everything else happens in the
     # handler, once, for both kinds of record. Loggers are not cached: lines are rare, and a cached one would not follow
     # a second call, or a test that listens.
     structlog.configure(
@@ -146,14 +146,14 @@ def _note_error(_logger: WrappedLogger, method: str, record: EventDict) -> Event
 def log_ids(
     request_id: str | None = None, external_req_id: str | None = None, trace_headers: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return what a line about a request calls it by, the same in every process, so that one search finds all of them.
+    """Return the ids of a request for a log line, the same in every process, so that one search finds all of them.
 
     ``request_id`` is ours, ``x_request_id`` that of who asked, ``trace_id`` that of its trace. What there is not of
     them, or is no W3C ``traceparent``, is left out.
     """
     trace = _TRACE_PARENT.fullmatch((trace_headers or {}).get("traceparent", ""))
-    found = {"request_id": request_id, "x_request_id": external_req_id, "trace_id": trace and trace.group(1)}
-    return {name: value for name, value in found.items() if value}
+    ids = {"request_id": request_id, "x_request_id": external_req_id, "trace_id": trace and trace.group(1)}
+    return {name: value for name, value in ids.items() if value}
 
 
 # Of the loggers of ``get_logger``, whatever the app has configured structlog to do.
@@ -168,15 +168,15 @@ logging.getLogger("penstock").addHandler(logging.NullHandler())
 
 
 class _PenstockStream(logging.StreamHandler[TextIO]):
-    """Our handler, told by its type from those of a test runner or an embedding program."""
+    """Our handler, distinguished by its type from those of a test runner or an embedding program."""
 
 
 def _pretty(colors: bool) -> list[Processor]:
     # Plain tracebacks: rich's, taken by default where rich is installed, print local variables, prompts included.
     def plain(stream: TextIO, exc_info: Any) -> None:
-        written = io.StringIO()
-        structlog.dev.plain_traceback(written, exc_info)
-        stream.write(mask_text(written.getvalue()))
+        buffer = io.StringIO()
+        structlog.dev.plain_traceback(buffer, exc_info)
+        stream.write(mask_text(buffer.getvalue()))
 
     return [
         structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
@@ -187,7 +187,7 @@ def _pretty(colors: bool) -> list[Processor]:
 
 
 def _name_as_words(_logger: WrappedLogger, _method: str, record: EventDict) -> EventDict:
-    """An event of ours as people read it; what other libraries log stays as it is."""
+    """Write our events with spaces, for people; records of other libraries do not change."""
     if isinstance(event := record.get("event"), str) and _EVENT.fullmatch(event):
         record["event"] = event.replace("_", " ")
     return record

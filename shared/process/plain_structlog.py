@@ -1,8 +1,8 @@
-"""Imports structlog without rich; to be imported before all else by what is a program of ours.
+"""Imports structlog without rich. Our programs import it before everything else.
 
-structlog imports rich where it is there, for tracebacks that show local variables, prompts included; our processes
-never print those (``log.py``). It is a fifth of what a worker process imports. Who imports Penstock into a program of
-his own finds structlog as he likes it.
+structlog imports rich if it is installed, for tracebacks that show local variables, prompts included. Our processes
+never print those (``log.py``), and rich is a fifth of the imports of a worker process. A program that imports Penstock
+has its usual structlog.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What installed distributions offer to workers and gateways, by entry points. Nothing is loaded unless it is named.
+"""Entry points of installed distributions for workers and gateways. None is loaded unless it is named.
 
 A distribution declares, in its ``pyproject.toml``::
 
@@ -33,16 +33,16 @@ OPTION_OF_GROUP = {
 
 
 def plugins_of(group: str) -> dict[str, list[EntryPoint]]:
-    """Return what is installed for ``group``, by name: several where distributions share one. Loads nothing."""
-    found: dict[str, list[EntryPoint]] = {}
+    """Return the installed entry points of ``group`` by name, several if distributions share one. Loads nothing."""
+    by_name: dict[str, list[EntryPoint]] = {}
     for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):
-        if point.value not in [known.value for known in found.get(point.name, ())]:
-            found.setdefault(point.name, []).append(point)
-    return found
+        if point.value not in [known.value for known in by_name.get(point.name, ())]:
+            by_name.setdefault(point.name, []).append(point)
+    return by_name
 
 
 def load_object(group: str, text: str) -> Any:
-    """Return what an operator has named: ``MODULE:NAME``, or an entry point of ``group``.
+    """Return the object that an operator has named: ``MODULE:NAME``, or an entry point of ``group``.
 
     Raises:
         ConfigurationError: there is no such thing, two have that name, or its module cannot be imported.
@@ -52,12 +52,12 @@ def load_object(group: str, text: str) -> Any:
     if not colon:
         return _load_point(group, text)
     try:
-        found: Any = importlib.import_module(module)
+        target: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except Exception as error:  # whatever its code raises
         raise _cannot(f"{option} {text}", error) from error
-    return found
+    return target
 
 
 def load_module(group: str, text: str) -> Any:
@@ -78,10 +78,10 @@ def _load_point(group: str, name: str) -> Any:
     installed, option = plugins_of(group), OPTION_OF_GROUP[group]
     points = installed.get(name)
     if points is None:
-        told = f"those installed are {', '.join(installed)}" if installed else "none is installed"
+        available = f"those installed are {', '.join(installed)}" if installed else "none is installed"
         raise ConfigurationError(
-            f"{option} {shown(name)} is no entry point of the group {group}, of which {told}; name one of them, or "
-            "MODULE:NAME"
+            f"{option} {shown(name)} is no entry point of the group {group}, of which {available}; "
+            "name one of them, or MODULE:NAME"
         )
     if len(points) > 1:
         values = ", ".join(point.value for point in points)

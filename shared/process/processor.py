@@ -6,16 +6,16 @@ import platform
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
-# Those that make a difference to the speed of a model, as Linux calls them.
+# Instructions that affect the speed of a model, by Linux's names.
 _TELLING = (
-    *("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni"),
-    *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
-    *("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
-)
+    "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni",
+    "amx_tile", "amx_int8", "amx_bf16", "amx_fp16",
+    "asimd", "asimddp", "i8mm", "bf16", "sve", "sve2",
+)  # fmt: skip
 
 
 def this_processor() -> tuple[str, list[str]]:
-    """Return name and instructions, as Linux calls them; without instructions where it says nothing."""
+    """Return name and instructions, as Linux reports them; no instructions if it does not."""
     try:
         return read_cpuinfo(_CPUINFO.read_text(errors="replace"))
     except OSError:
@@ -23,7 +23,7 @@ def this_processor() -> tuple[str, list[str]]:
 
 
 def read_cpuinfo(text: str) -> tuple[str, list[str]]:
-    """Return the same of what Linux says of its first processor; "" for a name that it does not say."""
+    """Return name and instructions of the first processor in Linux's report; "" for a missing name."""
     fields: dict[str, str] = {}
     for line in text.partition("\n\n")[0].splitlines():
         name, _, value = line.partition(":")

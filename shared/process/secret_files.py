@@ -1,4 +1,4 @@
-"""What is secret and given by the environment: by a variable, or by a file that the variable NAME_FILE names.
+"""Secrets from the environment: from a variable, or from the file that the variable NAME_FILE names.
 
 A variable is seen by whoever may look into the process, and by all that it starts. A file has an owner and rights, and
 is what Docker (``/run/secrets``), Kubernetes (a mounted Secret) and systemd (``LoadCredential``) give a service.
@@ -16,7 +16,7 @@ SUFFIX = "_FILE"
 
 
 def variable_or_file(name: str, environment: Mapping[str, str] | None = None) -> str:
-    """Return the value of the variable, or what is in the file that ``NAME_FILE`` names; empty if neither is set.
+    """Return the value of the variable, or the content of the file that ``NAME_FILE`` names; empty without both.
 
     Args:
         environment: ``os.environ`` when None.

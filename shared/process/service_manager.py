@@ -1,7 +1,7 @@
-"""What a service manager is told of a process: that it serves, that it ends, that it still turns.
+"""Notifications to a service manager: ready, stopping, and alive.
 
 systemd's protocol: a datagram of lines to the socket in NOTIFY_SOCKET (``man sd_notify``). Without one nothing is sent,
-so every process may tell. Children are not to inherit the variable: ``environment_of_children`` leaves it out.
+so every process may call these. Children must not inherit the variable: ``environment_of_children`` leaves it out.
 
 Source: systemd, "sd_notify(3)", "sd_watchdog_enabled(3)".
 """
@@ -18,18 +18,18 @@ _SOCKET, _WATCHDOG, _WATCHDOG_PID = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_
 
 
 def tell_ready(status: str) -> None:
-    """Say that this process serves. ``status`` is a phrase for people; nothing of requests is in it."""
+    """Report that this process serves. ``status`` is a phrase for people, without data of requests."""
     _tell(f"READY=1\nSTATUS={status}")
 
 
 def tell_stopping() -> None:
-    """Say that this process has been told to end and does so."""
+    """Report that this process is stopping."""
     _tell("STOPPING=1")
 
 
 @asynccontextmanager
 async def watched() -> AsyncIterator[None]:
-    """While inside, say twice in each interval of the watchdog, if there is one, that the event loop turns."""
+    """Report to the watchdog, if there is one, twice per interval that the event loop runs."""
     interval_s = _watchdog_interval_s()
     task = asyncio.create_task(_say_alive(interval_s / 2)) if interval_s else None
     try:
@@ -40,12 +40,12 @@ async def watched() -> AsyncIterator[None]:
 
 
 def environment_of_children() -> dict[str, str]:
-    """Return this process's environment without what is between it and its service manager."""
+    """Return this process's environment without the variables of its service manager."""
     return {name: value for name, value in os.environ.items() if name not in (_SOCKET, _WATCHDOG, _WATCHDOG_PID)}
 
 
 def _watchdog_interval_s() -> float:
-    """0 without a watchdog, or where it watches another process."""
+    """Return the interval; 0 without a watchdog, or if it watches another process."""
     if os.environ.get(_WATCHDOG_PID, str(os.getpid())) != str(os.getpid()):
         return 0.0
     with suppress(ValueError):
@@ -60,7 +60,7 @@ async def _say_alive(pause_s: float) -> None:
 
 
 def _tell(lines: str) -> None:
-    """Send it; a manager that is gone, or does not listen, is no reason to end."""
+    """Send a notification; an absent manager is no reason to end."""
     address = os.environ.get(_SOCKET, "")
     if not address:
         return

@@ -1,4 +1,4 @@
-"""The same work for each of many, again and again, where one that hangs holds up none of the others.
+"""Repeats the same work for each of many names, so that one that hangs does not delay the others.
 
 Models may be on several Redis servers: a command to one that is away is waited for, and meanwhile the models of the
 others must be renewed, reaped and looked after.
@@ -21,9 +21,9 @@ class SideBySide(Generic[K]):
         self._under_way: dict[K, asyncio.Task[None]] = {}
 
     async def round(self, names: Iterable[K], patience_s: float) -> list[BaseException]:
-        """Work for those names that are not under way, and wait until all are done, or ``patience_s`` have passed.
+        """Start work for all names without running work, and wait until all are done, or ``patience_s`` have passed.
 
-        Returns the errors of what has ended since the last round.
+        Returns the errors of work that has ended since the last round.
         """
         for name in {*names} - self._under_way.keys():
             self._under_way[name] = asyncio.create_task(self._run(name))
@@ -33,7 +33,7 @@ class SideBySide(Generic[K]):
         return [error for task in ended if not task.cancelled() and (error := task.exception()) is not None]
 
     async def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel running work."""
         tasks = [*self._under_way.values()]
         self._under_way.clear()
         for task in tasks:

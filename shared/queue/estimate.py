@@ -126,13 +126,13 @@ class Estimator:
         state, work = self._state.bands[level], self._works[level]
         times = [_turn_at(state, work, lane, max(0, lane.depth - 1)) for lane, _ in lanes]
         order = sorted(range(len(lanes)), key=lambda number: times[number])
-        known: list[tuple[float, float | None]] = []
+        computed: list[tuple[float, float | None]] = []
         for place in range(_MAX_LANES):
             lane = lanes[number := order[place * (len(order) - 1) // (_MAX_LANES - 1)]][0]
             turn = _Turn(state, work, lane, max(0, lane.depth - 1))
-            known.append((times[number], self._wait_s(level, turn.needed_s)))
+            computed.append((times[number], self._wait_s(level, turn.needed_s)))
         return [
-            _with_quotas(_interpolated(known, at), work, limits, max(0, lane.depth - 1))
+            _with_quotas(_interpolated(computed, at), work, limits, max(0, lane.depth - 1))
             for at, (lane, limits) in zip(times, lanes, strict=True)
         ]
 
@@ -330,8 +330,8 @@ def _head_ages(band: BandState) -> list[tuple[float, float]]:
     ages: list[tuple[float, float]] = []
     for number in range(_HEAD_STEPS):
         turns = most * number / _HEAD_STEPS
-        done = sum(min(lane.depth, turns * lane.weight) for lane in lanes) / total
-        ages.append((done, max(lane.age_s * (1 - min(1.0, turns * lane.weight / lane.depth)) for lane in lanes)))
+        served = sum(min(lane.depth, turns * lane.weight) for lane in lanes) / total
+        ages.append((served, max(lane.age_s * (1 - min(1.0, turns * lane.weight / lane.depth)) for lane in lanes)))
     return [*ages, (1.0, 0.0)]
 
 

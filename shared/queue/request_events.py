@@ -132,7 +132,7 @@ def decode_event(
     """Return an event of the scripts; None if it cannot be read, or is of a kind of a newer version."""
     words = zip(EventLines.__struct_fields__, lines.decode(errors="replace").split("\n"), strict=False)
     try:
-        told = msgspec.convert({name: word for name, word in words if word}, EventLines, strict=False)
+        parsed = msgspec.convert({name: word for name, word in words if word}, EventLines, strict=False)
         at_ms = int(event_id.partition("-")[0])
     except (msgspec.ValidationError, ValueError):
         return None
@@ -142,16 +142,16 @@ def decode_event(
         request_id=request_id,
         tenant=tenant,
         band=band,
-        kind=told.kind,
-        num_output_tokens=told.num_output_tokens,
-        engine_id=told.engine_id,
-        epoch=told.epoch,
-        cause=told.cause,
-        num_attempts=told.num_attempts,
-        num_prompt_tokens=told.num_prompt_tokens,
-        max_tokens=told.max_tokens,
-        waited_s=told.waited_ms / 1000,
-        took_s=told.took_ms / 1000,
+        kind=parsed.kind,
+        num_output_tokens=parsed.num_output_tokens,
+        engine_id=parsed.engine_id,
+        epoch=parsed.epoch,
+        cause=parsed.cause,
+        num_attempts=parsed.num_attempts,
+        num_prompt_tokens=parsed.num_prompt_tokens,
+        max_tokens=parsed.max_tokens,
+        waited_s=parsed.waited_ms / 1000,
+        took_s=parsed.took_ms / 1000,
     )
 
 

@@ -117,7 +117,7 @@ def merged_state(parts: Sequence[QueueState]) -> QueueState:
         return parts[0]
     names = [band.band for band in parts[0].bands]
     by_name = [{band.band: band for band in part.bands} for part in parts]
-    held = [(part.num_running, part.held_share) for part in parts if part.num_running]
+    shares = [(part.num_running, part.held_share) for part in parts if part.num_running]
     return QueueState(
         is_paused=any(part.is_paused for part in parts),
         ageing_s=parts[0].ageing_s,
@@ -127,7 +127,9 @@ def merged_state(parts: Sequence[QueueState]) -> QueueState:
         num_engines=max(part.num_engines for part in parts),
         num_seqs=max(part.num_seqs for part in parts),
         num_free=max(part.num_free for part in parts),
-        held_share=sum(number * share for number, share in held) / sum(number for number, _ in held) if held else 1.0,
+        held_share=sum(number * share for number, share in shares) / sum(number for number, _ in shares)
+        if shares
+        else 1.0,
         bands=[_merged_band([bands[name] for bands in by_name if name in bands]) for name in names],
     )
 

@@ -1,1 +1,1 @@
-"""How Redis is reached and followed, what it has to be, and who may do what there."""
+"""Connections to Redis, the requirements on a server, the rights of its users, and Lua scripts."""

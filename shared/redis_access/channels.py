@@ -1,6 +1,6 @@
 """Channels of one database of a Redis server.
 
-Redis delivers a message to the subscribers of all databases. Deployments in two databases must not hear each other, so
+Redis delivers a message to the subscribers of all databases. Deployments in two databases must stay separate, so
 the names of their channels differ. Only the connections know the database, so the names are changed there: in commands,
 in subscriptions, and in the scripts, which publish ``prefix .. NAME``. Nothing is changed in database 0.
 """
@@ -16,7 +16,7 @@ from redis.asyncio.connection import ConnectionPool
 
 from ..keys import channel_in, lua_channel_prefix_in
 
-# Place of the first channel among the arguments. In a cluster the words are those of sharded channels.
+# Index of the first channel among the arguments. In a cluster the words are those of sharded channels.
 _CHANNEL_AT = {"PUBLISH": 1, "SPUBLISH": 1, "PUBSUB": 2}
 _IN_SCRIPTS = re.compile(r"('S?PUBLISH'|'(?:SHARD)?NUMSUB'), prefix\b")
 

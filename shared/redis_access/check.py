@@ -1,7 +1,7 @@
-"""Is the Redis at a URL one that Penstock can work with? Asked once, when a command or a worker starts.
+"""Checks whether Penstock can use the Redis at a URL, once, when a command or a worker starts.
 
-Every command Penstock needs is tried in a way that changes nothing (``redis_needs.py``), because that is the only
-question a managed Redis, a renamed command and a restrictive ACL all answer: COMMAND and CONFIG are often forbidden.
+Every command Penstock needs is tried in a way that changes nothing (``needs.py``), because this is the only test that
+works with a managed Redis, a renamed command and a restrictive ACL: COMMAND and CONFIG are often forbidden.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def check_redis(
         namespace: its keys and channels are the ones whose permissions are tried.
         for_worker: refuse a server that may evict keys without a time to live, of which others only log a warning.
         for_jobs: try what arq needs, too.
-        is_service: log what else of this server endangers requests (``redis_risks.py``), as a worker does.
+        is_service: log the other risks of this server (``risks.py``), as a worker does.
 
     Raises:
         RedisUnavailableError: nothing answers within ``CHECK_TIMEOUT_S``, or the password is refused.
@@ -78,29 +78,29 @@ async def check_server(
     is_service: bool = False,
     is_node: bool = False,
 ) -> None:
-    """As ``check_redis``, with the calls that are to be tried.
+    """Check a server as ``check_redis`` does, but try these calls.
 
     Args:
         is_node: whether it may be a node of a cluster. Calls on keys of other nodes are refused there.
     """
-    shown = mask_url(url)
+    server = mask_url(url)
     pool = parse_pool(url, socket_connect_timeout=CHECK_TIMEOUT_S)
     connection = pool.make_connection()
 
     async def check() -> None:
         await connection.connect()
         info = await _read_info(connection)
-        _check_version(info, shown)
+        _check_version(info, server)
         if not is_node:
-            _check_topology(info, shown)
-        await _check_risks(connection, info, shown, for_worker, is_service or for_worker)
+            _check_topology(info, server)
+        await _check_risks(connection, info, server, for_worker, is_service or for_worker)
         if calls:
             named = DatabaseChannels(pool)
             channels = [Keys(namespace).model("probe").wake]
             if for_worker:
                 channels.append(Keys(namespace).worker_commands("probe"))
             subscribing = ("SUBSCRIBE", *(named.in_subscription(channel.encode()) for channel in channels))
-            await _check_commands(connection, namespace, shown, [*map(named.in_command, calls)], subscribing)
+            await _check_commands(connection, namespace, server, [*map(named.in_command, calls)], subscribing)
 
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
@@ -114,28 +114,28 @@ async def check_server(
 
 def explain(error: Exception, url: str) -> ConfigurationError:
     """Return the error that says in one sentence why the Redis at ``url`` cannot be used, and what to do."""
-    shown, reason = mask_url(url), str(error).split(". ")[0].rstrip(".")
+    server, reason = mask_url(url), str(error).split(". ")[0].rstrip(".")
     # redis-py wraps what happened while connecting, and keeps only a number of it.
     cause = error.__cause__ or error.__context__
     if refuses_login(error):
-        return RedisUnavailableError(f"Redis at {shown} refuses user or password ({reason}); correct them in the URL")
+        return RedisUnavailableError(f"Redis at {server} refuses user or password ({reason}); correct them in the URL")
     if isinstance(error, MasterNotFoundError):
         return RedisUnavailableError(
-            f"no Sentinel of {shown} knows a live primary of that name ({reason}); check hosts, ports and name, and "
+            f"no Sentinel of {server} knows a live primary of that name ({reason}); check hosts, ports and name, and "
             "that the Sentinels see it"
         )
     if isinstance(error, BusyLoadingError):
-        return RedisUnavailableError(f"Redis at {shown} is still loading its data; try again in a moment")
+        return RedisUnavailableError(f"Redis at {server} is still loading its data; try again in a moment")
     if isinstance(error, TimeoutError | RedisTimeoutError):
         reason = f"no answer within {CHECK_TIMEOUT_S:g} s"
     elif isinstance(error, ResponseError):
-        return ConfigurationError(f"Redis at {shown} refuses to work: {reason}")
+        return ConfigurationError(f"Redis at {server} refuses to work: {reason}")
     elif not isinstance(error, RedisConnectionError | OSError):
-        return RedisUnavailableError(f"what answers at {shown} is not Redis ({reason}); check host and port")
+        return RedisUnavailableError(f"what answers at {server} is not Redis ({reason}); check host and port")
     elif isinstance(cause, ssl.SSLCertVerificationError):
         # Its errno is one of OpenSSL, which means another thing to the system.
         return RedisUnavailableError(
-            f"the certificate of Redis at {shown} is not trusted ({cause.verify_message}); name the authority that "
+            f"the certificate of Redis at {server} is not trusted ({cause.verify_message}); name the authority that "
             "signed it in the URL: ?ssl_ca_certs=FILE"
         )
     elif isinstance(cause, ssl.SSLError):
@@ -143,7 +143,7 @@ def explain(error: Exception, url: str) -> ConfigurationError:
     elif isinstance(cause, OSError) and cause.errno:
         reason = os.strerror(cause.errno) if cause.errno > 0 else cause.strerror
     return RedisUnavailableError(
-        f"no Redis can be reached at {shown} ({reason}); start one there, or correct --redis-url or PENSTOCK_REDIS_URL"
+        f"no Redis can be reached at {server} ({reason}); start one there, or correct --redis-url or PENSTOCK_REDIS_URL"
     )
 
 
@@ -165,8 +165,8 @@ def info_fields(reply: bytes) -> dict[str, str]:
 
 
 def _check_version(info: dict[str, str], shown: str) -> None:
-    found = re.match(r"(\d+)\.(\d+)", info.get("redis_version", ""))
-    if found and (int(found[1]), int(found[2])) < MIN_VERSION:
+    match = re.match(r"(\d+)\.(\d+)", info.get("redis_version", ""))
+    if match and (int(match[1]), int(match[2])) < MIN_VERSION:
         raise RedisUnsupportedError(
             f"Redis at {shown} has version {info['redis_version']}; Penstock needs 6.2 or newer (Valkey will do)"
         )
@@ -201,7 +201,7 @@ async def _check_risks(
 
 
 async def _makes_copies(connection: AbstractConnection) -> bool | None:
-    """Whether it has save points; None where CONFIG is forbidden."""
+    """Whether it has save points; None if CONFIG is forbidden."""
     (reply,) = await _run(connection, [("CONFIG", "GET", "save")])
     return bool(reply[1]) if isinstance(reply, list) and len(reply) == 2 else None
 
@@ -236,7 +236,7 @@ async def _check_commands(
 
 
 def _judge(name: str, reply: Any, namespace: str, shown: str, for_jobs: bool) -> bool:
-    """Return whether the command is missing or denied; raises what the reply says of the server as a whole."""
+    """Return whether the command is missing or denied; raises errors of the server as a whole."""
     if not isinstance(reply, ResponseError):
         return False
     text = str(reply)

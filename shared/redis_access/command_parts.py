@@ -1,4 +1,4 @@
-"""Commands with many arguments in parts: servers that others run for you take 3,999 at most."""
+"""Splits commands with many arguments: managed servers accept 3,999 at most."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 def in_parts(items: Sequence[T], arguments_each: int = 1) -> Iterator[Sequence[T]]:
-    """Iterate over ``items``, so many at a time that a command takes them; not at all if there are none.
+    """Iterate over ``items`` in parts that fit into one command; not at all if there are none.
 
     Args:
-        arguments_each: how many arguments an item is.
+        arguments_each: number of arguments per item.
     """
     size = MAX_ARGUMENTS // arguments_each
     if len(items) <= size:  # nearly always

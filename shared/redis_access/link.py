@@ -1,4 +1,4 @@
-"""One connection to Redis: how it is opened, when it counts as lost, and what the log says meanwhile."""
+"""One connection to Redis: how it is opened, when it counts as lost, and the log of an outage."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from .url import parse_pool
 
 CONNECT_TIMEOUT_S = 5.0
 RETRY_PAUSE_S = 0.05
-# After a password that was refused: only somebody's hand changes that, and a server may ban who asks too often.
+# Pause after a refused password: only an administrator can change that, and a server may ban frequent attempts.
 LOGIN_PAUSE_S = 1.0
-# Memory is freed by what expires, or by somebody: asking more often would only be in the way.
+# Memory is freed by expiries or an administrator, so frequent attempts would not help.
 FULL_PAUSE_S = 0.25
 # For who is told that Redis is full.
 FULL_RETRY_AFTER_S = 1.0
@@ -113,16 +113,16 @@ def tells_of_move(error: Exception) -> bool:
 
 
 def parse_redirect(error: Exception) -> str | None:
-    """What a script says of where the keys of its model are, if they are not on the server that was asked.
+    """Return the shard to which a script redirects; None if the error is not a redirect.
 
-    The name of a shard; or ``MOVING`` and a token, while they are on their way to this one.
+    It is the name of a shard; or ``MOVING`` and a token, while the model's keys are being moved to this server.
     """
     code, _, place = str(error).partition(" ")
     return place if code == "ELSEWHERE" and isinstance(error, ResponseError) else None
 
 
 def full_error(url: str, error: Exception) -> RedisFullError:
-    """Return what is to be told of an enqueue that a full server refused."""
+    """Return the error of an enqueue that a full server refused."""
     return RedisFullError(
         f"Redis at {mask_url(url)} is full ({error}); nothing was enqueued: raise its maxmemory, or keep results for a "
         "shorter time (result_ttl_s)",
@@ -131,12 +131,12 @@ def full_error(url: str, error: Exception) -> RedisFullError:
 
 
 def unavailable_error(url: str, error: BaseException) -> RedisUnavailableError:
-    """Return what is to be told of a command that was not answered, or refused for too long."""
-    shown = mask_url(url)
+    """Return the error of a command that was not answered, or refused for too long."""
+    server = mask_url(url)
     if isinstance(error, Exception) and tells_of_fullness(error):
-        return RedisUnavailableError(f"Redis at {shown} is full ({error}); raise its maxmemory, or free memory there")
+        return RedisUnavailableError(f"Redis at {server} is full ({error}); raise its maxmemory, or free memory there")
     return RedisUnavailableError(
-        f"Redis at {shown} does not answer ({error}); check that it runs and that the URL, password and network let "
+        f"Redis at {server} does not answer ({error}); check that it runs and that the URL, password and network let "
         "this machine in"
     )
 
@@ -197,7 +197,7 @@ async def close_connection(connection: AbstractConnection) -> None:
 
 
 class Outage:
-    """The time that Redis is away, told in the log: a warning, at most every ``WARN_EVERY_S``, and when it is over."""
+    """The time for which Redis is unavailable: logs a warning at most every ``WARN_EVERY_S``, and the end."""
 
     def __init__(self, url: str, used_for: str) -> None:
         self._log = log.bind(url=mask_url(url), used_for=used_for)
@@ -210,7 +210,7 @@ class Outage:
         return self._began_at is not None
 
     def note(self, error: BaseException) -> None:
-        """Redis was found to be away."""
+        """Record that Redis is unavailable."""
         now = time.monotonic()
         if self._began_at is None:
             self._began_at, self._is_told = now, False
@@ -219,7 +219,7 @@ class Outage:
             self._tell_of_it(round(now - self._began_at, 1), str(error) or type(error).__name__)
 
     def over(self) -> None:
-        """Redis has answered; nothing is said if it was not away, or so shortly after a warning that none was due."""
+        """Record that Redis has answered, and log it if a warning was logged."""
         if self._began_at is not None and self._is_told:
             self._tell_of_the_end(round(time.monotonic() - self._began_at, 1))
         self._began_at = None
@@ -232,7 +232,7 @@ class Outage:
 
 
 class Fullness(Outage):
-    """The same of the time in which Redis answers, and has no memory for what is written."""
+    """The time for which Redis answers, but has no memory for writes; logged as an outage."""
 
     def _tell_of_it(self, away_s: float, reason: str) -> None:
         self._log.warning("redis_full", full_s=away_s, reason=reason)

@@ -1,7 +1,7 @@
-"""Which commands and keys Penstock needs of a Redis, and how they are tried without changing anything.
+"""The commands and keys that Penstock needs of a Redis, and how to try them without changing anything.
 
-A command is tried inside of a transaction that is thrown away: Redis checks its name and the user's rights when it puts
-it in line, and runs nothing of it. ``tests/unit/shared/test_redis_needs.py`` holds the list against scripts and calls.
+A command is tried inside of a transaction that is discarded: Redis checks its name and the user's rights when it
+queues it, and runs nothing. ``tests/unit/shared/test_redis_needs.py`` holds the list against scripts and calls.
 """
 
 from __future__ import annotations

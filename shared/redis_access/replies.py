@@ -1,4 +1,4 @@
-"""The replies of a connection that redis-py has opened, handed on as they come.
+"""Delivers the replies of a connection that redis-py has opened.
 
 redis-py knows every kind of URL, TLS and log-in, and parses replies one ``await`` at a time. Once it has logged in, its
 transport is given another protocol, in which hiredis cuts replies out of the bytes and hands on all that have come, in

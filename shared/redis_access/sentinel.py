@@ -1,4 +1,4 @@
-"""A primary that Sentinels name: its URL, and a pool whose connections lead to whichever server it is.
+"""A primary that Sentinels name: its URL, and a pool whose connections lead to the current primary.
 
     redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/NAME/DB?option=value
 
@@ -95,25 +95,25 @@ def sentinel_pool(url: str, **options: Any) -> PrimaryPool:
     """Return a pool of connections to the primary that ``url`` means; nothing is opened yet.
 
     Args:
-        options: of the connections, in place of the URL's.
+        options: options of the connections, instead of the URL's.
 
     Raises:
         AddressError: the URL cannot be read; the message quotes no part of it.
         ValueError: redis-py cannot read an option.
     """
-    found = _URL.fullmatch(url)
-    if found is None:
+    match = _URL.fullmatch(url)
+    if match is None:
         raise AddressError("it must be redis+sentinel://HOST:PORT,HOST:PORT,.../NAME or .../NAME/DB")
-    query = parse_qsl(found["query"] or "", keep_blank_values=True)
+    query = parse_qsl(match["query"] or "", keep_blank_values=True)
     own = {name: value for name, value in query if name.startswith("sentinel_")}
     others = urlencode([(name, value) for name, value in query if name not in own])
     # redis-py reads all that the URL of a server may say, too.
-    user = "" if found["user"] is None else f"{found['user']}@"
-    like = ConnectionPool.from_url(f"{found['scheme']}://{user}server/{found['db'] or 0}?{others}", **options)
+    user = "" if match["user"] is None else f"{match['user']}@"
+    like = ConnectionPool.from_url(f"{match['scheme']}://{user}server/{match['db'] or 0}?{others}", **options)
     kwargs = {name: value for name, value in like.connection_kwargs.items() if name not in ("host", "port")}
     is_encrypted = issubclass(like.connection_class, SSLConnection)
     sentinel = Sentinel(
-        [_address(part) for part in found["hosts"].split(",")],
+        [_address(part) for part in match["hosts"].split(",")],
         sentinel_kwargs={
             "username": own.get("sentinel_username"),
             "password": own.get("sentinel_password"),
@@ -126,11 +126,11 @@ def sentinel_pool(url: str, **options: Any) -> PrimaryPool:
         },
     )
     kwargs["connection_class"] = _SSLConnection if is_encrypted else _Connection
-    return PrimaryPool(unquote(found["name"]), sentinel, ssl=is_encrypted, **kwargs)
+    return PrimaryPool(unquote(match["name"]), sentinel, ssl=is_encrypted, **kwargs)
 
 
 def _address(text: str) -> tuple[str, int]:
-    found = _HOST.fullmatch(text)
-    if found is None:
+    match = _HOST.fullmatch(text)
+    if match is None:
         raise AddressError("each Sentinel must be HOST:PORT")
-    return found["host"].strip("[]"), int(found["port"] or DEFAULT_PORT)
+    return match["host"].strip("[]"), int(match["port"] or DEFAULT_PORT)

@@ -1,4 +1,4 @@
-"""The connection for subscriptions: any number of channels, followed across the loss of the connection."""
+"""The connection for subscriptions: follows any number of channels, also after the connection is lost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = get_logger(__name__)
 
 
 class Subscription:
-    """One callback on one channel of a ``Subscriber``; ``confirmed`` is for one task to wait for."""
+    """A callback on one channel of a ``Subscriber``; ``confirmed`` is for one task to wait for."""
 
     __slots__ = ("channel", "confirmed", "on_message", "on_restored")
 
@@ -50,10 +50,10 @@ class Subscription:
 
 
 class Subscriber:
-    """Follows any number of channels over one connection, and comes back by itself when it is lost.
+    """Follows any number of channels over one connection, and reconnects when it is lost.
 
-    Messages sent while it was away are missing, so each subscription's ``on_restored`` is called after the
-    channel is confirmed again: the reader then looks at its log.
+    Messages sent while it was lost are missing, so each subscription's ``on_restored`` is called after the
+    channel is confirmed again: the reader then reads its log.
     """
 
     SUBSCRIBE, UNSUBSCRIBE, MESSAGE, CHANNELS_AT_ONCE = "SUBSCRIBE", "UNSUBSCRIBE", b"message", MAX_ARGUMENTS
@@ -88,7 +88,7 @@ class Subscriber:
         self._task = asyncio.create_task(self._run())
 
     def start(self) -> None:
-        """Connect in the background, as often as it takes; doing it twice does nothing."""
+        """Connect in the background, with as many attempts as needed. Idempotent."""
         if self._task is None:
             self._task = asyncio.create_task(self._run())
 
@@ -107,7 +107,7 @@ class Subscriber:
     async def begin(
         self, channel: str, on_message: Callable[[bytes], None], on_restored: Callable[[], None] | None = None
     ) -> Subscription:
-        """``subscribe``, but return at once: from when ``confirmed`` is done nothing is missed."""
+        """``subscribe`` without waiting: no message is missed once ``confirmed`` is done."""
         subscription = Subscription(channel.encode(), on_message, on_restored)
         self.follow(subscription)
         return subscription
@@ -122,7 +122,7 @@ class Subscriber:
             self._change(self.SUBSCRIBE, channel)
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        """Stop the callbacks at once; doing it twice does nothing."""
+        """Stop the callbacks immediately. Idempotent."""
         channel = self._channels.in_subscription(subscription.channel)
         others = self._subscriptions.get(channel, [])
         if subscription not in others:
@@ -134,7 +134,7 @@ class Subscriber:
             self._change(self.UNSUBSCRIBE, channel)
 
     def reconnect(self) -> None:
-        """Connect anew: the server that answers may no longer be the one to which others publish."""
+        """Connect again, since the server that answers may no longer be the primary."""
         self._is_doubted.set()
 
     async def close(self) -> None:
@@ -186,12 +186,12 @@ class Subscriber:
         """Run the loops until one of them loses the connection; returns how."""
         loops = [asyncio.create_task(loop(connection)) for loop in (self._read, self._write, self._ping, self._doubt)]
         try:
-            done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
+            finished, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in loops:
                 task.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
-        error = done.pop().exception()
+        error = finished.pop().exception()
         assert error is not None, "the loops end by an error only"
         if not isinstance(error, LOST) and not (isinstance(error, Exception) and refuses_for_now(error)):
             log.error("subscription_failed", exc_info=error)
@@ -207,7 +207,7 @@ class Subscriber:
                 await self._has_output.wait()
 
     async def _ping(self, connection: AbstractConnection) -> None:
-        """Notice a connection that died without a word: TCP alone would wait for many minutes."""
+        """Detect a connection that died silently: TCP alone would wait for many minutes."""
         while True:
             self._heard = False
             self._outbox += pack_command(connection, ("PING",))
@@ -263,7 +263,7 @@ class Subscriber:
 
 
 def _settle(subscription: Subscription) -> None:
-    """Its channel is confirmed, for the first time or again."""
+    """Mark the channel as confirmed, for the first time or again."""
     if not subscription.confirmed.done():
         subscription.confirmed.set_result(None)
     elif subscription.on_restored is not None:

@@ -1,4 +1,4 @@
-"""Whether a connection still sends what it was given: what is large takes its time on a slow link."""
+"""Whether a connection still sends: large messages take time on a slow link."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ except ImportError:  # where there are none, what the system has still to send i
 
 
 class Unsent:
-    """What ``connection`` has still to send, seen from look to look."""
+    """Unsent bytes of ``connection``, compared from check to check."""
 
     def __init__(self, connection: AbstractConnection) -> None:
         self._transport: Any = getattr(getattr(connection, "_writer", None), "transport", None)
         self._num_bytes = 0
 
     def has_shrunk(self) -> bool:
-        """Whether it is less than when this was asked last."""
+        """Whether there are fewer than at the last call."""
         before, self._num_bytes = self._num_bytes, self._count()
         return self._num_bytes < before
 
     def _count(self) -> int:
-        """Bytes that the other end has not confirmed: the transport's, and those that the system holds for it."""
+        """Return the bytes that the other end has not confirmed: those of the transport and of the system."""
         if self._transport is None or self._transport.is_closing():
             return 0
-        held = 0
+        num_bytes = 0
         socket = self._transport.get_extra_info("socket")
         if fcntl is not None and termios is not None and socket is not None:
             with suppress(OSError):
-                held = int.from_bytes(fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-        return self._transport.get_write_buffer_size() + held
+                num_bytes = int.from_bytes(fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        return self._transport.get_write_buffer_size() + num_bytes

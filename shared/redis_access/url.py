@@ -47,8 +47,10 @@ def unreadable(url: str, reason: str) -> ConfigurationError:
 
 
 def _host_check(url: str) -> dict[str, bool]:
-    """Whose certificate it is is verified as well as who signed it, which redis-py does from 6.0 on. The URL's
-    ``ssl_check_hostname`` and ``ssl_cert_reqs`` have the last word."""
+    """Return options that verify the certificate's host as well as its issuer, as redis-py does from 6.0 on.
+
+    The URL's ``ssl_check_hostname`` and ``ssl_cert_reqs`` override them.
+    """
     verifies = url.startswith("rediss://") and not re.search(r"[?&]ssl_cert_reqs=(none|optional)", url)
     return {"ssl_check_hostname": True} if verifies else {}
 
@@ -124,9 +126,9 @@ def _options_of(url: str) -> set[str]:
     """Return the options that a connection to ``url`` takes with the installed redis-py."""
     is_encrypted, is_sentinel = url.startswith("rediss"), url.startswith(sentinel.SCHEMES)
     kind = UnixDomainSocketConnection if url.startswith("unix") else SSLConnection if is_encrypted else Connection
-    taken = {"max_connections", *_parameters(kind), *_parameters(AbstractConnection)}
+    accepted = {"max_connections", *_parameters(kind), *_parameters(AbstractConnection)}
     own = {name for name in PUBLIC_OPTIONS | SECRET_OPTIONS if name.startswith("sentinel_")} if is_sentinel else set()
-    return own | (taken & (PUBLIC_OPTIONS | SECRET_OPTIONS))
+    return own | (accepted & (PUBLIC_OPTIONS | SECRET_OPTIONS))
 
 
 def _parameters(kind: type[AbstractConnection]) -> set[str]:

@@ -1,11 +1,11 @@
 """Users of Redis with the rights that a process needs and no others, as an ACL file has them.
 
-Commands are those of ``redis_needs.py``, which every process tries when it starts. Roles differ in keys and channels:
-who serves or asks has no part in API keys, in operators' keys, in secrets or in what is due. Within the keys of a model
-all have the same rights: the scripts run there with the rights of whoever calls them.
+Commands are those of ``needs.py``, which every process tries when it starts. Roles differ in keys and channels: workers
+and clients have no access to API keys, operators' keys, secrets or the agenda. Within the keys of a model all roles
+have the same rights, because scripts run with the rights of their caller.
 
-Redis 7 knows keys that a user may only read, and commands for some keys alone. Redis 6.2 knows neither, so there a user
-may change and delete those keys as well.
+Redis 7 has rights to only read a key, and commands for some keys alone. Redis 6.2 has neither, so there a user may
+change and delete those keys as well.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PARTS = {"PUBSUB": "pubsub|numsub"}
 
 
 class Role(StrEnum):
-    """Who logs in. OPERATOR is for the commands, the dashboard and the exporter; CLIENT for apps."""
+    """Role of a Redis user. OPERATOR is for the commands, the dashboard and the exporter; CLIENT for apps."""
 
     CLIENT = "client"
     WORKER = "worker"
@@ -41,7 +41,7 @@ class Role(StrEnum):
 
 
 class RedisVersion(StrEnum):
-    """Which servers read an ACL file: those of version 6.2, or newer ones and Valkey."""
+    """Versions of servers for an ACL file: version 6.2, or newer ones and Valkey."""
 
     V6_2 = "6.2"
     V7 = "7"
@@ -102,7 +102,7 @@ def _alone(reach: Reach, version: RedisVersion) -> list[str]:
 
 
 def _of_clients(keys: Keys) -> Reach:
-    """Of apps. Files, batches and adapters are theirs to make; of the rest they see what asking needs."""
+    """Return the rights of apps. They write files, batches and adapters, and read what requests need of the rest."""
     return Reach(
         changes=(
             keys.of_all_models(),

@@ -1,4 +1,4 @@
-"""More than one Redis: a home for what belongs to no model, and shards for what does.
+"""More than one Redis: a home for everything without a model, and shards for models.
 
 ``addresses.py`` reads which there are, ``placements.py`` knows which holds a model, ``sharded.py`` has connections that
 send each command there, and ``move.py`` takes a model from one to another. With no shards configured none of that runs:

@@ -1,4 +1,4 @@
-"""Which shards a deployment has: their names and URLs, from one text that people write.
+"""The shards of a deployment: their names and URLs, from one text that people write.
 
     PENSTOCK_SHARDS=a=redis://10.0.0.1:6379,b=redis+sentinel://s1,s2,s3/penstock
 
@@ -33,7 +33,7 @@ def parse_shards(given: ShardsArgument) -> dict[str, str]:
     """Return name -> URL of each shard; empty where there are none.
 
     Args:
-        given: ``name=url,url,…``, a list of such, or a mapping; PENSTOCK_SHARDS or its file when None.
+        given: ``name=url,url,…``, a list of these, or a mapping; PENSTOCK_SHARDS or its file when None.
 
     Raises:
         ConfigurationError: a URL cannot be read, or a name is taken twice or is no name.

@@ -1,4 +1,4 @@
-"""Can a deployment be worked with: its home, and each of its shards?"""
+"""Checks whether a deployment can be used: its home, and each of its shards."""
 
 from __future__ import annotations
 

@@ -118,14 +118,14 @@ class ClusterCommands(CommandConnection):
         return node
 
     def _sharded_script(self, script: Any) -> Any:
-        found = self._sharded.get(script.sha)
-        if found is None:
+        variant = self._sharded.get(script.sha)
+        if variant is None:
             text = script.text
             for word, sharded in _SHARDED.items():
                 text = text.replace(word, sharded)
             sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-            found = self._sharded[script.sha] = msgspec.structs.replace(script, text=text, sha=sha)
-        return found
+            variant = self._sharded[script.sha] = msgspec.structs.replace(script, text=text, sha=sha)
+        return variant
 
 
 class ClusterSubscriber(Subscriber):
@@ -184,7 +184,7 @@ class ClusterSubscriber(Subscriber):
             self._look()
 
     def _look(self) -> None:
-        """Find out who serves what, however long it takes."""
+        """Read the topology, however long it takes."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look_until_known())
 

@@ -1,4 +1,4 @@
-"""Which node of a Redis cluster serves a key, by the word of its nodes.
+"""The node of a Redis cluster that serves a key, as the nodes report it.
 
     redis+cluster://USER:PASSWORD@HOST:PORT,HOST:PORT?option=value
 
@@ -41,7 +41,7 @@ def is_cluster_url(url: str) -> bool:
 
 
 class Topology:
-    """What a process knows of one cluster; it asks anew when it was sent elsewhere, or lost a node.
+    """Topology of one cluster; read again after a redirect, or when a node is lost.
 
     Raises:
         ConfigurationError: the URL cannot be read.
@@ -52,13 +52,13 @@ class Topology:
     """
 
     def __init__(self, url: str) -> None:
-        found = _URL.fullmatch(url)
-        hosts = [_HOST.fullmatch(part) for part in found["hosts"].split(",")] if found else [None]
-        if found is None or None in hosts:
+        match = _URL.fullmatch(url)
+        hosts = [_HOST.fullmatch(part) for part in match["hosts"].split(",")] if match else [None]
+        if match is None or None in hosts:
             raise unreadable(url, "it must be redis+cluster://HOST:PORT,HOST:PORT,...")
         check_options(url)
         self.shown_url = mask_url(url)
-        self._like = (found["scheme"], "" if found["user"] is None else f"{found['user']}@", found["query"])
+        self._like = (match["scheme"], "" if match["user"] is None else f"{match['user']}@", match["query"])
         self._seeds = [self._node_url(host["host"], int(host["port"] or DEFAULT_PORT)) for host in hosts if host]
         for seed in self._seeds:
             make_pool(seed)
@@ -85,7 +85,7 @@ class Topology:
         return (self.nodes or [None])[0] if key is None else self._node_of_slot[key_slot(key.encode())] or None
 
     async def ask(self) -> None:
-        """Ask the nodes who serves what; those who want to know at once share one answer.
+        """Read the topology from the nodes; concurrent calls share one answer.
 
         Raises:
             redis.exceptions.ConnectionError: no node answers.
@@ -98,10 +98,10 @@ class Topology:
 
     def note_moved(self, error: Exception) -> bool:
         """Take a node's word of who serves a slot, which others may not have heard yet; False if it is no such word."""
-        found = _MOVED.search(str(error))
-        if found is None or not self._node_of_slot:
+        match = _MOVED.search(str(error))
+        if match is None or not self._node_of_slot:
             return False
-        slot, url = int(found["slot"]), self._node_url(found["host"], int(found["port"]))
+        slot, url = int(match["slot"]), self._node_url(match["host"], int(match["port"]))
         if self._node_of_slot[slot] != url:
             self._node_of_slot[slot] = url
             for tell in self.on_change:

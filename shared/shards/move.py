@@ -39,7 +39,7 @@ Row = tuple[Any, ...]
 
 
 class MoveReport(msgspec.Struct, frozen=True):
-    """What a move did. ``is_paused``: the queue was paused by others before, and still is."""
+    """Result of a move. ``is_paused``: the queue was paused before by an operator, and still is."""
 
     model: str
     source: str
@@ -61,7 +61,7 @@ class ShardMover:
         self._keys = keys
 
     async def under_way(self) -> dict[str, str]:
-        """Return the target of each move that has begun and is not done."""
+        """Return the target of each unfinished move."""
         flat = await self._home.execute("HGETALL", self._keys.moves())
         pairs = zip(flat[::2], flat[1::2], strict=True)
         return {name.decode(): msgspec.json.decode(move)["target"] for name, move in pairs if name}
@@ -151,7 +151,7 @@ class _Move:
         self.num_keys = 0
 
     async def depart(self) -> None:
-        """Take the requests from the engines, and send everybody to the target, which lets nobody in yet."""
+        """Requeue the engines' requests, and redirect all processes to the target, which admits none yet."""
         keys = self._keys
         while True:
             if await self._source.execute("GET", keys.place) is None:
@@ -165,17 +165,17 @@ class _Move:
             await asyncio.sleep(PAUSE_S)
 
     async def arrive(self, first: bytes) -> bool:
-        """Keep all others out of the target; False if all keys are there since the move was cut short."""
+        """Keep other processes out of the target; False if all keys are there since the move was cut short."""
         keys = self._keys
-        found = await self._run(self._target, "arrive", [keys.place, keys.moved_by, keys.queue], first)
-        if found < 0:
+        reply = await self._run(self._target, "arrive", [keys.place, keys.moved_by, keys.queue], first)
+        if reply < 0:
             raise _taken_up(keys.name)
-        if found == 0:
+        if reply == 0:
             raise ConfigurationError(
                 f"shard {shown(self._target_name)} has a queue of model {shown(keys.name)} already, which would be "
                 "lost; find out who wrote it, and delete its keys there"
             )
-        return found == 1
+        return reply == 1
 
     async def copy(self) -> None:
         """Write all keys at the target, in place of what a move that was cut short has left there."""

@@ -1,4 +1,4 @@
-"""Which shard holds a model.
+"""The shard of each model.
 
 Home records it, once: at first use by a rendezvous hash over the shards that there are, afterwards by ``penstock shard
 move`` alone. So shards may be added at any time, and nothing moves by itself. A model that has keys at home before it
@@ -23,7 +23,7 @@ from .script_texts import SCRIPTS
 
 
 class Placements:
-    """What a process knows of where models are; it asks home of each model once.
+    """Shards of models as this process knows them; it reads each from home once.
 
     Args:
         home: runs commands at home.
@@ -58,7 +58,7 @@ class Placements:
         return self.note(model, place.decode())
 
     def note(self, model: str, place: str) -> str:
-        """A model was found at ``place``, which is returned.
+        """Record that a model is at ``place``, which is returned.
 
         Raises:
             ConfigurationError: this process does not know that shard.

@@ -1,4 +1,4 @@
-"""Where a command says which key it is of."""
+"""The key of a command, by which it is routed."""
 
 from __future__ import annotations
 

@@ -104,8 +104,8 @@ class ShardedCommands(CommandConnection):
             try:
                 return await run(place)
             except ResponseError as error:
-                told = parse_redirect(error)
-                if told is None:
+                redirect = parse_redirect(error)
+                if redirect is None:
                     raise
             num_refusals += 1
             if asyncio.get_running_loop().time() > give_up_at:
@@ -113,11 +113,11 @@ class ShardedCommands(CommandConnection):
                     f"model {shown(model)} is on its way to another shard for {self._retry_for_s:g} s now; run the "
                     "'penstock shard move' that was cut short again"
                 )
-            if told.startswith(MOVING) or num_refusals > 2:
+            if redirect.startswith(MOVING) or num_refusals > 2:
                 await asyncio.sleep(LOOK_AGAIN_S)
                 await placements.find(model)
             elif placements.known(model) == place:
-                placements.note(model, told)
+                placements.note(model, redirect)
 
 
 class ShardedSubscriber(Subscriber):

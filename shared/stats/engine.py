@@ -113,10 +113,10 @@ class Histogram(msgspec.Struct, omit_defaults=True):
 
     def quantile(self, share: float) -> float:
         """An upper bound of that share of the values, as fine as the buckets; 0 without any, ``inf`` past the last."""
-        wanted, seen = share * self.count, 0
+        rank, total = share * self.count, 0
         for index, count in enumerate(self.counts):
-            seen += count
-            if count and seen >= wanted:
+            total += count
+            if count and total >= rank:
                 return self.bounds[index] if index < len(self.bounds) else float("inf")
         return 0.0
 

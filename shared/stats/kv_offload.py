@@ -9,13 +9,13 @@ class KVOffloadStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen
     """Counters run since the core's start; new fields are only appended and have a default.
 
     Args:
-        num_queried_tokens: of prompts and of what is resumed, looked for because the KV cache had them not.
+        num_queried_tokens: tokens of prompts and resumed requests that were looked up because the KV cache lacked them.
         num_hit_tokens: tokens of them that were read.
         num_read_bytes, num_written_bytes: of keys and values.
-        num_dropped_blocks: that were to be kept and are not: what they held was gone too soon, or could not be written.
-        num_corrupt_blocks: that were not what had been written, and were computed again.
-        memory_bytes: what blocks take of host memory now.
-        dir_bytes: what blocks take of the folder now, those of other engines as well.
+        num_dropped_blocks: blocks that were not stored: the content was overwritten too soon, or not written.
+        num_corrupt_blocks: blocks that differed from the written ones, and were computed again.
+        memory_bytes: current size of the blocks in host memory.
+        dir_bytes: current size of the blocks in the folder, including those of other engines.
     """
 
     num_queried_tokens: int = 0

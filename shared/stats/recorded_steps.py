@@ -18,7 +18,7 @@ class RecordedStep(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         ended_s: by the host's monotonic clock, which all engines of a host share.
-        took_s: from the end of the step before where that left something to do, so with what lies between steps.
+        took_s: from the end of the last step if it left requests, so including the time between steps.
     """
 
     ended_s: float

@@ -1,4 +1,4 @@
-"""What spans say of a request: OpenTelemetry's names for generative AI, those of vLLM, and ours for what neither has.
+"""Attributes of a request's spans: OpenTelemetry's names for generative AI, vLLM's names, and ours for the rest.
 
 Nothing of prompt or answer is among them: stop strings, which a caller writes, are not either.
 """
@@ -35,20 +35,20 @@ NUM_PREEMPTIONS = "penstock.num_preemptions"
 
 
 def operation_of(request: EngineCoreRequest) -> str:
-    """Return the name that OpenTelemetry has for what is asked."""
+    """Return OpenTelemetry's name of the operation."""
     if request.pooling_params is not None:
         return EMBEDDINGS
     return TEXT_COMPLETION if request.messages is None else CHAT
 
 
 def of_request(model: str, request_id: str, tenant: str) -> dict[str, Attribute]:
-    """Return what each span of a request says of it."""
+    """Return the attributes that each span of a request has."""
     return {"gen_ai.provider.name": PROVIDER, MODEL: model, REQUEST_ID: request_id, TENANT: tenant}
 
 
 def of_params(params: SamplingParams) -> dict[str, Attribute]:
-    """Return what was asked for, but for the prompt; what is off or left to the engine is not there."""
-    asked: Mapping[str, Attribute | None] = {
+    """Return the parameters without the prompt; unset ones are left out."""
+    values: Mapping[str, Attribute | None] = {
         "max_tokens": params.max_tokens,
         "temperature": params.temperature,
         "top_p": params.top_p,
@@ -57,7 +57,7 @@ def of_params(params: SamplingParams) -> dict[str, Attribute]:
         "presence_penalty": params.presence_penalty or None,
         "frequency_penalty": params.frequency_penalty or None,
     }
-    return {f"gen_ai.request.{name}": value for name, value in asked.items() if value is not None}
+    return {f"gen_ai.request.{name}": value for name, value in values.items() if value is not None}
 
 
 def of_usage(usage: Usage) -> dict[str, Attribute]:

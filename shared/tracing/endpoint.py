@@ -1,4 +1,4 @@
-"""Where spans are sent, and whether what sends them is installed."""
+"""The endpoint of spans, and whether the exporter is installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import ConfigurationError
 from ..values.shown import shown
 from ..values.urls import mask_url
 
-# What OpenTelemetry adds to the address of a receiver.
+# Path that OpenTelemetry adds to the address of a receiver.
 _PATH = "/v1/traces"
 _NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
@@ -33,7 +33,7 @@ def check_endpoint(endpoint: str) -> str:
 
 
 def _parts(endpoint: object) -> SplitResult | None:
-    """The parts of a URL of HTTP; None of anything else."""
+    """Return the parts of an HTTP URL; None for anything else."""
     try:
         parts = urlsplit(endpoint) if isinstance(endpoint, str) else None
         is_url = parts is not None and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0

@@ -1,6 +1,6 @@
 """A tracer provider that exports to an endpoint. No request waits for that, whatever the receiver does.
 
-Spans wait in a bounded queue for a thread that sends them; what does not fit is dropped. Everything else is as
+Spans wait in a bounded queue for a thread that sends them; further ones are dropped. Everything else is as
 OpenTelemetry has it: ``OTEL_*`` variables choose sampler, service name, headers, limits and time-outs.
 """
 
@@ -45,8 +45,8 @@ def open_provider(endpoint: str, *, service: str, instance: str = "", ids: IdGen
         ConfigurationError: as ``check_endpoint``.
     """
     own = {SERVICE_NAME: service, SERVICE_VERSION: metadata.version("penstock"), SERVICE_INSTANCE_ID: instance}
-    given = OTELResourceDetector().detect().attributes
-    resource = Resource.create({name: value for name, value in own.items() if value and name not in given})
+    attributes = OTELResourceDetector().detect().attributes
+    resource = Resource.create({name: value for name, value in own.items() if value and name not in attributes})
     exporter = OTLPSpanExporter(endpoint=check_endpoint(endpoint))
     # Not at the exit of the interpreter, where it would wait for as long as an export may take.
     provider = TracerProvider(resource=resource, id_generator=ids, shutdown_on_exit=False)
@@ -55,7 +55,7 @@ def open_provider(endpoint: str, *, service: str, instance: str = "", ids: IdGen
 
 
 async def close_provider(provider: TracerProvider) -> None:
-    """Send what waits, and end: within ``CLOSE_TIMEOUT_S``, whatever the receiver does."""
+    """Send pending spans and end within ``CLOSE_TIMEOUT_S``, whatever the receiver does."""
     closing = threading.Thread(target=provider.shutdown, name=CLOSING_THREAD, daemon=True)
     closing.start()
     await asyncio.to_thread(closing.join, CLOSE_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""What all who make spans share: the tracer, and the headers by which a trace goes on elsewhere (W3C Trace Context)."""
+"""The tracer, and the headers by which a trace continues in another process (W3C Trace Context)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _propagator = TraceContextTextMapPropagator()
 
 
 def tracer_of(provider: TracerProvider) -> Tracer:
-    """Return what Penstock makes its spans with."""
+    """Return the tracer of Penstock's spans."""
     return provider.get_tracer("penstock")
 
 
 def context_of(headers: Mapping[str, str] | None) -> Context:
-    """Return the trace that headers say; an empty context if they say none, or what cannot be read."""
+    """Return the trace of headers; an empty context without one, or if it cannot be read."""
     return _propagator.extract(headers, Context()) if headers else Context()
 
 

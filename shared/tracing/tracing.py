@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class Tracing:
-    """``provider`` is what spans are made with; None without an endpoint."""
+    """``provider`` creates spans; None without an endpoint."""
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
         self.provider = provider
 
     async def close(self) -> None:
-        """Send what there is, within moments; doing it twice does nothing."""
+        """Send all pending spans, within moments. Idempotent."""
         provider, self.provider = self.provider, None
         if provider is not None:
             from .provider import close_provider

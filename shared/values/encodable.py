@@ -1,4 +1,4 @@
-"""Whether what a caller passes can be sent at all, and if not, which part of it cannot."""
+"""Checks whether a caller's value can be sent, and names the part that cannot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .shown import cut, shown
 
 _encode_json = msgspec.json.Encoder().encode
 _encode_msgpack = msgspec.msgpack.Encoder().encode
-# What msgspec raises: of types, of numbers, of text (a UnicodeEncodeError), of nesting without end.
+# Errors of msgspec: for types, numbers, text (a UnicodeEncodeError), and unlimited nesting.
 UNENCODABLE = (TypeError, OverflowError, ValueError, RecursionError)
 
 

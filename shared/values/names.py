@@ -1,4 +1,4 @@
-"""What models, tenants, namespaces and partitions may be called, as parts of Redis keys."""
+"""Valid names of models, tenants, namespaces and partitions, as parts of Redis keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .shown import shown
 
 DEFAULT_NAMESPACE = "penstock"
 MAX_NAME_CHARS = 200
-# Between names: what is less alike was not meant.
+# Similarity of names below which a name is not suggested.
 _LEAST_LIKENESS = 0.7
 
 

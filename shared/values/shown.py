@@ -1,4 +1,4 @@
-"""A caller's values and other people's words, as they stand in our messages: never longer than a person reads."""
+"""Shows callers' values in our messages, shortened to a readable length."""
 
 from __future__ import annotations
 

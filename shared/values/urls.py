@@ -15,13 +15,13 @@ MASK = "***"
 # Options of Redis URLs whose values are no secrets.
 PUBLIC_OPTIONS = frozenset(
     {
-        *("db", "client_name", "protocol", "username", "sentinel_username"),
-        *("socket_timeout", "socket_connect_timeout", "socket_keepalive", "retry_on_timeout"),
-        *("max_connections", "health_check_interval"),
-        *("ssl_keyfile", "ssl_certfile", "ssl_cert_reqs", "ssl_ca_certs", "ssl_ca_path"),
-        *("ssl_check_hostname", "ssl_ciphers"),
+        "db", "client_name", "protocol", "username", "sentinel_username",
+        "socket_timeout", "socket_connect_timeout", "socket_keepalive", "retry_on_timeout",
+        "max_connections", "health_check_interval",
+        "ssl_keyfile", "ssl_certfile", "ssl_cert_reqs", "ssl_ca_certs", "ssl_ca_path",
+        "ssl_check_hostname", "ssl_ciphers",
     }
-)
+)  # fmt: skip
 SECRET_OPTIONS = frozenset({"password", "sentinel_password", "ssl_password", "ssl_ca_data"})
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")

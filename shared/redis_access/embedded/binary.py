@@ -70,10 +70,10 @@ def server_version(path: Path) -> tuple[int, int] | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r"server v=(\d+)\.(\d+)", result.stdout)
-    if not found:
+    match = re.search(r"server v=(\d+)\.(\d+)", result.stdout)
+    if not match:
         return None
-    return _versions.setdefault(file, (int(found[1]), int(found[2])))
+    return _versions.setdefault(file, (int(match[1]), int(match[2])))
 
 
 def _candidates() -> Iterator[Path]:

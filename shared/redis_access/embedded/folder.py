@@ -43,7 +43,7 @@ def data_folder() -> Path:
 
 @dataclass(frozen=True)
 class ServerFolder:
-    """Where the server keeps its data, log, locks and socket."""
+    """Folder of the server's data, log, locks and socket."""
 
     root: Path
     socket: Path
@@ -116,10 +116,10 @@ def _make_private(folder: Path) -> None:
     """Make ``folder``; in /tmp somebody else may have been faster, and would own our socket."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
             raise ConfigurationError(f"{folder} belongs to another user; set PENSTOCK_DATA_DIR to a folder of your own")
-        if stat.S_IMODE(found.st_mode) != 0o700:
+        if stat.S_IMODE(status.st_mode) != 0o700:
             folder.chmod(0o700)
     except OSError as error:
         raise ConfigurationError(

@@ -37,7 +37,7 @@ MAX_LOG_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """What ``penstock redis status`` shows of a server that runs."""
+    """Status of a running server, for ``penstock redis status``."""
 
     version: str
     pid: int
@@ -165,8 +165,8 @@ def _launch(folder: ServerFolder) -> None:
             check=False,
         )
     if result.returncode != 0:
-        said = result.stdout.strip().splitlines()
-        raise RedisUnavailableError(f"{binary} does not start: {said[-1] if said else 'it says nothing'}")
+        lines = result.stdout.strip().splitlines()
+        raise RedisUnavailableError(f"{binary} does not start: {lines[-1] if lines else 'it says nothing'}")
 
 
 def _options(folder: ServerFolder) -> list[str]:

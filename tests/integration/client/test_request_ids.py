@@ -57,7 +57,7 @@ async def test_another_request_of_a_known_id_is_refused(
         deltas_of(client.stream(prompt, params, request_id="r", **options)),
     ]
     for call in calls:
-        with pytest.raises(errors.RequestConflictError, match=f"request_id 'r' is that of .*{field}") as caught:
+        with pytest.raises(errors.RequestConflictError, match=f"request_id 'r' belongs to .*{field}") as caught:
             await call
         assert (caught.value.field, caught.value.code, caught.value.retryable) == (field, "request_conflict", False)
     assert await broker.state("r") == ("finished" if has_ended else "queued")

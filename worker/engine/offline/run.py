@@ -28,7 +28,7 @@ from ....shared.params.lora import LoRARequest
 from ....shared.params.pooling import PoolingParams
 from ....shared.params.sampling import SamplingParams
 from ....shared.params.structured import StructuredOutputsParams
-from ....shared.process.command_line import Parser, UsageError, run_told
+from ....shared.process.command_line import Parser, UsageError, run_reporting_errors
 from ...config.engine_config import EngineConfig
 from ...core.garbage import freeze_loaded_objects
 from ...models.checkpoint.folder import resolve_model_folder
@@ -217,4 +217,4 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = Parser(prog="penstock.worker.engine.offline", description=__doc__)
     OFFLINE.add_arguments(parser)
     arguments = parser.parse_args(words)
-    return run_told(lambda: _run(arguments, started))
+    return run_reporting_errors(lambda: _run(arguments, started))
