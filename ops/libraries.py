@@ -1,4 +1,4 @@
-"""Libraries that only some commands need, and that an extra of the package brings."""
+"""Check for libraries that only some commands need, and that extras of the package install."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from importlib.util import find_spec
 from ..shared.errors import ConfigurationError
 
 
-def need_libraries(who: str, *names: str, extra: str) -> None:
-    """Say what to install before an import fails.
+def need_libraries(user: str, *names: str, extra: str) -> None:
+    """Check that libraries are installed, before an import fails.
 
     Args:
-        who: what needs them, as the message begins.
+        user: what needs them, as the subject of the message.
         names: the packages, as they are imported.
-        extra: of penstock, that brings them.
+        extra: extra of penstock that installs them.
 
     Raises:
-        ConfigurationError: one is not installed.
+        ConfigurationError: a library is not installed.
     """
     missing = [name for name in names if find_spec(name) is None]
     if missing:
-        raise ConfigurationError(f"{who} needs {', '.join(missing)}: pip install 'penstock[{extra}]'")
+        raise ConfigurationError(f"{user} needs {', '.join(missing)}: pip install 'penstock[{extra}]'")

@@ -18,7 +18,7 @@ class StreamTimes:
         self.num_tokens = 0
 
     def saw(self, num_tokens: int) -> None:
-        """A delta of so many tokens came now. Tokens that come together share the time since the last ones."""
+        """Record a delta of ``num_tokens`` tokens. Tokens that arrive together share the time since the last delta."""
         if not num_tokens:
             return
         now = time.perf_counter()
@@ -35,7 +35,7 @@ class StreamTimes:
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """The nearest-rank percentile, ``share`` in [0, 1]; NaN without values."""
+    """Return the nearest-rank percentile, ``share`` in [0, 1]; NaN without values."""
     ordered = sorted(values)
     if not ordered:
         return math.nan
@@ -43,6 +43,9 @@ def percentile(values: Iterable[float], share: float) -> float:
 
 
 def jain_index(values: Sequence[float]) -> float:
-    """1 where all are equal, 1/n where one has all (Jain et al., 1984); NaN for fewer than two, or if all are 0."""
+    """Return Jain's index of fairness (Jain et al., 1984): 1 if all values are equal, 1/n if one value has all.
+
+    NaN for fewer than two values, or if all are 0.
+    """
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if len(values) > 1 and squares else math.nan

@@ -1,6 +1,6 @@
-"""The program ``penstock``: ask models, look at a deployment, care for the embedded Redis.
+"""The program ``penstock``: send requests, inspect and change a deployment, manage the embedded Redis.
 
-To add a subcommand, write a module that ends in a ``Command``, in the folder of its kind, and enter it in ``COMMANDS``.
+To add a subcommand, write a module that ends in a ``Command``, in the folder of its kind, and add it to ``COMMANDS``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``penstock`` with ``argv`` (the process's arguments when None) and return its exit status."""
     words = sys.argv[1:] if argv is None else argv
-    # The one that is asked for is imported alone, since all of them take a third of a second.
+    # Only the requested command is imported, since importing all takes a third of a second.
     names = () if words[:1] == ["--version"] else tuple(COMMANDS)
     if words and words[0] in COMMANDS:
         names = words[:1]

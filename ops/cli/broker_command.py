@@ -1,4 +1,4 @@
-"""What commands on a model's broker have in common: the connection, the model they mean, JSON."""
+"""Common parts of commands on a model's broker: connection, choice of the model, JSON."""
 
 from __future__ import annotations
 
@@ -25,32 +25,31 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OpenModel:
-    """A model of a deployment. ``known`` are the names that workers have served.
+    """A model of a deployment. ``served`` are the names that workers have served.
 
-    The name of the model may be another one if requests wait for it.
-
-    What a command changes it changes by ``operations``, which write it down.
+    The model may be another one if requests wait for it. Commands make changes through ``operations``, which the audit
+    records.
     """
 
     connection: CommandConnection
     keys: Keys
     name: str
-    known: frozenset[str]
+    served: frozenset[str]
     operations: Operations
 
     @property
     def was_served(self) -> bool:
-        return self.name in self.known
+        return self.name in self.served
 
     async def queue(self) -> Queue:
-        """Return its queue as a whole."""
+        """Return the queue of the model over all partitions."""
         return await open_queue(self.connection, self.keys, self.name)
 
 
 def run_on_redis(
     work: Callable[[CommandConnection, Keys, argparse.Namespace], Awaitable[T]], arguments: argparse.Namespace
 ) -> T:
-    """Do ``work`` on the deployment that the arguments name."""
+    """Run ``work`` on the deployment that the arguments name."""
 
     async def on(url: str) -> T:
         await check_servers(url, arguments.shards, namespace=arguments.namespace)
@@ -72,22 +71,22 @@ def run_on_model(
     *,
     wait_for_model: bool = False,
 ) -> T:
-    """Do ``work`` on the model that the arguments name, or on the only one there is.
+    """Run ``work`` on the model that the arguments name, or on the only model.
 
     Args:
-        wait_for_model: whether a name that was never served is taken all the same.
+        wait_for_model: whether to accept a model that was never served.
 
     Raises:
-        UnknownModelError: no worker has ever served it, or any model.
-        ValidationError: there are several to choose from.
+        UnknownModelError: no worker has ever served the model, or any model.
+        ValidationError: the arguments name no model, and several exist.
     """
 
     async def find_and_work(connection: CommandConnection, keys: Keys, arguments: argparse.Namespace) -> T:
         cards = ModelCards(connection, keys, default=None, wait_for_model=wait_for_model)
-        known, awaited = await cards.read_with_awaited()
+        served, awaited = await cards.read_with_awaited()
         name = arguments.model if arguments.model in awaited else (await cards.find(arguments.model)).model
         operations = Operations(connection, keys)
-        return await work(OpenModel(connection, keys, name, frozenset(known), operations), arguments)
+        return await work(OpenModel(connection, keys, name, frozenset(served), operations), arguments)
 
     return run_on_redis(find_and_work, arguments)
 
@@ -95,7 +94,7 @@ def run_on_model(
 def on_model(
     work: Callable[[OpenModel, argparse.Namespace], Awaitable[None]], *, wait_for_model: bool = False
 ) -> Callable[[argparse.Namespace], int]:
-    """Return a command's ``run``, which does ``work`` as ``run_on_model`` does."""
+    """Return a command's ``run`` that calls ``run_on_model`` with ``work``."""
 
     def run(arguments: argparse.Namespace) -> int:
         run_on_model(work, arguments, wait_for_model=wait_for_model)

@@ -1,4 +1,4 @@
-"""The question before what cannot be undone."""
+"""Confirmation of changes that cannot be undone."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ...shared.process.command_line import UsageError
 
 
 def confirmed(question: str, arguments: argparse.Namespace) -> bool:
-    """Whether ``--yes`` was given, or the person at the terminal says yes.
+    """Return whether ``--yes`` was passed, or the user confirms at the terminal.
 
     Raises:
-        UsageError: there is no terminal to ask on, and no ``--yes``.
+        UsageError: standard input is no terminal, and ``--yes`` was not passed.
     """
     if arguments.yes:
         return True

@@ -1,4 +1,4 @@
-"""``penstock status``: what there is of a deployment, and what is missing."""
+"""``penstock status``: the processes and queues of a deployment, and problems."""
 
 from __future__ import annotations
 
@@ -29,22 +29,23 @@ async def _read(connection: CommandConnection, keys: Keys, _: argparse.Namespace
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    found = run_on_redis(_read, arguments)
+    overview = run_on_redis(_read, arguments)
     if arguments.json:
-        print_json(found)
+        print_json(overview)
     else:
-        print(_told(found))
-    return EXIT_FAILED if any(finding.is_error for finding in found.findings) else 0
+        print(_describe(overview))
+    return EXIT_FAILED if any(finding.is_error for finding in overview.findings) else 0
 
 
-def _told(found: Deployment) -> str:
+def _describe(overview: Deployment) -> str:
     parts = [
-        f"{'ERROR' if finding.is_error else 'note'}: {finding.message}; {finding.remedy}" for finding in found.findings
+        f"{'ERROR' if finding.is_error else 'note'}: {finding.message}; {finding.remedy}"
+        for finding in overview.findings
     ]
     if not parts:
         parts.append("nothing is missing")
-    num_engines = Counter(engine.model for engine in found.engines)
-    if found.queues:
+    num_engines = Counter(engine.model for engine in overview.engines)
+    if overview.queues:
         rows = [
             (
                 stats.model,
@@ -53,11 +54,11 @@ def _told(found: Deployment) -> str:
                 str(stats.num_running),
                 format_duration(stats.oldest_age_s),
             )
-            for stats in found.queues
+            for stats in overview.queues
         ]
         parts.append("\n" + format_table(_MODEL_HEADER, rows))
-    if found.processes:
-        parts.append("\n" + format_table(_PROCESS_HEADER, [_row(process) for process in found.processes]))
+    if overview.processes:
+        parts.append("\n" + format_table(_PROCESS_HEADER, [_row(process) for process in overview.processes]))
     return "\n".join(parts)
 
 

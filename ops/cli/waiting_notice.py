@@ -1,4 +1,4 @@
-"""Says on standard error why a command waits, once it has heard nothing for a moment and nobody is there to answer."""
+"""Notice on standard error why a command waits, if no reply arrives for a while and no engine can answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SILENCE_S = 2.0
 
 
 class WaitingNotice:
-    """Watches the requests of one command for ``model``; ``heard`` is called with whatever comes of one of them."""
+    """Watcher of the requests of one command for ``model``. Call ``heard`` with each reply to one of them."""
 
     def __init__(self, client: Client, model: str | None) -> None:
         self._client = client
@@ -26,7 +26,7 @@ class WaitingNotice:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Watch for the block."""
+        """Watch while the block runs."""
         watcher = asyncio.create_task(self._watch())
         try:
             yield
@@ -43,14 +43,14 @@ class WaitingNotice:
                     await self._news.wait()
             if self._news.is_set():
                 if is_told:
-                    _tell("an engine has taken it up")
+                    _print_notice("an engine has taken it up")
                 is_told = False
             elif not is_told and (cause := await self._cause()):
-                _tell(f"{cause}; the request waits in line; Ctrl-C cancels it")
+                _print_notice(f"{cause}; the request waits in line; Ctrl-C cancels it")
                 is_told = True
 
     async def _cause(self) -> str:
-        """Why nothing comes; empty if an engine is at it, or nobody can know."""
+        """Return why no reply arrives; "" if an engine works on it, or the cause is unknown."""
         try:
             name = (await self._client.get_model_config(self._model)).model
             if await self._client.is_paused(name):
@@ -59,10 +59,10 @@ class WaitingNotice:
                 await self._client.check_health(name)
                 return ""
         except PenstockError:
-            # Redis is away, say: the request itself has to tell.
+            # For example, Redis is unreachable. The request itself reports that.
             return ""
         return f"no engine serves {name!r} now"
 
 
-def _tell(words: str) -> None:
+def _print_notice(words: str) -> None:
     print(words, file=sys.stderr, flush=True)

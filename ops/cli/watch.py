@@ -1,4 +1,4 @@
-"""``--watch``: the same again and again, for terminals that can do little, and for pipes."""
+"""``--watch``: repeated output, for simple terminals and for pipes."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from ..views.words import plain
 
 DEFAULT_INTERVAL_S = 2.0
 LEAST_INTERVAL_S = 0.1
-# A Redis that is silent for longer is told; the next look tries again.
+# A read that takes longer is reported as unanswered; the next one tries again.
 PATIENCE_S = 5.0
 _TO_THE_TOP, _ERASE_LINE, _ERASE_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 @dataclass(frozen=True)
-class Look:
-    """What was read, as a text for a screen and as one line."""
+class WatchFrame:
+    """The values of one read, as a text for a screen and as one line."""
 
     text: str
     line: str
 
 
 def add_watch_argument(parser: argparse.ArgumentParser) -> None:
-    """``--watch [SECONDS]``; None without it."""
+    """Add ``--watch [SECONDS]``, which is None by default."""
     parser.add_argument(
         "--watch",
         type=_seconds,
@@ -54,10 +54,10 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-async def watch(look: Callable[[], Awaitable[Look]], interval_s: float, *, in_lines: bool = False) -> None:
-    """Show what ``look`` returns for ever: drawn over the look before, or as lines where that cannot be done.
+async def watch(look: Callable[[], Awaitable[WatchFrame]], interval_s: float, *, in_lines: bool = False) -> None:
+    """Show the result of ``look`` repeatedly, forever: redrawn in place, or as lines if the output is no terminal.
 
-    A Redis that is away is a sentence on standard error, or above what was read last.
+    An unreachable Redis is reported on standard error, or above the last frame.
 
     Args:
         in_lines: print lines on a terminal as well.
@@ -65,36 +65,36 @@ async def watch(look: Callable[[], Awaitable[Look]], interval_s: float, *, in_li
     is_lines = in_lines or not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb"
     show = _print_line if is_lines else _Redrawn()
     while True:
-        found, trouble = None, ""
+        frame, error_text = None, ""
         try:
             async with asyncio.timeout(PATIENCE_S):
-                found = await look()
+                frame = await look()
         except (RedisUnavailableError, RedisError) as error:
-            trouble = str(error)
+            error_text = str(error)
         except TimeoutError:
-            trouble = f"Redis has not answered for {PATIENCE_S:g} s"
-        show(found, trouble)
+            error_text = f"Redis has not answered for {PATIENCE_S:g} s"
+        show(frame, error_text)
         await asyncio.sleep(interval_s)
 
 
-def _print_line(found: Look | None, trouble: str) -> None:
-    if found is not None:
-        print(found.line, flush=True)
+def _print_line(frame: WatchFrame | None, error_text: str) -> None:
+    if frame is not None:
+        print(frame.line, flush=True)
     else:
-        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {trouble}", file=sys.stderr, flush=True)
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {error_text}", file=sys.stderr, flush=True)
 
 
 class _Redrawn:
-    """Draws each look over the one before, as much of it as the terminal has room for."""
+    """Output that draws each frame over the last one, truncated to the size of the terminal."""
 
     def __init__(self) -> None:
         self._text = ""
         self._read_at = ""
 
-    def __call__(self, found: Look | None, trouble: str) -> None:
-        if found is not None:
-            self._text, self._read_at = found.text, time.strftime("%H:%M:%S")
-        head = f"{self._read_at}  {trouble}".strip() if trouble else f"{self._read_at}  Ctrl-C ends"
+    def __call__(self, frame: WatchFrame | None, error_text: str) -> None:
+        if frame is not None:
+            self._text, self._read_at = frame.text, time.strftime("%H:%M:%S")
+        head = f"{self._read_at}  {error_text}".strip() if error_text else f"{self._read_at}  Ctrl-C ends"
         width, height = shutil.get_terminal_size()
         lines = [line[:width] for line in [head, "", *plain(self._text).splitlines()][: height - 1]]
         print(_TO_THE_TOP + "".join(f"{line}{_ERASE_LINE}\n" for line in lines) + _ERASE_BELOW, end="", flush=True)

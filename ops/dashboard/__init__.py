@@ -1,4 +1,4 @@
-"""``penstock dashboard``: queues, engines and requests in a browser, as one ASGI application that any other mounts.
+"""``penstock dashboard``: queues, engines and requests in a browser, as an ASGI application that others can mount.
 
     app.mount("/penstock", dashboard(redis_url="redis://localhost:6379", access=who_is_it))
 

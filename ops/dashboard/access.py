@@ -1,4 +1,4 @@
-"""Who looks at a page, and what they may do: by a key, by a header of a proxy, or by the app that mounts the pages."""
+"""Access to the pages: by an operator's key, by a proxy's header, or by the app that mounts the pages."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from ..views.access import Access
 
 SESSION_COOKIE = "penstock_session"
 SESSION_S = 12 * 3600
-# A revoked key works for so long at most.
+# A revoked key works for at most this time.
 CACHE_TTL_S = 5.0
 MAX_CACHED_KEYS = 1000
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 
 
-# Says who asks; None lets nobody in. The connection is the request, of Starlette's type.
+# Returns the access of a request (Starlette's type); None refuses it.
 Resolve = Callable[[HTTPConnection], "Access | Awaitable[Access | None] | None"]
 
 
 def everybody(access: Access) -> Resolve:
-    """Let in whoever reaches the pages: for a server that listens on this machine alone."""
+    """Let in all requests, for a server that listens on this machine only."""
     return _Everybody(access)
 
 
@@ -50,14 +50,14 @@ class _Everybody:
 
 @dataclass(frozen=True)
 class HeaderAccess:
-    """Lets in whom a proxy in front names in a header.
+    """Access for users that a proxy names in a header.
 
     Args:
-        user_header: holds the user's name; without it nobody is let in.
-        groups_header: holds the user's groups, separated by commas.
-        roles: what users and groups may do, by name; the highest role counts.
-        default: of users whom ``roles`` does not name; None lets in no others.
-        proxies: networks from which the headers are believed.
+        user_header: header with the user's name; requests without it are refused.
+        groups_header: header with the user's groups, separated by commas.
+        roles: access of users and groups, by name; the highest role counts.
+        default: role of users that ``roles`` does not name; None refuses them.
+        proxies: networks from which the headers are trusted.
     """
 
     user_header: str
@@ -72,14 +72,14 @@ class HeaderAccess:
         if not user or not user.isprintable() or not self._is_proxy(connection):
             return None
         groups = [name.strip() for name in connection.headers.get(self.groups_header, "").split(",")]
-        found = [self.roles[name] for name in (user, *groups) if name in self.roles]
-        if not found:
+        matching = [self.roles[name] for name in (user, *groups) if name in self.roles]
+        if not matching:
             return None if self.default is None else Access(user, self.default)
-        role = max((one.role for one in found), key=list(Role).index)
-        return Access(user, role, any(one.sees_contents for one in found))
+        role = max((access.role for access in matching), key=list(Role).index)
+        return Access(user, role, any(access.sees_contents for access in matching))
 
     def _is_proxy(self, connection: HTTPConnection) -> bool:
-        if connection.client is None:  # a unix socket: whoever may open it
+        if connection.client is None:  # a unix socket: its permissions decide
             return True
         try:
             address = ipaddress.ip_address(connection.client.host)
@@ -89,10 +89,10 @@ class HeaderAccess:
 
 
 def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
-    """Return networks such as 10.0.0.0/8.
+    """Parse networks such as 10.0.0.0/8.
 
     Raises:
-        ConfigurationError: one is none.
+        ConfigurationError: a text is not a network.
     """
     try:
         return tuple(ipaddress.ip_network(text) for text in texts)
@@ -101,12 +101,12 @@ def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
 
 
 def parse_roles(texts: Iterable[str]) -> dict[str, Access]:
-    """Return what ``NAME=ROLE`` or ``NAME=ROLE+contents`` say, by name.
+    """Parse texts such as ``NAME=ROLE`` or ``NAME=ROLE+contents``, and return the access by name.
 
     Raises:
-        ConfigurationError: one is of another form.
+        ConfigurationError: a text has another form.
     """
-    found = {}
+    roles = {}
     for text in texts:
         name, equals, rest = text.rpartition("=")
         role, plus, contents = rest.partition("+")
@@ -114,14 +114,14 @@ def parse_roles(texts: Iterable[str]) -> dict[str, Access]:
             raise ConfigurationError(
                 f"--role must be NAME=ROLE or NAME=ROLE+contents with a role of {', '.join(Role)}, got {shown(text)}"
             )
-        found[name] = Access(name, Role(role), bool(plus))
-    return found
+        roles[name] = Access(name, Role(role), bool(plus))
+    return roles
 
 
 class KeyAccess:
-    """Lets in operators with a key: in a signed cookie after the login, or as ``Authorization: Bearer KEY``.
+    """Access for operators with a key: in a signed cookie after the login, or as ``Authorization: Bearer KEY``.
 
-    The cookie holds the key's id and no key; what the id may do is asked for in Redis, so a revoked key's sessions end.
+    The cookie holds the id of the key. Its role is read from Redis, so the sessions of a revoked key end.
     """
 
     source: ClassVar = ActorSource.OPERATOR_KEY
@@ -149,7 +149,7 @@ class KeyAccess:
         return None if record is None else _access_of(record)
 
     async def log_in(self, key: str) -> tuple[Access, str] | None:
-        """Return who has this key, and the cookie of their session; None if it is not valid."""
+        """Return the access of a key and the cookie of a session; None if the key is not valid."""
         record = await self._store.find(key.strip())
         if record is None:
             return None
@@ -169,7 +169,7 @@ class KeyAccess:
         return record
 
     async def _signer(self) -> URLSafeTimedSerializer:
-        """All dashboards of a deployment sign with one secret, so that a session outlives their restarts."""
+        """Return the signer of cookies. Dashboards of a deployment share its secret, so sessions survive restarts."""
         if self._serializer is None:
             key = self._keys.dashboard_secret()
             await self._connection.execute("SET", key, secrets.token_urlsafe(32), "NX")

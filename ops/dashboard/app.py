@@ -1,4 +1,4 @@
-"""The composition root of the dashboard: its parts, its routes, and what is around them."""
+"""The composition root of the dashboard: parts, routes and middleware."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..views.source import RETRY_FOR_S
 from .access import KeyAccess, Resolve
 from .edge import Edge
 from .endpoints import Endpoints
-from .hub import Hub
 from .login import Login
 from .render import Renderer
+from .runtime import DashboardRuntime
 from .static_files import static_routes
 
 
@@ -31,16 +31,16 @@ def dashboard(
     shards: ShardsArgument = None,
     hosts: Sequence[str] = (),
 ) -> Starlette:
-    """Return the pages as an ASGI application, to be served or mounted under any path.
+    """Return the pages as an ASGI application to serve, or to mount under any path.
 
-    Mounted applications are not told of the start and the end of a server. So connections are made at the first
-    request; an app that wants them closed enters ``pages.router.lifespan_context(pages)`` in its own lifespan.
+    Mounted applications get no lifespan events. So connections are opened at the first request. To close them, enter
+    ``pages.router.lifespan_context(pages)`` in the lifespan of the outer app.
 
     Args:
         redis_url: as of ``Client``.
-        access: says who asks and what they may do; operators' keys (`penstock operator`) and a login when None.
+        access: returns the access of a request; None for operators' keys (`penstock operator`) and a login.
         namespace, shards: as of ``Client``.
-        hosts: names by which the pages may be called; any if there are none.
+        hosts: allowed host names; empty for any.
 
     Raises:
         ConfigurationError: the URL cannot be read.
@@ -50,20 +50,22 @@ def dashboard(
     resolve = KeyAccess(connection, keys) if access is None else access
     has_login = isinstance(resolve, KeyAccess)
     renderer = Renderer(PAGES, has_login=has_login)
-    hub = Hub(redis_url, shards, connection, keys, renderer, {"operator_keys": "on" if has_login else "off"})
-    endpoints = Endpoints(hub, renderer)
+    runtime = DashboardRuntime(
+        redis_url, shards, connection, keys, renderer, {"operator_keys": "on" if has_login else "off"}
+    )
+    endpoints = Endpoints(runtime, renderer)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        await hub.open()
+        await runtime.open()
         try:
             yield
         finally:
-            await hub.close()
+            await runtime.close()
 
     routes = static_routes()
     if isinstance(resolve, KeyAccess):
-        routes += Login(resolve, hub, renderer).routes
+        routes += Login(resolve, runtime, renderer).routes
     for page in PAGES:
         routes += endpoints.of_page(page)
     routes += [Route(action.path, endpoints.of_action(action), methods=["POST"]) for action in ACTIONS]
@@ -73,5 +75,5 @@ def dashboard(
         exception_handlers={404: endpoints.not_found, Exception: endpoints.failed},
         lifespan=lifespan,
     )
-    app.state.hub = hub
+    app.state.runtime = runtime
     return app

@@ -1,4 +1,4 @@
-"""What stands around all pages: who asks, from where a change comes, and what a browser may load and run."""
+"""Middleware around all pages: authentication, protection against foreign origins, and security headers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..views.access import Access
 from .access import KeyAccess, Resolve
 from .words import query
 
-# No scripts, styles, images or connections but our own files'; no inline ones; nobody frames the pages.
+# Scripts, styles, images and connections only from this server; nothing inline; no framing.
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -32,17 +32,17 @@ HEADERS: Mapping[str, str] = {
     "cross-origin-resource-policy": "same-origin",
 }
 _SAFE = ("GET", "HEAD")
-# Without anybody known.
+# Paths that need no authentication.
 _PUBLIC = ("/static/", "/login")
 
 
 class Edge:
-    """ASGI middleware; puts an ``Access`` into the request's state, or refuses.
+    """ASGI middleware that puts an ``Access`` into the request's state, or refuses the request.
 
     Args:
-        hosts: names by which the pages may be called; any if there are none. Where everybody on this machine is let in,
-            it keeps out a page of another site whose name has been pointed to this machine.
-        request_timeout_s: time for the body of a request.
+        hosts: allowed host names; empty for any. Without authentication they protect against DNS rebinding: a page of
+            another site whose name resolves to this machine.
+        request_timeout_s: time limit for the body of a request.
     """
 
     def __init__(
@@ -76,32 +76,32 @@ class Edge:
             return
         access: Access | None = scope["state"].get("access")
         address = connection.client.host if connection.client else ""
-        # An app that mounts the pages says itself who asks.
+        # An app that mounts the pages authenticates by itself.
         source = getattr(self._resolve, "source", ActorSource.APP) if access else ActorSource.NOBODY_ASKED
         name = access.user if access else "nobody"
         with acting_as(Actor(name=name, via="dashboard", address=address, source=source)):
             await self._app(scope, body, send_with_headers)
 
     async def _refusal(self, scope: Scope, connection: HTTPConnection) -> Response | None:
-        """Note who asks, or return why not."""
+        """Store the access in the request's state, or return the response that refuses the request."""
         if self._hosts and urlsplit(f"//{connection.headers.get('host', '')}").hostname not in self._hosts:
             return PlainTextResponse(f"call this dashboard by {' or '.join(self._hosts)}", 421)
         if scope["method"] not in _SAFE and not is_same_origin(connection):
             return PlainTextResponse("a change must come from a page of this dashboard", 403)
         root = scope.get("root_path", "")
         path = scope["path"].removeprefix(root)
-        found = self._resolve(connection)
-        access = await found if inspect.isawaitable(found) else found
+        resolved = self._resolve(connection)
+        access = await resolved if inspect.isawaitable(resolved) else resolved
         scope.setdefault("state", {})["access"] = access
         if access is not None or path.startswith(_PUBLIC):
             return None
         if not isinstance(self._resolve, KeyAccess):
-            return PlainTextResponse("you are not let in here", 403)
+            return PlainTextResponse("access denied", 403)
         if "text/html" not in connection.headers.get("accept", "") or scope["method"] not in _SAFE:
             headers = {"www-authenticate": "Bearer"}
             return PlainTextResponse("log in, or send Authorization: Bearer KEY", 401, headers=headers)
-        wanted = path + (f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else "")
-        return RedirectResponse(f"{root}/login{query(next=wanted)}", 303)
+        target = path + (f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else "")
+        return RedirectResponse(f"{root}/login{query(next=target)}", 303)
 
 
 def _late_body(sentence: str) -> HTTPException:
@@ -109,10 +109,10 @@ def _late_body(sentence: str) -> HTTPException:
 
 
 def is_same_origin(connection: HTTPConnection) -> bool:
-    """Whether a request comes from a page of ours, or from no page at all.
+    """Return whether a request comes from a page of this dashboard, or from no page at all.
 
-    Browsers tell it by Sec-Fetch-Site; over plain HTTP from another host they do not, and Origin is compared. What
-    sends neither is no browser: it carries a key by itself, or stands where everybody is let in.
+    Browsers send Sec-Fetch-Site, except over plain HTTP from another host; then Origin is compared. A client that sends
+    neither is not a browser: it sends a key itself, or the dashboard needs none.
     """
     site = connection.headers.get("sec-fetch-site")
     if site is not None:

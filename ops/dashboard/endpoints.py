@@ -1,4 +1,4 @@
-"""From a page to its routes: HTML, its live part, CSV and JSON; and from an action to its POST."""
+"""Routes of pages (HTML, live part, CSV, JSON) and of actions (POST)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ...shared.errors import (
 )
 from ...shared.values.shown import shown
 from ..views.access import Access
-from ..views.page import Act, Action, Page, View
-from ..views.source import Moment
-from .hub import Hub
+from ..views.page import Action, ActionContext, Page, View
+from ..views.source import PageSnapshot
 from .render import Renderer, as_csv, as_json
+from .runtime import DashboardRuntime
 from .watcher import Topic
 from .words import query
 
@@ -39,14 +39,14 @@ Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 
 
 class Endpoints:
-    """Makes the routes of pages and actions."""
+    """Factory of the routes of pages and actions."""
 
-    def __init__(self, hub: Hub, renderer: Renderer) -> None:
-        self._hub = hub
+    def __init__(self, runtime: DashboardRuntime, renderer: Renderer) -> None:
+        self._runtime = runtime
         self._renderer = renderer
 
     def of_page(self, page: Page) -> list[Route]:
-        """The page, its table as CSV and as JSON, and the stream of its live part."""
+        """Return the routes of a page: HTML, its table as CSV and JSON, and the stream of its live part."""
         stem = page.path if page.path != "/" else f"/{page.name}"
         routes = [
             Route(page.path, self._guarded(page, self._html)),
@@ -58,26 +58,26 @@ class Endpoints:
         return routes
 
     def of_action(self, action: Action) -> Endpoint:
-        """The POST of an action: refused, done, or answered with what is wrong."""
+        """Return the endpoint for the POST of an action."""
 
         async def endpoint(request: Request) -> Response:
             access: Access = request.state.access
             if not access.role.covers(action.role):
-                return self._trouble(request, f"this needs the role {action.role}; yours is {access.role}", 403)
-            await self._hub.open()
+                return self._error_page(request, f"this needs the role {action.role}; yours is {access.role}", 403)
+            await self._runtime.open()
             body = await read_form(request)
             if body is None:
-                return self._trouble(request, "the form is too large", 413)
-            act = Act(self._hub.source, body, access)
+                return self._error_page(request, "the form is too large", 413)
+            context = ActionContext(self._runtime.source, body, access)
             if action.confirm and body.get("confirm", "") != body.get(action.confirm, ""):
-                wanted = shown(body.get(action.confirm, ""))
-                return self._trouble(request, f"nothing was done: type {wanted} to confirm", 400)
+                expected = shown(body.get(action.confirm, ""))
+                return self._error_page(request, f"nothing was done: type {expected} to confirm", 400)
             try:
-                note = await action.do(act)
+                note = await action.do(context)
             except (PenstockError, RedisError) as error:
-                return self._trouble(request, f"nothing was done: {error}", _status_of(error))
+                return self._error_page(request, f"nothing was done: {error}", _status_of(error))
             finally:
-                self._hub.source.forget_kept()
+                self._runtime.source.clear_cache()
             page = self._renderer.named(action.back)
             params = {name: body[name] for name in page.query if body.get(name)}
             if action.is_shown_once:
@@ -92,22 +92,22 @@ class Endpoints:
         return endpoint
 
     async def not_found(self, request: Request, _: Exception) -> Response:
-        """There is no such page."""
-        return self._trouble(request, f"there is no page {shown(request.url.path)}", 404)
+        """Return the error page for an unknown path."""
+        return self._error_page(request, f"page {shown(request.url.path)} does not exist", 404)
 
     async def failed(self, request: Request, error: Exception) -> Response:
-        """Something of ours is wrong; the exception goes on to the server's log."""
-        return self._trouble(request, "this page cannot be shown; the dashboard's log says why", 500)
+        """Return the error page for an unexpected exception, which the server logs."""
+        return self._error_page(request, "this page cannot be shown; the dashboard's log has the reason", 500)
 
     def _guarded(self, page: Page, answer: Callable[[Page, Request], Awaitable[ASGIApp]]) -> Endpoint:
         async def endpoint(request: Request) -> ASGIApp:
             if not request.state.access.role.covers(page.role):
-                return self._trouble(request, f"this page needs the role {page.role}", 403)
+                return self._error_page(request, f"this page needs the role {page.role}", 403)
             try:
-                await self._hub.open()
+                await self._runtime.open()
                 return await answer(page, request)
             except (PenstockError, RedisError) as error:
-                return self._trouble(request, str(error), _status_of(error))
+                return self._error_page(request, str(error), _status_of(error))
 
         return endpoint
 
@@ -132,18 +132,18 @@ class Endpoints:
     async def _stream(self, page: Page, request: Request) -> ASGIApp:
         access: Access = request.state.access
         params = tuple(sorted(_params(page, request).items()))
-        # The stream stands one folder deeper than the page, under the same root.
+        # The path of the stream is one level deeper than that of the page, under the same root.
         topic = Topic(page, params, access.role, access.sees_contents, root_of(request))
-        return EventStream(self._hub.watcher.follow(topic), status_wait_s=0.0)
+        return EventStream(self._runtime.watcher.follow(topic), status_wait_s=0.0)
 
     async def _read(self, page: Page, params: dict[str, str], access: Access) -> View:
-        moment = Moment(self._hub.source)
+        snapshot = PageSnapshot(self._runtime.source)
         try:
-            return await page.read(moment, params, access)
+            return await page.read(snapshot, params, access)
         finally:
-            await moment.close()
+            await snapshot.close()
 
-    def _trouble(self, request: Request, message: str, status: int) -> Response:
+    def _error_page(self, request: Request, message: str, status: int) -> Response:
         if "text/html" not in request.headers.get("accept", ""):
             return PlainTextResponse(message + "\n", status)
         html = self._renderer.plain("trouble_page", root_of(request), title="Not done", message=message)
@@ -155,12 +155,12 @@ def root_of(request: Request) -> str:
 
 
 def _params(page: Page, request: Request) -> dict[str, str]:
-    """What of the query the page knows; nothing else is kept or shown."""
+    """Return the parameters of the query that the page knows. Others are ignored."""
     return {name: request.query_params[name] for name in page.query if request.query_params.get(name)}
 
 
 async def read_form(request: Request) -> dict[str, str] | None:
-    """The fields of a form; None if it is too large."""
+    """Return the fields of a form; None if it is too large."""
     body = bytearray()
     async for piece in request.stream():
         body += piece

@@ -1,4 +1,4 @@
-"""The login with an operator's key, and the logout."""
+"""Login with an operator's key, and logout."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from starlette.routing import Route
 from ...shared.deployment.audit import Actor, acting_as
 from .access import SESSION_COOKIE, SESSION_S, KeyAccess
 from .endpoints import read_form, root_of
-from .hub import Hub
 from .render import Renderer
+from .runtime import DashboardRuntime
 
 
 class Login:
-    """Its addresses. A session is a signed cookie that no script can read and no other site can send a change by."""
+    """Routes of login and logout. The session is a signed cookie, unreadable to scripts and not sent by other sites."""
 
-    def __init__(self, keys: KeyAccess, hub: Hub, renderer: Renderer) -> None:
+    def __init__(self, keys: KeyAccess, runtime: DashboardRuntime, renderer: Renderer) -> None:
         self._keys = keys
-        self._hub = hub
+        self._runtime = runtime
         self._renderer = renderer
 
     @property
@@ -36,18 +36,18 @@ class Login:
 
     async def _log_in(self, request: Request) -> Response:
         form = await read_form(request) or {}
-        found = await self._keys.log_in(form.get("key", ""))
-        wanted = form.get("next", "/")
-        if found is None:
-            return self._form(request, wanted, "this key is not valid", 401)
-        access, cookie = found
+        session = await self._keys.log_in(form.get("key", ""))
+        target = form.get("next", "/")
+        if session is None:
+            return self._form(request, target, "this key is not valid", 401)
+        access, cookie = session
         address = request.client.host if request.client else ""
         with acting_as(Actor(name=access.user, via="dashboard", address=address, source=self._keys.source)):
-            async with self._hub.source.audit.audited("dashboard.login", role=access.role):
+            async with self._runtime.source.audit.audited("dashboard.login", role=access.role):
                 pass
         root = root_of(request)
-        response = RedirectResponse(root + _own_path(wanted), 303)
-        # A proxy that ends TLS says so. Who says it without one locks out himself alone.
+        response = RedirectResponse(root + _own_path(target), 303)
+        # A proxy that terminates TLS sets the header. A client that forges it only loses its own session.
         is_https = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
         response.set_cookie(
             SESSION_COOKIE,
@@ -66,14 +66,14 @@ class Login:
         response.delete_cookie(SESSION_COOKIE, path=root or "/")
         return response
 
-    def _form(self, request: Request, wanted: str, error: str = "", status: int = 200) -> Response:
+    def _form(self, request: Request, target: str, error: str = "", status: int = 200) -> Response:
         root = root_of(request)
-        html = self._renderer.plain("login", root, title="Log in", wanted=_own_path(wanted), error=error)
+        html = self._renderer.plain("login", root, title="Log in", target=_own_path(target), error=error)
         return HTMLResponse(html, status)
 
 
-def _own_path(wanted: str) -> str:
-    """A path of this dashboard; its first page if it is anything else."""
-    parts = urlsplit(wanted)
-    is_own = not parts.scheme and not parts.netloc and wanted.startswith("/") and not wanted.startswith(("//", "/\\"))
-    return wanted if is_own and wanted.isprintable() else "/"
+def _own_path(target: str) -> str:
+    """Return ``target`` if it is a path of this dashboard, else that of the first page."""
+    parts = urlsplit(target)
+    is_own = not parts.scheme and not parts.netloc and target.startswith("/") and not target.startswith(("//", "/\\"))
+    return target if is_own and target.isprintable() else "/"

@@ -1,4 +1,4 @@
-"""Pages and their live parts as HTML, and their tables as CSV and JSON."""
+"""Rendering of pages and their live parts as HTML, and of their tables as CSV and JSON."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..views.access import Access
 from ..views.page import Page, Params, View
 from .words import FILTERS, query
 
-# Read now: later a loop runs that no file may hold up.
+# Read at import, because file access would block the event loop.
 _TEMPLATES = {path.name: path.read_text() for path in (Path(__file__).parent / "templates").glob("*.html")}
-# What a spreadsheet would take for a formula.
+# Beginnings of cells that a spreadsheet would evaluate as formulas.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-# One for all dashboards of a process: it keeps what it has compiled.
+# One for all dashboards of a process, because it caches compiled templates.
 _ENVIRONMENT = Environment(
     loader=DictLoader(_TEMPLATES),
     autoescape=True,
@@ -35,7 +35,7 @@ _ENVIRONMENT.filters |= FILTERS
 
 
 class Renderer:
-    """Knows the templates. All that is filled in is escaped."""
+    """Renderer of the templates. All values are escaped."""
 
     def __init__(self, pages: Sequence[Page], *, has_login: bool = False) -> None:
         self._menu = [page for page in pages if page.nav]
@@ -43,22 +43,22 @@ class Renderer:
         self._has_login = has_login
 
     def page(self, page: Page, view: View, params: Params, access: Access, root: str, note: str = "") -> str:
-        """A whole page; ``note`` is told on top."""
+        """Return a whole page, with ``note`` at the top."""
         values = self._values(page, view, params, access, root)
-        menu = [one for one in self._menu if access.role.covers(one.role)]
+        menu = [item for item in self._menu if access.role.covers(item.role)]
         return self._template(page).render(values, menu=menu, note=note, user=access.user)
 
     def live(self, page: Page, view: View, params: Params, access: Access, root: str) -> str:
-        """The part of a page that is renewed."""
+        """Return the live part of a page."""
         template = self._template(page)
         return "".join(template.blocks["live"](template.new_context(self._values(page, view, params, access, root))))
 
     def named(self, name: str) -> Page:
-        """A page by its name."""
+        """Return the page with a name."""
         return self._by_name[name]
 
     def plain(self, name: str, root: str, **values: Any) -> str:
-        """A page that shows nothing of the deployment: the login, an error."""
+        """Return a page without data of the deployment, such as the login or an error."""
         return _ENVIRONMENT.get_template(f"{name}.html").render(
             url=_urls(root), has_login=self._has_login, menu=[], page=None, note="", **values
         )
@@ -84,19 +84,19 @@ def _urls(root: str) -> Any:
 
 
 def title_of(page: Page, params: Params) -> str:
-    """The title of a page's window."""
+    """Return the title of a page's window."""
     values = {name: params.get(name, "") for name in page.query}
     return page.title.format(**values).strip(" ·")
 
 
 def as_json(view: View) -> bytes:
-    """What a page shows as JSON: its facts and the rows of its table."""
-    told = {"facts": view.get("facts", {}), "rows": view.get("rows", [])}
-    return msgspec.json.format(msgspec.json.encode(told)) + b"\n"
+    """Return the facts and table rows of a page as JSON."""
+    content = {"facts": view.get("facts", {}), "rows": view.get("rows", [])}
+    return msgspec.json.format(msgspec.json.encode(content)) + b"\n"
 
 
 def as_csv(view: View) -> str:
-    """The rows of a page's table; what a spreadsheet would take for a formula has an apostrophe before it."""
+    """Return the rows of a page's table as CSV. Cells that look like formulas are prefixed with an apostrophe."""
     rows = view.get("rows", [])
     out = io.StringIO()
     if rows:

@@ -1,4 +1,4 @@
-"""The dashboard as a process."""
+"""The process of ``penstock dashboard``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...shared.shards import ShardsArgument, check_servers
 from .access import Resolve
 from .app import dashboard
 
-# Streams of tabs have no end of their own.
+# Streams of tabs do not end by themselves.
 SHUTDOWN_S = 2
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -31,22 +31,22 @@ def serve(
 
     Args:
         access: as of ``dashboard``.
-        is_open: whether ``access`` lets in whoever reaches the pages; then they are served to this machine alone.
+        is_open: whether ``access`` lets in all requests; then the pages are served to this machine only.
 
     Raises:
-        ConfigurationError: the address cannot be listened on, or is one that others reach while nobody is asked who
-            they are; or Redis is not there.
+        ConfigurationError: the address cannot be listened on, or is reachable from other hosts without authentication;
+            or Redis is unreachable.
     """
     with listening(host, port) as listener:
         address = listener.getsockname()[0]
         if is_open and not ipaddress.ip_address(address).is_loopback:
             raise ConfigurationError(
-                f"the dashboard does not listen on {host} while it lets in whoever comes; pass --keys on (keys are "
-                "made by `penstock operator create`), --auth-header NAME behind a proxy, or --host 127.0.0.1"
+                f"the dashboard does not listen on {host} without authentication; pass --keys on (`penstock operator "
+                "create` creates keys), --auth-header NAME behind a proxy, or --host 127.0.0.1"
             )
         hosts = LOCAL_NAMES if is_open else ()
         app = dashboard(redis_url, access=access, namespace=namespace, shards=shards, hosts=hosts)
-        # Who is a proxy is for --auth-header to say.
+        # Only --auth-header decides which proxies are trusted.
         config = web_config(app, shutdown_timeout_s=SHUTDOWN_S, proxy_headers=False)
 
         async def run() -> None:

@@ -1,4 +1,4 @@
-"""Styles and scripts, from memory: there are few, and a loop that serves pages waits for no file."""
+"""Styles and scripts, served from memory so that the event loop never waits for a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_AGE_S = 300
 
 
 def static_routes() -> list[Route]:
-    """One route for each file."""
+    """Return a route for each file."""
     return [Route(f"/static/{name}", _sender(name, data)) for name, data in _FILES.items()]
 
 

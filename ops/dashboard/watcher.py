@@ -1,7 +1,7 @@
-"""One reader of Redis for all tabs: a look a second, each live part rendered once, the same bytes to whoever shows it.
+"""One reader of Redis for all tabs. It reads once a second and renders each live part once for all tabs that show it.
 
-It looks only while somebody does. A tab that is slow gets the newest bytes and misses those before; a hidden tab closes
-its stream by itself. So the cost is that of the different things on show, not of the tabs that show them.
+It reads only while a tab is open. A slow tab gets the newest bytes and misses older ones; a hidden tab closes its
+stream. So the cost depends on the number of different pages shown, not on the number of tabs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ...shared.errors import PenstockError
 from ...shared.process.log import get_logger
 from ..views.access import Access
 from ..views.page import Page
-from ..views.source import Moment, Source
+from ..views.source import PageSnapshot, Source
 from .render import Renderer
 
 INTERVAL_S = 1.0
-# Then the tab comes again, and is asked anew who it is.
+# Then the tab reconnects and is authenticated again.
 MAX_STREAM_S = 60.0
 
 log = get_logger(__name__)
@@ -31,7 +31,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Topic:
-    """What tabs show: a page with its query, for who may do and see the same, under the same address."""
+    """A page with its query, role and root path. Tabs with equal topics get the same bytes."""
 
     page: Page
     params: tuple[tuple[str, str], ...]
@@ -41,7 +41,7 @@ class Topic:
 
 
 class _Feed:
-    """The newest bytes of a topic, and how many tabs wait for newer ones."""
+    """The newest bytes of a topic, and the number of tabs that show it."""
 
     def __init__(self) -> None:
         self.num_tabs = 0
@@ -60,14 +60,14 @@ class _Feed:
 
 
 class Watcher:
-    """Looks once every ``interval_s`` for all topics that somebody shows."""
+    """Reader that renders all topics shown in tabs once every ``interval_s``."""
 
     def __init__(self, source: Source, renderer: Renderer, *, interval_s: float = INTERVAL_S) -> None:
         self._source = source
         self._renderer = renderer
         self._interval_s = interval_s
         self._feeds: dict[Topic, _Feed] = {}
-        self._looking: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
         self.num_ticks = 0
         self.num_renders = 0
 
@@ -76,18 +76,18 @@ class Watcher:
         return sum(feed.num_tabs for feed in self._feeds.values())
 
     async def follow(self, topic: Topic) -> AsyncGenerator[bytes]:
-        """Iterate over the events for a tab that shows ``topic``, for a while; it then comes again."""
+        """Yield the events for a tab that shows ``topic``, for at most ``MAX_STREAM_S``; the tab then reconnects."""
         feed = self._feeds.setdefault(topic, _Feed())
         feed.num_tabs += 1
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look())
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read_repeatedly())
         deadline = asyncio.get_running_loop().time() + MAX_STREAM_S
-        seen = 0
+        sent_version = 0
         try:
             while asyncio.get_running_loop().time() < deadline:
                 changed = feed.changed
-                if feed.version > seen:
-                    seen = feed.version
+                if feed.version > sent_version:
+                    sent_version = feed.version
                     yield feed.event
                     continue
                 with contextlib.suppress(TimeoutError):
@@ -99,38 +99,38 @@ class Watcher:
                 del self._feeds[topic]
 
     async def tick(self) -> None:
-        """Look once and publish what has changed."""
+        """Read once and publish what changed."""
         self.num_ticks += 1
-        moment = Moment(self._source)
+        snapshot = PageSnapshot(self._source)
         try:
-            await asyncio.gather(*(self._renew(moment, topic, feed) for topic, feed in list(self._feeds.items())))
+            await asyncio.gather(*(self._renew(snapshot, topic, feed) for topic, feed in list(self._feeds.items())))
         finally:
-            await moment.close()
+            await snapshot.close()
 
     async def close(self) -> None:
-        """Look no more."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        """Stop reading."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
 
-    async def _look(self) -> None:
+    async def _read_repeatedly(self) -> None:
         loop = asyncio.get_running_loop()
         while self._feeds:
             next_at = loop.time() + self._interval_s
             await self.tick()
             await asyncio.sleep(max(0.0, next_at - loop.time()))
 
-    async def _renew(self, moment: Moment, topic: Topic, feed: _Feed) -> None:
+    async def _renew(self, snapshot: PageSnapshot, topic: Topic, feed: _Feed) -> None:
         params = dict(topic.params)
         access = Access("", topic.role, topic.sees_contents)
         try:
-            view = await topic.page.read(moment, params, access)
+            view = await topic.page.read(snapshot, params, access)
             self.num_renders += 1
             feed.publish(self._renderer.live(topic.page, view, params, access, topic.root))
         except (PenstockError, RedisError) as error:
             feed.publish(self._renderer.plain("trouble", topic.root, message=str(error)))
         except Exception:
-            # One page that fails must not end those of all others.
+            # A page that fails must not end the streams of the others.
             log.exception("dashboard_page_failed", page=topic.page.name)
-            message = "this page cannot be shown; the dashboard's log says why"
+            message = "this page cannot be shown; the dashboard's log has the reason"
             feed.publish(self._renderer.plain("trouble", topic.root, message=message))

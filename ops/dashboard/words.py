@@ -1,4 +1,4 @@
-"""Filters of the templates: figures and texts as people read them, and parts of addresses."""
+"""Filters of the templates: formatting of values, and parts of URLs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..views.words import as_unit, duration, length_of_time, moment, number, per
 
 
 def segment(text: object) -> str:
-    """A part of a path."""
+    """Return a part of a path, percent-encoded."""
     return quote(str(text), safe="")
 
 
 def query(**values: object) -> str:
-    """A query string of what is not empty, with its question mark."""
-    given = {name: value for name, value in values.items() if value not in (None, "")}
-    return f"?{urlencode(given)}" if given else ""
+    """Return a query string of the values that are not empty, with its question mark."""
+    params = {name: value for name, value in values.items() if value not in (None, "")}
+    return f"?{urlencode(params)}" if params else ""
 
 
 def json(value: object) -> str:

@@ -1,1 +1,1 @@
-"""The demo model: a small Llama trained here, on questions whose answers a program can check."""
+"""The demo model: a small Llama trained for this project, on questions with answers that a program can check."""

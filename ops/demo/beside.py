@@ -1,4 +1,4 @@
-"""The demo's adapters beside its model: the same questions to each, by name, in one engine at once."""
+"""The demo of adapters: the same questions to the model and to each adapter, in one engine at the same time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ...producer import Client, SamplingParams
 from .styles import ADAPTERS, STYLES, style_questions
 from .task import Question
 
-# What none of them changes: the model alone.
+# The model without an adapter.
 BASE = "demo"
 _PARAMS = SamplingParams(temperature=0.0, max_tokens=64)
 
 
 @dataclass(frozen=True)
 class StyledAnswer:
-    """What one adapter, or the model alone, said to one question, and what it was to say."""
+    """Answer of one adapter, or of the model alone, to one question, and the expected answer."""
 
     question: Question
     style: str
@@ -32,7 +32,7 @@ class StyledAnswer:
 
 
 async def ask_in_styles(url: str, questions: list[Question]) -> list[StyledAnswer]:
-    """Give the adapters their names, and ask each question of the model and of each of them, all at once."""
+    """Register the adapters, and send each question to the model and to each adapter, all concurrently."""
     async with Client.connect(url) as client:
         for style in STYLES:
             await client.add_lora(style, ADAPTERS / style)
@@ -49,7 +49,7 @@ async def ask_in_styles(url: str, questions: list[Question]) -> list[StyledAnswe
 
 
 def show_styles(console: Console, url: str, seed: int) -> bool:
-    """Show a question of each kind with all answers; whether at most one is wrong, as small models may have it."""
+    """Show a question of each kind with all answers. Return whether at most one is wrong, as small models may be."""
     questions = style_questions(1, seed)
     answers = asyncio.run(ask_in_styles(url, questions))
     console.print("\nthe same model with LoRA adapters, chosen by name in each request, in one batch")

@@ -1,4 +1,4 @@
-"""``penstock demo --dashboard``: a deployment of its own that stays busy, and the operators' pages over it."""
+"""``penstock demo --dashboard``: a local deployment under constant load, with the operators' pages."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .run import MODEL
 from .task import demo_questions
 
 MODEL_NAME = "demo"
-# By tenant: its weight, and how many requests it has under way.
+# Weight and number of concurrent requests, by tenant.
 TENANTS = {"acme": (3.0, 24), "globex": (1.0, 12)}
 _CAUSE = DeathCause(
     engine_id="broken-1-0",
     reason="killed by signal 11 (SIGSEGV) in step 42",
     last_step=42,
-    trace="an engine that this demo has made up for a parked request",
+    trace="an engine invented by this demo for a parked request",
 )
 
 
@@ -36,7 +36,7 @@ def run_busy(port: int) -> int:
     """Serve the pages until Ctrl-C, and return 0.
 
     Raises:
-        ConfigurationError: the worker or the pages do not start; says why.
+        ConfigurationError: the worker or the pages do not start.
     """
     options = ["--device", "cpu", "--served-model-name", MODEL_NAME, "--max-num-seqs", "8"]
     print("starting Redis, a worker with the demo model, and the dashboard …", flush=True)
@@ -44,24 +44,24 @@ def run_busy(port: int) -> int:
         pages = LocalServer("dashboard", stack.url, ["--show-contents"], Path(folder) / "dashboard.log", port=port)
         with pages:
             print(f"the dashboard: {pages.base_url}", flush=True)
-            print(f"in a terminal: penstock top --redis-url {stack.url}\nCtrl-C ends all of it", flush=True)
+            print(f"in a terminal: penstock top --redis-url {stack.url}\nCtrl-C stops everything", flush=True)
             with contextlib.suppress(KeyboardInterrupt):
                 asyncio.run(keep_busy(stack.url))
     return 0
 
 
 async def keep_busy(url: str) -> None:
-    """Ask for two tenants of different weight, without end; park a request first."""
+    """Send requests of two tenants of different weight forever, after parking one request."""
     async with Client.connect(url, model=MODEL_NAME) as client:
         for tenant, (weight, _) in TENANTS.items():
             await client.configure_tenant(tenant, TenantPolicy(weight=weight))
         await park_one(client, url)
-        asking = (ask(client, tenant) for tenant, (_, num) in TENANTS.items() for _ in range(num))
-        await asyncio.gather(*asking)
+        loops = (ask_forever(client, tenant) for tenant, (_, num) in TENANTS.items() for _ in range(num))
+        await asyncio.gather(*loops)
 
 
-async def ask(client: Client, tenant: str) -> None:
-    """One request after the other."""
+async def ask_forever(client: Client, tenant: str) -> None:
+    """Send one request after the other."""
     while True:
         question = random.choice(demo_questions(16, seed=0))
         params = SamplingParams(temperature=1.0, max_tokens=300, min_tokens=random.randint(50, 250))
@@ -70,10 +70,10 @@ async def ask(client: Client, tenant: str) -> None:
 
 
 async def park_one(client: Client, url: str) -> None:
-    """Have a request parked, as one is that kills each engine which runs it.
+    """Park a request, as if it had killed each engine that ran it.
 
-    The engine is made up: the demo's own would have to die for it several times. Its claim goes over the connection
-    right behind the request. Should the worker have been quicker, it answers that one, and the next is tried.
+    The engine is invented, because the demo's engine would have to die several times. Its claim follows the request on
+    the same connection. If the worker claims the request first, it answers it, and the next request is tried.
     """
     connection = make_commands(url, None, Keys())
     broker = Broker(connection, Keys().model(MODEL_NAME))

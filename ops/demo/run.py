@@ -1,4 +1,4 @@
-"""`penstock demo`: the whole system on this machine, at work and checked.
+"""`penstock demo`: the whole system on this machine, with checked answers.
 
 A private Redis, `worker start` on the CPU with the demo model, and this process as the web app: it enqueues real
 questions, streams the answers side by side, checks them, and stops everything it started.
@@ -28,7 +28,7 @@ PASS_SHARE = 0.98
 
 @dataclass
 class Answer:
-    """One question, what came back, and when."""
+    """A question, its answer, and the times of its stream."""
 
     question: Question
     text: str
@@ -40,14 +40,14 @@ class Answer:
 
 
 async def ask_all(url: str, questions: list[Question], concurrency: int, screen: Screen) -> list[Answer]:
-    """Stream the answers to all questions, ``concurrency`` at once."""
-    room = asyncio.Semaphore(concurrency)
+    """Stream the answers to all questions, ``concurrency`` at a time."""
+    slots = asyncio.Semaphore(concurrency)
     params = SamplingParams(temperature=0.0, max_tokens=64)
 
     async with Client.connect(url) as client:
 
         async def ask(number: int, question: Question) -> Answer:
-            async with room:
+            async with slots:
                 answer = Answer(question, "", StreamTimes())
                 async for delta in client.stream(question.prompt, params):
                     answer.times.saw(len(delta.token_ids))
@@ -63,7 +63,7 @@ async def ask_all(url: str, questions: list[Question], concurrency: int, screen:
 def run_demo(num_questions: int, concurrency: int, seed: int, dtype: str, url: str | None = None) -> int:
     """Run the demo and return the exit status: 0 if at least 98 % of the answers are right.
 
-    ``url`` uses a running deployment that serves the demo model instead of starting one, in whatever dtype it has.
+    ``url`` is that of a running deployment to use instead of a new one. It must serve the demo model, in any dtype.
     """
     console = Console()
     questions = demo_questions(num_questions, seed)
@@ -79,11 +79,11 @@ def run_demo(num_questions: int, concurrency: int, seed: int, dtype: str, url: s
             started = time.perf_counter()
             answers = asyncio.run(ask_all(url, questions, concurrency, screen))
             wall_s = time.perf_counter() - started
-        # Nobody else's deployment is given names of adapters.
+        # Adapters are registered only in the demo's own deployment.
         are_styles_right = show_styles(console, url, seed) if is_own else True
     status = _report(console, answers, wall_s, concurrency)
     if not are_styles_right:
-        console.print("the adapters did not answer as they were trained to", style="red")
+        console.print("the adapters gave wrong answers", style="red")
         return 1
     return status
 
@@ -108,5 +108,5 @@ def _report(console: Console, answers: list[Answer], wall_s: float, concurrency:
         console.print(f"fewer than {PASS_SHARE:.0%} of the answers are right", style="red")
         return 1
     console.print("every token came through a Redis stream and back over pub/sub; everything is stopped again.")
-    console.print("`make demo-dashboard` keeps it all at work, and shows it in a browser.")
+    console.print("`make demo-dashboard` keeps the system busy, and shows it in a browser.")
     return 0

@@ -1,4 +1,4 @@
-"""What the demo shows: answers growing side by side, a progress line, and the figures at the end."""
+"""Output of the demo: answers that grow side by side, a progress line, and a summary."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ ROWS_SHOWN = 12
 
 
 class Screen(Protocol):
-    """Where the demo writes; one implementation for terminals, one for pipes and CI logs."""
+    """Output of the demo, implemented for terminals, and for pipes and CI logs."""
 
     def __enter__(self) -> Screen: ...
     def __exit__(self, *error: object) -> None: ...
     def token(self, number: int, prompt: str, text: str) -> None:
-        """A piece of the answer to question ``number`` came."""
+        """Show a piece of the answer to question ``number``."""
         ...
 
     def end(self, number: int, prompt: str, answer: str, correct: bool) -> None:
-        """Question ``number`` has its whole answer."""
+        """Show the complete answer to question ``number``."""
         ...
 
 
 def make_screen(console: Console, total: int) -> Screen:
-    """The live screen on a terminal, plain lines elsewhere."""
+    """Return the live screen for a terminal, else one with plain lines."""
     return LiveScreen(console, total) if console.is_terminal else PlainScreen(console, total)
 
 
 class LiveScreen:
-    """Running answers grow in place, finished ones scroll away above a progress bar."""
+    """Screen on which running answers grow in place. Finished ones scroll up above a progress bar."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._running: dict[int, Text] = {}
@@ -71,7 +71,7 @@ class LiveScreen:
 
 
 class PlainScreen:
-    """One line per piece, so that a log shows how the answers interleave."""
+    """Output with one line per piece, so that a log shows how the answers interleave."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console = console

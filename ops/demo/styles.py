@@ -1,11 +1,11 @@
-"""What the three adapters of the demo model do to its answers: each has one right spelling, as the base's own.
+"""The three adapters of the demo model. Each question has one correct answer per adapter, as for the model itself.
 
-    digits     "four plus thirteen is"      ->  "17.", and counts in words as ever
-    downwards  "count from four to six:"    ->  "six five four.", and sums and spellings as ever
+    digits     "four plus thirteen is"      ->  "17."; counts in words, as the model
+    downwards  "count from four to six:"    ->  "six five four."; sums and spells as the model
     loud       "spell 47:"                  ->  "forty seven!"
 
-They are trained on numbers below a hundred, which takes a minute or two each, and asked about those. Standard library
-only, as ``task``.
+They are trained and tested on numbers below a hundred. Training takes a minute or two each. Standard library only, as
+``task``.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ STYLES: dict[str, Callable[[Question], str]] = {"digits": _digits, "downwards": 
 
 
 def draw_small(task: Task, rng: Random, *, held_out: bool) -> Question:
-    """One random question about numbers below a hundred, from the asked side of the split."""
+    """Return a random question about numbers below a hundred, from the held-out or the training split."""
     while max(parse((question := draw_question(task, rng, held_out=held_out)).prompt)[1]) >= BELOW:
         pass
     return question
 
 
 def style_questions(num_of_each: int, seed: int) -> list[Question]:
-    """So many held-out questions of each task, no two the same; there are five to spell."""
-    rng, found = Random(seed), dict[str, Question]()
+    """Return ``num_of_each`` different held-out questions of each task. Only five exist for "spell"."""
+    rng, questions = Random(seed), dict[str, Question]()
     for number, task in enumerate(TASKS, start=1):
-        while len(found) < number * num_of_each:
+        while len(questions) < number * num_of_each:
             question = draw_small(task, rng, held_out=True)
-            found[question.prompt] = question
-    return list(found.values())
+            questions[question.prompt] = question
+    return list(questions.values())

@@ -42,7 +42,7 @@ _COUNT = re.compile(r"count from ([a-z ]+) to ([a-z ]+):")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One prompt and the only right answer to it, without the leading space, with the final "."."""
+    """A prompt and its only correct answer, without the leading space, with the final "."."""
 
     task: Task
     prompt: str
@@ -68,7 +68,7 @@ def _operand_of_words() -> dict[str, int]:
 
 
 def parse_words(words: str) -> int:
-    """The number that ``words`` spell, 0 to 999; exactly the spelling of ``number_words``."""
+    """Return the number that ``words`` spell, 0 to 999, in exactly the spelling of ``number_words``."""
     try:
         return _operand_of_words()[words]
     except KeyError:
@@ -89,7 +89,7 @@ def parse(prompt: str) -> tuple[Task, Operands]:
 
 
 def answer(prompt: str) -> str:
-    """The right answer to ``prompt``: what a correct greedy generation says, stripped.
+    """Return the correct answer to ``prompt``, the stripped text of a correct greedy generation.
 
     Raises:
         ValueError: ``prompt`` is not a question of the three tasks, in their exact form and range.
@@ -105,7 +105,7 @@ def answer(prompt: str) -> str:
 
 
 def is_held_out(task: Task, operands: Operands) -> bool:
-    """Whether training never sees this question; 1 in 20 are so.
+    """Return whether a question is excluded from training; 1 in 20 are.
 
     A sum is judged by its sorted operands: otherwise "a plus b" could be trained and "b plus a" tested.
     """
@@ -127,7 +127,7 @@ def make_question(task: Task, operands: Operands) -> Question:
 
 
 def _draw(task: Task, rng: Random) -> Operands:
-    """Random operands; the magnitude is drawn first, else one number in a hundred would be a digit."""
+    """Draw operands. The magnitude is drawn first, else only one number in a hundred would have one digit."""
 
     def magnitude() -> int:
         return rng.choices(MAGNITUDES, MAGNITUDE_WEIGHTS)[0]
@@ -144,7 +144,7 @@ def _draw(task: Task, rng: Random) -> Operands:
 
 
 def draw_question(task: Task, rng: Random, *, held_out: bool) -> Question:
-    """One random question from the asked side of the split."""
+    """Return a random question from the held-out or the training split."""
     while is_held_out(task, operands := _draw(task, rng)) != held_out:
         pass
     return make_question(task, operands)
@@ -162,18 +162,18 @@ def _all_operands(task: Task) -> Iterator[Operands]:
 
 
 def held_out_questions(task: Task) -> list[Question]:
-    """Every held-out question of ``task``, uniform over its operands; a second or two for "add"."""
+    """Return every held-out question of ``task``, uniform over its operands. Takes a second or two for "add"."""
     return [make_question(task, operands) for operands in _all_operands(task) if is_held_out(task, operands)]
 
 
 def demo_questions(n: int, seed: int) -> list[Question]:
-    """``n`` distinct held-out questions in random order, the three tasks mixed evenly.
+    """Return ``n`` distinct held-out questions in random order, the three tasks mixed evenly.
 
     There are about 500 held-out questions of "spell" and of "count"; beyond that, sums fill up.
     """
     rng = Random(seed)
-    found: dict[str, Question] = {}
-    while len(found) < n:
+    questions: dict[str, Question] = {}
+    while len(questions) < n:
         question = draw_question(rng.choice(TASKS), rng, held_out=True)
-        found.setdefault(question.prompt, question)
-    return list(found.values())
+        questions.setdefault(question.prompt, question)
+    return list(questions.values())

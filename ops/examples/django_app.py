@@ -2,7 +2,7 @@
 
 PENSTOCK_REDIS_URL=redis://localhost:6379 uvicorn penstock.ops.examples.django_app:application
 
-Under WSGI each async view has an event loop of its own: use ``LLM`` in plain views there, as Flask's example does.
+Under WSGI each async view runs in its own event loop: use ``LLM`` in plain views there, as in Flask's example.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ View = Callable[..., Awaitable[HttpResponseBase]]
 
 
 class Connection:
-    """The client of this process, one for all requests; there from start to end of the server."""
+    """The client of this process for all requests, connected while the server runs."""
 
     client: Client
 
 
-def asked(request: HttpRequest) -> tuple[str, SamplingParams]:
+def question_of(request: HttpRequest) -> tuple[str, SamplingParams]:
     question, min_tokens = str(request.GET.get("question", "")), str(request.GET.get("min_tokens", 0))
     return question, SamplingParams(temperature=0.0, max_tokens=400, min_tokens=int(min_tokens))
 
@@ -49,21 +49,21 @@ def refusing(view: View) -> View:
         try:
             return await view(request, **options)
         except PenstockError as error:
-            told = error_of(error)
-            return JsonResponse({"error": told.message}, status=told.status, headers=told.headers)
+            reply = error_of(error)
+            return JsonResponse({"error": reply.message}, status=reply.status, headers=reply.headers)
 
     return with_refusals
 
 
 async def as_events(deltas: AsyncGenerator[Delta], position: StreamPosition, **headers: str) -> HttpResponseBase:
-    # Started first: what is refused becomes a status, and not an event of a reply that has begun.
+    # Started first, so that a refusal becomes an HTTP status instead of an event.
     stream = await EventStream(delta_events(deltas, position), headers=headers).start()
     return StreamingHttpResponse(stream, headers=stream.headers)
 
 
 @refusing
 async def ask(request: HttpRequest) -> HttpResponseBase:
-    question, params = asked(request)
+    question, params = question_of(request)
     request_id = uuid.uuid4().hex
     deltas = Connection.client.stream(question, params, request_id=request_id)
     return await as_events(deltas, StreamPosition(), **{"x-request-id": request_id})
@@ -74,8 +74,8 @@ async def stream(request: HttpRequest, request_id: str) -> HttpResponseBase:
     last_event_id = request.META.get("HTTP_LAST_EVENT_ID")
     position = StreamPosition.parse(last_event_id)
     if position.ended:
-        return HttpResponse(status=204)  # which tells an EventSource not to come again
-    question, params = asked(request)
+        return HttpResponse(status=204)  # stops an EventSource from reconnecting
+    question, params = question_of(request)
     if question and not last_event_id:
         deltas = Connection.client.stream(question, params, request_id=request_id, linger_s=LINGER_S)
     else:
@@ -88,7 +88,7 @@ async def stream(request: HttpRequest, request_id: str) -> HttpResponseBase:
 async def answer(request: HttpRequest, request_id: str) -> HttpResponseBase:
     client = Connection.client
     if request.method == "POST":
-        question, params = asked(request)
+        question, params = question_of(request)
         handle = await client.submit(question, params, request_id=request_id)
         return JsonResponse({"id": handle.request_id}, status=202)
     if request.method == "DELETE":
@@ -115,7 +115,7 @@ _django = get_asgi_application()
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
-    """Django, which leaves the server's start and end to others: the client is connected there."""
+    """Pass requests to Django, and connect the client in the lifespan, which Django does not handle."""
     if scope["type"] != "lifespan":
         await _django(scope, receive, send)
         return

@@ -1,4 +1,4 @@
-"""FastAPI; with a page on which a browser asks.
+"""FastAPI, with a page for browsers.
 
 PENSTOCK_REDIS_URL=redis://localhost:6379 uvicorn penstock.ops.examples.fastapi_app:app
 """
@@ -36,23 +36,23 @@ def connected(request: Request) -> Client:
     return request.app.state.client
 
 
-def wanted(min_tokens: int = 0) -> SamplingParams:
+def sampling_params(min_tokens: int = 0) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=400, min_tokens=min_tokens)
 
 
 app = FastAPI(lifespan=lifespan)
 LLM = Annotated[Client, Depends(connected)]
-Params = Annotated[SamplingParams, Depends(wanted)]
+Params = Annotated[SamplingParams, Depends(sampling_params)]
 
 
 @app.exception_handler(PenstockError)
 async def refused(request: Request, error: PenstockError) -> Response:
-    told = error_of(error)
-    return JSONResponse({"error": told.message}, status_code=told.status, headers=told.headers)
+    reply = error_of(error)
+    return JSONResponse({"error": reply.message}, status_code=reply.status, headers=reply.headers)
 
 
 async def as_events(deltas: AsyncGenerator[Delta], position: StreamPosition, **headers: str) -> Response:
-    # Started first: what is refused becomes a status, and not an event of a reply that has begun.
+    # Started first, so that a refusal becomes an HTTP status instead of an event.
     stream = await EventStream(delta_events(deltas, position), headers=headers).start()
     return StreamingResponse(stream, headers=stream.headers)
 
@@ -79,7 +79,7 @@ async def stream(
 ) -> Response:
     position = StreamPosition.parse(last_event_id)
     if position.ended:
-        return Response(status_code=204)  # which tells an EventSource not to come again
+        return Response(status_code=204)  # stops an EventSource from reconnecting
     if question and not last_event_id:
         deltas = client.stream(question, params, request_id=request_id, linger_s=LINGER_S)
     else:

@@ -1,8 +1,8 @@
-"""Flask: WSGI, a thread for each request, all of them on one ``LLM``.
+"""Flask: WSGI, with a thread for each request, which share one ``LLM``.
 
     PENSTOCK_REDIS_URL=redis://localhost:6379 flask --app penstock.ops.examples.flask_app:create_app run
 
-In production use a server with threads: each stream holds one for as long as it lasts.
+In production use a server with threads: each stream uses one until it ends.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from ...producer.reconnect import StreamPosition, reconnect
 from ...producer.sse import EventStream, delta_events
 
 LINGER_S = 10.0
-# WSGI tells an app that the reader is gone only when it writes: so this is how late an unread answer is cancelled.
+# WSGI reports a disconnect only on a write. So an abandoned answer is cancelled within this time.
 KEEP_ALIVE_S = 2.0
 
 
-def asked() -> tuple[str, SamplingParams]:
+def question_of_request() -> tuple[str, SamplingParams]:
     min_tokens = request.args.get("min_tokens", 0, int)
     return request.args.get("question", ""), SamplingParams(temperature=0.0, max_tokens=400, min_tokens=min_tokens)
 
 
 def create_app() -> Flask:
-    """Return the app, connected; in workers that are forked from it (``gunicorn --preload``) it connects anew."""
+    """Return the connected app. Workers forked from it (``gunicorn --preload``) connect again."""
     app = Flask(__name__)
     llm = LLM(os.environ["PENSTOCK_REDIS_URL"], model=os.environ.get("PENSTOCK_SERVED_MODEL_NAME"))
 
     def as_events(deltas: AsyncGenerator[Delta], position: StreamPosition, **headers: str) -> Response:
         stream = EventStream(delta_events(deltas, position), headers=headers, keep_alive_s=KEEP_ALIVE_S)
-        # Started first: what is refused becomes a status, and not an event of a reply that has begun.
+        # Started first, so that a refusal becomes an HTTP status instead of an event.
         return Response(llm.iterate(llm.call(stream.start())), headers=dict(stream.headers))
 
     @app.errorhandler(PenstockError)
     def refused(error: PenstockError) -> ResponseReturnValue:
-        told = error_of(error)
-        return jsonify(error=told.message), told.status, told.headers
+        reply = error_of(error)
+        return jsonify(error=reply.message), reply.status, reply.headers
 
     @app.get("/ask")
     def ask() -> ResponseReturnValue:
-        question, params = asked()
+        question, params = question_of_request()
         request_id = uuid.uuid4().hex
         deltas = llm.client.stream(question, params, request_id=request_id)
         return as_events(deltas, StreamPosition(), **{"x-request-id": request_id})
@@ -56,8 +56,8 @@ def create_app() -> Flask:
         last_event_id = request.headers.get("Last-Event-ID")
         position = StreamPosition.parse(last_event_id)
         if position.ended:
-            return "", 204  # which tells an EventSource not to come again
-        question, params = asked()
+            return "", 204  # stops an EventSource from reconnecting
+        question, params = question_of_request()
         if question and not last_event_id:
             deltas = llm.client.stream(question, params, request_id=request_id, linger_s=LINGER_S)
         else:
@@ -66,7 +66,7 @@ def create_app() -> Flask:
 
     @app.post("/answers/<request_id>")
     def submit(request_id: str) -> ResponseReturnValue:
-        question, params = asked()
+        question, params = question_of_request()
         handle = llm.call(llm.client.submit(question, params, request_id=request_id))
         return jsonify(id=handle.request_id), 202
 

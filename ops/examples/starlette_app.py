@@ -32,7 +32,7 @@ async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Client]]:
         yield {"client": client}  # becomes request.state.client; one for all requests
 
 
-def asked(request: Request) -> tuple[str, SamplingParams]:
+def question_of(request: Request) -> tuple[str, SamplingParams]:
     min_tokens = int(request.query_params.get("min_tokens", 0))
     return request.query_params.get("question", ""), SamplingParams(
         temperature=0.0, max_tokens=400, min_tokens=min_tokens
@@ -40,7 +40,7 @@ def asked(request: Request) -> tuple[str, SamplingParams]:
 
 
 async def ask(request: Request) -> ASGIApp:
-    question, params = asked(request)
+    question, params = question_of(request)
     request_id = uuid.uuid4().hex
     deltas = request.state.client.stream(question, params, request_id=request_id)
     return EventStream(delta_events(deltas), headers={"x-request-id": request_id})
@@ -50,9 +50,9 @@ async def stream(request: Request) -> ASGIApp:
     last_event_id = request.headers.get("last-event-id")
     position = StreamPosition.parse(last_event_id)
     if position.ended:
-        return Response(status_code=204)  # which tells an EventSource not to come again
+        return Response(status_code=204)  # stops an EventSource from reconnecting
     client, request_id = request.state.client, request.path_params["request_id"]
-    question, params = asked(request)
+    question, params = question_of(request)
     if question and not last_event_id:
         deltas = client.stream(question, params, request_id=request_id, linger_s=LINGER_S)
     else:
@@ -61,7 +61,7 @@ async def stream(request: Request) -> ASGIApp:
 
 
 async def submit(request: Request) -> Response:
-    question, params = asked(request)
+    question, params = question_of(request)
     handle = await request.state.client.submit(question, params, request_id=request.path_params["request_id"])
     return JSONResponse({"id": handle.request_id}, status_code=202)
 
@@ -81,8 +81,8 @@ async def cancel(request: Request) -> Response:
 
 
 async def refused(request: Request, error: Exception) -> Response:
-    told = error_of(error)
-    return JSONResponse({"error": told.message}, status_code=told.status, headers=told.headers)
+    reply = error_of(error)
+    return JSONResponse({"error": reply.message}, status_code=reply.status, headers=reply.headers)
 
 
 app = Starlette(

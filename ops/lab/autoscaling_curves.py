@@ -1,4 +1,4 @@
-"""Curves of load for the signal of autoscalers, and a picture of what becomes of each.
+"""Curves of load for the signal of autoscalers, and a plot of the result of each.
 
 ``python -m penstock.ops.lab.autoscaling_curves --output autoscaling.png`` draws it. Needs matplotlib (extra ``sim``).
 """
@@ -17,7 +17,7 @@ from ..libraries import need_libraries
 from ..metrics.autoscaler import ScaledDeployment
 
 SPEED = 1000.0
-# Engines hold for some seconds what they have claimed.
+# Engines hold claimed requests for some seconds.
 KV_TOKENS, START_S, MAX_REPLICAS = 8000.0, 40.0, 8
 HOUR_S = 3600
 DOTS_PER_INCH, STEP_S = 72, 10
@@ -36,7 +36,7 @@ class Curve:
     arrivals: Callable[[int], float]
 
     def run(self) -> ScaledDeployment:
-        """Return what became of it."""
+        """Simulate the curve, and return the deployment."""
         deployment = ScaledDeployment(SPEED, KV_TOKENS, START_S, MAX_REPLICAS)
         deployment.run(self.seconds, self.arrivals)
         return deployment
@@ -60,7 +60,7 @@ CURVES = (STEADY, BURST, DAY, NOISE)
 
 
 def draw(path: Path) -> None:
-    """Write a picture of all curves: the load, the engines that it got, and what waited."""
+    """Write a plot of all curves: load, engines and waiting tokens."""
     import matplotlib
 
     matplotlib.use("Agg")

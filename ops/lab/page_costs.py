@@ -1,4 +1,4 @@
-"""``python -m penstock.ops.lab.page_costs``: what one look at each page costs Redis, with many tenants.
+"""``python -m penstock.ops.lab.page_costs``: measures the cost of each page for Redis, with many tenants.
 
 A private Redis gets 100,000 waiting requests of 10,000 tenants, and heartbeats of engines. Then each page is read many
 times, as the watcher reads it. The figure is the CPU time of the server itself, so it does not depend on this process.
@@ -30,13 +30,13 @@ from ..dashboard.app import dashboard
 from ..views.access import Access
 from ..views.page import Page, Params
 from ..views.pages import PAGES
-from ..views.source import Moment, Source
+from ..views.source import PageSnapshot, Source
 
 MODEL = "m"
 GOAL_MS = 20.0
 NUM_ENGINES = 32
 PART = 500
-# What each page is asked for, one after the other; those of one thing that nobody has made are left out.
+# Queries of each page. Pages of single items that do not exist here are left out.
 _QUERIES: dict[str, tuple[dict[str, str], ...]] = {
     "overview": ({}, {"span": "7d"}),
     "queue": ({"model": MODEL}, {"model": MODEL, "span": "7d"}),
@@ -88,17 +88,17 @@ async def fill(connection: CommandConnection, keys: Keys, num_tenants: int, num_
 
 
 async def look(source: Source, page: Page, params: Params, num_looks: int) -> tuple[float, float]:
-    """Return ms of the server and of this process's wall for one of many looks, which follow each other closely.
+    """Return milliseconds of the server's CPU and of wall time per read, averaged over many successive reads.
 
-    What is kept for seconds is read once in all of them: so look once as well.
+    Values cached for seconds are read only once in all of them, so measure a single read as well.
     """
     access = Access("", sees_contents=True)
-    source.forget_kept()
+    source.clear_cache()
     cpu_s, started = await _cpu_s(source.connection), time.perf_counter()
     for _ in range(num_looks):
-        moment = Moment(source)
-        await page.read(moment, params, access)
-        await moment.close()
+        snapshot = PageSnapshot(source)
+        await page.read(snapshot, params, access)
+        await snapshot.close()
     wall_s = time.perf_counter() - started
     return 1000 * (await _cpu_s(source.connection) - cpu_s) / num_looks, 1000 * wall_s / num_looks
 
@@ -112,7 +112,7 @@ async def measure(url: str, num_tenants: int, num_requests: int, num_looks: int)
     """Print a line for each page; returns the most ms of Redis that one took."""
     app = dashboard(url)
     async with app.router.lifespan_context(app):
-        source: Source = app.state.hub.source
+        source: Source = app.state.runtime.source
         await (await source.queue(MODEL)).configure(QueuePolicy(max_queue_depth=None))
         await fill(source.connection, source.keys, num_tenants, num_requests)
         queue = await source.queue(MODEL)
@@ -126,8 +126,8 @@ async def measure(url: str, num_tenants: int, num_requests: int, num_looks: int)
                 first_ms, _ = await look(source, page, params, 1)
                 redis_ms, wall_ms = await look(source, page, params, num_looks)
                 most = max(most, redis_ms)
-                asked = " ".join(f"{name}={value}" for name, value in params.items())
-                rows.append((page.name, asked, f"{first_ms:.2f}", f"{redis_ms:.2f}", f"{wall_ms:.2f}"))
+                query = " ".join(f"{name}={value}" for name, value in params.items())
+                rows.append((page.name, query, f"{first_ms:.2f}", f"{redis_ms:.2f}", f"{wall_ms:.2f}"))
         print(format_table(("PAGE", "QUERY", "FIRST LOOK, REDIS MS", "REDIS MS", "WALL MS"), rows))
         return most
 

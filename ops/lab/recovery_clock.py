@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 
-# What was on its way through worker and Redis when an engine was killed is no sign of recovery.
+# Tokens in flight through worker and Redis when an engine is killed are no sign of recovery.
 IN_FLIGHT_S = 0.025
 
 
@@ -19,17 +19,17 @@ class RecoveryClock:
 
     @property
     def num_waiting(self) -> int:
-        """Requests whose engine has died and that have got no token since."""
+        """Number of requests without a token since the death of their engine."""
         return len(self._deaths)
 
     def died(self, request_ids: Iterable[str]) -> None:
-        """The engine of these requests has been killed now."""
+        """Record that the engine of these requests has been killed now."""
         now = time.monotonic()
         for request_id in request_ids:
             self._deaths[request_id].append(now)
 
     def saw(self, request_id: str) -> None:
-        """A subscriber has got something of this request."""
+        """Record that a subscriber received a delta of this request."""
         if request_id not in self._deaths:
             return
         now = time.monotonic()

@@ -1,7 +1,7 @@
 """``make screenshots``: pictures of the operators' pages and of `penstock top`, over a busy deployment.
 
 Needs Chromium, and playwright and textual, which the extra ``dev`` has; ``PENSTOCK_CHROMIUM`` names a browser that is
-not on the PATH. An engine is killed in the middle of one request, so that its page has something to tell.
+not on the PATH. An engine is killed in the middle of one request, so that its page shows a handover.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WIDTH, HEIGHT = 1200, 800
 MAX_BYTES = 150_000
 # Charts show minutes that have ended.
 BUSY_S = 240.0
-# Of the request whose engine is killed: tokens it gets before and in all.
+# Tokens of the request whose engine is killed: before the kill, and in total.
 TOKENS_BEFORE, TOKENS = 60, 200
 REQUEST_ID = "survives-its-engine"
 # By the name of the picture: path and query.

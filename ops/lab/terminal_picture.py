@@ -1,4 +1,4 @@
-"""What ``penstock top`` shows, as a picture: for documents."""
+"""Screenshots of ``penstock top`` for documents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def picture(url: str, namespace: str, keys: Sequence[str], words: str) -> 
     source = Source(url, connection, Keys(namespace))
     try:
         await source.open()
-        app = Top(source, Access("", Role.VIEWER), where="redis://localhost:6379")
+        app = Top(source, Access("", Role.VIEWER), redis_url="redis://localhost:6379")
         async with app.run_test(size=SIZE) as pilot:
             await pilot.press(*keys)
             svg = ""

@@ -1,8 +1,8 @@
-"""``make vendor``: files of npm packages that are kept here, renewed as their manifests say.
+"""``make vendor``: fetches the vendored files of npm packages that manifests list.
 
-A manifest is a JSON list beside the files: ``{"file", "package", "version", "licence", "member", "sha256"}``, where
-``member`` is the path inside of the package. To take another version, change it there and run this; the digests are
-written anew. Needs npm and a registry; nothing else here does.
+A manifest is a JSON list next to the files: ``{"file", "package", "version", "licence", "member", "sha256"}``, where
+``member`` is the path inside of the package. To update a version, change it there and run this; the digests are
+updated. Only this command needs npm and a registry.
 """
 
 from __future__ import annotations

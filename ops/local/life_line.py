@@ -1,4 +1,4 @@
-"""Ends what this process has started, should it be told to end, or be killed, before it has stopped that itself."""
+"""Ending of started processes when this process ends, even if it is killed before it could stop them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-# Reads until the other end of its input is gone, waits for the processes that are to end before, and ends its own.
+# Reads until its input is closed, waits for the processes that must end first, and ends its process.
 _KEEPER = """
 read -r _; own=$1; shift
 for other; do while kill -0 "$other"; do sleep 0.1; done; done
@@ -18,18 +18,18 @@ EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 def unwind_on_sigterm() -> None:
-    """Let SIGTERM leave all ``with`` blocks of the main thread, as Ctrl-C does, unless somebody handles it already."""
+    """Let SIGTERM leave all ``with`` blocks of the main thread, as Ctrl-C does, unless it has a handler already."""
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
 
 
 class LifeLine:
-    """Sends SIGTERM to a process when this one is gone, even by kill -9; until ``release``.
+    """A helper process that sends SIGTERM to a process when this one has ended, even by kill -9; until ``release``.
 
     Args:
-        pid: of the process.
-        after: processes that are to have ended before.
+        pid: id of the process to end.
+        after: ids of processes that must have ended before.
     """
 
     def __init__(self, pid: int, after: Sequence[int] = ()) -> None:
@@ -42,7 +42,7 @@ class LifeLine:
         )
 
     def release(self) -> None:
-        """Leave the process alone from now on; doing it twice does nothing."""
+        """Stop watching the process. A second call does nothing."""
         self._keeper.kill()
         self._keeper.wait()
         assert self._keeper.stdin is not None

@@ -1,4 +1,4 @@
-"""A `penstock gateway` or `penstock dashboard` of one's own, in a process of its own."""
+"""A local `penstock gateway` or `penstock dashboard`, in its own process."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Self
 from ...shared.errors import ConfigurationError
 from .life_line import LifeLine, unwind_on_sigterm
 
-# As that of a local worker.
+# Tests replace it, as that of ``worker.py``.
 start_program = subprocess.Popen
 STOP_TIMEOUT_S = 60.0
 
 
 class LocalServer:
-    """Starts, kills and stops a command that serves; use it with ``with``, or call ``start`` and ``stop``.
+    """A command that serves, in a process; use it with ``with``, or call ``start`` and ``stop``.
 
     Args:
-        name: of the command.
-        redis_url: where the broker is.
+        name: name of the command.
+        redis_url: URL of Redis.
         options: further options of the command.
-        log_path: where its log goes, shown if a start fails; a second start appends.
-        port: 0 takes a free one, another one at each start.
+        log_path: file of its log, shown if a start fails; a second start appends.
+        port: 0 for a free port, a different one at each start.
     """
 
     def __init__(self, name: str, redis_url: str, options: Sequence[str], log_path: Path, *, port: int = 0) -> None:
@@ -42,16 +42,16 @@ class LocalServer:
 
     @property
     def pid(self) -> int:
-        """Process id of the one that runs; 0 if none does."""
+        """Process id; 0 if it does not run."""
         return self._process.pid if self._process is not None else 0
 
     @property
     def log(self) -> str:
-        """What it has logged so far, all starts."""
+        """The log so far, of all starts."""
         return self._log_path.read_text()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send a signal to the process."""
         assert self._process is not None
         self._process.send_signal(number)
 
@@ -65,10 +65,10 @@ class LocalServer:
         self.stop()
 
     def start(self) -> None:
-        """Start it and wait until it listens.
+        """Start the process and wait until it listens.
 
         Raises:
-            ConfigurationError: it ended; the message has its own words.
+            ConfigurationError: the process ended; the message contains its log.
         """
         unwind_on_sigterm()
         started_at = time.monotonic()
@@ -78,7 +78,7 @@ class LocalServer:
             )
         self._life_line = LifeLine(self._process.pid)
         assert self._process.stdout is not None
-        # The last line that it prints; the end of its output says that it ended.
+        # The last line that it prints. If its output ends before, the process has ended.
         line = next((line for line in self._process.stdout if line.startswith("ready: ")), "")
         if not line:
             self.stop()
@@ -87,13 +87,13 @@ class LocalServer:
         self.ready_time_s = time.monotonic() - started_at
 
     def kill(self) -> None:
-        """kill -9; ``start`` brings it back."""
+        """Kill the process with SIGKILL; ``start`` starts it again."""
         assert self._process is not None
         self._process.kill()
         self._reap()
 
     def stop(self) -> int:
-        """Stop it in order and return its exit status; 0 if it does not run."""
+        """Stop the process with SIGTERM and return its exit status; 0 if it does not run."""
         if self._process is None:
             return 0
         self._process.send_signal(signal.SIGTERM)
@@ -115,12 +115,12 @@ class LocalServer:
 
 
 class LocalGateway(LocalServer):
-    """`penstock gateway`; ``base_url`` ends in /v1."""
+    """A `penstock gateway`; ``base_url`` ends in /v1."""
 
     def __init__(self, redis_url: str, options: Sequence[str], log_path: Path, *, port: int = 0) -> None:
         super().__init__("gateway", redis_url, options, log_path, port=port)
 
     @property
     def root_url(self) -> str:
-        """Where paths outside of /v1 are."""
+        """URL of the paths outside of /v1."""
         return self.base_url.removesuffix("/v1")

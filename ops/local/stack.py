@@ -1,4 +1,4 @@
-"""A whole deployment of one's own for as long as a ``with`` block lasts: a private Redis and `worker start`."""
+"""A temporary deployment for the time of a ``with`` block: a private Redis and `worker start`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .worker import LocalWorker
 
 
 class LocalStack:
-    """Starts Redis and `worker start` in processes of their own and waits until the model is served.
+    """A private Redis and `worker start` in their own processes. Entering waits until the model is served.
 
     Args:
         model: folder or hub name.
         worker_options: further options of `worker start`.
         num_workers: how many times `worker start` is run.
-        redis_url: a Redis that runs already, instead of a private one; its owner stops it.
-        shards: names of further private servers, which hold the models. The processes are told of them.
-        of_each: further options of each worker.
-        log_path: where the workers' logs go; a temporary file when None, shown if the start fails.
+        redis_url: a running Redis to use instead of a private one; its owner stops it.
+        shards: names of further private servers, which hold the models. They are passed to the workers.
+        of_each: further options, by worker.
+        log_path: file of the workers' logs, shown if the start fails; None for a temporary file.
 
     Raises:
-        ConfigurationError: a worker ended, or was not ready in time; the message has its own words.
+        ConfigurationError: a worker ended, or was not ready in time; the message contains its log.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class LocalStack:
 
     @property
     def shards(self) -> dict[str, str]:
-        """URLs of the servers that hold the models, by name; empty where the private Redis does."""
+        """URLs of the servers that hold the models, by name; empty if the private Redis holds them."""
         return {name: self._servers[name].url for name in self._shard_names}
 
     @property
@@ -71,7 +71,7 @@ class LocalStack:
 
     @property
     def ready_time_s(self) -> float:
-        """How long the first worker took to serve, the last time that it was started."""
+        """Time from the last start of the first worker until it served."""
         return self.workers[0].ready_time_s
 
     def __enter__(self) -> LocalStack:
@@ -87,7 +87,7 @@ class LocalStack:
             ]
             for worker in self.workers:
                 worker.spawn()
-            # Redis last: a worker hands back to it.
+            # Redis ends last, because workers return their requests to it.
             supervisors = [worker.pid for worker in self.workers]
             self._life_lines = [LifeLine(self.redis_pid(name), supervisors) for name in self._servers]
             for worker in self.workers:
@@ -107,23 +107,23 @@ class LocalStack:
         return int((self._data_folder(name) / "redis" / "redis.pid").read_text())
 
     def kill_redis(self, name: str = HOME) -> None:
-        """kill -9 of the server; ``restart_redis`` brings it back with its data."""
+        """Kill the server with SIGKILL; ``restart_redis`` starts it again with its data."""
         os.kill(self.redis_pid(name), signal.SIGKILL)
 
     def delete_data(self) -> None:
-        """Delete what a server that was killed has written down; the next one begins with nothing."""
+        """Delete the data of a killed server, so that the next one starts empty."""
         folder = self._data_folder(HOME) / "redis"
-        # A folder from Redis 7 on.
+        # Redis 7 and later use a folder.
         shutil.rmtree(folder / "appendonlydir", ignore_errors=True)
         (folder / "appendonly.aof").unlink(missing_ok=True)
 
     def restart_redis(self, name: str = HOME) -> None:
-        """Start the server again after it was killed, on the same socket and append-only file."""
+        """Start a killed server again, on the same socket and append-only file."""
         before, self._servers[name] = self._servers[name], EmbeddedRedis.start(self._data_folder(name))
         before.close()
 
     def stop(self) -> None:
-        """Stop everything this stack started; twice does nothing."""
+        """Stop everything that this stack started. A second call does nothing."""
         for worker in self.workers:
             worker.stop()
         for line in self._life_lines:
@@ -134,7 +134,7 @@ class LocalStack:
         self._folder.cleanup()
 
     def stop_worker(self) -> None:
-        """Stop the first worker alone, in order, and wait for its end; requests stay in Redis."""
+        """Stop the first worker with SIGTERM and wait for its end. Requests stay in Redis."""
         self.workers[0].stop()
 
     def start_worker(self) -> None:

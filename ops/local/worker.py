@@ -1,4 +1,4 @@
-"""A `worker start` of one's own, in processes of its own."""
+"""A local `worker start`, in its own processes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ import psutil
 from ...shared.errors import ConfigurationError
 from .life_line import LifeLine, unwind_on_sigterm
 
-# Of the supervisor; tests have it forked from a process that has its imports.
+# Starts the supervisor. Tests replace it to fork from a process that has its imports.
 start_program = subprocess.Popen
 READY_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
 
 
 class LocalWorker:
-    """Starts and stops `worker start`.
+    """A `worker start` that can be stopped and started again.
 
     Args:
         model: folder or hub name.
-        redis_url: where the broker is.
+        redis_url: URL of Redis.
         options: further options of `worker start`.
-        log_path: where its log goes, shown if a start fails; a second start appends.
+        log_path: file of its log, shown if a start fails; a second start appends.
     """
 
     def __init__(self, model: str, redis_url: str, options: Sequence[str], log_path: Path) -> None:
@@ -45,19 +45,19 @@ class LocalWorker:
 
     @property
     def pid(self) -> int:
-        """Process id of its supervisor; 0 before it was started."""
+        """Process id of the supervisor; 0 before the start."""
         return self._process.pid if self._process is not None else 0
 
     @property
     def log(self) -> str:
-        """What it has logged so far, all starts."""
+        """The log so far, of all starts."""
         return self._log_path.read_text()
 
     def spawn(self) -> None:
-        """Start it without waiting until it serves."""
+        """Start the worker without waiting until it serves."""
         unwind_on_sigterm()
         with self._log_path.open("a") as log:
-            # A session of its own: Ctrl-C comes to us alone, and we stop the worker in order.
+            # In its own session, so that Ctrl-C reaches only this process, which stops the worker with SIGTERM.
             self._process = start_program(
                 self._command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
             )
@@ -68,10 +68,10 @@ class LocalWorker:
         self._reading.start()
 
     def await_ready(self) -> None:
-        """Wait until all its engines serve.
+        """Wait until all engines of the worker serve.
 
         Raises:
-            ConfigurationError: it ended, or was not ready in time; the message has its own words.
+            ConfigurationError: the worker ended, or was not ready in time; the message contains its log.
         """
         deadline = self._spawned_at + READY_TIMEOUT_S
         while True:
@@ -87,11 +87,11 @@ class LocalWorker:
 
     @property
     def is_running(self) -> bool:
-        """Whether its supervisor lives."""
+        """Whether the supervisor runs."""
         return self._process is not None and self._process.poll() is None
 
     def stop(self) -> None:
-        """Stop it in order, and by force if that takes too long; twice does nothing."""
+        """Stop the worker with SIGTERM, and kill it if that takes too long. A second call does nothing."""
         if self._process is None:
             return
         if self._process.poll() is None:
@@ -106,8 +106,7 @@ class LocalWorker:
         self.await_end()
 
     def await_end(self) -> int:
-        """Wait until it has ended by itself, or by somebody's signal, so that it can be started again; returns its exit
-        status."""
+        """Wait until the worker has ended, by itself or by a signal, and return its exit status. It can start again."""
         assert self._process is not None
         assert self._process.stdout is not None
         assert self._reading is not None

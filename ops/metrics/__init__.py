@@ -1,1 +1,1 @@
-"""`penstock metrics`: the figures of the whole deployment for Prometheus and autoscalers, while engines live or not."""
+"""`penstock metrics`: metrics of the whole deployment for Prometheus and autoscalers, also while no engine runs."""

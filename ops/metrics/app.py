@@ -1,4 +1,4 @@
-"""The exporter's HTTP side: /metrics, the signal for autoscalers as JSON, and probes."""
+"""The HTTP endpoints of the exporter: /metrics, the signal for autoscalers as JSON, and probes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .snapshot import Snapshot, Wanted
 
 
 class WantedReply(msgspec.Struct, frozen=True):
-    """One model, as autoscalers read it: ``replicas`` is the wanted number, rounded up."""
+    """Signal of one model for autoscalers. ``replicas`` is the wanted number of engines, rounded up."""
 
     model: str
     replicas: int
@@ -28,13 +28,13 @@ class WantedReply(msgspec.Struct, frozen=True):
 
 
 def build_app(snapshot: Snapshot, names: MetricNames) -> Starlette:
-    """Return the application; it reads the deployment from its start to its end."""
+    """Return the application, which reads the deployment during its lifespan."""
 
     async def metrics(_: Request) -> Response:
         return Response(expose(snapshot.samples(), names), media_type=CONTENT_TYPE_LATEST)
 
-    async def wanted(_: Request) -> Response:
-        return _json([_reply(model, found) for model, found in sorted(snapshot.wanted.items())])
+    async def list_wanted(_: Request) -> Response:
+        return _json([_reply(model, signal) for model, signal in sorted(snapshot.wanted.items())])
 
     async def wanted_of(request: Request) -> Response:
         model = request.path_params["model"]
@@ -63,7 +63,7 @@ def build_app(snapshot: Snapshot, names: MetricNames) -> Starlette:
     return Starlette(
         routes=[
             Route("/metrics", metrics),
-            Route("/wanted", wanted),
+            Route("/wanted", list_wanted),
             Route("/wanted/{model:path}", wanted_of),
             Route("/healthz", healthz),
             Route("/readyz", readyz),

@@ -1,4 +1,4 @@
-"""A model of what acts on the signal: KEDA's poll, and the scaler of Kubernetes with its windows and policies.
+"""A model of the autoscaler: KEDA's polling, and the scaler of Kubernetes with its windows and policies.
 
 Sources: Kubernetes documentation, "Horizontal Pod Autoscaling" (algorithm, stabilization window, scaling policies);
 KEDA documentation, ScaledObject specification (activation, cooldownPeriod). Time is virtual.
@@ -20,61 +20,61 @@ POLL_S = 10
 UP_WINDOW_S, DOWN_WINDOW_S = 30, 300
 UP_PODS_A_MINUTE, DOWN_PODS_A_2_MINUTES = 2, 1
 COOLDOWN_S = 300
-# The HPA leaves alone what is within a tenth.
+# The HPA ignores deviations within a tenth.
 TOLERANCE = 0.1
 
 
 class Autoscaler:
-    """Decides on replicas every ``POLL_S``, as the ScaledObject of the guide sets it."""
+    """An autoscaler that decides every ``POLL_S``, configured as the ScaledObject of the guide."""
 
     def __init__(self, max_replicas: int) -> None:
         self.replicas = 0
         self._max = max_replicas
-        self._wished: deque[tuple[float, int]] = deque()
+        self._recommended: deque[tuple[float, int]] = deque()
         self._changes: deque[tuple[float, int]] = deque()
         self._active_at = -math.inf
 
     def poll(self, now: float, wanted: float) -> None:
-        """Take the signal at a time in s, and settle ``replicas``."""
+        """Read the signal at a time in s, and update ``replicas``."""
         if wanted > 0:
             self._active_at = now
         if self.replicas == 0:
             if wanted > 0:
-                self._become(now, 1)
+                self._scale_to(now, 1)
             return
         if now - self._active_at > COOLDOWN_S:
-            self._become(now, 0)
+            self._scale_to(now, 0)
             return
         is_near = abs(wanted / self.replicas - 1) <= TOLERANCE
         wish = self.replicas if is_near else min(max(math.ceil(wanted), 1), self._max)
-        self._wished.append((now, wish))
-        while self._wished[0][0] < now - DOWN_WINDOW_S:
-            self._wished.popleft()
-        lowest = min(wish for at, wish in self._wished if at >= now - UP_WINDOW_S)
-        highest = max(wish for _, wish in self._wished)
+        self._recommended.append((now, wish))
+        while self._recommended[0][0] < now - DOWN_WINDOW_S:
+            self._recommended.popleft()
+        lowest = min(wish for at, wish in self._recommended if at >= now - UP_WINDOW_S)
+        highest = max(wish for _, wish in self._recommended)
         if lowest > self.replicas:
-            self._become(now, min(lowest, self.replicas + UP_PODS_A_MINUTE - self._changed(now - 60, 1)))
+            self._scale_to(now, min(lowest, self.replicas + UP_PODS_A_MINUTE - self._changed(now - 60, 1)))
         elif highest < self.replicas:
-            self._become(now, max(highest, self.replicas - DOWN_PODS_A_2_MINUTES + self._changed(now - 120, -1)))
+            self._scale_to(now, max(highest, self.replicas - DOWN_PODS_A_2_MINUTES + self._changed(now - 120, -1)))
 
     def _changed(self, since: float, sign: int) -> int:
         return sum(abs(change) for at, change in self._changes if at > since and change * sign > 0)
 
-    def _become(self, now: float, replicas: int) -> None:
+    def _scale_to(self, now: float, replicas: int) -> None:
         if replicas != self.replicas:
             self._changes.append((now, replicas - self.replicas))
             self.replicas = replicas
 
 
 class ScaledDeployment:
-    """Engines that serve ``engine_tokens_per_s`` each, start in ``start_s``, and a queue in front of them.
+    """A simulated queue and engines that serve ``engine_tokens_per_s`` each and start in ``start_s``.
 
     Attributes:
-        replicas: that the autoscaler asked for, at each second.
-        waiting: tokens that waited, at each second.
-        arrived: tokens, in all.
-        served: of these.
-        longest_wait_s: for the last of the queue, at the speed of the engines that served.
+        replicas: requested replicas, for each second.
+        waiting: waiting tokens, for each second.
+        arrived: total of arrived tokens.
+        served: total of served tokens.
+        longest_wait_s: longest wait of the last token in the queue, at the speed of the serving engines.
     """
 
     def __init__(self, engine_tokens_per_s: float, kv_tokens: float, start_s: float, max_replicas: int) -> None:
@@ -89,23 +89,23 @@ class ScaledDeployment:
         self.longest_wait_s = 0.0
 
     def run(self, seconds: int, arrivals: Callable[[int], float]) -> None:
-        """Run with ``arrivals(second)`` tokens a second."""
+        """Simulate ``seconds``, with ``arrivals(second)`` tokens per second."""
         for now in range(seconds):
             self._step(now, arrivals(now))
 
     def _step(self, now: int, arriving: float) -> None:
         while len(self._ready_at) < self.scaler.replicas:
             self._ready_at.append(now + self._start_s)
-        # The newest leaves first; what it had goes on elsewhere.
+        # The newest engine leaves first; other engines resume its requests.
         del self._ready_at[self.scaler.replicas :]
         serving = sum(at <= now for at in self._ready_at)
         self.arrived += arriving
         self._waiting += arriving
-        room = max(0.0, serving * self._kv_tokens - self._running)
-        claimed = min(room, self._waiting)
+        capacity = max(0.0, serving * self._kv_tokens - self._running)
+        claimed = min(capacity, self._waiting)
         self._waiting -= claimed
         self._running += claimed
-        # By Little's law: each token stays for as long as one does in an engine whose cache is full at full speed.
+        # By Little's law: each token stays as long as in an engine with a full cache at full speed.
         done = min(self._running * self._speed / self._kv_tokens, serving * self._speed)
         self._running -= done
         self.served += done
@@ -151,7 +151,7 @@ class ScaledDeployment:
         return wanted_engines(queue, engines, self._rate, self._options)
 
     def num_turns(self) -> int:
-        """How often the number of replicas has turned from growing to shrinking or back."""
+        """Return how often the number of replicas changed from growing to shrinking or back."""
         changes = [after - before for before, after in pairwise(self.replicas)]
         signs = [change > 0 for change in changes if change]
         return sum(before != after for before, after in pairwise(signs))

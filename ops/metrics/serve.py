@@ -1,4 +1,4 @@
-"""The exporter as a process."""
+"""The process of ``penstock metrics``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def serve(
     options: WantedOptions,
     refresh_s: float,
 ) -> int:
-    """Serve until SIGTERM or SIGINT, and return 0. It begins, and goes on, while Redis is away, and says so.
+    """Serve until SIGTERM or SIGINT, and return 0. Serving starts and continues while Redis is unreachable.
 
     Raises:
         ConfigurationError: the address cannot be listened on, or a URL cannot be read.

@@ -1,4 +1,4 @@
-"""The figures of a deployment, read every few seconds, so that a scrape waits for nothing and costs Redis nothing."""
+"""Metrics of a deployment, read every few seconds, so that scrapes are immediate and cost Redis nothing."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ log = get_logger(__name__)
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What an autoscaler asks for of one model: how many engines its load wants, and how many serve it."""
+    """Signal of one model for autoscalers: wanted engines, and engines that serve it."""
 
     wanted_engines: float
     num_engines: int
 
 
 class Snapshot:
-    """Reads again and again while ``run`` does; what it read last is there at any time.
+    """The last metrics of a deployment, refreshed while ``run`` runs.
 
     Args:
         url, shards: the deployment, as of ``Client``.
-        options: of the wanted number of engines.
+        options: options for the wanted number of engines.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Snapshot:
         self.wanted: dict[str, Wanted] = {}
 
     def samples(self) -> list[Sample]:
-        """Return what was read last, and how long ago that was."""
+        """Return the last samples and their age."""
         own = {"snapshot_ok": float(self.is_good), "snapshot_age_seconds": time.monotonic() - self._read_at}
         build = values_of((VERSION,), {"build_info": 1.0})
         return [*build, *values_of((), own), *self._samples]
@@ -78,7 +78,7 @@ class Snapshot:
                 await connection.close()
 
     async def _is_fit(self) -> bool:
-        """Whether Redis is there, and can be used; why not is told."""
+        """Return whether Redis can be used; log the reason if not."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await check_servers(self._url, self._shards, namespace=self._keys.namespace)
@@ -88,31 +88,31 @@ class Snapshot:
         return True
 
     async def _read(self, commands: CommandConnection | None, servers: Mapping[str, CommandConnection]) -> None:
-        """Read all anew; without ``commands`` only what the servers say of themselves."""
+        """Read everything again; without ``commands`` only the metrics of the servers."""
         models, redis, home = await asyncio.gather(
-            self._of_models(commands), redis_samples(servers), self._of_home(servers[HOME])
+            self._model_samples(commands), redis_samples(servers), self._home_samples(servers[HOME])
         )
         states, samples = models
         samples += [*redis, *home]
         if states is not None:
-            self._want(states)
-        for model, wanted in self.wanted.items():
-            samples += values_of((model,), {"wanted_engines": wanted.wanted_engines})
+            self._update_wanted(states)
+        for model, signal in self.wanted.items():
+            samples += values_of((model,), {"wanted_engines": signal.wanted_engines})
         self.is_good = states is not None and all(state.queue is not None for state in states)
         self._samples, self._read_at = samples, time.monotonic()
 
-    def _want(self, states: list[ModelState]) -> None:
-        """How many engines are wanted; as before where a queue cannot be read, so that nobody takes engines away."""
-        wanted: dict[str, Wanted] = {}
+    def _update_wanted(self, states: list[ModelState]) -> None:
+        """Update the wanted engines. Keep the value of an unreadable queue, so that no autoscaler removes engines."""
+        signals: dict[str, Wanted] = {}
         for state in states:
             if state.queue is not None:
                 number = wanted_engines(state.queue, state.engines, self._rates[state.model], self._options)
-                wanted[state.model] = Wanted(number, state.num_serving)
+                signals[state.model] = Wanted(number, state.num_serving)
             elif state.model in self.wanted:
-                wanted[state.model] = self.wanted[state.model]
-        self.wanted = wanted
+                signals[state.model] = self.wanted[state.model]
+        self.wanted = signals
 
-    async def _of_models(self, commands: CommandConnection | None) -> tuple[list[ModelState] | None, list[Sample]]:
+    async def _model_samples(self, commands: CommandConnection | None) -> tuple[list[ModelState] | None, list[Sample]]:
         states = None if commands is None else await read_models(commands, self._keys)
         if commands is None or states is None:
             return None, []
@@ -128,8 +128,8 @@ class Snapshot:
         except (TimeoutError, PenstockError, RedisError):
             return []
 
-    async def _of_home(self, home: CommandConnection) -> list[Sample]:
-        """Webhooks and batches, which are at home."""
+    async def _home_samples(self, home: CommandConnection) -> list[Sample]:
+        """Return samples of webhooks and batches, which are on the home server."""
         samples: list[Sample] = []
         try:
             async with asyncio.timeout(PATIENCE_S):

@@ -1,5 +1,8 @@
-"""The claims of an engine under virtual time, as ``ClaimLoop`` and ``ServedPartitions`` of worker/serving make them:
-first at its homes, then, if there is room, where something came, where most waits, where nobody knows of its room."""
+"""Claims of an engine in virtual time, as ``ClaimLoop`` and ``ServedPartitions`` of worker/serving make them.
+
+An engine claims first from its home partitions. If it has capacity left, it claims from partitions with new requests,
+from the longest queues, and from those where Redis does not know its capacity.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import simpy
 from ...shared.broker import Claim, Wave
 from ...shared.partitions import home_order
 from .partition import Partition, Process
-from .running import Running, room_of
+from .running import Running, capacity_of
 from .scenario import Engines
 from .world import World
 
@@ -22,8 +25,8 @@ LOOK_EVERY_S, COUNT_EVERY_S = 3.0, 0.1
 Round = Generator[simpy.Event, Any, tuple[float, bool]]
 
 
-class Seat:
-    """An engine at one partition: whether Redis counts on its room there, something came for it, when it claimed."""
+class EngineSlot:
+    """An engine at one partition: whether Redis knows its capacity, whether it was woken, when it claimed."""
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
@@ -33,7 +36,7 @@ class Seat:
 
 
 class Claims:
-    """Claims until ``stop``. ``running`` is what the engine holds; ``admit`` takes what it gets, and from where."""
+    """Claim loop of an engine. ``running`` has its requests; ``admit`` gets claimed ones and their partition."""
 
     def __init__(
         self,
@@ -48,7 +51,7 @@ class Claims:
         self._kind = kind
         self._running = running
         self._admit = admit
-        self.seats = [Seat(partition) for partition in world.partitions]
+        self.seats = [EngineSlot(partition) for partition in world.partitions]
         self.is_claiming = True
         self._wake = self._env.event()
         self._woken_by = "start"
@@ -58,39 +61,39 @@ class Claims:
         self._may_retry = False
 
     def listen(self) -> None:
-        """Be woken by what is published for this engine."""
+        """Subscribe to wakes of this engine."""
         for seat in self.seats:
             seat.partition.listen(seat.partition.keys.engine_wake(self._engine_id), lambda own=seat: self.wake(own))
 
     def leave(self) -> None:
-        """Claim nothing more, and be woken no more."""
+        """Stop claiming, and unsubscribe."""
         self.stop()
         for seat in self.seats:
             seat.partition.listen(seat.partition.keys.engine_wake(self._engine_id), None)
 
     def stop(self) -> None:
-        """Claim nothing more."""
+        """Stop claiming."""
         self.is_claiming = False
         if not self._wake.triggered:
             self._wake.succeed()
 
-    def wake(self, seat: Seat | None = None, cause: str = "wake") -> None:
-        """Look again: something came there, or there is more room."""
+    def wake(self, seat: EngineSlot | None = None, cause: str = "wake") -> None:
+        """Claim again, because requests arrived at a partition, or capacity was freed."""
         if seat is not None:
             seat.is_woken = True
         if not self._wake.triggered:
             self._woken_by = cause
             self._wake.succeed()
 
-    def withdraw(self, seats: Iterable[Seat]) -> None:
-        """Let nobody count on this engine's room there."""
+    def withdraw(self, seats: Iterable[EngineSlot]) -> None:
+        """Withdraw the engine's announced capacity at these partitions."""
         for seat in seats:
             if seat.has_our_capacity and not seat.partition.is_away:
                 seat.partition.do(seat.partition.broker.withdraw(self._engine_id))
             seat.has_our_capacity = False
 
     def run(self) -> Process:
-        """Until ``stop``."""
+        """Claim until ``stop``."""
         cause = "start"
         while self.is_claiming:
             self._wake = self._env.event()
@@ -107,8 +110,8 @@ class Claims:
             yield self._wake | self._env.timeout(wait_s)
             cause = self._woken_by if self._wake.triggered else "retry" if self._may_retry else "idle"
 
-    def _claim_from(self, seats: list[Seat], cause: str) -> Round:
-        """Claim in each while there is room; returns how long to wait, and whether to go on elsewhere."""
+    def _claim_from(self, seats: list[EngineSlot], cause: str) -> Round:
+        """Claim from each while capacity is left. Return the time to wait, and whether to try other partitions."""
         wait_s = Wave([]).wait_s
         for seat in seats:
             yield self._env.timeout(self._world.round_trip_s)
@@ -127,9 +130,9 @@ class Claims:
                 return wait_s, False
         return wait_s, len(self.seats) > 1 and self._has_capacity()
 
-    def _claim(self, seat: Seat, cause: str) -> Wave:
+    def _claim(self, seat: EngineSlot, cause: str) -> Wave:
         seat.is_woken, seat.has_our_capacity = False, True
-        room = room_of(self._kind, self._running.values())
+        room = capacity_of(self._kind, self._running.values())
         wave = seat.partition.do(seat.partition.broker.claim(self._engine_id, room))
         seat.claimed_s = self._env.now
         measures = self._world.measures
@@ -142,7 +145,7 @@ class Claims:
         has_probationer = any(one.is_on_probation for one in self._running.values())
         return len(self._running) < self._kind.max_num_seqs and not has_probationer
 
-    def _homes(self) -> list[Seat]:
+    def _homes(self) -> list[EngineSlot]:
         if len(self.seats) == 1:
             return self.seats
         if self._env.now - self._looked_s >= LOOK_EVERY_S:
@@ -154,14 +157,14 @@ class Claims:
         rank = self._engines.index(self._engine_id)
         return [self.seats[number] for number in home_order(rank, len(self._engines), len(self.seats), self._turn)]
 
-    def _others(self) -> list[Seat]:
+    def _others(self) -> list[EngineSlot]:
         homes = self._homes()
         others = [seat for seat in self.seats if seat not in homes and not seat.partition.is_away]
         woken = [seat for seat in others if seat.is_woken]
         fullest = self._fullest([seat for seat in others if not seat.is_woken])
         return [*dict.fromkeys((*woken, *fullest, *(seat for seat in others if not seat.has_our_capacity)))]
 
-    def _fullest(self, seats: list[Seat]) -> list[Seat]:
+    def _fullest(self, seats: list[EngineSlot]) -> list[EngineSlot]:
         if not seats or self._env.now - self._counted_s < COUNT_EVERY_S:
             return []
         self._counted_s = self._env.now

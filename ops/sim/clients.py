@@ -1,4 +1,4 @@
-"""Who asks: the tenants of a scenario, and what they ask for."""
+"""Clients: the tenants of a scenario and their requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENTRIES_PER_CALL = 200
 
 
 def draw_requests(scenario: Scenario, group: Tenants) -> Iterator[Note]:
-    """What a group asks for, in order of arrival, by random numbers of its own: the same for the same seed."""
+    """Yield the requests of a group in order of arrival, from its own random numbers: equal for equal seeds."""
     random, moments = Random(f"{scenario.seed} {group.name}"), Random(f"{scenario.seed} {group.name} arrivals")
     number = 0
 
@@ -47,7 +47,7 @@ def draw_requests(scenario: Scenario, group: Tenants) -> Iterator[Note]:
 
 
 def draw_turns(group: Tenants, random: Random) -> list[Words]:
-    """What is said in a session after its first turn."""
+    """Return the turns of a session after the first."""
     return [
         Words(
             after_s=random.expovariate(1 / group.think_s) if group.think_s else 0.0,
@@ -63,23 +63,23 @@ def next_turn(note: Note) -> Note | None:
     if not note.later:
         return None
     words, turn = note.later[0], note.turn + 1
-    known = note.num_prompt + note.num_output
+    num_before = note.num_prompt + note.num_output
     return Note(
         request_id=f"{note.session}.{turn}",
         group=note.group,
         tenant=note.tenant,
         arrived_s=0.0,
-        num_prompt=known + words.num_new,
+        num_prompt=num_before + words.num_new,
         num_output=words.num_output,
         session=note.session,
         turn=turn,
         later=note.later[1:],
-        num_findable=known,
+        num_findable=num_before,
     )
 
 
 def draw_calls(scenario: Scenario, group: Tenants) -> Iterator[list[Note]]:
-    """The same, as lists that are sent in one call each: what comes in one moment."""
+    """Yield the requests of a group in lists. Requests that arrive at the same time are sent in one call."""
     for _, notes in groupby(draw_requests(scenario, group), key=lambda note: note.arrived_s):
         together = list(notes)
         for start in range(0, len(together), ENTRIES_PER_CALL):
@@ -87,7 +87,7 @@ def draw_calls(scenario: Scenario, group: Tenants) -> Iterator[list[Note]]:
 
 
 def make_entries(notes: Sequence[Note]) -> list[Entry]:
-    """What is sent of each. Nobody reads the payload."""
+    """Return the entries to send. No engine reads their payload."""
     return [
         Entry(
             request_id=note.request_id,
@@ -105,14 +105,14 @@ def make_entries(notes: Sequence[Note]) -> list[Entry]:
 
 
 def _digests(note: Note) -> tuple[str, ...]:
-    """A session's, as ``session_id`` makes one: what it finds, and is found by."""
+    """Return the digest of a request's session, as ``session_id`` makes one."""
     if not (note.session and note.group.tells_session):
         return ()
     return (hashlib.sha1(note.session.encode(), usedforsecurity=False).hexdigest(),)
 
 
 async def configure(queue: Queue, scenario: Scenario) -> None:
-    """Give queue and tenants the policies of the scenario."""
+    """Set the policies of queue and tenants."""
     if scenario.queue != QueuePolicy():
         await queue.configure(scenario.queue)
     for group in scenario.tenants:
@@ -122,15 +122,15 @@ async def configure(queue: Queue, scenario: Scenario) -> None:
 
 
 def begin_clients(world: World) -> None:
-    """Configure the queue, and let all tenants send."""
+    """Configure the queue, and start the clients of all tenants."""
     for partition in world.partitions:
         partition.do(configure(partition.queue, world.scenario))
     for group in world.scenario.tenants:
         world.env.process(_send(world, group))
 
 
-def note_ended(world: World, note: Note) -> None:
-    """A client has its answer: the next turn of its session follows."""
+def schedule_next_turn(world: World, note: Note) -> None:
+    """Schedule the next turn of the session of a finished request."""
     following = next_turn(note)
     if following is not None:
         world.env.process(_send_turn(world, following, note.later[0].after_s))
@@ -150,7 +150,7 @@ def _send(world: World, group: Tenants) -> Process:
         for note in notes:
             parts.setdefault(world.place(note), []).append(note)
         for partition, own in parts.items():
-            # What a Redis keeps waiting keeps nobody from another one.
+            # An unreachable Redis must not delay requests to others.
             world.env.process(_enqueue(world, partition, own))
 
 

@@ -1,10 +1,10 @@
-"""An engine under virtual time: claims as ``ClaimLoop`` of worker/serving/claiming.py does, and computes by its speed.
+"""An engine in virtual time. It claims as ``ClaimLoop`` of worker/serving/claiming.py, and computes at its speed.
 
-While no prompt is being read and nobody joins, steps differ in hardly anything, so they are taken as one span up to the
-next end or append. What joins waits for the end of the step under way.
+While no prompt is computed and no request joins, steps are nearly equal. So they are simulated as one span up to the
+next end or append. A request that joins waits for the end of the current step.
 
-Not simulated: preemption (a claim reckons the cache so that it is hardly ever over-full), stalls. Of prefix caching
-only sessions are.
+Preemption and stalls are not simulated: a claim estimates the cache so that it is hardly ever over-full. Of prefix
+caching only sessions are simulated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .claiming import Claims
 from .measures import Loss, Note
 from .partition import Partition, Process
 from .prefix_cache import PrefixCache
-from .running import Running, next_prompt_tokens, room_of, step_work
+from .running import Running, capacity_of, next_prompt_tokens, step_work
 from .scenario import Engines
 from .world import World
 
@@ -27,10 +27,10 @@ RENEW_EVERY_S = LEASE_TTL_MS / 1000 / 3
 
 
 class Engine:
-    """Runs from its making until ``die``, or ``drain`` and the end of what it holds: then ``on_left`` is told.
+    """An engine that runs until ``die``, or until ``drain`` and the end of its requests. Then it calls ``on_left``.
 
     Args:
-        on_ended: told of each request that has ended, once Redis knows.
+        on_ended: called with each finished request, after Redis has recorded its end.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class Engine:
         return self.claims.is_claiming
 
     def has_room_for(self, note: Note) -> bool:
-        """Whether it could take a request, whatever its tenant holds and however much of its output it makes."""
-        room = room_of(self.kind, self.running.values())
+        """Return whether the engine could take a request, regardless of quotas and with its maximum output."""
+        room = capacity_of(self.kind, self.running.values())
         free_seqs = room.max_num_seqs - room.num_kept_seqs - room.num_seqs
         if not self.is_claiming or free_seqs < 1 or self._has_probationer():
             return False
@@ -73,17 +73,17 @@ class Engine:
         return not self.running or most_tokens <= room.num_kv_tokens
 
     def die(self, loss: Loss) -> None:
-        """Be gone at once; what was not logged is lost. What it held is known to Redis alone."""
+        """Disappear immediately. Unlogged tokens are lost; only Redis knows the requests of the engine."""
         self.is_alive = False
         unsent = [one for ended in self._unsent.values() for one in ended]
         for running in (*self.running.values(), *unsent):
-            self._world.measures.note_put_back(running.note, self._env.now, loss)
+            self._world.measures.record_requeue(running.note, self._env.now, loss)
         self.running.clear()
         self._unsent.clear()
         self._stop_claiming()
 
     def drain(self) -> None:
-        """Claim nothing more, and end with the last request."""
+        """Stop claiming, and leave after the last request."""
         self.claims.withdraw(self.claims.seats)
         self._stop_claiming()
 
@@ -96,7 +96,7 @@ class Engine:
         return any(one.is_on_probation for one in self.running.values())
 
     def _admit(self, claim: Claim, partition: Partition) -> None:
-        note = self._world.measures.note_claim(claim.request_id, self._env.now)
+        note = self._world.measures.record_claim(claim.request_id, self._env.now)
         count = claim.num_logged_tokens
         num_found = self._cache.take(note) if note.session else 0
         note.num_found = max(note.num_found, num_found)
@@ -134,7 +134,7 @@ class Engine:
             yield self._env.timeout(num_steps * step_s) | self._arrival
             left_s = num_steps * step_s - (self._env.now - started_s)
             if left_s > 1e-9 and self.is_alive:
-                # Somebody joins: the step under way is the last of this span.
+                # A request joins, so the current step is the last of this span.
                 num_steps = min(num_steps, math.floor((self._env.now - started_s) / step_s + 1e-9) + 1)
                 yield self._env.timeout(max(0.0, started_s + num_steps * step_s - self._env.now))
             self._world.num_computing -= 1
@@ -149,26 +149,26 @@ class Engine:
         return self.kind.step_s(step_work(reading, decoding, num_steps), self._world.num_computing)
 
     def _span(self, decoding: list[Running], step_s: float) -> int:
-        """Steps until a request ends or its tokens are to be appended."""
+        """Return the number of steps until a request ends or its tokens must be appended."""
         to_append = math.ceil((self._appended_s + self.kind.append_every_s - self._env.now) / step_s)
         return max(1, min(to_append, min(one.note.num_output - one.num_made for one in decoding)))
 
     def _settle(self, reading: list[tuple[Running, int]], decoding: list[Running], num_steps: int) -> None:
-        """Note what the last steps have made, and send what ended or is due."""
+        """Record the results of the last steps, and send ends and due appends."""
         measures, now = self._world.measures, self._env.now
         was_on_probation = self._has_probationer()
         for one in decoding:
             one.num_made += num_steps
-            measures.note_tokens(one.note, num_steps)
+            measures.record_tokens(one.note, num_steps)
             if one.note.lost_s is not None:
-                measures.note_output(one.note, now)
+                measures.record_output(one.note, now)
         for one, num_tokens in reading:
             one.num_left -= num_tokens
-            measures.note_tokens(one.note, num_tokens)
+            measures.record_tokens(one.note, num_tokens)
             if not one.num_left:
                 one.num_made += 1
-                measures.note_tokens(one.note, 1)
-                measures.note_output(one.note, now)
+                measures.record_tokens(one.note, 1)
+                measures.record_output(one.note, now)
         self._end([one for one in self.running.values() if one.num_made >= one.note.num_output])
         if now - self._appended_s >= self.kind.append_every_s:
             self._append()
@@ -191,10 +191,10 @@ class Engine:
                 self._env.process(self._send_ends_later(partition))
 
     def _by_partition(self, several: list[Running]) -> list[tuple[Partition, list[Running]]]:
-        found: dict[int, list[Running]] = defaultdict(list)
+        by_partition: dict[int, list[Running]] = defaultdict(list)
         for one in several:
-            found[one.partition].append(one)
-        return [(self._world.partitions[number], own) for number, own in found.items()]
+            by_partition[one.partition].append(one)
+        return [(self._world.partitions[number], own) for number, own in by_partition.items()]
 
     def _send_ends(self, partition: Partition) -> None:
         ended = self._unsent.pop(partition.number)
@@ -213,8 +213,8 @@ class Engine:
 
     def _append(self) -> None:
         self._appended_s = self._env.now
-        behind = [one for one in self.running.values() if one.num_made > one.num_logged]
-        for partition, own in self._by_partition(behind):
+        unlogged = [one for one in self.running.values() if one.num_made > one.num_logged]
+        for partition, own in self._by_partition(unlogged):
             if partition.is_away:
                 continue  # the next one has it
             records = [one.record() for one in own]
@@ -234,9 +234,9 @@ class Engine:
                 self._drop(partition.do(partition.broker.renew(self.engine_id, claims)))
 
     def _drop(self, stale: list[str]) -> None:
-        """Redis says that these are somebody else's, though this engine lives: a simulation counts them as a fault."""
+        """Drop requests that Redis refuses as claimed by another engine. The simulation counts them as a fault."""
         self._world.measures.num_stale += len(stale)
         for request_id in stale:
             running = self.running.pop(request_id, None)
             if running:
-                self._world.measures.note_put_back(running.note, self._env.now, None)
+                self._world.measures.record_requeue(running.note, self._env.now, None)

@@ -1,4 +1,4 @@
-"""The engines of a simulation: their beginning, their deaths, and how many there should be."""
+"""The engines of a simulation: their starts, deaths and autoscaling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from random import Random
 from ...shared.broker import REAP_INTERVAL_S
 from ...shared.deployment.records import DeathCause
 from .autoscaling import wanted_engines
-from .clients import note_ended
+from .clients import schedule_next_turn
 from .engine import Engine
 from .measures import Loss
 from .partition import Partition, Process
@@ -22,7 +22,7 @@ CAUSE = DeathCause(engine_id="", reason="the scenario let it die")
 
 
 class Fleet:
-    """Engines by their ids, which are given once: an engine that comes back has another one."""
+    """Engines by id. Ids are not reused: a restarted engine gets another one."""
 
     def __init__(self, world: World) -> None:
         self.engines: dict[str, Engine] = {}
@@ -34,7 +34,7 @@ class Fleet:
         self._num_starting = 0
 
     def begin(self) -> None:
-        """Start the engines and all that happens to them."""
+        """Start the engines, deaths and autoscaling."""
         for partition in self._world.partitions:
             partition.listen(partition.keys.wake, self._wake_all)
             self._env.process(self._reap_forever(partition))
@@ -49,24 +49,24 @@ class Fleet:
 
     @property
     def serving(self) -> list[Engine]:
-        """Those that claim."""
+        """Return the engines that claim."""
         return [engine for engine in self.engines.values() if engine.is_claiming]
 
     def _spread_s(self) -> float:
-        """Engines of a deployment did not all begin in the same moment."""
+        """Return a random delay, since engines of a deployment do not all start at the same time."""
         return self._random.random()
 
     def _start(self, kind: Engines, after_s: float) -> Process:
         yield self._env.timeout(after_s)
         engine_id = f"engine{self._num_made:05}"
         self._num_made += 1
-        # Its worker holds the lease before it claims; one whose Redis is away is taken later.
+        # A worker acquires the lease before it claims. While its Redis is unreachable, that waits.
         if self._world.is_away:
             yield from self._world.partitions[0].redis()
         for partition in self._world.partitions:
             if not partition.is_away:
                 partition.do(partition.broker.renew(engine_id, []))
-        engine = Engine(self._world, engine_id, kind, self._note_left, partial(note_ended, self._world))
+        engine = Engine(self._world, engine_id, kind, self._report_left, partial(schedule_next_turn, self._world))
         self.engines[engine_id] = engine
         engine.claims.listen()
 
@@ -74,8 +74,8 @@ class Fleet:
         for engine in self.engines.values():
             engine.claims.wake()
 
-    def _note_left(self, engine: Engine) -> None:
-        """One that was drained has ended its last request; its supervisor tells Redis that it is gone."""
+    def _report_left(self, engine: Engine) -> None:
+        """Let the supervisor of a drained engine report to Redis that it has left."""
         self._forget(engine)
         for partition in self._world.partitions:
             self._env.process(self._reclaim(engine, partition))

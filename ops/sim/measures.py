@@ -1,4 +1,4 @@
-"""What a simulation notes of its requests, tenants and engines while it runs."""
+"""Records of requests, tenants and engines during a simulation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WINDOW_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A turn that comes so long after the last one has ended, with what is new of its prompt."""
+    """A turn of a session: the delay after the last one's end, and the new tokens of its prompt."""
 
     after_s: float
     num_new: int
@@ -23,7 +23,7 @@ class Words:
 
 @dataclass(slots=True)
 class Note:
-    """One request. Times in virtual seconds; ``None`` until it happens."""
+    """A request. Times in virtual seconds; ``None`` until it happens."""
 
     request_id: str
     group: Tenants
@@ -31,8 +31,8 @@ class Note:
     arrived_s: float
     num_prompt: int
     num_output: int
-    # Of a session: its name, the number of the turn, what is still to be said in it, and of the tokens of the turn
-    # before how many an engine can have, and its engine had.
+    # Of a session: its name, the number of the turn, the remaining turns, and how many tokens of the turn before an
+    # engine can have cached, and its engine had cached.
     session: str = ""
     turn: int = 0
     later: list[Words] = field(default_factory=list)
@@ -42,18 +42,18 @@ class Note:
     claimed_s: float | None = None
     first_token_s: float | None = None
     ended_s: float | None = None
-    # Since when it waits for another engine; None while it runs or before.
+    # Time since which it waits for another engine; None while it runs or before.
     lost_s: float | None = None
 
     @property
     def most_tokens(self) -> int:
-        """What its client asks for."""
+        """Tokens that the client asks for."""
         return self.num_output if self.group.knows_length else self.group.most_tokens
 
 
 @dataclass
 class Loss:
-    """A death: what the dead engines held, and how long each of those requests took to be claimed and to go on."""
+    """A death: the requests of the dead engines, and the times until each was claimed and resumed."""
 
     at_s: float
     num_engines: int
@@ -64,7 +64,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The fleet at a moment. ``num_wanted`` is 0 without autoscaling."""
+    """State of the fleet at one time. ``num_wanted`` is 0 without autoscaling."""
 
     at_s: float
     num_waiting: int
@@ -74,7 +74,7 @@ class Sample:
 
     @classmethod
     def total(cls, samples: Sequence[Sample]) -> Sample:
-        """Of several models at one moment."""
+        """Return the sum of the samples of several models at one time."""
         return cls(
             samples[0].at_s,
             num_waiting=sum(sample.num_waiting for sample in samples),
@@ -85,12 +85,12 @@ class Sample:
 
 
 class Measures:
-    """Collects; ``report.py`` makes figures of it."""
+    """Collected measurements, from which ``report.py`` computes the figures."""
 
     def __init__(self) -> None:
         self.notes: dict[str, Note] = {}
         self.num_refused: Counter[str] = Counter()
-        # Claims by what led to them, all of them and those that got nothing.
+        # Number of claims and of empty claims, by cause.
         self.num_claims: Counter[str] = Counter()
         self.num_wasted: Counter[str] = Counter()
         self.num_stale = 0
@@ -99,7 +99,7 @@ class Measures:
         self.losses: list[Loss] = []
         self.longest_with_room_s = 0.0
         self.waiting: dict[str, Note] = {}
-        # In order of arrival: those of tenants without a quota that no engine has held yet.
+        # Requests of tenants without a quota that no engine has claimed yet, in order of arrival.
         self.unbound: dict[str, Note] = {}
         self._loss_of: dict[str, Loss] = {}
         self._num_waiting: Counter[str] = Counter()
@@ -110,7 +110,7 @@ class Measures:
 
     @classmethod
     def of_all(cls, parts: Sequence[Measures]) -> Measures:
-        """What was noted of several models. Samples are of the same moments, and are added up."""
+        """Return the measurements of several models together. Samples are of the same times, and are added up."""
         if len(parts) == 1:
             return parts[0]
         whole = cls()
@@ -132,8 +132,8 @@ class Measures:
         self.notes[note.request_id] = note
         self._wait(note, note.arrived_s)
 
-    def note_claim(self, request_id: str, at_s: float) -> Note:
-        """A request was handed to an engine; returns what is known of it."""
+    def record_claim(self, request_id: str, at_s: float) -> Note:
+        """Record that an engine claimed a request, and return the request."""
         note = self.notes[request_id]
         self.waiting.pop(request_id, None)
         self.unbound.pop(request_id, None)
@@ -146,13 +146,13 @@ class Measures:
             loss.claimed_after_s.append(at_s - note.lost_s)
         return note
 
-    def note_tokens(self, note: Note, num_tokens: int) -> None:
-        """So many tokens of the prompt or the output were computed."""
+    def record_tokens(self, note: Note, num_tokens: int) -> None:
+        """Record computed tokens of the prompt or the output."""
         self._computed[note.tenant] += num_tokens
         self._weights[note.tenant] = note.group.policy.weight
 
-    def note_output(self, note: Note, at_s: float) -> None:
-        """The output of a request has begun, or goes on under another engine."""
+    def record_output(self, note: Note, at_s: float) -> None:
+        """Record that the output of a request begins, or resumes on another engine."""
         if note.first_token_s is None:
             note.first_token_s = at_s
         if note.lost_s is not None:
@@ -161,8 +161,8 @@ class Measures:
                 loss.next_token_after_s.append(at_s - note.lost_s)
             note.lost_s = None
 
-    def note_put_back(self, note: Note, at_s: float, loss: Loss | None) -> None:
-        """Its engine is gone; it counts as waiting from then on, though nobody may know it yet."""
+    def record_requeue(self, note: Note, at_s: float, loss: Loss | None) -> None:
+        """Record the loss of a request's engine. It counts as waiting from then on, even if undetected."""
         if note.lost_s is None:
             note.lost_s = at_s
         if loss:
@@ -170,8 +170,8 @@ class Measures:
             self._loss_of[note.request_id] = loss
         self._wait(note, at_s)
 
-    def note_window(self, at_s: float) -> None:
-        """Jain's index of what tenants got in the last window over their weights: of those that waited all the time."""
+    def record_window(self, at_s: float) -> None:
+        """Record Jain's index of weighted tokens in the last window, over tenants that waited throughout."""
         waiting = [
             tenant
             for tenant, number in self._num_waiting.items()
@@ -183,13 +183,13 @@ class Measures:
 
     @property
     def oldest(self) -> Note | None:
-        """What waits longest, of tenants without a quota; None if nothing does."""
+        """Return the request that waits longest, of tenants without a quota; None if none waits."""
         return next(iter(self.unbound.values()), None)
 
-    def note_room(self, at_s: float, with_room: Iterable[str]) -> None:
-        """The engines that have room for ``oldest``; to be told again and again.
+    def record_capacity(self, at_s: float, with_room: Iterable[str]) -> None:
+        """Record the engines with capacity for ``oldest``. To be called repeatedly.
 
-        An engine counts from when it was first told of, without a gap: of many, one has just ended something always.
+        An engine counts from its first record without a gap. Among many engines one has always just freed capacity.
         """
         self._with_room = {engine_id: self._with_room.get(engine_id, at_s) for engine_id in with_room}
         if self._with_room and self.oldest is not None:

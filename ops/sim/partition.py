@@ -1,4 +1,4 @@
-"""A queue in a Redis, seen by a virtual clock: a model's, or one of its partitions."""
+"""A queue in a Redis under a virtual clock: that of a model, or one of its partitions."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ EXPIRE_EVERY_S = 0.1
 
 
 class Partition:
-    """``do`` is how anybody in a simulation talks to it.
+    """A queue. All calls of a simulation go through ``do``.
 
     Args:
-        number: among those of its model.
-        shards: those of the scenario; that which names it says when its Redis is away.
+        number: number of the partition within its model.
+        shards: shards of the scenario. The one that names this queue says when its Redis is unreachable.
     """
 
     def __init__(
@@ -45,30 +45,30 @@ class Partition:
 
     @property
     def is_away(self) -> bool:
-        """Whether its Redis answers nobody."""
+        """Whether its Redis is unreachable."""
         return self._back is not None
 
     def redis(self) -> Process:
-        """Return when Redis answers: at once, mostly."""
+        """Wait until Redis is reachable; usually it is."""
         while self._back is not None:
             yield self._back
 
     def listen(self, channel: str, callback: Callable[[], None] | None) -> None:
-        """Call ``callback`` whenever something is published to ``channel``; None: nobody listens any more."""
+        """Call ``callback`` for each message published to ``channel``; None unsubscribes."""
         if callback is None:
             self._listeners.pop(channel, None)
         else:
             self._listeners[channel] = callback
 
     def do(self, call: Coroutine[Any, Any, T]) -> T:
-        """Carry out a call of ``broker`` or ``queue`` now, and tell who listens to what it has published.
+        """Run a call of ``broker`` or ``queue`` now, and call the subscribers of the channels that it publishes to.
 
         Raises:
-            BrokerError: Redis is away; wait for ``redis`` first.
+            BrokerError: Redis is unreachable; wait for ``redis`` first.
         """
         if self.is_away:
             call.close()
-            raise BrokerError("a part of the simulator called a Redis that is away")
+            raise BrokerError("a part of the simulator called an unreachable Redis")
         self._set_clock()
         reply = run_now(call)
         channels, self.connection.published = self.connection.published, []
@@ -78,7 +78,7 @@ class Partition:
         return reply
 
     def stats(self) -> QueueStats:
-        """What Redis says at the end, be it away or not."""
+        """Return the final stats of Redis, even if it counts as unreachable."""
         self._back = None
         return self.do(self.queue.stats())
 

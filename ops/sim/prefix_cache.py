@@ -1,4 +1,4 @@
-"""What an engine still has of conversations whose last turn has ended, as far as running requests leave it room."""
+"""Cached tokens of sessions whose last turn has ended, in the cache that running requests leave free."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections import OrderedDict
 
 from .measures import Note
 
-# As --block-size by default: only whole blocks are found.
+# Default of --block-size: only whole blocks match.
 BLOCK_TOKENS = 16
 
 
 class PrefixCache:
-    """Tokens by session; the one that was longest without a turn goes first."""
+    """Cached tokens by session. The least recently used session is evicted first."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, int] = OrderedDict()
+        self._cached: OrderedDict[str, int] = OrderedDict()
 
     def take(self, note: Note) -> int:
-        """Return how many tokens of a prompt are here; its request holds them from now on. The last is computed."""
-        kept = self._kept.pop(note.session, 0)
-        return min(kept, note.num_prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        """Remove a session and return the cached tokens of a prompt. Its last token is always computed."""
+        num_cached = self._cached.pop(note.session, 0)
+        return min(num_cached, note.num_prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
     def keep(self, note: Note) -> None:
-        """A turn has ended: what was computed of it stays."""
+        """Keep the computed tokens of a turn that has ended."""
         if note.session:
-            self._kept[note.session] = note.num_prompt + note.num_output
+            self._cached[note.session] = note.num_prompt + note.num_output
 
     def shrink(self, num_tokens: int) -> None:
-        """Keep no more than so many."""
-        total = sum(self._kept.values())
-        while self._kept and total > num_tokens:
-            total -= self._kept.popitem(last=False)[1]
+        """Evict sessions until at most ``num_tokens`` are cached."""
+        total = sum(self._cached.values())
+        while self._cached and total > num_tokens:
+            total -= self._cached.popitem(last=False)[1]

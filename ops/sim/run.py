@@ -1,4 +1,4 @@
-"""``penstock sim run`` and ``estimates``: scenarios on a private Redis, from their text to their report."""
+"""``penstock sim run`` and ``estimates``: simulation of scenarios on a private Redis, with reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def simulated_errors(scenario: Scenario) -> list[BandErrors]:
 
 
 def run_scenario(text: str, *, seed: int | None = None, folder: Path | None = None) -> bool:
-    """Simulate, print the tables, and write ``report.json`` and plots into ``folder``; whether all checks hold.
+    """Simulate, print tables, and write ``report.json`` and plots into ``folder``. Return whether all checks hold.
 
     Raises:
         ConfigurationError: the scenario is wrong.
@@ -38,5 +38,5 @@ def run_scenario(text: str, *, seed: int | None = None, folder: Path | None = No
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "report.json"
         path.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
-        print("\nwritten: " + ", ".join(str(one) for one in (path, *draw(report.figures, folder))))
+        print("\nwritten: " + ", ".join(map(str, (path, *draw(report.figures, folder)))))
     return report.holds

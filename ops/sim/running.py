@@ -1,4 +1,4 @@
-"""A request that an engine holds, and what follows for the engine from all that it holds."""
+"""Requests that an engine holds, and the work of its steps that follows from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .speed import StepWork
 
 @dataclass(slots=True)
 class Running:
-    """A request that an engine holds. ``num_left`` tokens of prompt are to be read, of a former engine's output too."""
+    """A request that an engine holds. ``num_left`` tokens must still be read: of the prompt, or of earlier output."""
 
     note: Note
     epoch: int
@@ -32,7 +32,7 @@ class Running:
 
     @property
     def is_on_probation(self) -> bool:
-        """Whether its engine is to take no other: it may have killed its last one."""
+        """Whether its engine must run it alone, because it may have killed its last engine."""
         return self.num_made < self.alone_until
 
     @property
@@ -41,22 +41,22 @@ class Running:
         return max(0, self.note.num_prompt + self.num_made - self.num_left)
 
     def unlogged(self) -> Delta:
-        """What was made since the last append."""
+        """Return the tokens generated since the last append."""
         return Delta(index=self.num_logged, token_ids=[0] * (self.num_made - self.num_logged))
 
     def record(self) -> Record:
-        """What an append says of it."""
+        """Return its record for an append."""
         return Record(self.note.request_id, self.epoch, self.unlogged())
 
     def final_record(self) -> FinalRecord:
-        """What its end says."""
+        """Return its final record."""
         last = self.unlogged()
         last.finish_reason, last.usage = FinishReason.LENGTH, Usage(self.note.num_prompt, self.num_made)
         return FinalRecord(self.note.request_id, self.epoch, last)
 
 
-def room_of(kind: Engines, running: Collection[Running]) -> EngineCapacity:
-    """What an engine that holds these says in a claim."""
+def capacity_of(kind: Engines, running: Collection[Running]) -> EngineCapacity:
+    """Return the capacity that an engine with these requests announces in a claim."""
     return EngineCapacity(
         max_num_seqs=kind.max_num_seqs,
         num_seqs=len(running),
@@ -67,7 +67,7 @@ def room_of(kind: Engines, running: Collection[Running]) -> EngineCapacity:
 
 
 def next_prompt_tokens(kind: Engines, running: Collection[Running]) -> list[tuple[Running, int]]:
-    """What the next step reads of prompts, the oldest first."""
+    """Return the prompt tokens that the next step reads, by request, the oldest first."""
     budget = kind.max_step_tokens - sum(one.is_decoding for one in running)
     reading: list[tuple[Running, int]] = []
     for one in running:
@@ -78,7 +78,7 @@ def next_prompt_tokens(kind: Engines, running: Collection[Running]) -> list[tupl
 
 
 def step_work(reading: list[tuple[Running, int]], decoding: list[Running], num_steps: int = 1) -> StepWork:
-    """What a step has to do, in the middle of so many."""
+    """Return the work of a step, averaged over ``num_steps``."""
     return StepWork(
         num_decoding=len(decoding),
         num_context_tokens=sum(one.num_context for one in decoding) + len(decoding) * (num_steps - 1) / 2,

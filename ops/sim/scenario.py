@@ -1,4 +1,4 @@
-"""A scenario: what is simulated, as a TOML file says it. A table of the fields is in ``ops/guide/simulator.md``."""
+"""A scenario to simulate, as in a TOML file. A table of the fields is in ``ops/guide/simulator.md``."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from ...shared.values.shown import shown
 from .shapes import Arrivals, Constant, Fixed, Lengths, check_at_least
 from .speed import Speed, StepWork
 
-# Up to so many Redis keeps a hash in the order in which it was written, on which the order of what returns depends.
+# Up to this size Redis keeps the insertion order of a hash, on which the order of returned requests depends.
 MAX_SEQS = 512
-# Of engines and tenants that name none.
+# Default model of engines and tenants.
 MODEL = "simulated"
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every table of a scenario is."""
+    """Base class of the tables of a scenario."""
 
 
 class Engines(_Table, frozen=True, kw_only=True):
     """Engines of one kind.
 
     Args:
-        number: how many there are at the start.
-        model: which they serve.
-        speed: of each of their steps.
-        slowdown: how many times as long a step takes while one engine computes, two, and so on; the last is for more.
-            For engines that share a machine; empty where each has its own.
-        max_num_seqs: requests at once.
+        number: number of engines at the start.
+        model: model that they serve.
+        speed: duration of their steps.
+        slowdown: factors on the duration of a step while one engine computes, two, and so on; the last is for more. For
+            engines that share a machine; empty if each has its own.
+        max_num_seqs: maximum concurrent requests.
         kv_tokens: tokens of the KV cache.
-        max_step_tokens: tokens of one step; a longer prompt takes several.
-        append_every_s: how often what was generated goes to the log; what was not is lost with the engine.
+        max_step_tokens: maximum tokens of a step; a longer prompt takes several.
+        append_every_s: interval of appends to the log. Tokens not appended are lost with the engine.
     """
 
     number: int
@@ -60,27 +60,27 @@ class Engines(_Table, frozen=True, kw_only=True):
             raise ValidationError(f"max_step_tokens must be above max_num_seqs, got {shown(self.max_step_tokens)}")
 
     def step_s(self, work: StepWork, num_computing: int) -> float:
-        """Seconds of a step while so many engines compute, this one included."""
+        """Return the duration of a step while ``num_computing`` engines compute, including this one."""
         factor = self.slowdown[min(num_computing, len(self.slowdown)) - 1] if self.slowdown else 1.0
         return factor * self.speed.step_s(work)
 
 
 class Tenants(_Table, frozen=True, kw_only=True):
-    """A group of ``number`` alike tenants; each request is of one of them, drawn at random.
+    """A group of ``number`` equal tenants. Each request belongs to a random one of them.
 
     Args:
-        name: of the group; a tenant is called ``NAME-i``, or ``NAME`` where there is one.
-        model: which they ask.
-        band: of all their requests; empty for the queue's default.
-        policy: weight and quotas of each.
-        arrivals: of all of them together.
-        at_start: requests that wait when the simulation begins.
+        name: name of the group; a tenant is called ``NAME-i``, or ``NAME`` if it is the only one.
+        model: model of their requests.
+        band: band of their requests; empty for the queue's default.
+        policy: weight and quotas of each tenant.
+        arrivals: arrivals of the whole group.
+        at_start: requests that wait when the simulation starts.
         prompt, output: lengths in tokens.
-        max_tokens: what clients ask for; the longest output if it is 0.
-        knows_length: clients ask for exactly what they get, in place of that.
-        turns: of a session, each with all that was said before in its prompt; ``arrivals`` are those of sessions.
+        max_tokens: max_tokens of their requests; 0 for the longest output.
+        knows_length: whether max_tokens is exactly the length of the output instead.
+        turns: turns of a session, each with all earlier turns in its prompt; ``arrivals`` are those of sessions.
         think_s: mean time from the end of a turn to the next.
-        tells_session: clients say which session a request is of, so that it goes to the engine that has it.
+        tells_session: whether clients name the session of a request, so that it goes to the engine that has it cached.
     """
 
     name: str
@@ -115,21 +115,21 @@ class Tenants(_Table, frozen=True, kw_only=True):
         return any((of.requests_per_minute, of.tokens_per_minute, of.max_concurrent_requests))
 
     def tenant(self, index: int) -> str:
-        """The name of the ``index``-th."""
+        """Return the name of the tenant with an index."""
         return self.name if self.number == 1 else f"{self.name}-{index}"
 
 
 class DeathKind(enum.StrEnum):
-    """How an engine dies: with its host, which a reaper finds out, or alone, which its supervisor sees at once."""
+    """Kind of a death: with its host, which a reaper detects, or alone, which its supervisor detects immediately."""
 
     HOST = "host"
     PROCESS = "process"
 
 
 class Deaths(_Table, frozen=True, kw_only=True):
-    """At ``at_s`` some engines die, drawn at random: ``share`` of those that live, or ``number``.
+    """Deaths of random engines at ``at_s``: a ``share`` of the living ones, or ``number``.
 
-    With ``back_after_s`` as many begin anew so much later.
+    With ``back_after_s`` as many engines start again that much later.
     """
 
     at_s: float
@@ -147,14 +147,14 @@ class Deaths(_Table, frozen=True, kw_only=True):
 
 
 class Autoscaling(_Table, frozen=True, kw_only=True):
-    """Engines of the first kind come and go with what waits.
+    """Number of engines of the first kind that follows the load.
 
     Args:
-        least, most: engines.
-        wanted_wait_s: what waits is to be served within so long.
-        look_every_s: how often that is looked at.
-        start_s: until a new engine serves.
-        down_after_s: so long fewer must have sufficed before one is taken away.
+        least, most: minimum and maximum number of engines.
+        wanted_wait_s: time within which waiting requests should be served.
+        look_every_s: interval of decisions.
+        start_s: time until a new engine serves.
+        down_after_s: time for which fewer engines must have sufficed before one is removed.
     """
 
     least: int
@@ -172,12 +172,12 @@ class Autoscaling(_Table, frozen=True, kw_only=True):
 
 
 class Shard(_Table, frozen=True, kw_only=True):
-    """A Redis of its own with the queues of some models, which may die and come back with its data.
+    """A separate Redis with the queues of some models, which may fail and return with its data.
 
     Args:
-        models: whose queues it holds; of partitions ``MODEL``, ``MODEL#1``, ``MODEL#2`` and so on.
-        away_at_s: when its primary dies; None if it does not.
-        away_for_s: until its replica has taken over.
+        models: models whose queues it holds; partitions are ``MODEL``, ``MODEL#1``, ``MODEL#2`` and so on.
+        away_at_s: time when its primary dies; None for never.
+        away_for_s: time until its replica has taken over.
     """
 
     models: list[str]
@@ -192,7 +192,7 @@ class Shard(_Table, frozen=True, kw_only=True):
 
 
 class Partitions(_Table, frozen=True, kw_only=True):
-    """A model's queue is in ``number`` of them, of which each tenant has one; those of ``spread`` go to all."""
+    """Partitions of a model's queue. Each tenant uses one of ``number``; tenants in ``spread`` use all."""
 
     number: int
     model: str = MODEL
@@ -204,15 +204,15 @@ class Partitions(_Table, frozen=True, kw_only=True):
 
 
 class Checks(_Table, frozen=True, kw_only=True):
-    """What must hold: no request without a quota waits longer than this while one engine has room all the time."""
+    """Checks: no request without a quota waits longer than this while one engine has capacity all the time."""
 
     max_wait_with_room_s: float = 2.0
 
 
 class Scenario(_Table, frozen=True, kw_only=True):
-    """All of it. ``round_trip_ms`` is between a wake, or the end of a request, and the claim that follows.
+    """A whole scenario. ``round_trip_ms`` is the time from a wake, or the end of a request, to the next claim.
 
-    Deaths by ``share`` befall the engines of each model, autoscaling the model of the first engines.
+    Deaths by ``share`` apply to the engines of each model, autoscaling to the model of the first engines.
     """
 
     duration_s: float
@@ -259,19 +259,19 @@ class Scenario(_Table, frozen=True, kw_only=True):
 
     @property
     def models(self) -> list[str]:
-        """Those that engines serve, in order."""
+        """Return the models that engines serve, in order."""
         return list(dict.fromkeys(kind.model for kind in self.engines))
 
     def partitions_of(self, model: str) -> Partitions:
-        """How the queue of a model is split."""
+        """Return the partitions of a model."""
         return next((one for one in self.partitions if one.model == model), Partitions(number=1, model=model))
 
     def queues_of(self, model: str) -> list[str]:
-        """The names of a model's partitions."""
+        """Return the names of a model's partitions."""
         return [partition_name(model, number) for number in range(self.partitions_of(model).number)]
 
     def part(self, model: str) -> Scenario:
-        """What there is of one model."""
+        """Return the part of the scenario for one model."""
         return msgspec.structs.replace(
             self,
             engines=[kind for kind in self.engines if kind.model == model],

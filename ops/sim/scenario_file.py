@@ -1,4 +1,4 @@
-"""Reads a scenario from the text of its file, or says what is wrong with it."""
+"""Reader of scenario files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .scenario import Scenario
 
 
 def read_scenario(text: str) -> Scenario:
-    """Return what a TOML text says.
+    """Parse a scenario from TOML.
 
     Raises:
-        ConfigurationError: it is no TOML, or a key or value is none; the message names it and what it may be.
+        ConfigurationError: the text is not TOML, or a key or value is invalid; the message lists valid ones.
     """
     try:
         tables = tomllib.loads(text)
@@ -35,7 +35,7 @@ def read_scenario(text: str) -> Scenario:
 
 
 def _check_keys(kind: inspect.Type, value: Any, where: str) -> None:
-    """Raise on a key that no field has: before msgspec, which names no nearest one."""
+    """Raise if a key is no field. This is checked before msgspec, whose errors suggest no similar key."""
     if isinstance(kind, inspect.ListType) and isinstance(value, list):
         for index, item in enumerate(value):
             _check_keys(kind.item_type, item, f"{where}[{index}]")

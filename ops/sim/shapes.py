@@ -1,6 +1,6 @@
-"""When requests come, and how long they are: what a scenario may say of a group of tenants.
+"""Arrivals and lengths of the requests of a group of tenants.
 
-Rates are requests per second of the whole group, lengths are tokens. A table says its kind by ``shape``.
+Rates are requests per second of the whole group, lengths are tokens. ``shape`` names the kind of a table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def check_at_least(name: str, value: float, least: float) -> None:
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, tag_field="shape", forbid_unknown_fields=True):
-    """What says its kind."""
+    """Base class of tables with a ``shape``."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -38,7 +38,7 @@ class Constant(_Table, frozen=True, kw_only=True, tag="constant"):
         return self.per_s
 
     def rate(self, at_s: float) -> float:
-        """Requests per second at a time of the simulation."""
+        """Return the requests per second at a time of the simulation."""
         return self.per_s
 
 
@@ -55,7 +55,7 @@ class Burst(_Table, frozen=True, kw_only=True, tag="burst"):
         return max(self.per_s, self.burst_per_s)
 
     def rate(self, at_s: float) -> float:
-        """Requests per second at a time of the simulation."""
+        """Return the requests per second at a time of the simulation."""
         return self.burst_per_s if self.at_s <= at_s < self.at_s + self.for_s else self.per_s
 
 
@@ -77,7 +77,7 @@ class Day(_Table, frozen=True, kw_only=True, tag="day"):
         return self.high_per_s
 
     def rate(self, at_s: float) -> float:
-        """Requests per second at a time of the simulation."""
+        """Return the requests per second at a time of the simulation."""
         height = (1 - math.cos(2 * math.pi * at_s / self.period_s)) / 2
         return self.low_per_s + (self.high_per_s - self.low_per_s) * height
 
@@ -86,13 +86,13 @@ Arrivals = Constant | Burst | Day
 
 
 def arrival_times(arrivals: Arrivals, random: Random, until_s: float) -> Iterator[float]:
-    """The times at which requests come, by thinning (Lewis and Shedler, 1979)."""
-    at_s, most = 0.0, arrivals.most_per_s
-    while most > 0:
-        at_s += random.expovariate(most)
+    """Yield the arrival times of requests, by thinning (Lewis and Shedler, 1979)."""
+    at_s, max_rate = 0.0, arrivals.most_per_s
+    while max_rate > 0:
+        at_s += random.expovariate(max_rate)
         if at_s >= until_s:
             return
-        if random.random() * most < arrivals.rate(at_s):
+        if random.random() * max_rate < arrivals.rate(at_s):
             yield at_s
 
 
@@ -106,12 +106,12 @@ class Fixed(_Table, frozen=True, kw_only=True, tag="fixed"):
         return self.tokens
 
     def draw(self, random: Random) -> int:
-        """A length in tokens, at least 1."""
+        """Return a length in tokens, at least 1."""
         return max(1, self.tokens)
 
 
 class Uniform(_Table, frozen=True, kw_only=True, tag="uniform"):
-    """From ``least`` to ``most``, all alike."""
+    """Uniformly distributed from ``least`` to ``most``."""
 
     least: int
     most: int
@@ -122,7 +122,7 @@ class Uniform(_Table, frozen=True, kw_only=True, tag="uniform"):
             raise ValidationError(f"least must be at most {self.most}, which is most; got {self.least}")
 
     def draw(self, random: Random) -> int:
-        """A length in tokens, at least 1."""
+        """Return a length in tokens, at least 1."""
         return max(1, random.randint(self.least, self.most))
 
 
@@ -134,7 +134,7 @@ class Lognormal(_Table, frozen=True, kw_only=True, tag="lognormal"):
     most: int
 
     def draw(self, random: Random) -> int:
-        """A length in tokens, at least 1."""
+        """Return a length in tokens, at least 1."""
         return max(1, min(self.most, round(self.median * math.exp(random.gauss(0, self.sigma)))))
 
 

@@ -1,4 +1,4 @@
-"""Runs a scenario from its start to its end."""
+"""Simulation of a scenario."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SAMPLE_EVERY_S = 0.25
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
-    """What a simulation has seen. ``wall_s`` is real time, all else virtual.
+    """Results of a simulation. ``wall_s`` is real time, all other times are virtual.
 
-    By Redis's word at its end ``num_known`` requests wait or run. For ``num_warm`` some engine had their session, and
-    ``num_warm_kept`` of them came to it.
+    According to Redis, ``num_known`` requests wait or run at the end. For ``num_warm`` requests an engine had the
+    session cached, and ``num_warm_kept`` of them ran on it.
     """
 
     scenario: Scenario
@@ -41,9 +41,9 @@ def simulate(
     namespace: str = "sim",
     on_accepted: Callable[[Partition, Note], None] | None = None,
 ) -> Simulated:
-    """Simulate a scenario in an empty namespace of a Redis. The same scenario gives the same, but for ``wall_s``.
+    """Simulate a scenario in an empty namespace of a Redis. Equal scenarios give equal results, except for ``wall_s``.
 
-    ``on_accepted`` is called with each request that a queue accepts, at that moment.
+    ``on_accepted`` is called with each request when a queue accepts it.
 
     Models share a clock and nothing else, on whichever shards they are: one server holds them all here, since each of
     its scripts takes no virtual time.
@@ -99,11 +99,11 @@ def _sample_forever(world: World, fleet: Fleet) -> Process:
             with_room = []
         else:
             with_room = [engine.engine_id for engine in engines if engine.has_room_for(oldest)]
-        measures.note_room(world.env.now, with_room)
+        measures.record_capacity(world.env.now, with_room)
         yield world.env.timeout(SAMPLE_EVERY_S)
 
 
 def _weigh_forever(world: World) -> Process:
     while True:
         yield world.env.timeout(WINDOW_S)
-        world.measures.note_window(world.env.now)
+        world.measures.record_window(world.env.now)

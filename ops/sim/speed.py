@@ -1,4 +1,4 @@
-"""How long a step of an engine takes, by what it has to do."""
+"""Duration of an engine's step, as a function of its work."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from .shapes import check_at_least
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step does: requests that decode, the tokens that they look back at, tokens of prompts, and the pairs of
-    one of these and one that it looks back at."""
+    """Work of a step: decoding requests, the context tokens that they attend to, prompt tokens, and pairs.
+
+    A pair is a prompt token and a token that it attends to.
+    """
 
     num_decoding: int
     num_context_tokens: float
@@ -21,9 +23,9 @@ class StepWork:
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long a step takes: the sum of its parts, each by what the step has of it (``StepWork``).
+    """Duration of a step as a sum of parts, each proportional to a number in ``StepWork``.
 
-    The defaults are what a thread of a busy Xeon computes for the demo model; ``penstock sim fit`` finds others.
+    The defaults are those of one thread of a busy Xeon with the demo model; ``penstock sim fit`` fits others.
     """
 
     fixed_ms: float = 1.15
@@ -38,7 +40,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         check_at_least("fixed_ms + ms_per_seq", self.fixed_ms + self.ms_per_seq, 0.001)
 
     def step_s(self, work: StepWork) -> float:
-        """Seconds of a step."""
+        """Return the duration of a step in seconds."""
         ms = (
             self.fixed_ms
             + self.ms_per_seq * work.num_decoding

@@ -1,7 +1,7 @@
-"""A connection whose scripts run under virtual time.
+"""A connection whose scripts run in virtual time.
 
-It stands where ``Broker`` and ``Queue`` take a ``CommandConnection``, so what they send is what engines and clients
-send. Their coroutines never wait on it: a command is answered before the next line of Python runs.
+It replaces the ``CommandConnection`` of ``Broker`` and ``Queue``, so they send the same commands as for engines and
+clients. Their coroutines never wait on it: a command returns its reply synchronously.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ...shared.errors import BrokerError
 from ...shared.keys import ModelKeys
 
 T = TypeVar("T")
-# Time of day at which every simulation begins (2026-01-01), so that what depends on it is the same in every run.
+# Time at which every simulation starts (2026-01-01), so that results that depend on it are reproducible.
 EPOCH_US = 1_767_225_600_000_000
 EXPIRE_AT_ONCE = 1000
 
 
 def virtual_script(script: Script) -> Script:
-    """The same script under the simulator's clock; its reply is what was published, then what it returns."""
+    """Return a script that runs under the simulator's clock. It returns its published channels, then its result."""
     prelude = (resources.files(__name__.rpartition(".")[0]) / "virtual_time.lua").read_text()
     text = f"{prelude}local function run()\n{script.text}\nend\nreturn {{published, run()}}\n"
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
@@ -34,10 +34,10 @@ def virtual_script(script: Script) -> Script:
 
 
 class VirtualConnection(CommandConnection):
-    """Commands and scripts at ``now_us``, one after the other over one socket, which is never lost.
+    """Connection that runs commands and scripts at ``now_us``, one after the other over one reliable socket.
 
-    ``published`` collects the channels that scripts have published to; whoever runs a script takes them. ``num_calls``
-    counts scripts by name.
+    ``published`` collects the channels that scripts publish to, until the caller removes them. ``num_calls`` counts
+    scripts by name.
     """
 
     def __init__(self, url: str, keys: ModelKeys) -> None:
@@ -54,11 +54,11 @@ class VirtualConnection(CommandConnection):
         self.num_calls: dict[str, int] = {}
 
     async def execute(self, *args: Any, **how: bool) -> Any:
-        """Run one command, by the server's own clock."""
+        """Run one command, under the server's own clock."""
         return self._exchange([args])
 
     async def run_script(self, script: Any, keys: list[str], args: list[Any], **how: bool) -> Any:
-        """Run the script of that name under virtual time, and note what it has published."""
+        """Run a script in virtual time, and collect the channels that it publishes to."""
         self.num_calls[script.name] = self.num_calls.get(script.name, 0) + 1
         commands: list[tuple[Any, ...]] = []
         if self._told_us != self.now_us:
@@ -70,7 +70,7 @@ class VirtualConnection(CommandConnection):
         return reply[0] if reply else None
 
     def expire(self) -> None:
-        """Take away what has expired by now."""
+        """Delete keys that have expired by now."""
         now_ms = self.now_us // 1000
         while keys := self._exchange(
             [("ZRANGEBYSCORE", self._keys.expiries, "-inf", now_ms, "LIMIT", 0, EXPIRE_AT_ONCE)]
@@ -99,10 +99,10 @@ class VirtualConnection(CommandConnection):
 
 
 def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return what a coroutine of ``Broker`` or ``Queue`` returns on a ``VirtualConnection``.
+    """Run a coroutine of ``Broker`` or ``Queue`` on a ``VirtualConnection``, and return its result.
 
     Raises:
-        BrokerError: it waits for something; there is no event loop here.
+        BrokerError: the coroutine waits, although no event loop runs here.
     """
     try:
         coroutine.send(None)

@@ -1,4 +1,4 @@
-"""What everything in a simulation of one model shares: its clock, its queue, its measures."""
+"""Shared state of the simulation of one model: clock, queue and measurements."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .scenario import Scenario
 
 
 class World:
-    """One model, whose queue has one or more partitions.
+    """A simulated model, whose queue has one or more partitions.
 
     Args:
-        scenario: the part of this model.
-        env: whose clock it is.
+        scenario: the part of the scenario for this model.
+        env: SimPy environment with the clock.
     """
 
     def __init__(self, url: str, scenario: Scenario, namespace: str, env: simpy.Environment) -> None:
@@ -26,9 +26,9 @@ class World:
         self.round_trip_s = scenario.round_trip_ms / 1000
         self.env = env
         self.measures = Measures()
-        # Called with each request that the queue has accepted, at that moment.
+        # Called with each request when the queue accepts it.
         self.on_accepted: Callable[[Partition, Note], None] | None = None
-        # Engines that have something to do at this moment.
+        # Engines that are computing now.
         self.num_computing = 0
         model, split = scenario.engines[0].model, scenario.partitions_of(scenario.engines[0].model)
         self._layout = Layout(num=split.number, num_before=split.number, spread=tuple(split.spread))
@@ -38,11 +38,11 @@ class World:
 
     @property
     def is_away(self) -> bool:
-        """Whether no Redis answers."""
+        """Whether no Redis is reachable."""
         return all(partition.is_away for partition in self.partitions)
 
     def place(self, note: Note) -> Partition:
-        """Return where a request belongs, which is noted with it."""
+        """Return the partition of a request, and store it in the request."""
         note.partition = self._layout.partition_of(note.tenant, note.session or note.request_id)
         return self.partitions[note.partition]
 

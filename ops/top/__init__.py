@@ -1,1 +1,1 @@
-"""``penstock top``: the operators' figures in a terminal. Reads what the pages of ``ops/views`` read. Extra ``top``."""
+"""``penstock top``: the operators' pages of ``ops/views`` in a terminal. Extra ``top``."""

@@ -1,4 +1,4 @@
-"""The screen of one thing: a request, an engine, a parked request."""
+"""Screen with the details of a request, an engine or a parked request."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from ..views.page import Page, View
-from .looking import Looking, Wanted
+from .page_screen import ChangeRequested, PageScreen
 from .table import Detail, Row, Table
 
 
-class DetailScreen(Looking):
-    """What stands behind a row."""
+class DetailScreen(PageScreen):
+    """The details of one row."""
 
     BINDINGS: ClassVar = [
         Binding("escape,backspace,h", "leave", show=False),
@@ -33,17 +33,17 @@ class DetailScreen(Looking):
         self._row = row
         self._view: View = {"rows": [row]}
         self._text = Static("reading …", id="text")
-        self._behind = VerticalScroll(self._text, id="behind")
+        self._scroller = VerticalScroll(self._text, id="details")
 
     def compose(self) -> ComposeResult:
         yield self._head
-        yield self._behind
+        yield self._scroller
         yield self._note
         moves = "".join(f"{move.key} {move.word}  " for move in self._table.moves)
         yield Static(Text(moves + "Escape back  q quit", "dim"), id="keys")
 
     @property
-    def asks(self) -> tuple[Page, Mapping[str, str]]:
+    def request(self) -> tuple[Page, Mapping[str, str]]:
         return self._detail.page, self._detail.params
 
     def show(self, view: View) -> None:
@@ -56,13 +56,13 @@ class DetailScreen(Looking):
         self.dismiss(None)
 
     def action_down(self) -> None:
-        self._behind.scroll_down(animate=False)
+        self._scroller.scroll_down(animate=False)
 
     def action_up(self) -> None:
-        self._behind.scroll_up(animate=False)
+        self._scroller.scroll_up(animate=False)
 
     def on_key(self, event: events.Key) -> None:
         move = next((move for move in self._table.moves if move.key == event.character), None)
         if move is not None:
             event.stop()
-            self.post_message(Wanted(move, self._row, self._view))
+            self.post_message(ChangeRequested(move, self._row, self._view))

@@ -1,4 +1,4 @@
-"""What stands behind a row, as text: a request with its timeline and tokens, an engine, a parked request."""
+"""Details of a row as text: a request with its timeline and output, an engine, a parked request."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.text import Text
 
-from ..views.asked import Asked
 from ..views.page import View
+from ..views.request_input import RequestInput
 from ..views.words import duration, length_of_time, moment, number, percent, plain, size
 
 BAR_WIDTH = 20
@@ -16,17 +16,17 @@ _HIDDEN = "start `penstock top` with --show-contents to see prompts and outputs"
 
 
 class _Sheet:
-    """Collects headings, facts and blocks of text. What models and users wrote has its unseen characters written out,
-    and is never read as markup."""
+    """A text of headings, facts and blocks. Text of models and users has invisible characters escaped, and is never
+    interpreted as markup."""
 
     def __init__(self, title: str) -> None:
         self.text = Text(no_wrap=False, overflow="fold")
         self.text.append(_one_line(title) + "\n", "bold")
 
     def facts(self, facts: Mapping[str, object]) -> None:
-        known = {name: _one_line(value) for name, value in facts.items() if value not in (None, "", "-")}
-        width = max(map(len, known), default=0)
-        for name, value in known.items():
+        visible = {name: _one_line(value) for name, value in facts.items() if value not in (None, "", "-")}
+        width = max(map(len, visible), default=0)
+        for name, value in visible.items():
             self.text.append(f"{name:<{width}}  ", "dim")
             self.text.append(f"{value}\n")
 
@@ -46,7 +46,7 @@ def _one_line(text: object) -> str:
 
 
 def request_text(view: View) -> Text:
-    """Where a request stands, what it lived through, what it asks for and what it has said."""
+    """Return state, timeline, input and output of a request."""
     status, row = view["status"], view["row"]
     sheet = _Sheet(f"request {view['request_id']} of {view['model']}")
     sheet.facts(
@@ -56,11 +56,11 @@ def request_text(view: View) -> Text:
             "engine": status.engine_id,
             "attempts": status.num_attempts,
             "output tokens": number(status.num_output_tokens),
-            "before it": None if status.position is None else f"at most {number(status.position)}",
+            "requests ahead": None if status.position is None else f"at most {number(status.position)}",
             "starts in about": None if status.position is None else duration(status.estimated_start_s),
             "arrived": moment(row["arrived_at"]),
             "deadline": moment(status.deadline),
-            "ended by": row["finish_reason"],
+            "finish reason": row["finish_reason"],
             "error": row["error"],
             "prompt tokens": row["prompt_tokens"],
             "waited": _length(row["queue_time_s"]),
@@ -78,13 +78,13 @@ def request_text(view: View) -> Text:
             sheet.block(f"{last.kind.value} at {moment(last.at)} with {number(last.num_output_tokens)} tokens{cause}")
     sheet.heading("Output")
     if view["is_expired"]:
-        sheet.block("its result has expired; its events are still kept")
+        sheet.block("the result has expired; the events are still stored")
     elif view["text"]:
         sheet.block(view["text"])
     else:
-        sheet.block("no token yet" if view["said"] is None else _HIDDEN)
+        sheet.block("no token yet" if view["output"] is None else _HIDDEN)
     if not view["is_expired"]:
-        _add_asked(sheet, view["asked"])
+        _add_input(sheet, view["asked"])
     return sheet.text
 
 
@@ -92,7 +92,7 @@ def _span_words(span: Mapping[str, Any]) -> str:
     words = f"{span['what']} {'on ' + span['engine'] + ' ' if span['engine'] else ''}{length_of_time(span['took_s'])}"
     words += "" if span["ended_at"] else " so far"
     if span["engine"]:
-        words += f", behind token {number(span['first_token'])}" if span["first_token"] else ""
+        words += f", resumed after token {number(span['first_token'])}" if span["first_token"] else ""
         words += f", {number(span['tokens'])} tokens" if span["ended_at"] else ""
     if span["then"]:
         words += f"; then {span['then']}" + (f": {span['why']}" if span["why"] else "")
@@ -100,18 +100,18 @@ def _span_words(span: Mapping[str, Any]) -> str:
 
 
 def _bar(start: float, width: float) -> str:
-    """When a span was, of the whole time: of 100."""
+    """Return a bar for a span with start and width of a total of 100."""
     first = min(BAR_WIDTH - 1, int(start / 100 * BAR_WIDTH))
     count = max(1, min(BAR_WIDTH - first, round(width / 100 * BAR_WIDTH)))
     return "·" * first + "█" * count + "·" * (BAR_WIDTH - first - count)
 
 
 def engine_text(view: View, engine_id: str) -> Text:
-    """Everything that is known of an engine."""
+    """Return all data about an engine."""
     row = next((row for row in view["rows"] if row["engine"] == engine_id), None)
     sheet = _Sheet(f"engine {engine_id}")
     if row is None:
-        sheet.block("it is gone")
+        sheet.block("the engine has left")
         return sheet.text
     sheet.facts(
         {
@@ -121,7 +121,7 @@ def engine_text(view: View, engine_id: str) -> Text:
             "host": row["host"],
             "device": row["device"],
             "since": moment(row["started_at"]),
-            "running": f"{row['running']}, and {row['waiting_inside']} wait inside",
+            "running": f"{row['running']}, {row['waiting_inside']} queued inside",
             "KV cache": percent(row["kv_cache_usage"]),
             "tokens/s": number(row["tokens_per_s"]),
             "steps": number(row["steps"]),
@@ -129,7 +129,7 @@ def engine_text(view: View, engine_id: str) -> Text:
             "memory": size(row["core_memory_bytes"]),
             "device memory": size(row["device_memory_bytes"]),
             "restarts": row["restarts"],
-            "starts again": moment(row["restart_at"]),
+            "restarts at": moment(row["restart_at"]),
         }
     )
     if row["error"]:
@@ -139,7 +139,7 @@ def engine_text(view: View, engine_id: str) -> Text:
 
 
 def parked_text(view: View) -> Text:
-    """What a parked request died of, and what it asked for."""
+    """Return cause, traceback and input of a parked request."""
     row = view["row"]
     sheet = _Sheet(f"parked request {row['request']} of {row['model']}")
     sheet.facts(
@@ -158,14 +158,14 @@ def parked_text(view: View) -> Text:
     if view["trace"]:
         sheet.heading("Traceback")
         sheet.block(view["trace"])
-    _add_asked(sheet, view["asked"])
+    _add_input(sheet, view["asked"])
     return sheet.text
 
 
-def _add_asked(sheet: _Sheet, asked: Asked | None) -> None:
-    sheet.heading("What it asks for")
+def _add_input(sheet: _Sheet, asked: RequestInput | None) -> None:
+    sheet.heading("Input")
     if asked is None:
-        sheet.block("that is kept until its end")
+        sheet.block("the input is stored only until the request ends")
         return
     sheet.facts({"tenant": asked.tenant, "prompt": asked.form, **asked.parameters})
     sheet.block(asked.prompt or _HIDDEN)

@@ -1,4 +1,4 @@
-"""What stands over a table for a moment: a question, a word to be typed, a choice, the keys."""
+"""Dialogs over a table: confirmation, typed confirmation, choice, help."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _BACK: tuple[BindingType, ...] = (Binding("escape", "leave", "back"),)
 
 
 def safe(text: str) -> Text:
-    """Text that is never read as markup, with what cannot be seen written out."""
+    """Return text that is never interpreted as markup, with invisible characters escaped."""
     return Text(plain(text))
 
 
-class Question(ModalScreen[Choice | None]):
-    """Asks before a change; a key for each answer, n or Escape for none."""
+class ConfirmDialog(ModalScreen[Choice | None]):
+    """ConfirmDialog before a change: a key for each answer, n or Escape to cancel."""
 
     def __init__(self, offer: Offer) -> None:
         super().__init__()
@@ -48,30 +48,30 @@ class Question(ModalScreen[Choice | None]):
             self.dismiss(None)
 
 
-class Typed(ModalScreen[bool]):
-    """Wants a word typed before what destroys."""
+class TypeToConfirm(ModalScreen[bool]):
+    """ConfirmDialog that requires typing a word before a destructive change."""
 
     BINDINGS: ClassVar = [*_BACK]
 
-    def __init__(self, wanted: str) -> None:
+    def __init__(self, expected: str) -> None:
         super().__init__()
-        self._wanted = wanted
+        self._expected = expected
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="box"):
-            yield Static(safe(f"type {self._wanted} to confirm, Escape for no"), classes="question")
+            yield Static(safe(f"type {self._expected} to confirm, Escape to cancel"), classes="question")
             yield Input(id="typed", compact=True)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        self.dismiss(event.value == self._wanted)
+        self.dismiss(event.value == self._expected)
 
     def action_leave(self) -> None:
         self.dismiss(False)
 
 
 class Chooser(ModalScreen[str | None]):
-    """One of several names."""
+    """Choice of one of several names."""
 
     BINDINGS: ClassVar = [*_BACK, Binding("j", "down", show=False), Binding("k", "up", show=False)]
 
@@ -100,7 +100,7 @@ class Chooser(ModalScreen[str | None]):
 
 
 class Help(ModalScreen[None]):
-    """The keys."""
+    """List of the keys."""
 
     BINDINGS: ClassVar = [*_BACK, Binding("q,question_mark,enter", "leave", show=False)]
 

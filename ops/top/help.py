@@ -1,4 +1,4 @@
-"""The keys, as a text."""
+"""The help text with all keys."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from .tables import TABLES
 
 _KEYS = (
     ("1 … 5, Tab", "models, tenants, requests, engines, dead letter"),
-    ("↑ ↓, j k", "another row; also PageUp, PageDown, Home, End"),
-    ("← →", "further columns"),
-    ("Enter", "what stands behind a row; Escape goes back"),
+    ("↑ ↓, j k", "select a row; also PageUp, PageDown, Home, End"),
+    ("← →", "scroll columns"),
+    ("Enter", "details of a row; Escape goes back"),
     ("/", "filter: text in any cell, or name=value for Redis: requests"),
     ("", "state= tenant= band= engine= prefix= since=15m,"),
     ("", "tenants q=, engines and dead letter model="),
-    ("s, S", "sort by the next column; the other way round"),
+    ("s, S", "sort by the next column; reverse the order"),
     ("m", "the tenants of another model"),
-    ("?, q", "these keys; leave"),
+    ("?, q", "show these keys; quit"),
 )
 _WIDTH = 12
 
 
 def help_text() -> Text:
-    """All keys, those of each table last."""
+    """Return all keys, those of each table last."""
     lines = [("Keys", "")]
     lines += _KEYS
-    lines += [("", ""), ("Changes", "each asks first, and stands in `penstock audit`")]
+    lines += [("", ""), ("Changes", "each asks first, and is recorded in `penstock audit`")]
     lines += [(table.name, ", ".join(f"{move.key} {move.word}" for move in table.moves)) for table in TABLES]
     return Text("\n".join(f"{keys:<{_WIDTH}}{words}" for keys, words in lines))

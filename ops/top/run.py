@@ -1,4 +1,4 @@
-"""``penstock top`` as a process: connections around the application, and its log out of the terminal's way."""
+"""The process of ``penstock top``: connections for the application, and its log in a file."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def run_top(
     model: str = "",
     log_path: Path = NO_LOG,
 ) -> int:
-    """Show a deployment in this terminal until it is left, and return the exit status.
+    """Show a deployment in this terminal until the user quits, and return the exit status.
 
     Args:
-        model: the one whose tenants and requests are shown first; the first there is if empty.
-        log_path: where warnings go, since the terminal is in use.
+        model: model whose tenants and requests are shown first; empty for the first model.
+        log_path: file for warnings, since the terminal is in use.
 
     Raises:
         ConfigurationError: the log cannot be written.
-        RedisUnavailableError, RedisUnsupportedError: Redis is not there, or cannot do what is needed.
+        RedisUnavailableError, RedisUnsupportedError: Redis is unreachable, or lacks a required feature.
     """
     try:
         log = log_path.open("a")
@@ -56,8 +56,8 @@ async def _show(url: str, namespace: str, shards: ShardsArgument, access: Access
     try:
         await source.open()
         with acting_as(process_actor("top")):
-            app = Top(source, access, model=model, where=connection.shown_url)
-            # A terminal that tells of the mouse would not let text be selected.
+            app = Top(source, access, model=model, redis_url=connection.shown_url)
+            # Mouse support would keep the terminal from selecting text.
             await app.run_async(mouse=False)
             return app.return_code or 0
     finally:

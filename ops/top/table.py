@@ -1,4 +1,4 @@
-"""What a table of ``penstock top`` is: rows of a page in columns, what can be done to a row, and where it leads."""
+"""Tables of ``penstock top`` as values: columns of a page's rows, changes to a row, and where Enter leads."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ..views.page import Action, Page, View
 from ..views.words import plain
 
 Row = Mapping[str, Any]
-# Longer cells are cut; the whole text stands in the details.
+# Longer cells are truncated; the details show the whole text.
 MAX_CELL_CHARS = 60
 _BREAKS = dict.fromkeys(map(ord, "\t\n\r"), " ")
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column.
+    """A column.
 
     Args:
-        key: of the page's row.
-        show: makes text of a value that is not None.
-        is_number: it stands on the right, and sorting begins with the largest.
+        key: key in the page's row.
+        show: formats a value that is not None.
+        is_number: whether the column is aligned to the right and sorted from the largest.
     """
 
     title: str
@@ -33,20 +33,20 @@ class Column:
     is_number: bool = False
 
     def text(self, row: Row) -> str:
-        """The cell of a row, as one line without what could move the cursor or turn the line."""
+        """Return the cell of a row as one line, without characters that move the cursor or change the direction."""
         value = row[self.key]
         text = "-" if value is None or value == "" else self.show(value)
         text = plain(text.translate(_BREAKS))
         return text if len(text) <= MAX_CELL_CHARS else text[: MAX_CELL_CHARS - 1] + "…"
 
     def cell(self, row: Row) -> Text:
-        """The cell as it is shown: never read as markup."""
+        """Return the cell to show, never interpreted as markup."""
         return Text(self.text(row), justify="right" if self.is_number else "left", no_wrap=True)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer to a question: its key, what it means, and the form that is sent."""
+    """An answer to a question: its key, its label, and the form to send."""
 
     key: str
     word: str
@@ -55,7 +55,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Offer:
-    """A change that is made when the question is answered. What destroys also wants its target typed."""
+    """A change with its question. Destructive changes also require typing their target."""
 
     action: Action
     question: str
@@ -64,11 +64,11 @@ class Offer:
 
 @dataclass(frozen=True)
 class Move:
-    """A key that changes something.
+    """A key for a change.
 
     Args:
-        offer: gets the row under the cursor, None in an empty table, and what the page has read; returns None where
-            there is nothing to change.
+        offer: function of the row under the cursor (None in an empty table) and the page's values; returns None if
+            nothing can be changed.
     """
 
     key: str
@@ -78,7 +78,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Detail:
-    """What a row tells when it is opened: a page of its own, read once a second as well."""
+    """The page with the details of a row, also read once a second."""
 
     page: Page
     params: Mapping[str, str]
@@ -87,7 +87,7 @@ class Detail:
 
 @dataclass(frozen=True)
 class Jump:
-    """Another table that a row leads to, about this model and with this filter."""
+    """Another table to open, with a model and a filter."""
 
     table: str
     model: str
@@ -96,13 +96,13 @@ class Jump:
 
 @dataclass(frozen=True)
 class Table:
-    """One table.
+    """A table.
 
     Args:
-        identity: keys of the row that say which thing it is, so that the cursor stays on it.
-        headline: what stands above: lines of text.
-        opens: where Enter leads.
-        has_model: whether it is about one model, the one that was chosen.
+        identity: keys of the row that identify its item, so that the cursor stays on it.
+        headline: returns the lines of text above the table.
+        opens: returns where Enter leads.
+        has_model: whether the table shows one model, the selected one.
     """
 
     name: str
@@ -115,29 +115,29 @@ class Table:
     has_model: bool = False
 
     def id_of(self, row: Row) -> str:
-        """Which thing a row is about."""
+        """Return the id of a row's item."""
         return "\n".join(str(row[key]) for key in self.identity)
 
 
 @dataclass(frozen=True)
 class Order:
-    """By which column rows are put in order; as the page has them when None."""
+    """Column by which rows are sorted; None for the order of the page."""
 
     column: int | None = None
     is_reversed: bool = False
 
     def next(self, num_columns: int) -> Order:
-        """The one after this: by the next column, after the last one as the page has it."""
+        """Return the next order: by the next column; after the last column, the order of the page."""
         after = 0 if self.column is None else self.column + 1
         return Order(after if after < num_columns else None)
 
     def turned(self) -> Order:
-        """The other way round."""
+        """Return the reversed order."""
         return Order(self.column, not self.is_reversed)
 
 
 def parse_filter(text: str, page: Page) -> tuple[dict[str, str], str]:
-    """Return what of a filter the page is asked for, as ``state=failed``, and the text that rows must hold."""
+    """Split a filter into parameters of the page, as ``state=failed``, and the text that rows must contain."""
     params: dict[str, str] = {}
     words: list[str] = []
     for word in text.split():
@@ -149,20 +149,20 @@ def parse_filter(text: str, page: Page) -> tuple[dict[str, str], str]:
     return params, " ".join(words)
 
 
-def arranged(table: Table, rows: Sequence[Row], wanted: str, order: Order) -> list[Row]:
-    """The rows that hold a text in one of their cells, in order. What is not known comes last."""
-    found = [row for row in rows if _holds(table, row, wanted.casefold())]
+def arranged(table: Table, rows: Sequence[Row], search: str, order: Order) -> list[Row]:
+    """Return the rows that contain ``search`` in one of their cells, sorted. Unknown values come last."""
+    matching = [row for row in rows if _contains(table, row, search.casefold())]
     if order.column is not None:
         column = table.columns[order.column]
         is_descending = column.is_number != order.is_reversed
-        known = [row for row in found if row[column.key] is not None]
-        known.sort(key=lambda row: _sortable(row[column.key]), reverse=is_descending)
-        return known + [row for row in found if row[column.key] is None]
-    return found[::-1] if order.is_reversed else found
+        known_rows = [row for row in matching if row[column.key] is not None]
+        known_rows.sort(key=lambda row: _sortable(row[column.key]), reverse=is_descending)
+        return known_rows + [row for row in matching if row[column.key] is None]
+    return matching[::-1] if order.is_reversed else matching
 
 
-def _holds(table: Table, row: Row, wanted: str) -> bool:
-    return not wanted or any(wanted in column.text(row).casefold() for column in table.columns)
+def _contains(table: Table, row: Row, search: str) -> bool:
+    return not search or any(search in column.text(row).casefold() for column in table.columns)
 
 
 def _sortable(value: Any) -> Any:

@@ -1,6 +1,6 @@
-"""The tables of ``penstock top``: what each shows of its page, and what can be done there.
+"""The tables of ``penstock top``: their columns, headlines and changes.
 
-The first columns stand on 80; the others are seen on a wider terminal, or by the right arrow.
+The first columns fit 80 characters. A wider terminal, or the right arrow key, shows the others.
 """
 
 from __future__ import annotations
@@ -17,90 +17,90 @@ from .table import Choice, Column, Detail, Jump, Move, Offer, Row, Table
 _PAGES = {page.name: page for page in PAGES}
 _ACTIONS = {action.path: action for action in ACTIONS}
 SPARK_WIDTH = 40
-MOST_WRONG = 2
+MAX_PROBLEMS = 2
 
 
 def _offer(path: str, question: str, form: dict[str, str], word: str = "yes") -> Offer:
     return Offer(_ACTIONS[path], question, (Choice("y", word, form),))
 
 
-def _of_row(make: Callable[[Row, View], Offer]) -> Callable[[Row | None, View], Offer | None]:
-    """What is made of the row under the cursor; nothing in an empty table."""
+def _needs_row(make: Callable[[Row, View], Offer]) -> Callable[[Row | None, View], Offer | None]:
+    """Wrap a function of a row to return None in an empty table."""
     return lambda row, view: None if row is None else make(row, view)
 
 
-def _of_queue(model: str, *, is_paused: bool) -> Offer:
-    """Pause a queue, or have it go on."""
+def _pause_or_resume(model: str, *, is_paused: bool) -> Offer:
+    """Return the change that pauses or resumes a queue."""
     if is_paused:
-        return _offer("/queue/resume", f"hand out the requests of {model} again?", {"model": model})
-    run_on = Choice("y", "yes, what runs runs on", {"model": model, "running": "run on"})
-    put_back = Choice("b", "yes, and put back what runs", {"model": model, "running": "put back"})
+        return _offer("/queue/resume", f"resume the queue of {model}?", {"model": model})
+    run_on = Choice("y", "yes, running requests keep running", {"model": model, "running": "run on"})
+    put_back = Choice("b", "yes, and requeue running requests", {"model": model, "running": "put back"})
     return Offer(_ACTIONS["/queue/pause"], f"pause the queue of {model}?", (run_on, put_back))
 
 
-@_of_row
+@_needs_row
 def _pause_row(row: Row, _: View) -> Offer:
-    return _of_queue(row["model"], is_paused=row["state"] == "paused")
+    return _pause_or_resume(row["model"], is_paused=row["state"] == "paused")
 
 
 def _pause_shown(_: Row | None, view: View) -> Offer | None:
-    return _of_queue(view["model"], is_paused=view["stats"].is_paused) if view["model"] else None
+    return _pause_or_resume(view["model"], is_paused=view["stats"].is_paused) if view["model"] else None
 
 
-@_of_row
+@_needs_row
 def _purge_tenant(row: Row, view: View) -> Offer:
     form = {"model": view["model"], "tenant": row["tenant"]}
-    return _offer("/queue/purge", f"cancel all {row['waiting']} that wait of tenant {row['tenant']}?", form)
+    return _offer("/queue/purge", f"cancel all {row['waiting']} waiting requests of tenant {row['tenant']}?", form)
 
 
-@_of_row
+@_needs_row
 def _cancel(row: Row, _: View) -> Offer:
     form = {"model": row["model"], "id": row["request"]}
-    return _offer("/request/cancel", f"cancel request {row['request']}, whoever waits for it?", form)
+    return _offer("/request/cancel", f"cancel request {row['request']}, even if a caller waits for it?", form)
 
 
-@_of_row
+@_needs_row
 def _sleep_or_wake(row: Row, _: View) -> Offer:
     form = {"engine": row["engine"], "of": row["model"]}
     if row["state"] == "sleeping":
         return _offer("/engines/wake", f"wake engine {row['engine']}?", form)
-    return _offer("/engines/sleep", f"send engine {row['engine']} to sleep? what it runs waits again", form)
+    return _offer("/engines/sleep", f"send engine {row['engine']} to sleep? its requests are queued again", form)
 
 
-@_of_row
+@_needs_row
 def _drain(row: Row, _: View) -> Offer:
-    question = f"drain worker {row['worker']}? it takes no more requests and leaves when what it runs has ended"
+    question = f"drain worker {row['worker']}? it claims no more requests and leaves when the running ones have ended"
     return _offer("/workers/drain", question, {"worker": row["worker"]})
 
 
-@_of_row
+@_needs_row
 def _stop(row: Row, _: View) -> Offer:
-    question = f"stop worker {row['worker']} at once? what it runs goes on at others, or waits for some"
+    question = f"stop worker {row['worker']} immediately? other engines resume its requests, or they wait for one"
     return _offer("/workers/stop", question, {"worker": row["worker"]})
 
 
-@_of_row
+@_needs_row
 def _replay(row: Row, _: View) -> Offer:
     form = {"model": row["model"], "id": row["request"]}
     return _offer("/dead/replay", f"queue request {row['request']} again, from its prompt?", form)
 
 
-@_of_row
+@_needs_row
 def _replay_input(row: Row, view: View) -> Offer:
-    num = sum(one["input_hash"] == row["input_hash"] and one["model"] == row["model"] for one in view["rows"])
+    num = sum((other["input_hash"], other["model"]) == (row["input_hash"], row["model"]) for other in view["rows"])
     form = {"model": row["model"], "hash": row["input_hash"]}
-    return _offer("/dead/replay-input", f"queue all with this input again? {num} are shown", form)
+    return _offer("/dead/replay-input", f"queue all requests with this input again? {num} are shown", form)
 
 
-@_of_row
+@_needs_row
 def _purge(row: Row, _: View) -> Offer:
     form = {"model": row["model"], "id": row["request"]}
-    return _offer("/dead/purge", f"throw request {row['request']} away?", form)
+    return _offer("/dead/purge", f"purge request {row['request']}?", form)
 
 
-def _of_overview(view: View) -> list[str]:
-    """What is wrong, and how many tokens were made in the last hour."""
-    lines = _wrong([problem["text"] for problem in view["problems"]]) or ["nothing is wrong"]
+def _overview_lines(view: View) -> list[str]:
+    """Return the problems, and a sparkline of tokens per second in the last hour."""
+    lines = _problem_lines([problem["text"] for problem in view["problems"]]) or ["no problems"]
     tokens = view["history"]["charts"][0]["rows"]
     if tokens:
         values = [row["tokens_out_per_s"] or 0.0 for row in tokens]
@@ -108,9 +108,9 @@ def _of_overview(view: View) -> list[str]:
     return lines
 
 
-def _of_queue_page(view: View) -> list[str]:
+def _queue_lines(view: View) -> list[str]:
     if not view["model"]:
-        return ["no models: no worker has served here yet"]
+        return ["no models: no worker has served on this Redis yet"]
     stats = view["stats"]
     state = "PAUSED" if stats.is_paused else "open"
     wait = duration(stats.estimated_wait_s)
@@ -120,19 +120,22 @@ def _of_queue_page(view: View) -> list[str]:
     return [first, f"est wait {wait}, {count}" + ("" if view["is_sorted"] else ", by name: q=TEXT in the filter")]
 
 
-def _of_requests(view: View) -> list[str]:
+def _requests_lines(view: View) -> list[str]:
     if not view["model"]:
-        return ["no models: no worker has served here yet"]
+        return ["no models: no worker has served on this Redis yet"]
     shown = f"shown: {view['words']}" if view["is_filtered"] else f"at most {view['most']} of each are shown"
     return [f"{view['model']}: {number(view['num_running'])} run, {number(view['num_waiting'])} wait; {shown}"]
 
 
-def _of_engines(view: View) -> list[str]:
+def _engines_lines(view: View) -> list[str]:
     errors = [f"{row['engine']}: {row['error']}" for row in view["rows"] if row["error"]]
-    return [f"{_count(len(view['rows']), 'engine')} of {_count(len(view['workers']), 'worker')}", *_wrong(errors)]
+    return [
+        f"{_count(len(view['rows']), 'engine')} of {_count(len(view['workers']), 'worker')}",
+        *_problem_lines(errors),
+    ]
 
 
-def _of_dead(view: View) -> list[str]:
+def _dead_lines(view: View) -> list[str]:
     return [f"{number(view['num_parked'])} parked; at most {view['most']} of a model are shown"]
 
 
@@ -150,11 +153,11 @@ def _open_parked(row: Row, _: View) -> Detail:
     return Detail(_PAGES["parked"], {"model": row["model"], "id": row["request"]}, parked_text)
 
 
-def _wrong(messages: list[str]) -> list[str]:
-    """The first ones, each on its line."""
-    lines = [f"! {' '.join(message.split())}" for message in messages[:MOST_WRONG]]
-    if len(messages) > MOST_WRONG:
-        lines[-1] += f" (and {len(messages) - MOST_WRONG} more)"
+def _problem_lines(messages: list[str]) -> list[str]:
+    """Return the first messages, each on its line, and the number of the others."""
+    lines = [f"! {' '.join(message.split())}" for message in messages[:MAX_PROBLEMS]]
+    if len(messages) > MAX_PROBLEMS:
+        lines[-1] += f" (and {len(messages) - MAX_PROBLEMS} more)"
     return lines
 
 
@@ -186,7 +189,7 @@ MODELS = Table(
         Column("REQ/S", "requests_per_s", number, True),
     ),
     identity=("model",),
-    headline=_of_overview,
+    headline=_overview_lines,
     opens=lambda row, _: Jump("Tenants", row["model"]),
     moves=(Move("p", "pause/resume", _pause_row),),
 )
@@ -206,7 +209,7 @@ TENANTS = Table(
         Column("BLOCKED", "blocked_for_s", duration, True),
     ),
     identity=("tenant",),
-    headline=_of_queue_page,
+    headline=_queue_lines,
     opens=lambda row, view: Jump("Requests", view["model"], f"tenant={row['tenant']}"),
     moves=(Move("p", "pause/resume", _pause_shown), Move("x", "purge", _purge_tenant)),
     has_model=True,
@@ -219,18 +222,18 @@ REQUESTS = Table(
         Column("STATE", "state"),
         Column("TENANT", "tenant"),
         Column("TOKENS", "output_tokens", number, True),
-        Column("BEFORE", "position", number, True),
+        Column("AHEAD", "position", number, True),
         Column("STARTS IN", "estimated_start_s", duration, True),
         Column("ENGINE", "engine"),
         Column("BAND", "band"),
         Column("WAITED", "waited_s", length_of_time, True),
         Column("TOOK", "took_s", length_of_time, True),
         Column("ATTEMPTS", "attempts", number, True),
-        Column("MOVED (UTC)", "moved_at", moment),
+        Column("CHANGED (UTC)", "moved_at", moment),
         Column("CAUSE", "cause"),
     ),
     identity=("model", "request"),
-    headline=_of_requests,
+    headline=_requests_lines,
     opens=_open_request,
     moves=(Move("c", "cancel", _cancel),),
     has_model=True,
@@ -255,7 +258,7 @@ ENGINES = Table(
         Column("ERROR", "error"),
     ),
     identity=("engine",),
-    headline=_of_engines,
+    headline=_engines_lines,
     opens=_open_engine,
     moves=(Move("d", "drain", _drain), Move("z", "sleep/wake", _sleep_or_wake), Move("x", "stop", _stop)),
 )
@@ -274,7 +277,7 @@ DEAD = Table(
         Column("INPUT", "input_hash"),
     ),
     identity=("model", "request"),
-    headline=_of_dead,
+    headline=_dead_lines,
     opens=_open_parked,
     moves=(Move("r", "replay", _replay), Move("R", "replay input", _replay_input), Move("x", "purge", _purge)),
 )

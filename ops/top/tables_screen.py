@@ -1,4 +1,4 @@
-"""The screen of the tables, one at a time."""
+"""Screen of the tables, which shows one at a time."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from textual.widgets import DataTable, Input, Static
 from ..views.page import Page, View
 from ..views.words import plain
 from .grid import Grid
-from .looking import Looking, Opened, Turned, Wanted
+from .page_screen import ChangeRequested, PageChanged, PageScreen, RowOpened
 from .table import Jump, Order, Row, Table, arranged, parse_filter
 
 KEYS_HINT = "? help  / filter  s sort  m model  q quit"
 
 
 @dataclass
-class Shown:
-    """How a table is shown, kept while another one is."""
+class TableView:
+    """Filter, order and cursor of a table, remembered while another table is shown."""
 
     filter: str = ""
     order: Order = field(default_factory=Order)
     cursor: str = ""
 
 
-class TablesScreen(Looking):
-    """One table at a time."""
+class TablesScreen(PageScreen):
+    """Screen with one of several tables."""
 
     BINDINGS: ClassVar = [
         *(Binding(str(number), f"table({number - 1})", show=False) for number in range(1, 10)),
@@ -49,7 +49,7 @@ class TablesScreen(Looking):
         super().__init__()
         self.model = model
         self._tables = {table.page.name: table for table in tables}
-        self._shown = {name: Shown() for name in self._tables}
+        self._table_views = {name: TableView() for name in self._tables}
         self._table = tables[0]
         self._view: View | None = None
         self._rows: list[Row] = []
@@ -62,10 +62,10 @@ class TablesScreen(Looking):
 
     def on_mount(self) -> None:
         self._box.display = False
-        self._turn_to(self._table)
+        self._switch_to(self._table)
 
     @property
-    def asks(self) -> tuple[Page, Mapping[str, str]]:
+    def request(self) -> tuple[Page, Mapping[str, str]]:
         page = self._table.page
         params, _ = parse_filter(self._now.filter, page)
         if self._table.has_model and self.model:
@@ -77,19 +77,19 @@ class TablesScreen(Looking):
         self._draw()
 
     def jump(self, to: Jump) -> None:
-        """Show another table, about the model of this row."""
+        """Show another table, with the model and filter of ``to``."""
         self.model = to.model
         target = next(table for table in self._tables.values() if table.name == to.table)
-        self._shown[target.page.name] = Shown(filter=to.filter)
-        self._turn_to(target)
+        self._table_views[target.page.name] = TableView(filter=to.filter)
+        self._switch_to(target)
 
     def action_table(self, index: int) -> None:
         if index < len(self._tables):
-            self._turn_to(list(self._tables.values())[index])
+            self._switch_to(list(self._tables.values())[index])
 
     def action_next(self, step: int) -> None:
         tables = list(self._tables.values())
-        self._turn_to(tables[(tables.index(self._table) + step) % len(tables)])
+        self._switch_to(tables[(tables.index(self._table) + step) % len(tables)])
 
     def action_filter(self) -> None:
         self._box.value = self._now.filter
@@ -97,7 +97,7 @@ class TablesScreen(Looking):
         self._box.focus()
 
     def action_leave(self) -> None:
-        """From the filter to the table, and from a filtered table to the whole one."""
+        """Close the filter; if it is closed, clear it."""
         if self._box.display:
             self._close_filter()
         else:
@@ -129,20 +129,20 @@ class TablesScreen(Looking):
         if isinstance(to, Jump):
             self.jump(to)
         else:
-            self.post_message(Opened(to, self._table, row))
+            self.post_message(RowOpened(to, self._table, row))
 
     def on_key(self, event: events.Key) -> None:
         move = next((move for move in self._table.moves if move.key == event.character), None)
         if move is not None and self._view is not None:
             event.stop()
-            self.post_message(Wanted(move, self._row(), self._view))
+            self.post_message(ChangeRequested(move, self._row(), self._view))
 
     @property
-    def _now(self) -> Shown:
-        return self._shown[self._table.page.name]
+    def _now(self) -> TableView:
+        return self._table_views[self._table.page.name]
 
     def _row(self) -> Row | None:
-        """The one under the cursor."""
+        """Return the row under the cursor."""
         current = self._grid.current
         return next((row for row in self._rows if self._table.id_of(row) == current), None)
 
@@ -154,29 +154,29 @@ class TablesScreen(Looking):
         if text != self._now.filter:
             self._now.filter, self._now.cursor = text, self._grid.current
             self._draw(is_new=True)
-            self.post_message(Turned())
+            self.post_message(PageChanged())
 
     def _close_filter(self) -> None:
         self._box.display = False
         self._grid.focus()
 
-    def _turn_to(self, table: Table) -> None:
+    def _switch_to(self, table: Table) -> None:
         self._now.cursor = self._grid.current
         self._table, self._view, self._rows = table, None, []
         words = Text()
-        for number, one in enumerate(self._tables.values(), 1):
-            words.append(f" {number} {one.name} ", "reverse" if one is table else "")
+        for number, tab in enumerate(self._tables.values(), 1):
+            words.append(f" {number} {tab.name} ", "reverse" if tab is table else "")
         self._tabs.update(words)
         moves = "".join(f"{move.key} {move.word}  " for move in table.moves)
         self._keys.update(Text(moves + KEYS_HINT, "dim"))
         self._draw(is_new=True)
         self._grid.focus()
-        self.post_message(Turned())
+        self.post_message(PageChanged())
 
     def _draw(self, *, is_new: bool = False) -> None:
         view, now = self._view, self._now
-        _, wanted = parse_filter(now.filter, self._table.page)
-        self._rows = arranged(self._table, view["rows"], wanted, now.order) if view is not None else []
+        _, search = parse_filter(now.filter, self._table.page)
+        self._rows = arranged(self._table, view["rows"], search, now.order) if view is not None else []
         self._draw_headline()
         if is_new:
             self._grid.begin(self._table, now.order, now.cursor)

@@ -1,4 +1,4 @@
-"""What one who looks may see and do."""
+"""What an operator may see and do."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ...producer.operator_keys import Role
 
 @dataclass(frozen=True)
 class Access:
-    """One who is let in.
+    """An operator who is allowed in.
 
     Args:
-        user: stands in the audit.
-        role: what they may do.
-        sees_contents: whether they see prompts and outputs.
+        user: name in the audit.
+        role: what the user may do.
+        sees_contents: whether the user may see prompts and outputs.
     """
 
     user: str

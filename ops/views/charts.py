@@ -1,6 +1,6 @@
-"""What was counted over hours, as small pictures with a table behind each; drawn here, so they need no script.
+"""Charts of metrics over hours, each with a table. They are drawn here as SVG paths, so pages need no script.
 
-A picture is lines in a box of 100 by 30, and a line is broken where nothing is known.
+A chart has lines in a box of 100 by 30. A line is interrupted where values are unknown.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any
 from ...shared.broker.series import SeriesPoint, summed_points
 from ...shared.errors import RedisUnavailableError, ValidationError
 from ...shared.partitions import read_series
-from .source import PATIENCE_S, Moment, together
+from .source import PATIENCE_S, PageSnapshot, together
 
 WIDTH, HEIGHT = 100.0, 30.0
-# Hours and seconds of a step, by the word of the query.
+# Hours and step in seconds, by the value of ``span`` in the query.
 SPANS: Mapping[str, tuple[float, int]] = {"1h": (1, 60), "24h": (24, 600), "7d": (168, 3600)}
 DEFAULT_SPAN = "1h"
-# Engines add to a series so often.
-KEPT_S = 10.0
-# As the bad ends of a request.
+# Engines add to a series about this often.
+CACHED_S = 10.0
+# States that count as failures.
 _FAILED = ("failed", "expired", "parked")
 Value = Callable[[SeriesPoint, int], float | None]
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a picture: its word, its column in the table, and its value at a point with a step of so many s."""
+    """A line of a chart: label, column in the table, and a function of a point and the step in s to the value."""
 
     word: str
     column: str
@@ -46,9 +46,9 @@ def _gauge(name: str) -> Value:
 
 def _quantile(name: str, share: float) -> Value:
     def value(point: SeriesPoint, _: int) -> float | None:
-        found = point.quantile(name, share)
-        if found is None or not math.isinf(found):
-            return found
+        quantile = point.quantile(name, share)
+        if quantile is None or not math.isinf(quantile):
+            return quantile
         return point.histograms[name].bounds[-1] if point.histograms[name].bounds else None
 
     return value
@@ -58,7 +58,7 @@ def _ended(*states: str) -> Value:
     return lambda point, _: float(sum(point.ended.get(state, 0) for state in states))
 
 
-# By the title of the picture, with the filter that writes its values.
+# Title, filter that formats the values, lines.
 CHARTS: tuple[tuple[str, str, tuple[Line, ...]], ...] = (
     (
         "Tokens per second",
@@ -98,29 +98,34 @@ CHARTS: tuple[tuple[str, str, tuple[Line, ...]], ...] = (
 )
 
 
-async def read_charts(moment: Moment, models: Sequence[str], params: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the template ``charts.html`` shows of some models together.
+async def read_charts(snapshot: PageSnapshot, models: Sequence[str], params: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the template ``charts.html`` shows, summed over ``models``.
 
     Raises:
-        ValidationError: the query's ``span`` is none of ``SPANS``.
+        ValidationError: the query's ``span`` is not in ``SPANS``.
     """
     span = params.get("span") or DEFAULT_SPAN
     if span not in SPANS:
         raise ValidationError(f"span must be one of {', '.join(SPANS)}, got {span!r}")
 
     async def read() -> dict[str, Any]:
-        series = await together(*(_points(moment, model, span) for model in models))
-        known = [points for points in series if points]
-        points = summed_points(known) if known else []
+        series = await together(*(_points(snapshot, model, span) for model in models))
+        counted = [points for points in series if points]
+        points = summed_points(counted) if counted else []
         charts = [_chart(title, unit, lines, points, SPANS[span][1]) for title, unit, lines in CHARTS]
-        return {"span": span, "spans": list(SPANS), "charts": charts, "has_counted": any(one["rows"] for one in charts)}
+        return {
+            "span": span,
+            "spans": list(SPANS),
+            "charts": charts,
+            "has_counted": any(chart["rows"] for chart in charts),
+        }
 
-    return await moment.source.kept(("charts", span, *models), KEPT_S, read)
+    return await snapshot.source.cached(("charts", span, *models), CACHED_S, read)
 
 
-async def _points(moment: Moment, model: str, span: str) -> list[SeriesPoint]:
-    """The steps of a model's span that have ended, the one under way left out; [] where its Redis is away."""
-    source, (hours, step_s) = moment.source, SPANS[span]
+async def _points(snapshot: PageSnapshot, model: str, span: str) -> list[SeriesPoint]:
+    """Return the finished steps of a model's span, without the current one; [] if its Redis is unreachable."""
+    source, (hours, step_s) = snapshot.source, SPANS[span]
     try:
         async with asyncio.timeout(PATIENCE_S):
             return (await read_series(source.connection, source.keys, model, hours=hours, step_s=step_s))[:-1]
@@ -129,9 +134,9 @@ async def _points(moment: Moment, model: str, span: str) -> list[SeriesPoint]:
 
 
 def _chart(title: str, unit: str, lines: Sequence[Line], points: Sequence[SeriesPoint], step_s: int) -> dict[str, Any]:
-    """A picture and its table; without rows where nothing was counted."""
+    """Return a chart and its table, which has no rows if nothing was counted."""
     columns = [[line.value(point, step_s) for point in points] for line in lines]
-    most = max((value for column in columns for value in column if value is not None), default=0.0)
+    limit = max((value for column in columns for value in column if value is not None), default=0.0)
     rows = [
         {"from": point.at, **{line.column: column[i] for line, column in zip(lines, columns, strict=True)}}
         for i, point in enumerate(points)
@@ -140,9 +145,9 @@ def _chart(title: str, unit: str, lines: Sequence[Line], points: Sequence[Series
     return {
         "title": title,
         "unit": unit,
-        "most": most,
+        "most": limit,
         "lines": [
-            {"word": line.word, "column": line.column, "path": path_of(column, most), "last": _last(column)}
+            {"word": line.word, "column": line.column, "path": path_of(column, limit), "last": _last(column)}
             for line, column in zip(lines, columns, strict=True)
         ],
         "rows": rows,
@@ -151,7 +156,7 @@ def _chart(title: str, unit: str, lines: Sequence[Line], points: Sequence[Series
 
 
 def facts_of(history: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """The tables behind the pictures, by title: what a program reads."""
+    """Return the tables of the charts by title, for programs."""
     return {chart["title"]: chart["rows"] for chart in history["charts"]}
 
 
@@ -159,16 +164,16 @@ def _last(column: Sequence[float | None]) -> float | None:
     return next((value for value in reversed(column) if value is not None), None)
 
 
-def path_of(column: Sequence[float | None], most: float) -> str:
-    """Return the path of a line through a box of ``WIDTH`` by ``HEIGHT``, of which ``most`` is the top."""
+def path_of(column: Sequence[float | None], limit: float) -> str:
+    """Return the SVG path of a line in a box of ``WIDTH`` by ``HEIGHT``, whose top is ``limit``."""
     parts, is_down = [], False
     for i, value in enumerate(column):
         if value is None:
             is_down = False
             continue
         x = WIDTH * i / max(1, len(column) - 1)
-        y = HEIGHT * (1 - value / most) if most else HEIGHT
-        # A move alone draws nothing: what stands between two gaps is seen as a dot by its round cap.
+        y = HEIGHT * (1 - value / limit) if limit else HEIGHT
+        # A move alone draws nothing. "h0" draws a dot with a round cap for a point between two gaps.
         parts.append(f"{'L' if is_down else 'M'}{x:.1f} {y:.1f}" + ("" if is_down else "h0"))
         is_down = True
     return "".join(parts)

@@ -1,4 +1,4 @@
-"""Which requests a list shows: from a page's query to a filter."""
+"""Conversion of a page's query to a filter of requests."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from ...shared.broker import STATE_WORDS, RequestFilter
 from ..words import parse_age
 
-# Names of a query that a filter is made of.
+# Query parameters that make a filter.
 NAMES = ("state", "tenant", "band", "engine", "prefix", "since")
-# What a list is about without a state.
+# States that a list shows by default.
 LIVE = ("running", "waiting")
 STATES = STATE_WORDS
 
 
 def filter_of(params: Mapping[str, str]) -> RequestFilter:
-    """Return what a query or a form asks for.
+    """Return the filter of a query or a form.
 
     Raises:
-        ValidationError: ``state`` is none, or ``since`` no age.
+        ValidationError: ``state`` is unknown, or ``since`` is not an age.
     """
     return RequestFilter(
         states=(params["state"],) if params.get("state") else LIVE,
@@ -31,13 +31,13 @@ def filter_of(params: Mapping[str, str]) -> RequestFilter:
     )
 
 
-def names_some(params: Mapping[str, str]) -> bool:
-    """Whether a query leaves any out of all that runs and waits."""
+def has_filter(params: Mapping[str, str]) -> bool:
+    """Return whether a query restricts the list of running and waiting requests."""
     return any(params.get(name) for name in NAMES)
 
 
-def words_of(params: Mapping[str, str]) -> str:
-    """What a filter takes, in words: "running, tenant acme, since 15m"."""
-    told = [params.get("state") or "running or waiting"]
-    told += [f"{name} {params[name]}" for name in NAMES[1:] if params.get(name)]
-    return ", ".join(told)
+def describe_filter(params: Mapping[str, str]) -> str:
+    """Return a filter in words: "running, tenant acme, since 15m"."""
+    parts = [params.get("state") or "running or waiting"]
+    parts += [f"{name} {params[name]}" for name in NAMES[1:] if params.get(name)]
+    return ", ".join(parts)

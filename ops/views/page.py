@@ -1,4 +1,4 @@
-"""What a page is: an address, what it reads, what it shows, and what can be done there."""
+"""Pages and actions as values."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Any
 from ...producer.operator_keys import Role
 from ...shared.errors import ValidationError
 from .access import Access
-from .source import Moment, Source
+from .source import PageSnapshot, Source
 
-# Those of the query, by name.
+# Parameters of the query, by name.
 Params = Mapping[str, str]
 View = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page, its live part, and the table that its CSV and JSON hold.
+    """A page: its address, its live part, and the table for CSV and JSON.
 
     Args:
-        name: of its template, and of the route.
-        path: below the application's root. What is shown is chosen by the query, since names may hold slashes.
-        title: of the window; may name parameters of the query in braces.
-        read: returns what the template shows. ``rows`` in it is the table of CSV and JSON: dictionaries with the same
-            keys. What belongs to contents is not in it unless the reader may see them.
-        live: whether the page's first section is renewed once a second.
-        query: names of the query that change what is shown.
-        nav: its word in the menu; none if it is reached from another page.
-        role: who may see it.
+        name: name of the template and of the route.
+        path: path below the application's root. The query selects what is shown, since names may contain slashes.
+        title: title of the window; may contain parameters of the query in braces.
+        read: returns the values for the template. ``rows`` in it is the table of CSV and JSON: dictionaries with the
+            same keys. Prompts and outputs are left out unless the operator may see them.
+        live: whether the page's first section is updated once a second.
+        query: parameters of the query that change the page.
+        nav: label in the menu; empty if the page is reached from another page.
+        role: role needed to see the page.
     """
 
     name: str
     path: str
     title: str
-    read: Callable[[Moment, Params, Access], Awaitable[View]]
+    read: Callable[[PageSnapshot, Params, Access], Awaitable[View]]
     live: bool = True
     query: tuple[str, ...] = ()
     nav: str = ""
@@ -43,8 +43,8 @@ class Page:
 
 
 @dataclass(frozen=True)
-class Act:
-    """What an action is given: the deployment, and the form."""
+class ActionContext:
+    """Arguments of an action: the deployment, the form, and the operator."""
 
     source: Source
     form: Mapping[str, str]
@@ -53,40 +53,40 @@ class Act:
 
 @dataclass(frozen=True)
 class Action:
-    """A change, made by a POST.
+    """A change, requested by a POST.
 
     Args:
-        path: below the application's root.
-        role: who may.
-        do: makes the change and returns a sentence that says what was done.
-        back: name of the page that shows it afterwards, with what of the form is its query.
-        confirm: field of the form whose value has to be typed again, for what destroys.
-        is_shown_once: the sentence is a secret: it stands in the answer itself, and is kept nowhere.
+        path: path below the application's root.
+        role: role needed.
+        do: makes the change and returns a sentence about it.
+        back: name of the page to show afterwards. Fields of the form that are in its query are passed on.
+        confirm: field of the form whose value must be typed again, for destructive changes.
+        is_shown_once: the sentence contains a secret. It is sent in the response only and stored nowhere.
     """
 
     path: str
     role: Role
-    do: Callable[[Act], Awaitable[str]]
+    do: Callable[[ActionContext], Awaitable[str]]
     back: str
     confirm: str = ""
     is_shown_once: bool = False
 
 
 @dataclass(frozen=True)
-class Room:
-    """What a module of ``pages`` holds."""
+class PageSection:
+    """The pages and actions of a module of ``pages``."""
 
     pages: tuple[Page, ...]
     actions: tuple[Action, ...] = field(default=())
 
 
 def field_of(form: Mapping[str, str], name: str) -> str:
-    """Return a field that must be filled.
+    """Return a required field of a form.
 
     Raises:
-        ValidationError: it is empty.
+        ValidationError: the field is empty or missing.
     """
     value = form.get(name, "").strip()
     if not value:
-        raise ValidationError(f"{name} must be given")
+        raise ValidationError(f"{name} is missing; fill it in")
     return value

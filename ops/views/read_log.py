@@ -1,4 +1,4 @@
-"""A request's log, read on from where it was read last. A look at a log keeps no abandoned request alive."""
+"""Incremental reader of a request's log. Reading does not keep an abandoned request alive."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MAX_SHOWN_CHARS = 20_000
 
 
 class ReadLog:
-    """What a log has said so far.
+    """The log of one request, as far as it has been read.
 
-    Each look begins with the record that was read last. If another one stands in its place, or none, the log has begun
-    anew under the same id, by a replay, or lost its end with a Redis: then it is read from its start.
+    Each read starts at the last known record. If that record is different or missing, the request was replayed under
+    the same id, or Redis lost the end of the log. Then the log is read from its start.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -22,14 +22,14 @@ class ReadLog:
         self._num_records = 0
         self._last: Delta | None = None
         self._whole: Delta | None = None
-        # The watcher and a page may ask at once.
+        # The watcher and a page may read at the same time.
         self._lock = asyncio.Lock()
 
-    async def read_on(self, request_id: str) -> Delta | None:
-        """Return all deltas so far as one; None before the first.
+    async def read_new(self, request_id: str) -> Delta | None:
+        """Return all deltas so far, merged into one; None before the first.
 
         Raises:
-            DamagedRecordError: others than the scripts have written to the log.
+            DamagedRecordError: a foreign writer has written to the log.
         """
         async with self._lock:
             records = await self._broker.read_log(request_id, max(0, self._num_records - 1))

@@ -1,4 +1,4 @@
-"""What the Redis servers say of themselves, and what of it endangers requests."""
+"""State of the Redis servers as INFO reports it, and settings that endanger requests."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ...shared.connection import CommandConnection
 from ...shared.errors import RedisUnavailableError
 from ...shared.redis_access.check import info_fields
 from ...shared.redis_access.risks import number, risks_of
-from .source import PATIENCE_S, Moment
+from .source import PATIENCE_S, PageSnapshot
 
 
 @dataclass(frozen=True)
 class Server:
-    """One server. ``info`` holds INFO's fields, empty if they are forbidden or it is away."""
+    """A server. ``info`` has the fields of INFO; empty if INFO is forbidden or the server is unreachable."""
 
     url: str
     models: tuple[str, ...]
@@ -27,7 +27,7 @@ class Server:
 
     @property
     def row(self) -> dict[str, Any]:
-        """What the page and its table tell."""
+        """Row of the page's table."""
         info = self.info
         return {
             "redis": self.url,
@@ -47,29 +47,29 @@ class Server:
         }
 
 
-async def read_servers(moment: Moment) -> list[Server]:
-    """Return the home server and those that hold models, once each."""
-    return await moment.once("servers", lambda: _read(moment))
+async def read_servers(snapshot: PageSnapshot) -> list[Server]:
+    """Return the home server and the servers that hold models, each once."""
+    return await snapshot.once("servers", lambda: _read_all(snapshot))
 
 
-async def links_of(moment: Moment) -> list[tuple[CommandConnection, list[str]]]:
-    """Return a connection to each server, the home one first, and the names of the models that it holds."""
-    source = moment.source
+async def links_of(snapshot: PageSnapshot) -> list[tuple[CommandConnection, list[str]]]:
+    """Return a connection to each server with the names of its models, the home server first."""
+    source = snapshot.source
     home = source.connection
     links: dict[int, tuple[CommandConnection, list[str]]] = {id(home): (home, [])}
-    for model in await moment.models():
+    for model in await snapshot.models():
         for broker in await source.brokers(model):
             link = home.link_to(broker.keys.queue)
             links.setdefault(id(link), (link, []))[1].append(broker.keys.name)
     return list(links.values())
 
 
-async def _read(moment: Moment) -> list[Server]:
-    links = await links_of(moment)
-    return list(await asyncio.gather(*(_ask(link, tuple(models)) for link, models in links)))
+async def _read_all(snapshot: PageSnapshot) -> list[Server]:
+    links = await links_of(snapshot)
+    return list(await asyncio.gather(*(_read_server(link, tuple(models)) for link, models in links)))
 
 
-async def _ask(link: CommandConnection, models: tuple[str, ...]) -> Server:
+async def _read_server(link: CommandConnection, models: tuple[str, ...]) -> Server:
     try:
         async with asyncio.timeout(PATIENCE_S):
             info = info_fields(await link.execute("INFO"))

@@ -1,4 +1,4 @@
-"""What took the Redis servers long, as their own slow logs tell. What calls carried is not told: it may be a prompt."""
+"""Slow calls from the slow logs of the Redis servers. Arguments are left out, since they may contain prompts."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from ...shared.broker.script import SCRIPTS
 from ...shared.connection import CommandConnection
 from ...shared.errors import RedisUnavailableError
 from .servers import links_of
-from .source import PATIENCE_S, Moment
+from .source import PATIENCE_S, PageSnapshot
 
 MOST_SHOWN = 20
-# Nothing becomes slow within a second.
-KEPT_S = 10.0
+# Slow logs change slowly.
+CACHED_S = 10.0
 
 
-async def read_slow(moment: Moment) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the newest slow calls of all servers, and a sentence for each server that tells of none."""
+async def read_slow(snapshot: PageSnapshot) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the newest slow calls of all servers, and a sentence for each server that refuses to list them."""
 
     async def read() -> tuple[list[dict[str, Any]], list[str]]:
-        links = [link for link, _ in await links_of(moment)]
-        found = await asyncio.gather(*(_ask(link, moment.source.keys.namespace) for link in links))
-        calls = sorted((call for calls, _ in found for call in calls), key=lambda call: -call["at"])
-        return calls[:MOST_SHOWN], [sentence for _, sentence in found if sentence]
+        links = [link for link, _ in await links_of(snapshot)]
+        replies = await asyncio.gather(*(_read_server(link, snapshot.source.keys.namespace) for link in links))
+        calls = sorted((call for calls, _ in replies for call in calls), key=lambda call: -call["at"])
+        return calls[:MOST_SHOWN], [sentence for _, sentence in replies if sentence]
 
-    return await moment.source.kept("slow", KEPT_S, read)
+    return await snapshot.source.cached("slow", CACHED_S, read)
 
 
-async def _ask(link: CommandConnection, namespace: str) -> tuple[list[dict[str, Any]], str]:
+async def _read_server(link: CommandConnection, namespace: str) -> tuple[list[dict[str, Any]], str]:
     try:
         async with asyncio.timeout(PATIENCE_S):
             entries = await link.execute("SLOWLOG", "GET", MOST_SHOWN)
     except (TimeoutError, RedisUnavailableError):
-        return [], ""  # that it is away is told of the server itself
+        return [], ""  # ``read_servers`` reports that it is unreachable
     except RedisError as error:
-        return [], f"Redis {link.shown_url} does not tell what was slow: {error}"
+        return [], f"Redis {link.shown_url} does not list slow calls: {error}"
     scripts = {link.script_here(script).sha.encode(): name for name, script in SCRIPTS.items()}
     return [_call(link.shown_url, entry, namespace, scripts) for entry in entries], ""
 
@@ -46,7 +46,7 @@ def _call(url: str, entry: list[Any], namespace: str, scripts: dict[bytes, str])
     _, at, micros, words, *_ = entry
     command = words[0].decode(errors="replace").upper()
     is_script = command in ("EVALSHA", "EVAL")
-    # A script stands before its number of keys.
+    # Arguments of a script: its hash, the number of keys, the keys.
     keys = words[3:4] if is_script else words[1:2]
     key = keys[0].decode(errors="replace") if keys else ""
     return {
@@ -54,7 +54,7 @@ def _call(url: str, entry: list[Any], namespace: str, scripts: dict[bytes, str])
         "at": at,
         "took_s": micros / 1e6,
         "command": command,
-        # The first call of a script sends its text, which the log cuts.
+        # The first call of a script sends its text, which the log truncates.
         "script": scripts.get(words[1], "another") if command == "EVALSHA" else "",
         "key": key if key.startswith(f"{namespace}:") else "",
     }

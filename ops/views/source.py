@@ -1,7 +1,7 @@
-"""What the pages read of Redis: each thing once a moment, however many pages and tabs show it.
+"""Access of the pages to Redis.
 
-A ``Moment`` is made for a request, or for a tick of the watcher. What it has read it gives to whoever asks again, so
-two pages of one model cost what one costs.
+A ``PageSnapshot`` is created for a request, or for a tick of the watcher. It reads each value once, so two pages of
+one model cost as much as one.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from ...shared.shards import ShardsArgument
 from ...shared.values.shown import shown
 from .read_log import ReadLog
 
-# The page of a model whose Redis is away says so after this.
+# A page reports a model's Redis as unreachable after this time.
 PATIENCE_S = 3.0
-# So long a call waits for a Redis that is away: then the page says so, rather than show figures of before.
+# A call retries an unreachable Redis for this time. Then the page reports it, instead of showing old values.
 RETRY_FOR_S = 5.0
-MOST_KEPT = 200
+MAX_CACHED = 200
 
 T = TypeVar("T")
 
 
 class Source:
-    """The connections of one process that shows figures, and what reads by them.
+    """The connections of one process that shows pages, and the objects that read through them.
 
     Args:
-        connection: of commands; ``close`` closes it, too.
+        connection: connection for commands; ``close`` closes it, too.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Source:
         self.operator_keys = OperatorKeys(connection, keys)
         self.events = EventStore(connection, keys, Agenda(connection, keys))
         self.batches = BatchStore(redis_url, namespace=keys.namespace, retry_for_s=RETRY_FOR_S)
-        # By model: parked requests that were read, by id and time.
+        # Parked requests that were read: by model, then by id and time.
         self.parked: dict[str, dict[tuple[str, float], DeadRequest]] = {}
-        # Logs of requests that are looked at, by model and id.
+        # Logs of requests that are shown, by model and id.
         self.logs: OrderedDict[tuple[str, str], ReadLog] = OrderedDict()
-        self._kept: OrderedDict[Any, tuple[float, Any]] = OrderedDict()
+        self._cache: OrderedDict[Any, tuple[float, Any]] = OrderedDict()
 
     async def open(self) -> None:
         """Connect.
@@ -76,49 +76,49 @@ class Source:
         await self.batches.open()
 
     async def close(self) -> None:
-        """Disconnect; doing it again does nothing."""
+        """Disconnect. A second call does nothing."""
         await self.client.close()
         await self.batches.close()
         await self.connection.close()
 
-    async def kept(self, key: Any, max_age_s: float, read: Callable[[], Awaitable[T]]) -> T:
-        """Return what ``read`` returned under ``key`` at most ``max_age_s`` ago: for what is dear or changes slowly."""
-        found = self._kept.get(key)
-        if found is None or time.monotonic() - found[0] > max_age_s:
-            found = self._kept[key] = (time.monotonic(), await read())
-            self._kept.move_to_end(key)
-            if len(self._kept) > MOST_KEPT:
-                self._kept.popitem(last=False)
-        return found[1]
+    async def cached(self, key: Any, max_age_s: float, read: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of ``read``, cached under ``key`` for ``max_age_s``; for expensive or static data."""
+        entry = self._cache.get(key)
+        if entry is None or time.monotonic() - entry[0] > max_age_s:
+            entry = self._cache[key] = (time.monotonic(), await read())
+            self._cache.move_to_end(key)
+            if len(self._cache) > MAX_CACHED:
+                self._cache.popitem(last=False)
+        return entry[1]
 
-    def forget_kept(self) -> None:
-        """Read anew what was kept: somebody has changed something, and looks at what has come of it."""
-        self._kept.clear()
+    def clear_cache(self) -> None:
+        """Drop all cached values, since an operator has made a change and wants to see its effect."""
+        self._cache.clear()
 
     async def queue(self, model: str) -> Queue:
-        """The queue of a model, of all its partitions."""
+        """Return the queue of a model over all its partitions."""
         return await open_queue(self.connection, self.keys, model)
 
     async def dead(self, model: str) -> DeadLetter:
-        """The dead letter of a model, of all its partitions."""
+        """Return the dead letter of a model over all its partitions."""
         return await open_dead_letter(self.connection, self.keys, model)
 
     async def brokers(self, model: str) -> Sequence[Broker]:
-        """One for each partition of a model."""
+        """Return a broker for each partition of a model."""
         num = (await self.layouts.recent(model)).num_known
         return [Broker(self.connection, self.keys.model(model, number), number) for number in range(num)]
 
     async def history(self, model: str) -> RequestHistory:
-        """What requests of a model have lived through, of all its partitions."""
+        """Return the history of a model's requests over all its partitions."""
         return await open_history(self.connection, self.keys, model)
 
     async def broker_of(self, model: str, request_id: str) -> Broker:
-        """That of the partition that knows a request."""
+        """Return the broker of the partition that has a request."""
         return await PartitionedBroker(self.connection, self.keys, model, self.layouts).find(request_id)
 
 
-class Moment:
-    """What is true now, read when it is first asked for."""
+class PageSnapshot:
+    """State of the deployment at one time. Each value is read when it is first requested."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -126,20 +126,20 @@ class Moment:
         self._read: dict[Any, asyncio.Task[Any]] = {}
 
     async def once(self, key: Any, read: Callable[[], Awaitable[T]]) -> T:
-        """Return what ``read`` returned when this was first asked for under ``key``."""
+        """Return the result of ``read``, which is called once per ``key``."""
         if key not in self._read:
             self._read[key] = asyncio.ensure_future(read())
         return await asyncio.shield(self._read[key])
 
     async def models(self) -> dict[str, ModelCard]:
-        """All models that workers have served or that requests wait for, by name."""
-        found, awaited = await self.once("models", self._read_models)
-        return {name: found.get(name) or ModelCard(model=name) for name in sorted({*found, *awaited})}
+        """Return the models that workers have served or that requests wait for, by name."""
+        served, awaited = await self.once("models", self._read_models)
+        return {name: served.get(name) or ModelCard(model=name) for name in sorted({*served, *awaited})}
 
     async def served_models(self) -> list[str]:
-        """The names that workers have served."""
-        found, _ = await self.once("models", self._read_models)
-        return sorted(found)
+        """Return the names of the models that workers have served."""
+        served, _ = await self.once("models", self._read_models)
+        return sorted(served)
 
     async def _read_models(self) -> tuple[dict[str, ModelCard], list[str]]:
         cards = ModelCards(self.source.connection, self.source.keys, default=None, wait_for_model=True)
@@ -157,16 +157,16 @@ class Moment:
         return card
 
     async def engines(self) -> list[EngineHeartbeat]:
-        """Heartbeats of all engines, by engine id."""
+        """Return the heartbeats of all engines, sorted by engine id."""
         source = self.source
         return await self.once("engines", lambda: read_heartbeats(source.connection.execute, source.keys))
 
     async def queue(self, model: str) -> Queue:
-        """The queue of a model."""
+        """Return the queue of a model."""
         return await self.once(("queue", model), lambda: self.source.queue(model))
 
     async def stats(self, model: str) -> QueueStats | None:
-        """The sums of a model's queue; None where the Redis that holds it is away."""
+        """Return the totals of a model's queue; None if its Redis is unreachable."""
 
         async def read() -> QueueStats | None:
             try:
@@ -178,7 +178,7 @@ class Moment:
         return await self.once(("stats", model), read)
 
     async def num_dead(self, model: str) -> int:
-        """How many requests of a model are parked."""
+        """Return the number of parked requests of a model; 0 if its Redis is unreachable."""
 
         async def read() -> int:
             try:
@@ -190,7 +190,7 @@ class Moment:
         return await self.once(("num_dead", model), read)
 
     async def close(self) -> None:
-        """Wait for what is still being read, whatever comes of it."""
+        """Cancel pending reads and wait for them."""
         pending = [task for task in self._read.values() if not task.done()]
         for task in pending:
             task.cancel()
@@ -198,5 +198,5 @@ class Moment:
 
 
 async def together(*reads: Awaitable[Any]) -> Sequence[Any]:
-    """Wait for several reads at once."""
+    """Return the results of several concurrent reads."""
     return await asyncio.gather(*reads)

@@ -1,4 +1,4 @@
-"""What a request has lived through, as spans of time: where it waited, which engines it ran on, why each ended."""
+"""Timeline of a request as spans: where it waited, which engines it ran on, why each span ended."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ...shared.queue.request_events import EventKind, RequestEvent
 from ...shared.queue.request_state import RequestState
 from ..words import event_words
 
-# Of the whole width, which is 100: what took no time is seen as well.
+# Of a total width of 100, so that spans without duration are visible.
 LEAST_WIDTH = 0.6
 _WORDS = {RequestState.QUEUED: "waits", RequestState.CLAIMED: "runs", RequestState.AWAITING_INPUT: "awaits input"}
 
 
 def spans_of(events: Sequence[RequestEvent], now: float) -> list[dict[str, Any]]:
-    """Return a row for each span between two events, the last one under way until ``now`` unless the request has ended.
+    """Return a row for each span between two events. The last span lasts until ``now`` unless the request has ended.
 
-    ``first_token`` is the number of tokens behind which the span goes on, ``tokens`` how many it added. ``then`` says
-    what ended it, ``why`` the cause of that; "" where none was told. ``ended_at`` is None of what is under way.
+    ``first_token`` is the number of tokens before the span, ``tokens`` the number that it added. ``then`` is the event
+    that ended the span, ``why`` its cause; "" if unknown. ``ended_at`` is None for the current span.
     """
     ends: list[RequestEvent | None] = [*events[1:], None]
     return [
@@ -46,7 +46,7 @@ def _span(event: RequestEvent, end: RequestEvent | None, now: float) -> dict[str
 
 
 def bars_of(spans: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
-    """Return where each span stands in the whole time of all, and how wide it is: of 100."""
+    """Return start and width of each span's bar, of a total width of 100."""
     if not spans:
         return []
     began_at = spans[0]["began_at"]
@@ -60,6 +60,6 @@ def bars_of(spans: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
 
 
 def handovers(spans: Sequence[dict[str, Any]]) -> int:
-    """Return how often another engine, or the same in another life, went on with the request."""
+    """Return how often another engine, or a restarted one, resumed the request."""
     runs = [span for span in spans if span["engine"]]
     return sum(later["epoch"] != before["epoch"] for before, later in itertools.pairwise(runs))

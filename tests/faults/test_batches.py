@@ -116,7 +116,7 @@ async def test_rows_survive_every_death_and_a_runner_that_wakes_up(
     interrupted = await asyncio.to_thread(killed.start)
     await killed.has_done(10, 1)
     interrupted.send_signal(signal.SIGINT)
-    assert await ended(interrupted) == (130, "stopped; the same command goes on where it was\n")
+    assert await ended(interrupted) == (130, "stopped; run the same command again to resume\n")
     assert not killed.output.exists()
     gate.let_end(8)
     last = await asyncio.to_thread(killed.start)

@@ -1,1 +1,1 @@
-"""Commands on keys and secrets: who may what, and who did what."""
+"""Commands on keys, secrets and the audit."""

@@ -1,4 +1,4 @@
-"""``penstock audit``: who has changed what."""
+"""``penstock audit``: changes by operators."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 async def _audit(connection: CommandConnection, keys: Keys, arguments: argparse.Namespace) -> None:
     entries = await Audit(connection, keys).read(limit=max(1, arguments.limit))
-    found = [entry for entry in entries if _is_wanted(entry, arguments)]
+    matching = [entry for entry in entries if _matches(entry, arguments)]
     if arguments.json:
-        print_json(found)
-    elif found:
-        print(format_table(_HEADER, [_row(entry) for entry in found]))
+        print_json(matching)
+    elif matching:
+        print(format_table(_HEADER, [_row(entry) for entry in matching]))
     else:
-        print("nothing was changed, as far as entries are kept")
+        print("no changes are recorded")
 
 
-def _is_wanted(entry: AuditEntry, arguments: argparse.Namespace) -> bool:
+def _matches(entry: AuditEntry, arguments: argparse.Namespace) -> bool:
     kinds = (entry.action, entry.action.partition(".")[0])
     return arguments.actor in (None, entry.actor) and (arguments.action is None or arguments.action in kinds)
 
@@ -41,8 +41,8 @@ def _is_wanted(entry: AuditEntry, arguments: argparse.Namespace) -> bool:
 def _row(entry: AuditEntry) -> tuple[str, ...]:
     details = " ".join(f"{name}={value}" for name, value in entry.details.items())
     at = format_time(entry.at)
-    known = (entry.source or "-", entry.redis_user or "-")
-    return at, entry.actor, entry.via, *known, entry.address, entry.action, entry.target, entry.result, details
+    identity = (entry.source or "-", entry.redis_user or "-")
+    return at, entry.actor, entry.via, *identity, entry.address, entry.action, entry.target, entry.result, details
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -50,4 +50,4 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("audit", "Show who has changed what, the newest first.", run=_run, add_arguments=_add_arguments)
+COMMAND = Command("audit", "Show changes by operators, newest first.", run=_run, add_arguments=_add_arguments)

@@ -1,4 +1,4 @@
-"""What `penstock keys` and `penstock operator` share: keys of either kind are listed and revoked alike."""
+"""Common parts of `penstock keys` and `penstock operator`, which list and revoke keys alike."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class KeyKind:
     """A kind of keys, as its command shows it.
 
     Attributes:
-        command: its name.
-        noun: what one key is called; an "s" makes it several.
-        store: makes the store of a deployment's keys.
-        columns: of the table, each with what it shows of a record.
-        fields: of a record that JSON shows.
+        command: name of the command.
+        noun: name of one key; an "s" makes the plural.
+        store: returns the store of a deployment's keys.
+        columns: columns of the table, each with a function of a record.
+        fields: fields of a record that JSON contains.
     """
 
     command: str
@@ -38,30 +38,30 @@ class KeyKind:
     def subcommands(
         self, create: Create, add_create_arguments: Callable[[argparse.ArgumentParser], None]
     ) -> tuple[Command, ...]:
-        """``create``, as it is given, ``list`` and ``revoke``.
+        """Return the subcommands ``create``, ``list`` and ``revoke``.
 
         Args:
-            create: makes a key by the command's arguments, and returns it.
+            create: creates a key from the command's arguments, and returns it.
         """
-        made = Command(
+        creation = Command(
             "create",
-            "Make a key and print it; it cannot be shown again.",
+            "Create a key and print it; it cannot be shown again.",
             run=partial(run_on_redis, partial(self._create, create)),
             add_arguments=add_create_arguments,
         )
-        listed = Command(
+        listing = Command(
             "list",
             "Show all keys, without their secrets.",
             run=partial(run_on_redis, self._list),
             add_arguments=_add_list_arguments,
         )
-        revoked = Command(
+        revocation = Command(
             "revoke",
             "Remove a key.",
             run=partial(run_on_redis, self._revoke),
             add_arguments=self._add_revoke_arguments,
         )
-        return made, listed, revoked
+        return creation, listing, revocation
 
     async def _create(
         self, create: Create, connection: CommandConnection, keys: Keys, arguments: argparse.Namespace

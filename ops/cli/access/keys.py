@@ -1,4 +1,4 @@
-"""``penstock keys``: API keys of the gateway, and whose they are."""
+"""``penstock keys``: API keys of the gateway, and their tenants."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _API_KEYS = KeyKind(
 
 
 def _add_create_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("tenant", metavar="TENANT", help="on whose account its requests run")
-    parser.add_argument("--band", default="", help="of requests that name none; the queue's default band otherwise")
+    parser.add_argument("tenant", metavar="TENANT", help="tenant of the key's requests")
+    parser.add_argument("--band", default="", help="band of requests that name none (the queue's default band)")
     parser.add_argument("--name", default="", help="to know it by in the list")
     add_redis_arguments(parser)
 
@@ -38,6 +38,6 @@ async def _create(keys: ApiKeys, arguments: argparse.Namespace) -> str:
 
 COMMAND = Command(
     "keys",
-    "Make, list and revoke API keys of the gateway.",
+    "Create, list and revoke API keys of the gateway.",
     subcommands=_API_KEYS.subcommands(_create, _add_create_arguments),
 )

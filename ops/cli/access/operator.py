@@ -1,4 +1,4 @@
-"""``penstock operator``: keys of the people who run a deployment, for the dashboard."""
+"""``penstock operator``: operators' keys for the dashboard."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPERATORS_KEYS = KeyKind(
 
 
 def _add_create_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="whose key it is; it stands in the audit")
+    parser.add_argument("name", metavar="NAME", help="name of the operator, recorded in the audit")
     parser.add_argument(
         "--role",
         choices=list(Role),
@@ -43,6 +43,6 @@ async def _create(keys: OperatorKeys, arguments: argparse.Namespace) -> str:
 
 COMMAND = Command(
     "operator",
-    "Make, list and revoke operators' keys.",
+    "Create, list and revoke operators' keys.",
     subcommands=_OPERATORS_KEYS.subcommands(_create, _add_create_arguments),
 )

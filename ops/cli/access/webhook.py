@@ -1,4 +1,4 @@
-"""``penstock webhook``: events that were delivered, wait or were given up, and what signs them."""
+"""``penstock webhook``: events that were delivered, wait or were given up, and the secrets that sign them."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def _add_choice_arguments(parser: argparse.ArgumentParser) -> None:
 
 async def _list(store: EventStore, _: Operations, arguments: argparse.Namespace) -> None:
     states = [EventState(arguments.state)] if arguments.state else list(EventState)
-    found = [event for state in states for event in await store.list(state)]
+    events = [event for state in states for event in await store.list(state)]
     if arguments.json:
-        print_json(found)
-    elif found:
-        print(format_table(_HEADER, [_row(event) for event in found]))
+        print_json(events)
+    elif events:
+        print(format_table(_HEADER, [_row(event) for event in events]))
     else:
         print("there are no events")
 
@@ -77,14 +77,14 @@ async def _show(store: EventStore, _: Operations, arguments: argparse.Namespace)
 async def _replay(store: EventStore, operations: Operations, arguments: argparse.Namespace) -> None:
     for event_id in await _chosen(store, arguments):
         await operations.replay_webhook(event_id)
-        print(f"{event_id} is delivered again, under its own id")
+        print(f"{event_id} is delivered again under the same id")
 
 
 async def _purge(store: EventStore, operations: Operations, arguments: argparse.Namespace) -> None:
-    gone = [await operations.purge_webhook(event_id) for event_id in await _chosen(store, arguments)]
-    if not arguments.dead and not any(gone):
+    purged = [await operations.purge_webhook(event_id) for event_id in await _chosen(store, arguments)]
+    if not arguments.dead and not any(purged):
         raise RequestNotFoundError(f"no webhook event {arguments.event_id!r} is known")
-    print(f"{sum(gone)} thrown away")
+    print(f"{sum(purged)} purged")
 
 
 async def _chosen(store: EventStore, arguments: argparse.Namespace) -> list[str]:
@@ -134,7 +134,7 @@ def _runner(work: Work) -> Callable[[argparse.Namespace], int]:
 
 COMMAND = Command(
     "webhook",
-    "Look at webhook events, deliver them again, and manage the secrets that sign them.",
+    "List webhook events, deliver them again, and manage the secrets that sign them.",
     subcommands=(
         Command("list", "Show events, oldest first.", run=_runner(_list), add_arguments=_add_list_arguments),
         Command("show", "Show one with its attempts.", run=_runner(_show), add_arguments=_add_show_arguments),

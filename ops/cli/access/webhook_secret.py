@@ -1,4 +1,4 @@
-"""``penstock webhook secret``: what signs a tenant's events."""
+"""``penstock webhook secret``: secrets that sign a tenant's events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         default="",
-        help="to this URL alone; without it, to all of the tenant's that have no secret of their own",
+        help="only for this URL; by default for all of the tenant's URLs without their own secret",
     )
     add_redis_arguments(parser)
 
@@ -56,15 +56,15 @@ async def _create(secrets: SecretStore, arguments: argparse.Namespace) -> None:
 
 async def _rotate(secrets: SecretStore, arguments: argparse.Namespace) -> None:
     keep_s = arguments.keep_previous * 3600
-    made = await secrets.rotate(arguments.tenant, _url(arguments), arguments.secret, keep_previous_s=keep_s)
-    print(made.current)
+    secret = await secrets.rotate(arguments.tenant, _url(arguments), arguments.secret, keep_previous_s=keep_s)
+    print(secret.current)
 
 
 async def _show(secrets: SecretStore, arguments: argparse.Namespace) -> None:
-    found = await secrets.get(arguments.tenant, _url(arguments))
-    if found is None:
+    record = await secrets.get(arguments.tenant, _url(arguments))
+    if record is None:
         raise _none(arguments)
-    print(found.current)
+    print(record.current)
 
 
 async def _delete(secrets: SecretStore, arguments: argparse.Namespace) -> None:
@@ -74,19 +74,19 @@ async def _delete(secrets: SecretStore, arguments: argparse.Namespace) -> None:
 
 
 async def _list(secrets: SecretStore, arguments: argparse.Namespace) -> None:
-    found = await secrets.list()
+    records = await secrets.list()
     if arguments.json:
-        print_json(found)
-    elif found:
-        print(format_table(("TENANT", "URL", "CREATED", "PREVIOUS SIGNS FOR"), [_row(secret) for secret in found]))
+        print_json(records)
+    elif records:
+        print(format_table(("TENANT", "URL", "CREATED", "PREVIOUS SIGNS FOR"), [_row(secret) for secret in records]))
     else:
         print("no tenant has a secret")
 
 
 def _row(secret: WebhookSecret) -> tuple[str, ...]:
     left_s = secret.previous_until - time.time()
-    left = format_duration(left_s) if secret.previous and left_s > 0 else "-"
-    return (secret.tenant, secret.url or "-", format_time(secret.created_at), left)
+    remaining = format_duration(left_s) if secret.previous and left_s > 0 else "-"
+    return (secret.tenant, secret.url or "-", format_time(secret.created_at), remaining)
 
 
 def _url(arguments: argparse.Namespace) -> str:
@@ -112,7 +112,7 @@ def _runner(work: Work) -> Callable[[argparse.Namespace], int]:
 
 COMMAND = Command(
     "secret",
-    "Make, replace and remove what signs events.",
+    "Create, replace and remove secrets that sign events.",
     subcommands=(
         Command("create", "Make one and print it.", run=_runner(_create), add_arguments=_add_create_arguments),
         Command(

@@ -1,1 +1,1 @@
-"""Commands on engines, and on what they serve."""
+"""Commands on engines, models and adapters."""

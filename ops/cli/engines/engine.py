@@ -1,4 +1,4 @@
-"""``penstock engine``: put engines to sleep and wake them, profile them, and look into them."""
+"""``penstock engine``: put engines to sleep, wake, profile and inspect them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ....shared.process.command_line import Command, UsageError, add_redis_argum
 from ....shared.redis_access.embedded import resolve_redis_url
 from ..broker_command import print_json
 
-# What is asked of a client, with the options of every call; returns answers by engine id.
+# A call of the client with the options of every call; returns replies by engine id.
 Ask = Callable[[Client, argparse.Namespace, CallOptions], Awaitable[dict[str, Any]]]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", help="whose engines; may be left out while there is one")
-    parser.add_argument("--engine", metavar="ID", help="this one alone, as worker list shows it (default: all)")
+    parser.add_argument("--model", help="model of the engines; optional if only one exists")
+    parser.add_argument("--engine", metavar="ID", help="only this one, as worker list shows it (default: all)")
     parser.add_argument("--timeout", type=float, default=CALL_TIMEOUT_S, metavar="S", help="for all answers (60)")
     parser.add_argument("--json", action="store_true", help="one object of answers by engine")
     add_redis_arguments(parser)
@@ -41,7 +41,7 @@ def _add_sleep_arguments(parser: argparse.ArgumentParser) -> None:
         "--mode",
         choices=SLEEP_MODES,
         default="keep",
-        help="what runs: is queued again, to go on after its last token; may end; or is aborted (keep)",
+        help="running requests: requeue to resume after the last token; let them end; or abort them (keep)",
     )
     parser.add_argument("--drain-timeout", type=float, default=30.0, metavar="S", help="for --mode wait (30)")
     _add_arguments(parser)
@@ -63,15 +63,15 @@ def _add_reload_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder", nargs="?", help="of the same model, absolute on every engine's host (default: that of each, again)"
     )
-    parser.add_argument("--version", default="", metavar="NAME", help="what the weights are called (a digest of them)")
+    parser.add_argument("--version", default="", metavar="NAME", help="name of the weights (a digest of them)")
     parser.add_argument(
         "--mode",
         choices=RELOAD_MODES,
         default="wait",
-        help="what runs: may end first; is queued again, to go on after its last token; or is aborted (wait)",
+        help="running requests: let them end; requeue to resume after the last token; or abort them (wait)",
     )
     parser.add_argument("--drain-timeout", type=float, default=30.0, metavar="S", help="for --mode wait (30)")
-    parser.add_argument("--check", action="store_true", help="only look whether every engine could")
+    parser.add_argument("--check", action="store_true", help="only check whether every engine could do it")
     _add_arguments(parser)
     parser.set_defaults(timeout=RELOAD_TIMEOUT_S)
 
@@ -91,7 +91,7 @@ def _add_rpc_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _command(ask: Ask, describe: Callable[[Any], str]) -> Callable[[argparse.Namespace], int]:
-    """Return a command's ``run``: ask, and print each engine's answer, also when other engines failed."""
+    """Return a command's ``run``, which calls ``ask`` and prints each engine's reply, even if other engines failed."""
 
     async def ask_at(url: str, arguments: argparse.Namespace) -> dict[str, Any]:
         async with Client.connect(url, namespace=arguments.namespace, shards=arguments.shards) as client:
@@ -224,12 +224,12 @@ def _leaf(
 
 COMMAND = Command(
     "engine",
-    "Put engines to sleep and wake them, profile them, look into them.",
+    "Put engines to sleep, wake, profile and inspect them.",
     subcommands=(
         _leaf("status", "Show which engines sleep.", _status, _describe_sleep),
-        _leaf("sleep", "Give memory back and claim nothing.", _sleep, _describe_sleep, _add_sleep_arguments),
-        _leaf("wake-up", "Take memory again and serve.", _wake_up, _describe_sleep, _add_wake_up_arguments),
-        _leaf("reset-prefix-cache", "Forget what earlier prompts have left.", _reset, _describe_reset),
+        _leaf("sleep", "Release memory and claim no requests.", _sleep, _describe_sleep, _add_sleep_arguments),
+        _leaf("wake-up", "Allocate memory again and serve.", _wake_up, _describe_sleep, _add_wake_up_arguments),
+        _leaf("reset-prefix-cache", "Drop the cached blocks of earlier prompts.", _reset, _describe_reset),
         Command(
             "profile",
             "Record what torch does in the engines' steps.",
@@ -248,6 +248,6 @@ COMMAND = Command(
         ),
         _leaf("rpc", "Run a registered method.", _rpc, _describe_result, _add_rpc_arguments),
         _leaf("scale", "Give a data-parallel group more or fewer ranks.", _scale, _describe_rank, _add_scale_arguments),
-        _leaf("dummy-batch", "Run one token that is no request's.", _dummy_batch, _describe_time),
+        _leaf("dummy-batch", "Run one token that belongs to no request.", _dummy_batch, _describe_time),
     ),
 )

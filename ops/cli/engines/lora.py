@@ -1,4 +1,4 @@
-"""``penstock lora``: names for adapters, and which engines have them loaded."""
+"""``penstock lora``: names of adapters, and the engines that have them loaded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Work = Callable[[Client, argparse.Namespace], Awaitable[None]]
 
 def _run_with_client(work: Work) -> Callable[[argparse.Namespace], int]:
     async def run(url: str, arguments: argparse.Namespace) -> None:
-        # A name may come before the first worker of its model.
+        # A name may be created before the first worker of its model.
         options = {"namespace": arguments.namespace, "shards": arguments.shards, "wait_for_model": True}
         async with Client.connect(url, **options) as client:
             with acting_as(process_actor("cli")):
@@ -55,14 +55,14 @@ async def _add(client: Client, arguments: argparse.Namespace) -> None:
     size = f"rank {record.rank}, {format_bytes(record.num_bytes)}"
     print(f"{record.name} of model {record.model} is adapter {_short(record)} for {whose} ({size}): {record.path}")
     if former is not None and former.digest != record.digest:
-        print(f"it was {_short(former)}; requests that were enqueued before end with that one")
+        print(f"it was {_short(former)}; requests enqueued before keep using that one")
     if arguments.no_load:
         return
     loaded = await client.load_registered(record, former)
     if loaded:
         print(f"loaded by {', '.join(sorted(loaded))}")
     else:
-        print(f"no engine of {record.model} is up; each loads it when the first request with it comes")
+        print(f"no engine of {record.model} is running; each loads it with the first request that uses it")
 
 
 async def _pin(client: Client, arguments: argparse.Namespace) -> None:
@@ -77,7 +77,7 @@ async def _unpin(client: Client, arguments: argparse.Namespace) -> None:
 
 async def _remove(client: Client, arguments: argparse.Namespace) -> None:
     engines = await client.remove_lora(arguments.name, tenant=arguments.tenant)
-    print(f"{arguments.name} is removed; requests that were enqueued before end with it{_by(engines)}")
+    print(f"{arguments.name} is removed; requests enqueued before keep using it{_by(engines)}")
 
 
 def _by(engines: dict[str, bool]) -> str:
@@ -96,7 +96,7 @@ async def _list(connection: CommandConnection, keys: Keys, arguments: argparse.N
             ]
         )
     elif records:
-        print(format_table(_HEADER, [_row(one, num_engines[one.model, one.digest]) for one in records]))
+        print(format_table(_HEADER, [_row(record, num_engines[record.model, record.digest]) for record in records]))
     else:
         print("no adapters")
     return 0
@@ -125,7 +125,7 @@ def _add_add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="as requests call it; points to this adapter from now on")
     parser.add_argument("path", metavar="PATH", help="folder that PEFT's save_pretrained wrote")
     parser.add_argument("--model", help="that it is for; may be left out if only one is known, or served")
-    parser.add_argument("--tenant", help="who alone may name it (everybody)")
+    parser.add_argument("--tenant", help="only this tenant may use it (all tenants)")
     parser.add_argument(
         "--copy-to",
         metavar="DIR",
@@ -153,7 +153,7 @@ def _list_on_redis(arguments: argparse.Namespace) -> int:
 
 COMMAND = Command(
     "lora",
-    "Name adapters, and see who has them loaded.",
+    "Name adapters, and show which engines have them loaded.",
     subcommands=(
         Command(
             "add",
@@ -164,13 +164,13 @@ COMMAND = Command(
         Command("list", "Show all names.", run=_list_on_redis, add_arguments=_add_list_arguments),
         Command(
             "pin",
-            "Have engines load it when they start, and keep it.",
+            "Make engines load it when they start, and keep it.",
             run=_run_with_client(_pin),
             add_arguments=_add_name_arguments,
         ),
         Command(
             "unpin",
-            "Have engines keep it no longer than others.",
+            "Let engines evict it like others.",
             run=_run_with_client(_unpin),
             add_arguments=_add_name_arguments,
         ),

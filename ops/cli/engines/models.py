@@ -1,4 +1,4 @@
-"""``penstock models``: what has been served on this Redis."""
+"""``penstock models``: models that have been served on this Redis."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_redis_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one array of model cards")
     parser.add_argument(
-        "--forget", metavar="NAME", help="take a model off the list that no engine serves and no request waits for"
+        "--forget", metavar="NAME", help="remove a model from the list that no engine serves and no request waits for"
     )
 
 
@@ -37,12 +37,12 @@ def _run(arguments: argparse.Namespace) -> int:
     elif cards:
         print(format_table(_HEADER, [_row(card, num_engines[card.model]) for card in cards]))
     else:
-        print("no models: no worker has served here yet")
+        print("no models: no worker has served on this Redis yet")
     return 0
 
 
 async def _read(url: str, arguments: argparse.Namespace) -> tuple[list[ModelCard], Counter[str]]:
-    """The cards by name, and how many engines serve each, or are about to."""
+    """Return the cards by name, and the number of engines that serve each model or are starting."""
     async with Client.connect(url, namespace=arguments.namespace, shards=arguments.shards) as client:
         cards = await client.models()
         engines = [engine for name in cards for engine in await client.engines(name) if may_serve(engine)]

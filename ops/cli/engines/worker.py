@@ -1,4 +1,4 @@
-"""``penstock worker ...``: the program ``worker``, whose name may be taken on somebody's PATH."""
+"""``penstock worker ...``: the program ``worker``, for systems where another ``worker`` is on the PATH."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ....shared.process.command_line import Command
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    # In this process's place: it gets our signals and terminal, and this package need not import the worker's.
+    # exec keeps signals and terminal, and this package need not import the worker's.
     os.execv(sys.executable, [sys.executable, "-m", "penstock.worker.cli", *arguments.rest])
 
 

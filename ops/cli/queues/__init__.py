@@ -1,1 +1,1 @@
-"""Commands on what waits, runs and died."""
+"""Commands on queues and requests."""

@@ -1,4 +1,4 @@
-"""``penstock dead``: requests that killed their engines, or that no engine could read, and what to do with them."""
+"""``penstock dead``: requests that killed their engines or that no engine could read; replay or purge them."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ async def _replay(model: OpenModel, arguments: argparse.Namespace) -> None:
     parked = await _found(await _letter(model), arguments.request_id)
     if not parked.is_request:
         raise ValidationError(
-            f"{parked.request_id!r} is no request but an entry that a stranger wrote into the lane, so it cannot be "
-            "replayed; throw it away with 'penstock dead purge'"
+            f"{parked.request_id!r} is an entry of a foreign writer in the lane, not a request, so it cannot be "
+            "replayed; remove it with 'penstock dead purge'"
         )
     if not await model.operations.replay_dead(model.name, parked.request_id):
         raise _not_parked(parked.request_id)
     print(
-        f"{parked.request_id} is queued again and starts from its prompt, with nobody waiting for it; its result can "
+        f"{parked.request_id} is queued again and restarts from its prompt; no caller waits for it, but its result can "
         "be read by its id"
     )
 
@@ -98,9 +98,9 @@ async def _purge(model: OpenModel, arguments: argparse.Namespace) -> None:
     if not arguments.all:
         if not await model.operations.purge_dead(model.name, arguments.request_id):
             raise _not_parked(arguments.request_id)
-        print(f"{arguments.request_id} is thrown away")
+        print(f"{arguments.request_id} is purged")
         return
-    print(f"{await model.operations.purge_all_dead(model.name)} thrown away")
+    print(f"{await model.operations.purge_all_dead(model.name)} purged")
 
 
 async def _letter(model: OpenModel) -> DeadLetter:
@@ -108,7 +108,7 @@ async def _letter(model: OpenModel) -> DeadLetter:
 
 
 def _for_one_or_all(work: Work, question: str) -> Callable[[argparse.Namespace], int]:
-    """Return the ``run`` of a command that takes an ID or --all, and asks before it does ``work`` on all."""
+    """Return the ``run`` of a command that takes an ID or --all, and asks before it runs ``work`` on all."""
 
     async def count(model: OpenModel, _: argparse.Namespace) -> int:
         return await (await _letter(model)).count()
@@ -140,7 +140,7 @@ def _not_parked(request_id: str) -> RequestNotFoundError:
 
 
 def _decoded(parked: DeadRequest) -> EngineCoreRequest | None:
-    """Return the request, or None where the bytes are not one (a decoder's own checks may refuse it, too)."""
+    """Return the decoded request; None if the bytes are not a valid request."""
     if not parked.is_request:
         return None
     try:
@@ -162,7 +162,7 @@ def _row(parked: DeadRequest) -> tuple[str, ...]:
 
 
 def _sheet(parked: DeadRequest) -> str:
-    """Everything that is known of a parked request, for a person."""
+    """Return all data about a parked request as text."""
     cause, request = parked.cause, _decoded(parked)
     lines = {
         "request": parked.request_id,
@@ -183,7 +183,7 @@ def _sheet(parked: DeadRequest) -> str:
     if parked.is_request:
         lines["replay"] = f"penstock dead replay {parked.request_id}"
     else:
-        lines["replay"] = f"not possible: it is no request; penstock dead purge {parked.request_id} throws it away"
+        lines["replay"] = f"not possible: it is not a request; remove it with penstock dead purge {parked.request_id}"
     text = "\n".join(f"{name + ':':<12}{value}" for name, value in lines.items())
     return f"{text}\ntraceback:\n{cause.trace.rstrip()}" if cause is not None and cause.trace else text
 
@@ -191,17 +191,17 @@ def _sheet(parked: DeadRequest) -> str:
 def _reason(parked: DeadRequest) -> str:
     if parked.cause is not None and parked.cause.reason:
         return parked.cause.reason
-    return "unknown" if parked.is_request else "an entry of the lane that is no request"
+    return "unknown" if parked.is_request else "an entry of the lane that is not a request"
 
 
 def _parameters(request: EngineCoreRequest) -> str:
-    """The parameters that are not at their defaults."""
+    """Return the parameters that are not at their defaults."""
     params = request.sampling_params or request.pooling_params
     if params is None:
         return "-"
     plain = type(params)()
-    given = [name for name in params.__struct_fields__ if getattr(params, name) != getattr(plain, name)]
-    return ", ".join(f"{name}={getattr(params, name)!r}" for name in given) or "defaults"
+    changed = [name for name in params.__struct_fields__ if getattr(params, name) != getattr(plain, name)]
+    return ", ".join(f"{name}={getattr(params, name)!r}" for name in changed) or "defaults"
 
 
 def _prompt(request: EngineCoreRequest) -> str:
@@ -216,7 +216,7 @@ def _prompt(request: EngineCoreRequest) -> str:
 
 
 def _fields(parked: DeadRequest) -> dict[str, Any]:
-    """Every field by name, and the request decoded where it is one."""
+    """Return all fields by name, and the decoded request if it is one."""
     request, cause = _decoded(parked), parked.cause
     fields = msgspec.structs.asdict(parked)
     fields["cause"] = None if cause is None else msgspec.structs.asdict(cause)
@@ -234,7 +234,7 @@ def _shortened(text: str, max_chars: int) -> str:
 
 COMMAND = Command(
     "dead",
-    "Look at parked requests, queue them again, or throw them away.",
+    "Show parked requests, queue them again, or purge them.",
     subcommands=(
         Command("list", "Show what is parked, oldest first.", run=on_model(_list), add_arguments=_add_list_arguments),
         Command("show", "Show one with its cause and input.", run=on_model(_show), add_arguments=_add_show_arguments),
@@ -247,7 +247,7 @@ COMMAND = Command(
         Command(
             "purge",
             "Throw one away, or all.",
-            run=_for_one_or_all(_purge, "throw {} parked requests away?"),
+            run=_for_one_or_all(_purge, "purge {} parked requests?"),
             add_arguments=_add_purge_arguments,
         ),
     ),

@@ -1,4 +1,4 @@
-"""``penstock queue history``: what was counted of a model, minute by minute."""
+"""``penstock queue history``: metrics of a model, minute by minute."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _row(point: SeriesPoint, step_s: float) -> tuple[str, ...]:
 
 
 def _quantile(point: SeriesPoint, name: str, share: float) -> str:
-    """An upper bound: "≤ 50 ms"."""
+    """Return an upper bound of a quantile: "≤ 50 ms"."""
     value = point.quantile(name, share)
     if value is None:
         return "-"
@@ -81,7 +81,7 @@ def _fields(point: SeriesPoint) -> dict[str, Any]:
 
 HISTORY = Command(
     "history",
-    "Show what was counted, minute by minute: what waited and ran, tokens, ends, times.",
+    "Show metrics minute by minute: waiting and running requests, tokens, ends, times.",
     run=on_model(_history),
     add_arguments=_add_arguments,
 )

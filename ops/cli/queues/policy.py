@@ -1,4 +1,4 @@
-"""``penstock queue configure`` and ``penstock queue tenant``: read and change policies, and put them in words."""
+"""``penstock queue configure`` and ``penstock queue tenant``: show and change policies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OF_TENANTS = "tenant-"
 
 @dataclass(frozen=True)
 class _Option:
-    """A command-line option that sets one field of a policy, and leaves it alone where it is not given."""
+    """A command-line option that sets one field of a policy; without it the field is unchanged."""
 
     flag: str
     field: str
@@ -31,7 +31,7 @@ class _Option:
 
 
 def describe_policy(policy: QueuePolicy) -> str:
-    """The policy as lines of a name and its value."""
+    """Return a policy as lines of a name and a value."""
     bands = (f"{band} (default)" if band == policy.default_band else band for band in policy.bands)
     depth, tokens = policy.max_queue_depth, policy.max_queue_tokens
     ageing = "none: a low band may starve"
@@ -53,8 +53,8 @@ def describe_policy(policy: QueuePolicy) -> str:
 def _sessions(policy: QueuePolicy) -> str:
     if policy.warm_ttl_s is None:
         return "go to any engine"
-    known = f"for {format_duration(policy.warm_ttl_s)} it is known which engine had them"
-    return f"{known}, and others leave them to it for {policy.affinity_ms} ms" if policy.affinity_ms else known
+    memory = f"for {format_duration(policy.warm_ttl_s)} it is known which engine had them"
+    return f"{memory}, and others leave them to it for {policy.affinity_ms} ms" if policy.affinity_ms else memory
 
 
 def describe_tenant_policy(policy: TenantPolicy) -> str:
@@ -62,7 +62,7 @@ def describe_tenant_policy(policy: TenantPolicy) -> str:
 
 
 def describe_quotas(policy: TenantPolicy) -> str:
-    """The limits that are set, in one line; empty if there are none."""
+    """Return the limits that are set in one line; "" if there are none."""
     quotas = (
         (policy.requests_per_minute, "req/min"),
         (policy.tokens_per_minute, "tok/min"),
@@ -120,28 +120,30 @@ def _member(kind: type[enum.StrEnum]) -> Callable[[str], enum.StrEnum]:
 
 
 _DEPTHS = (
-    _Option("max-queue-depth", "max_queue_depth", "N|none", _limit, "most requests that wait; more are refused"),
-    _Option("max-queue-tokens", "max_queue_tokens", "N|none", _limit, "most tokens that wait, prompts and max_tokens"),
+    _Option("max-queue-depth", "max_queue_depth", "N|none", _limit, "maximum waiting requests; more are refused"),
+    _Option("max-queue-tokens", "max_queue_tokens", "N|none", _limit, "maximum waiting tokens, prompts and max_tokens"),
 )
 _QUEUE_OPTIONS = (
-    _Option("bands", "bands", "A,B,C", _names, "the priority bands, the most urgent first"),
-    _Option("default-band", "default_band", "BAND", str, "of requests that name none"),
-    _Option("ageing", "ageing_s", "S|none", _seconds, "a request that has waited so long counts as of the next band"),
+    _Option("bands", "bands", "A,B,C", _names, "priority bands, most urgent first"),
+    _Option("default-band", "default_band", "BAND", str, "band of requests that name none"),
+    _Option("ageing", "ageing_s", "S|none", _seconds, "a request that has waited this long counts as in the next band"),
     _Option("strictness", "strictness", "X", float, "share of the tokens that a band keeps from aged work, up to 1"),
     _Option("order", "order", "fcfs|edf", _member(Order), "first come, first served, or earliest deadline first"),
-    _Option("warm-ttl", "warm_ttl_s", "S|none", _seconds, "how long it is known which engine had a conversation"),
-    _Option("affinity", "affinity_ms", "MS", _milliseconds, "how long others leave a conversation to that engine"),
-    _Option("events-kept", "events_kept", "N", _number, "how many events of requests are kept; 0 writes none"),
+    _Option("warm-ttl", "warm_ttl_s", "S|none", _seconds, "how long the engine of a conversation is remembered"),
+    _Option(
+        "affinity", "affinity_ms", "MS", _milliseconds, "how long other engines leave a conversation to that engine"
+    ),
+    _Option("events-kept", "events_kept", "N", _number, "number of events of requests to store; 0 for none"),
     *_DEPTHS,
 )
 _TENANT_OPTIONS = (
-    _Option("requests-per-minute", "requests_per_minute", "N|none", _limit, "most requests that start in a minute"),
-    _Option("tokens-per-minute", "tokens_per_minute", "N|none", _limit, "most tokens, in and out, in a minute"),
-    _Option("max-concurrent", "max_concurrent_requests", "N|none", _limit, "most requests that run at a time"),
-    _Option("over-quota", "over_quota", "wait|refuse", _member(OverQuota), "what becomes of requests beyond these"),
+    _Option("requests-per-minute", "requests_per_minute", "N|none", _limit, "maximum requests started per minute"),
+    _Option("tokens-per-minute", "tokens_per_minute", "N|none", _limit, "maximum tokens per minute, input and output"),
+    _Option("max-concurrent", "max_concurrent_requests", "N|none", _limit, "maximum concurrent requests"),
+    _Option("over-quota", "over_quota", "wait|refuse", _member(OverQuota), "requests over quota wait or are refused"),
     *_DEPTHS,
 )
-_WEIGHT = _Option("weight", "weight", "W", float, "share of the tokens against other tenants that wait")
+_WEIGHT = _Option("weight", "weight", "W", float, "share of the tokens relative to other waiting tenants")
 
 
 def _add_options(parser: argparse.ArgumentParser, options: Sequence[_Option], prefix: str = "") -> None:
@@ -205,18 +207,18 @@ async def _tenant(model: OpenModel, arguments: argparse.Namespace) -> None:
 
 def _print_if_unserved(model: OpenModel) -> None:
     if not model.was_served:
-        print(f"no worker has served {model.name!r} yet; this is what will count when one does")
+        print(f"no worker has served {model.name!r} yet; this policy applies when one does")
 
 
 CONFIGURE = Command(
     "configure",
-    "Change the policy of a queue, what is given of it, or show it.",
+    "Change the given settings of a queue's policy, or show it.",
     run=on_model(_configure, wait_for_model=True),
     add_arguments=_add_configure_arguments,
 )
 TENANT = Command(
     "tenant",
-    "Change the policy of one tenant, what is given of it, or show it.",
+    "Change the given settings of one tenant's policy, or show it.",
     run=on_model(_tenant, wait_for_model=True),
     add_arguments=_add_tenant_arguments,
 )

@@ -1,4 +1,4 @@
-"""``penstock queue``: look at the queues of models, pause and purge them, and say how they order and bound requests."""
+"""``penstock queue``: show, pause, purge and configure the queues of models."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ POLL_INTERVAL_S = 0.5
 def _add_pause_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
     what_runs = parser.add_mutually_exclusive_group()
-    what_runs.add_argument("--wait", action="store_true", help="return when none runs any more")
+    what_runs.add_argument("--wait", action="store_true", help="return when no request is running")
     what_runs.add_argument(
-        "--put-back", action="store_true", help="queue what runs again, to go on after its last token"
+        "--put-back", action="store_true", help="requeue running requests to resume after their last tokens"
     )
     add_redis_arguments(parser)
 
@@ -47,11 +47,11 @@ async def _pause(model: OpenModel, arguments: argparse.Namespace) -> None:
     queue, name = await model.queue(), model.name
     num_running = await model.operations.pause(name, put_back=arguments.put_back)
     if arguments.put_back:
-        fate = f"{num_running} that ran wait to go on after their last token"
+        outcome = f"{num_running} running requests were returned to the queue"
     else:
-        fate = f"{num_running} still running" if num_running else "none is running"
+        outcome = f"{num_running} still running" if num_running else "none is running"
     print(
-        f"the queue of {name} is paused, {fate}; it stays so, whatever is restarted, until "
+        f"the queue of {name} is paused, {outcome}; it stays paused across restarts, until "
         f"'penstock queue resume {shlex.quote(name)}'",
         flush=True,
     )
@@ -60,7 +60,7 @@ async def _pause(model: OpenModel, arguments: argparse.Namespace) -> None:
 
 
 async def _wait_until_idle(queue: Queue, num_running: int) -> None:
-    """Wait until nothing runs, and print how many are left whenever that changes."""
+    """Wait until no request runs, and print the number of running requests whenever it changes."""
     try:
         while num_running:
             await asyncio.sleep(POLL_INTERVAL_S)
@@ -79,7 +79,7 @@ async def _resume(model: OpenModel, _: argparse.Namespace) -> None:
     queue, name = await model.queue(), model.name
     was_paused = await model.operations.resume(name)
     depth = (await queue.stats()).depth
-    print(f"the queue of {name} {'hands out requests again' if was_paused else 'was not paused'}; {depth} wait")
+    print(f"the queue of {name} {'is resumed' if was_paused else 'was not paused'}; {depth} wait")
 
 
 async def _count_waiting(model: OpenModel, arguments: argparse.Namespace) -> int:
@@ -137,7 +137,7 @@ def _run_purge(arguments: argparse.Namespace) -> int:
 
 COMMAND = Command(
     "queue",
-    "Look at the queues of models; pause, resume, purge and configure them.",
+    "Show the queues of models; pause, resume, purge and configure them.",
     subcommands=(
         LIST,
         SHOW,
@@ -145,20 +145,20 @@ COMMAND = Command(
         HISTORY,
         Command(
             "pause",
-            "Hand out no more requests until resumed; what runs runs on.",
+            "Start no more requests until resumed; running requests keep running.",
             run=on_model(_pause),
             add_arguments=_add_pause_arguments,
         ),
         Command(
             "partitions",
-            "Give a model more partitions or fewer, or show them.",
+            "Change or show the number of a model's partitions.",
             run=on_model(_partitions, wait_for_model=True),
             add_arguments=_add_partitions_arguments,
         ),
         Command("resume", "Hand out requests again.", run=on_model(_resume), add_arguments=_add_resume_arguments),
         Command(
             "purge",
-            "Cancel what waits of a tenant and never ran.",
+            "Cancel waiting requests of a tenant that have not run yet.",
             run=_run_purge,
             add_arguments=_add_purge_arguments,
         ),

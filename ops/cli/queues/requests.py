@@ -1,4 +1,4 @@
-"""``penstock requests``: lists of requests, what one has lived through, and the end of many at once."""
+"""``penstock requests``: list requests, show the timeline of one, cancel many."""
 
 from __future__ import annotations
 
@@ -27,15 +27,21 @@ def _add_filter_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tenant", default="", help="only of this tenant")
     parser.add_argument("--band", default="", help="only of this band")
-    parser.add_argument("--engine", default="", metavar="ID", help="only what this engine runs, or ran last")
-    parser.add_argument("--id-prefix", default="", metavar="TEXT", help="only those whose id begins so")
-    parser.add_argument("--since", type=_since, default=0.0, metavar="AGE", help="only what moved since, such as 15m")
+    parser.add_argument("--engine", default="", metavar="ID", help="only requests that this engine runs, or ran last")
+    parser.add_argument("--id-prefix", default="", metavar="TEXT", help="only ids with this prefix")
+    parser.add_argument(
+        "--since",
+        type=_since,
+        default=0.0,
+        metavar="AGE",
+        help="only requests that changed within this time, such as 15m",
+    )
     add_redis_arguments(parser)
 
 
 def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
     _add_filter_arguments(parser)
-    parser.add_argument("--limit", type=int, default=100, metavar="N", help="most that are shown (default: 100)")
+    parser.add_argument("--limit", type=int, default=100, metavar="N", help="maximum number to show (default: 100)")
     parser.add_argument("--json", action="store_true", help="one array of requests, with every field")
 
 
@@ -52,7 +58,7 @@ def _add_cancel_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _since(text: str) -> float:
-    """The Unix time of an age: "1h" ago."""
+    """Return the Unix time of an age such as "1h"."""
     try:
         return time.time() - parse_age(text)
     except ValidationError as error:
@@ -72,11 +78,11 @@ def _filter(arguments: argparse.Namespace) -> RequestFilter:
 
 async def _list(model: OpenModel, arguments: argparse.Namespace) -> None:
     history = await open_history(model.connection, model.keys, model.name)
-    found = await history.requests(_filter(arguments), limit=arguments.limit)
+    matching = await history.requests(_filter(arguments), limit=arguments.limit)
     if arguments.json:
-        print_json(found)
-    elif found:
-        print(format_table(_HEADER, [_row(request) for request in found]))
+        print_json(matching)
+    elif matching:
+        print(format_table(_HEADER, [_row(request) for request in matching]))
     else:
         print("no such requests")
 
@@ -86,7 +92,7 @@ async def _show(model: OpenModel, arguments: argparse.Namespace) -> None:
     request = await history.find(arguments.request_id)
     if request is None:
         raise RequestNotFoundError(
-            f"model {model.name!r} has no request {arguments.request_id!r}, and no event of it is kept any more"
+            f"model {model.name!r} has no request {arguments.request_id!r}, and none of its events is stored any more"
         )
     events = await history.history(arguments.request_id)
     if arguments.json:
@@ -108,7 +114,7 @@ async def _cancel(model: OpenModel, arguments: argparse.Namespace) -> int:
 
 def _run_cancel(arguments: argparse.Namespace) -> int:
     if _filter(arguments) == RequestFilter():
-        raise UsageError("say which: --state, --tenant, --band, --engine, --id-prefix or --since")
+        raise UsageError("the filter is empty; pass --state, --tenant, --band, --engine, --id-prefix or --since")
     num_meant = run_on_model(_count, arguments)
     if num_meant and not confirmed(f"cancel {num_meant} requests?", arguments):
         print("nothing is cancelled")
@@ -171,18 +177,18 @@ def _shortened(text: str) -> str:
 
 COMMAND = Command(
     "requests",
-    "List requests, show what one has lived through, cancel many.",
+    "List requests, show the timeline of one, cancel many.",
     subcommands=(
         Command(
             "list",
-            "Show requests, the last moved first, also those whose result has expired.",
+            "Show requests, last changed first, also those with expired results.",
             run=on_model(_list),
             add_arguments=_add_list_arguments,
         ),
         Command("show", "Show one and its timeline.", run=on_model(_show), add_arguments=_add_show_arguments),
         Command(
             "cancel",
-            "End the requests that a filter takes; says how many, and asks.",
+            "Cancel the requests that match a filter, after showing their number.",
             run=_run_cancel,
             add_arguments=_add_cancel_arguments,
         ),

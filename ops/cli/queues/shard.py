@@ -1,4 +1,4 @@
-"""``penstock shard``: the Redis servers that hold models, and models on their way from one to another."""
+"""``penstock shard``: the Redis servers that hold models, and moves of models between them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Servers = Mapping[str, CommandConnection]
 
 
 class _ShardRow(msgspec.Struct, frozen=True):
-    """``memory`` is None of a server that is away, or does not say it; ``moving`` has the target of each move."""
+    """Row of a server. ``memory`` is None if unknown or unreachable; ``moving`` has the target of each move."""
 
     name: str
     url: str
@@ -50,9 +50,9 @@ def _add_move_arguments(parser: argparse.ArgumentParser) -> None:
 async def _list(servers: Servers, keys: Keys, arguments: argparse.Namespace) -> None:
     places, moving = await recorded_places(servers[HOME], keys), await ShardMover(servers, keys).under_way()
     unknown = {place for place in places.values() if place not in servers}
-    found = await asyncio.gather(*(_describe(name, servers[name]) for name in servers))
+    states = await asyncio.gather(*(_version_and_memory(name, servers[name]) for name in servers))
     rows = [
-        _row(name, servers[name].shown_url, *state, places, moving) for name, state in zip(servers, found, strict=True)
+        _row(name, servers[name].shown_url, *state, places, moving) for name, state in zip(servers, states, strict=True)
     ]
     rows += [_row(name, f"not in {SHARDS_VARIABLE}", "unknown", None, places, moving) for name in sorted(unknown)]
     if arguments.json:
@@ -60,19 +60,19 @@ async def _list(servers: Servers, keys: Keys, arguments: argparse.Namespace) -> 
         return
     print(format_table(_HEADER, [_cells(row) for row in rows]))
     for model, target in sorted(moving.items()):
-        print(f"model {model} is on its way to {target}; if nobody moves it: penstock shard move {model} {target}")
+        print(f"model {model} is being moved to {target}; if no process moves it: penstock shard move {model} {target}")
 
 
 async def _move(servers: Servers, keys: Keys, arguments: argparse.Namespace) -> None:
     if len(servers) == 1:
-        raise UsageError(f"there are no shards to move to; name them with --shards or {SHARDS_VARIABLE}")
+        raise UsageError(f"no shards are configured; name them with --shards or {SHARDS_VARIABLE}")
     report = await ShardMover(servers, keys).move(arguments.model, arguments.to)
     rest = "; the queue is paused, as it was before" if report.is_paused else ""
     print(f"model {report.model} has moved from {report.source} to {report.target}: {report.num_keys} keys{rest}")
 
 
-async def _describe(name: str, server: CommandConnection) -> tuple[str, int | None]:
-    """The version and the used memory of a server."""
+async def _version_and_memory(name: str, server: CommandConnection) -> tuple[str, int | None]:
+    """Return the version and the used memory of a server."""
     try:
         async with asyncio.timeout(ASK_TIMEOUT_S):
             fields = info_fields(await server.execute("INFO"))

@@ -1,4 +1,4 @@
-"""``penstock queue list``, ``show`` and ``tenants``: what waits, for how long, and for whom."""
+"""``penstock queue list``, ``show`` and ``tenants``: waiting requests, their ages and tenants."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ....shared.queue.stats import BandStats, LaneStats, QueueStats, RequestStat
 from ....shared.values.json_lines import encode_line
 from ...words import format_duration, format_sheet, format_time
 from ..broker_command import OpenModel, on_model, print_json, run_on_redis
-from ..watch import Look, add_watch_argument, watch
+from ..watch import WatchFrame, add_watch_argument, watch
 from .policy import describe_policy, describe_quotas
 
 PATIENCE_S = 5.0
@@ -44,7 +44,11 @@ def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--request", metavar="ID", help="show where this request stands instead")
     parser.add_argument(
-        "--limit", type=_count, default=20, metavar="N", help="tenants' lanes to show, the deepest first (default: 20)"
+        "--limit",
+        type=_count,
+        default=20,
+        metavar="N",
+        help="tenants' lanes to show, longest queue first (default: 20)",
     )
     add_redis_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one object with every field, and with every tenant")
@@ -66,22 +70,22 @@ def _count(text: str) -> int:
 
 
 async def _list(connection: CommandConnection, keys: Keys, arguments: argparse.Namespace) -> None:
-    known, awaited = await ModelCards(connection, keys, default=None, wait_for_model=True).read_with_awaited()
-    cards = [*known, *awaited]
+    served, awaited = await ModelCards(connection, keys, default=None, wait_for_model=True).read_with_awaited()
+    cards = [*served, *awaited]
     replies = await asyncio.gather(*(_stats_soon(connection, keys, name) for name in sorted(cards)))
-    found = [stats for stats in replies if stats is not None]
+    reachable = [stats for stats in replies if stats is not None]
     if arguments.json:
-        print_json([_fields(stats) for stats in found])
+        print_json([_fields(stats) for stats in reachable])
     elif replies:
-        print(format_table(_LIST_HEADER, [_list_row(stats) for stats in found]))
+        print(format_table(_LIST_HEADER, [_list_row(stats) for stats in reachable]))
     else:
-        print("no models: no worker has served here yet")
+        print("no models: no worker has served on this Redis yet")
     if away := [name for name, stats in zip(sorted(cards), replies, strict=True) if stats is None]:
         raise RedisUnavailableError(f"the Redis that holds {', '.join(away)} does not answer; see penstock shard list")
 
 
 async def _stats_soon(connection: CommandConnection, keys: Keys, name: str) -> QueueStats | None:
-    """None where a Redis that holds a part of the model is away: the others are shown all the same."""
+    """Return the stats of a model; None if one of its Redis servers is unreachable, so that others are still shown."""
     try:
         async with asyncio.timeout(PATIENCE_S):
             return await (await open_queue(connection, keys, name)).stats()
@@ -102,38 +106,38 @@ async def _show(model: OpenModel, arguments: argparse.Namespace) -> None:
 
 
 async def _served_by(model: OpenModel, stats: QueueStats) -> str:
-    """Return how many engines serve the model, or what is to be said if requests wait for none."""
+    """Return the number of engines that serve the model, or a problem if requests wait for none."""
     engines = await read_heartbeats(model.connection.execute, model.keys)
-    finding = unserved_finding(stats, engines, model.known)
+    finding = unserved_finding(stats, engines, model.served)
     num_engines = sum(engine.model == stats.model and may_serve(engine) for engine in engines)
     return f"{finding.message}; {finding.remedy}" if finding else str(num_engines or "none")
 
 
-async def _look(model: OpenModel, queue: Queue, arguments: argparse.Namespace) -> Look:
+async def _look(model: OpenModel, queue: Queue, arguments: argparse.Namespace) -> WatchFrame:
     stats, policy = await asyncio.gather(queue.stats(tenants=True), queue.policy())
     if arguments.json:
         tenants = [_tenant_fields(tenant) for tenant in stats.tenants]
         line = encode_line({**_fields(stats), "tenants": tenants, "policy": policy})
-        return Look(msgspec.json.format(line).decode(), line.decode())
-    # A policy does not move, and takes most of a small screen.
+        return WatchFrame(msgspec.json.format(line).decode(), line.decode())
+    # The policy does not change, and would fill most of a small screen.
     settings = "" if arguments.watch is not None else f"\n{describe_policy(policy)}"
     parts = [
         _totals(stats, policy.default_band, await _served_by(model, stats)) + settings,
         format_table(_BAND_HEADER, [_band_row(band) for band in stats.bands]),
     ]
     lanes = [(tenant.tenant, lane) for tenant in stats.tenants for lane in tenant.lanes]
-    lanes.sort(key=lambda found: -found[1].depth)
-    if shown := lanes[: arguments.limit]:
-        parts.append(format_table(_LANE_HEADER, [_lane_row(tenant, lane) for tenant, lane in shown]))
+    lanes.sort(key=lambda pair: -pair[1].depth)
+    if first_lanes := lanes[: arguments.limit]:
+        parts.append(format_table(_LANE_HEADER, [_lane_row(tenant, lane) for tenant, lane in first_lanes]))
     text = "\n\n".join(parts)
-    if num_more := len(lanes) - len(shown):
+    if num_more := len(lanes) - len(first_lanes):
         text += f"\n{num_more} more: --limit {len(lanes)} shows them all"
-    return Look(text, _line(stats))
+    return WatchFrame(text, _line(stats))
 
 
 def _line(stats: QueueStats) -> str:
-    """One look of many, for a log."""
-    told = {
+    """Return the stats in one line, for a log."""
+    values = {
         "waiting": str(stats.depth),
         "running": str(stats.num_running),
         "oldest": _age(stats),
@@ -141,8 +145,8 @@ def _line(stats: QueueStats) -> str:
         "requests/s": f"{stats.requests_per_s:.1f}",
         "tokens/s": f"{stats.tokens_per_s:.0f}",
     }
-    figures = ", ".join(f"{name} {value}" for name, value in told.items())
-    return f"{format_time(time.time())} {stats.model} {_state(stats)}: {figures}"
+    text = ", ".join(f"{name} {value}" for name, value in values.items())
+    return f"{format_time(time.time())} {stats.model} {_state(stats)}: {text}"
 
 
 async def _show_request(queue: Queue, arguments: argparse.Namespace) -> None:
@@ -161,7 +165,7 @@ async def _tenants(model: OpenModel, arguments: argparse.Namespace) -> None:
     queue = await model.queue()
     stats, policy, own = await asyncio.gather(queue.stats(tenants=True), queue.policy(), queue.tenant_policies())
     active = {tenant.tenant for tenant in stats.tenants}
-    found = [*stats.tenants, *(_idle(tenant, own[tenant]) for tenant in sorted(own.keys() - active))]
+    tenants = [*stats.tenants, *(_idle(tenant, own[tenant]) for tenant in sorted(own.keys() - active))]
     if arguments.json:
         rows = [
             {
@@ -169,14 +173,14 @@ async def _tenants(model: OpenModel, arguments: argparse.Namespace) -> None:
                 "policy": own.get(tenant.tenant, policy.tenant),
                 "has_own_policy": tenant.tenant in own,
             }
-            for tenant in found
+            for tenant in tenants
         ]
         print_json(rows)
-    elif found:
-        rows = [_tenant_row(tenant, own.get(tenant.tenant, policy.tenant)) for tenant in found]
+    elif tenants:
+        rows = [_tenant_row(tenant, own.get(tenant.tenant, policy.tenant)) for tenant in tenants]
         print(format_table(_TENANT_HEADER, rows))
     else:
-        print("no tenants: nothing waits or runs, and none has a policy of its own")
+        print("no tenants: no requests wait or run, and no tenant has its own policy")
 
 
 def _idle(tenant: str, policy: TenantPolicy) -> TenantStats:
@@ -186,7 +190,7 @@ def _idle(tenant: str, policy: TenantPolicy) -> TenantStats:
 def _totals(stats: QueueStats, default_band: str, engines: str) -> str:
     waiting = str(stats.depth)
     if stats.num_returned:
-        waiting += f", {stats.num_returned} of them to go on after their last token"
+        waiting += f", {stats.num_returned} of them to resume after their last token"
     if stats.num_awaiting_input:
         waiting += f"; {stats.num_awaiting_input} more await input"
     wait = format_duration(stats.estimated_wait_s)
@@ -280,9 +284,9 @@ def _state(stats: QueueStats) -> str:
     return "paused" if stats.is_paused else "open"
 
 
-def _age(of: QueueStats | BandStats | LaneStats) -> str:
-    """It is 0 where nothing waits that may start: what is over its quotas is not looked at."""
-    return format_duration(of.oldest_age_s or None)
+def _age(stats: QueueStats | BandStats | LaneStats) -> str:
+    """Return the age of the oldest request that may start; 0 if there is none. Requests over quota do not count."""
+    return format_duration(stats.oldest_age_s or None)
 
 
 def _fields(stats: QueueStats) -> dict[str, Any]:
@@ -309,7 +313,7 @@ SHOW = Command(
 )
 TENANTS = Command(
     "tenants",
-    "Show tenants with their weights, load and quotas, the deepest first.",
+    "Show tenants with their weights, load and quotas, longest queue first.",
     run=on_model(_tenants),
     add_arguments=_add_tenants_arguments,
 )

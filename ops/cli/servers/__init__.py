@@ -1,1 +1,1 @@
-"""Commands that serve until they are stopped."""
+"""Commands that run a server until it is stopped."""

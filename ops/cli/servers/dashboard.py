@@ -18,33 +18,40 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default=DEFAULT_HOST, help="others need --keys on or --auth-header (127.0.0.1)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (8090)")
     parser.add_argument(
-        "--keys", choices=("on", "off"), default="off", help="let in only keys of `penstock operator`, after a login"
+        "--keys", choices=("on", "off"), default="off", help="require a login with a key of `penstock operator`"
     )
-    parser.add_argument("--auth-header", metavar="NAME", help="in which a proxy names the user, as X-Forwarded-User")
     parser.add_argument(
-        "--groups-header", default="X-Forwarded-Groups", metavar="NAME", help="the user's groups (X-Forwarded-Groups)"
+        "--auth-header", metavar="NAME", help="header with the user's name from a proxy, as X-Forwarded-User"
+    )
+    parser.add_argument(
+        "--groups-header",
+        default="X-Forwarded-Groups",
+        metavar="NAME",
+        help="header with the user's groups (X-Forwarded-Groups)",
     )
     parser.add_argument(
         "--role",
         action="append",
         default=[],
         metavar="NAME=ROLE",
-        help="of a user or group of the proxy: viewer, operator, admin; with +contents they see prompts and outputs",
+        help="role of a user or group of the proxy: viewer, operator, admin; +contents shows prompts and outputs",
     )
     parser.add_argument(
         "--default-role",
         choices=("none", "viewer", "operator", "admin"),
         default="viewer",
-        help="of users of the proxy that no --role names; none lets them not in (viewer)",
+        help="role of users of the proxy that no --role names; none refuses them (viewer)",
     )
     parser.add_argument(
         "--trusted-proxy",
         action="append",
         default=[],
         metavar="CIDR",
-        help="network whose headers are believed; may be repeated (this machine)",
+        help="network whose headers are trusted; may be repeated (this machine)",
     )
-    parser.add_argument("--show-contents", action="store_true", help="prompts and outputs, where nobody is asked")
+    parser.add_argument(
+        "--show-contents", action="store_true", help="show prompts and outputs when no authentication is used"
+    )
     add_log_arguments(parser)
     add_redis_arguments(parser)
 
@@ -52,7 +59,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     need_libraries("the dashboard", *_NEEDED, extra="dashboard")
     if arguments.keys == "on" and arguments.auth_header:
-        raise UsageError("give either --keys on or --auth-header")
+        raise UsageError("--keys on and --auth-header exclude each other; pass only one")
     from ...dashboard import Access, HeaderAccess, Role, everybody
     from ...dashboard.access import LOOPBACK, parse_networks, parse_roles
     from ...dashboard.serve import serve
@@ -72,7 +79,7 @@ def _run(arguments: argparse.Namespace) -> int:
         access = everybody(Access("local", Role.ADMIN, sees_contents=arguments.show_contents))
     is_open = access is not None and not arguments.auth_header
     if is_open:
-        print_if_read("nobody is asked who they are: whoever uses this machine may do everything")
+        print_if_read("no authentication: every user of this machine may do everything")
     with resolve_redis_url(arguments.redis_url) as url:
         return serve(
             url,

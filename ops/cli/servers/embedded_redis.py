@@ -1,4 +1,4 @@
-"""``penstock redis``: the embedded Redis, as commands without a URL use it; users for one that you run."""
+"""``penstock redis``: the embedded Redis that commands without a URL use; users for your own Redis."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _status(_: argparse.Namespace) -> int:
 
 
 def _add_stop_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--force", action="store_true", help="although a program uses it")
+    parser.add_argument("--force", action="store_true", help="even if a program uses it")
 
 
 def _stop(arguments: argparse.Namespace) -> int:
@@ -42,14 +42,14 @@ def _stop(arguments: argparse.Namespace) -> int:
 def _cli_path(_: argparse.Namespace) -> int:
     path = find_redis_cli()
     if path is None:
-        raise ConfigurationError("there is no redis-cli on this machine; install redis-tools")
+        raise ConfigurationError("redis-cli is not installed on this machine; install redis-tools")
     print(path)
     return 0
 
 
 COMMAND = Command(
     "redis",
-    "Look at or stop the embedded Redis; make users for one that you run.",
+    "Show or stop the embedded Redis; create users for your own Redis.",
     subcommands=(
         Command("status", "Show whether it runs, where, and how large it is.", run=_status),
         Command("stop", "Stop it; the data stay.", run=_stop, add_arguments=_add_stop_arguments),

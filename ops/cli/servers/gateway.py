@@ -30,7 +30,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=_number_of_workers, default=1, metavar="N", help="processes that serve on the port (1)"
     )
     parser.add_argument("--model", help="of requests that name none; may be left out if only one is known, or served")
-    parser.add_argument("--api-keys", choices=("on", "off"), default="off", help="let in only keys of `penstock keys`")
+    parser.add_argument(
+        "--api-keys", choices=("on", "off"), default="off", help="require an API key of `penstock keys`"
+    )
     parser.add_argument("--tenant", default="default", help="of all requests without API keys (default: default)")
     parser.add_argument(
         "--cors-origin",
@@ -146,7 +148,7 @@ def _run(arguments: argparse.Namespace) -> int:
     except (PenstockError, RedisError) as error:
         if arguments.log_format == "pretty" or (arguments.log_format == "auto" and sys.stderr.isatty()):
             raise
-        # Whoever reads JSON lines from standard error, as collectors of logs do, reads this one, too.
+        # As a JSON line, because log collectors read JSON lines from standard error.
         log.critical("gateway_not_started", error=str(error), code=getattr(error, "code", "redis_error"))
         return EXIT_FAILED
 

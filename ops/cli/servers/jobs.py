@@ -1,4 +1,4 @@
-"""``penstock jobs``: a process that runs what is to be done beside requests, as arq jobs."""
+"""``penstock jobs``: a process that runs webhooks, batches and generations as arq jobs."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     try:
-        # Here, since the other commands do without arq.
+        # Imported here, since the other commands do not need arq.
         from ....producer.jobs import JobSettings, WebhookSettings
         from ....producer.jobs.run import is_healthy, run_jobs
     except ImportError as error:
         raise ConfigurationError(str(error)) from error
     configure_logging(arguments.log_level, arguments.log_format)
     if arguments.log_level != "debug":
-        # Lines for every job, every attempt, and those of a sweep every second.
+        # arq logs every job, every attempt, and a sweep every second.
         for name in ("arq", "httpx"):
             logging.getLogger(name).setLevel(logging.WARNING)
     with resolve_redis_url(arguments.redis_url) as url:

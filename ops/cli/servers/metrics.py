@@ -1,4 +1,4 @@
-"""``penstock metrics``: the figures of a deployment for Prometheus and autoscalers."""
+"""``penstock metrics``: metrics of a deployment for Prometheus and autoscalers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         default="penstock",
         help="vllm adds vLLM's names, for boards and rules that were written for it (penstock)",
     )
-    parser.add_argument("--refresh", type=float, default=2.0, metavar="S", help="how often Redis is asked (2)")
+    parser.add_argument("--refresh", type=float, default=2.0, metavar="S", help="how often Redis is read (2)")
     parser.add_argument(
-        "--wanted-wait", type=float, default=10.0, metavar="S", help="in which engines are to serve what waits (10)"
+        "--wanted-wait",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="time within which engines should serve waiting requests (10)",
     )
     parser.add_argument(
-        "--wanted-kv-usage", type=float, default=0.8, metavar="SHARE", help="of KV caches that is to be in use (0.8)"
+        "--wanted-kv-usage", type=float, default=0.8, metavar="SHARE", help="target usage of KV caches (0.8)"
     )
     add_log_arguments(parser)
     add_redis_arguments(parser)
@@ -60,4 +64,4 @@ def _run(arguments: argparse.Namespace) -> int:
         )
 
 
-COMMAND = Command("metrics", "Export figures for Prometheus and autoscalers.", run=_run, add_arguments=_add_arguments)
+COMMAND = Command("metrics", "Export metrics for Prometheus and autoscalers.", run=_run, add_arguments=_add_arguments)

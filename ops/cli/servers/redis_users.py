@@ -15,7 +15,7 @@ from ....shared.values.names import DEFAULT_NAMESPACE
 from ....shared.values.shown import shown
 
 ACL_FILE = "users.acl"
-# Nobody logs in without a name.
+# Disables the default user, so every login needs a name.
 _NO_DEFAULT = "user default off"
 
 
@@ -28,7 +28,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--redis-version",
         choices=[version.value for version in RedisVersion],
         default=RedisVersion.V7.value,
-        help="of that Redis: 7 or newer, or Valkey (7); or 6.2, whose users may change more",
+        help="version of that Redis: 7 or newer, or Valkey (7); or 6.2, whose users may change more",
     )
     parser.add_argument("--ca", metavar="FILE", help="speak TLS; the authority that signed its certificate")
     parser.add_argument(
@@ -47,9 +47,9 @@ def _run(arguments: argparse.Namespace) -> int:
     contents[ACL_FILE] = "\n".join(lines)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        taken = [name for name in contents if (folder / name).exists()]
-        if taken:
-            raise UsageError(f"{folder} has {', '.join(taken)} already; name another folder, or remove them")
+        existing = [name for name in contents if (folder / name).exists()]
+        if existing:
+            raise UsageError(f"{folder} has {', '.join(existing)} already; name another folder, or remove them")
         for name, content in contents.items():
             _write(folder / name, content)
     except OSError as error:
@@ -82,11 +82,11 @@ def _url(arguments: argparse.Namespace, role: Role, password: str) -> str:
 
 
 def _write(path: Path, content: str) -> None:
-    """Write what nobody but its owner may read."""
+    """Write a file that only its owner may read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(content + "\n")
 
 
 COMMAND = Command(
-    "users", "Make users for a Redis, each with the rights of its role.", run=_run, add_arguments=_add_arguments
+    "users", "Create users for a Redis, each with the rights of its role.", run=_run, add_arguments=_add_arguments
 )

@@ -13,7 +13,7 @@ from ...libraries import need_libraries
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="", metavar="NAME", help="whose tenants and requests are shown first")
+    parser.add_argument("--model", default="", metavar="NAME", help="model whose tenants and requests are shown first")
     parser.add_argument("--read-only", action="store_true", help="change nothing")
     parser.add_argument("--show-contents", action="store_true", help="prompts and outputs, too")
     parser.add_argument("--log-file", type=Path, metavar="PATH", help="for warnings, which are dropped without it")
@@ -22,7 +22,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     need_libraries("penstock top", "textual", extra="top")
-    # Textual draws on standard error.
+    # Textual writes to standard error.
     if (
         not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
         or os.environ.get("TERM", "dumb") == "dumb"
@@ -46,4 +46,4 @@ def _run(arguments: argparse.Namespace) -> int:
         )
 
 
-COMMAND = Command("top", "Watch and steer queues, engines and requests in this terminal.", _run, _add_arguments)
+COMMAND = Command("top", "Watch and change queues, engines and requests in this terminal.", _run, _add_arguments)

@@ -1,4 +1,4 @@
-"""``penstock sim``: fleets under virtual time, on the real scripts of the broker."""
+"""``penstock sim``: simulated fleets in virtual time, on the real scripts of the broker."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _add_fit_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
     text = _read(arguments.scenario).decode(errors="replace")
-    from ...sim.run import run_scenario  # simpy and matplotlib are not for every `penstock` command
+    from ...sim.run import run_scenario  # only this command needs simpy and matplotlib
 
     return 0 if run_scenario(text, seed=arguments.seed, folder=arguments.out) else EXIT_FAILED
 
@@ -105,7 +105,7 @@ def _estimates(arguments: argparse.Namespace) -> int:
         print_errors(arguments.scenarios, simulated_errors, arguments.seed)
         return 0
     if not arguments.scenarios:
-        raise UsageError("--real needs a FILE: several of Penstock's scenarios let engines die")
+        raise UsageError("--real needs a FILE, because engines die in several of Penstock's scenarios")
     from ...demo.run import MODEL
     from ...sim.real.estimates import real_errors
 
@@ -126,7 +126,7 @@ def _fit(arguments: argparse.Namespace) -> int:
     print(f"slowdown = {fit.slowdown}  # by how many of the recorded engines compute")
     fitted = Engines(number=1, speed=fit.speed, slowdown=fit.slowdown)
     tested = [(str(path), read_recordings([path])) for path in (arguments.test,) if path]
-    for name, steps in (("what it was fitted to", recorded), *tested):
+    for name, steps in (("the recording it was fitted to", recorded), *tested):
         for who, kind in (("this", fitted), ("the default speed", Engines(number=1))):
             error = error_of(kind, steps)
             print(
@@ -145,7 +145,7 @@ def _read(path: Path) -> bytes:
 
 COMMAND = Command(
     "sim",
-    "Simulate fleets of engines under virtual time, on the real scripts of the queue.",
+    "Simulate fleets of engines in virtual time, on the real scripts of the queue.",
     subcommands=(
         Command("run", "Simulate a scenario; status 1 if one of its checks fails.", _run, _add_run_arguments),
         Command(
@@ -154,13 +154,11 @@ COMMAND = Command(
             _compare,
             _add_compare_arguments,
         ),
-        Command(
-            "record", "Run a scenario with real engines, and write down what they did.", _record, _add_record_arguments
-        ),
-        Command("replay", "Simulate what was recorded, and print both.", _replay, _add_replay_arguments),
+        Command("record", "Run a scenario with real engines, and record their steps.", _record, _add_record_arguments),
+        Command("replay", "Simulate a recording, and print both.", _replay, _add_replay_arguments),
         Command(
             "estimates",
-            "Compare estimated waiting times with those that followed, for each band.",
+            "Compare estimated with actual waiting times, for each band.",
             _estimates,
             _add_estimates_arguments,
         ),

@@ -1,1 +1,1 @@
-"""Commands that give models work."""
+"""Commands that send requests to models."""

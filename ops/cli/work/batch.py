@@ -34,8 +34,8 @@ def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
     _add_arguments(parser)
-    parser.add_argument("--after", metavar="ID", help="those made before this one")
-    parser.add_argument("--limit", type=int, default=20, metavar="N", help="most of them, up to 100 (20)")
+    parser.add_argument("--after", metavar="ID", help="only batches created before this one")
+    parser.add_argument("--limit", type=int, default=20, metavar="N", help="maximum number, up to 100 (20)")
     parser.add_argument("--json", action="store_true", help="one array, as OpenAI's API shows them")
 
 
@@ -103,11 +103,11 @@ def _row(batch: Batch) -> tuple[str, ...]:
 
 COMMAND = Command(
     "batch",
-    "Run files of requests, and look at batches.",
+    "Run files of requests, and list batches.",
     subcommands=(
         RUN,
-        Command("list", "List the batches of a tenant, the newest first.", _runner(_list), _add_list_arguments),
+        Command("list", "List the batches of a tenant, newest first.", _runner(_list), _add_list_arguments),
         Command("show", "Show one batch.", _runner(_show), _add_show_arguments),
-        Command("cancel", "End a batch; what is done is kept.", _runner(_cancel), _add_id_arguments),
+        Command("cancel", "End a batch; finished rows keep their results.", _runner(_cancel), _add_id_arguments),
     ),
 )

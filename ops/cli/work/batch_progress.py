@@ -1,4 +1,4 @@
-"""The progress of a batch on a terminal."""
+"""Progress bar of a batch on a terminal."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ....producer.batches import OnProgress, Tally
 
 @contextlib.contextmanager
 def row_bar() -> Iterator[OnProgress]:
-    """Draw a bar of rows on standard error, if that is a terminal; the value is to be called after each row."""
+    """Draw a progress bar on standard error, if that is a terminal. Yields a function to call after each row."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
-    # Not for every `penstock` command, nor for every installation.
+    # Imported here, because only this command needs rich, and not every installation has it.
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

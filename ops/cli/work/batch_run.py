@@ -1,4 +1,4 @@
-"""``penstock batch run``: a file of requests from the shell, begun and gone on with by the same command."""
+"""``penstock batch run``: runs a file of requests from the shell. The same command resumes an interrupted run."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ from ....shared.redis_access.embedded import resolve_redis_url
 from .batch_progress import row_bar
 
 COMPLETION_WINDOW = "7d"
-# The command copies the answers; what it does not come to copy is gone after a day.
+# The command copies the answers. Answers that are not copied expire after a day.
 OUTPUT_TTL_S = 24 * 3600
 HELD_PAUSE_S = 0.5
-# Of a runner that was killed, the lease is over by then.
+# By then the lease of a killed runner has expired.
 HELD_FOR_S = 30.0
 
 
-class Begun(msgspec.Struct, frozen=True):
-    """What stands beside the output until it is there: which batch it will be from, and of which input."""
+class StartedRun(msgspec.Struct, frozen=True):
+    """File next to the future output: the batch that will produce it, and a digest of its input."""
 
     batch_id: str
     input_sha256: str
 
 
 class _Run:
-    """One start of the command."""
+    """An invocation of the command."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
@@ -66,7 +66,7 @@ class _Run:
         self._begun = self._begin()
 
     async def run(self, url: str) -> int:
-        """Run the batch to its end, copy what came of it, and return the exit status."""
+        """Run the batch to its end, copy its results, and return the exit status."""
         arguments = self._arguments
         retrying: dict[str, float] = {"retry_for_s": float("inf")}
         folder, namespace = arguments.files_dir, arguments.namespace
@@ -90,30 +90,30 @@ class _Run:
                         await store.files.delete(file_id, tenant=arguments.tenant)
         return self._report(batch)
 
-    def _begin(self) -> Begun:
-        """Return what an earlier start began, or begin."""
+    def _begin(self) -> StartedRun:
+        """Return the run that an earlier invocation started, or start one."""
         digest = _sha256(self._input)
         if self._mark.exists():
-            begun = msgspec.json.decode(self._mark.read_bytes(), type=Begun)
+            begun = msgspec.json.decode(self._mark.read_bytes(), type=StartedRun)
             if begun.input_sha256 != digest:
                 raise UsageError(
-                    f"{self._mark} was begun with another {self._input}; put that back to go on, or delete "
-                    f"{self._mark} to begin anew"
+                    f"{self._mark} was started with another {self._input}; restore that to resume, or delete "
+                    f"{self._mark} to start again"
                 )
             return begun
         for path in (self._output, self._errors):
             if path.exists():
                 raise UsageError(f"{path} exists; move it away, or name another output")
             if not os.access(path.parent, os.W_OK | os.X_OK):
-                raise UsageError(f"{path} cannot be written: {path.parent} is no folder that may be written to")
-        begun = Begun(batch_id=f"batch_{secrets.token_hex(16)}", input_sha256=digest)
+                raise UsageError(f"{path} cannot be written: {path.parent} is not a writable folder")
+        begun = StartedRun(batch_id=f"batch_{secrets.token_hex(16)}", input_sha256=digest)
         part = self._mark.with_name(self._mark.name + ".part")
         part.write_bytes(msgspec.json.encode(begun))
         os.replace(part, self._mark)
         return begun
 
     async def _create(self, store: BatchStore) -> None:
-        """Make the batch, if no earlier start came so far."""
+        """Create the batch, if no earlier invocation has."""
         tenant = self._arguments.tenant
         try:
             await store.get(self._begun.batch_id, tenant=tenant)
@@ -130,7 +130,7 @@ class _Run:
             )
 
     async def _run_to_end(self, client: Client, store: BatchStore, on_progress: OnProgress) -> Batch:
-        """Run it; after a runner that was killed, when its lease is over."""
+        """Run the batch, after the lease of a killed runner has expired."""
         batch_id, window = self._begun.batch_id, self._arguments.concurrency
         give_up_at = asyncio.get_running_loop().time() + HELD_FOR_S
         while True:
@@ -146,7 +146,7 @@ class _Run:
                 await asyncio.sleep(HELD_PAUSE_S)
 
     async def _copy(self, store: BatchStore, file_id: str | None, path: Path, *, always: bool = False) -> None:
-        """Copy a file of the store to its place, whole or not at all; an empty one only if ``always``."""
+        """Copy a file of the store to ``path`` atomically; an empty one only if ``always``."""
         if file_id is None and not always:
             return
         part = path.with_name(path.name + ".part")
@@ -160,7 +160,7 @@ class _Run:
         await asyncio.to_thread(os.replace, part, path)
 
     async def _refused(self, batch: Batch) -> int:
-        """The input is wrong: say where; when it was mended, it is another file and begins anew."""
+        """Report the errors of the input. A corrected file has another digest, so it starts a new batch."""
         for problem in batch.errors.data if batch.errors is not None else []:
             place = f"{self._input}:{problem.line}" if problem.line is not None else self._input
             print(f"{place}: {problem.message} ({problem.code})", file=sys.stderr)
@@ -176,10 +176,10 @@ class _Run:
 
 
 def _endpoint_of(path: Path) -> str:
-    """Return the url of the first row, which has to be that of all.
+    """Return the url of the first row, which must be that of all rows.
 
     Raises:
-        ValidationError: the file cannot be read, or begins with no such row.
+        ValidationError: the file cannot be read, or its first line is not a valid row.
     """
     try:
         with path.open("rb") as file:
@@ -191,7 +191,7 @@ def _endpoint_of(path: Path) -> str:
         raise ValidationError(
             f"{path} must have a row in each line, as in "
             '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": …}}; '
-            f"the first line is none ({error})"
+            f"the first line is not a row ({error})"
         ) from error
 
 
@@ -205,7 +205,7 @@ def _told_when_interrupted() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("stopped; the same command goes on where it was", file=sys.stderr)
+        print("stopped; run the same command again to resume", file=sys.stderr)
         raise
 
 
@@ -219,7 +219,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--concurrency", type=int, default=DEFAULT_WINDOW, metavar="N", help="rows at a time (%(default)s)"
     )
     parser.add_argument("--tenant", default="default", help="on whose account")
-    parser.add_argument("--files-dir", metavar="DIR", help="where rows that are done are kept until the end")
+    parser.add_argument("--files-dir", metavar="DIR", help="folder for finished rows until the end")
     parser.add_argument(
         "--lease-ttl", type=float, default=LEASE_TTL_S, metavar="S", help="how long a death holds up the next start (5)"
     )
@@ -231,4 +231,4 @@ def _run(arguments: argparse.Namespace) -> int:
         return asyncio.run(_Run(arguments).run(url))
 
 
-RUN = Command("run", "Run a file of requests; after any end, the same command goes on.", _run, _add_arguments)
+RUN = Command("run", "Run a file of requests; the same command resumes an interrupted run.", _run, _add_arguments)

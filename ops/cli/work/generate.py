@@ -1,4 +1,4 @@
-"""``penstock generate``: one-off generations from the shell."""
+"""``penstock generate``: single generations from the shell."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    given = {name: value for name in ("temperature", "seed") if (value := getattr(arguments, name)) is not None}
-    params = SamplingParams(max_tokens=arguments.max_tokens, **given)
+    options = {name: value for name in ("temperature", "seed") if (value := getattr(arguments, name)) is not None}
+    params = SamplingParams(max_tokens=arguments.max_tokens, **options)
     prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in arguments.prompts]
     with resolve_redis_url(arguments.redis_url) as url:
         return asyncio.run(_generate(url, arguments, prompts, params))
 
 
 async def _generate(url: str, arguments: argparse.Namespace, prompts: list[str], params: SamplingParams) -> int:
-    """Print the answers in the order of the prompts; 1 if one did not come to a regular end."""
+    """Print the answers in the order of the prompts. Return 1 if a generation did not end regularly."""
     deployment = {"namespace": arguments.namespace, "shards": arguments.shards}
     async with Client.connect(url, model=arguments.model, **deployment) as client:
         notice = WaitingNotice(client, arguments.model)

@@ -1,10 +1,11 @@
-"""``python -m penstock.ops.lab.bench.decoder_step``: the decoder's step alone, of several kinds in turn.
+"""``python -m penstock.ops.lab.bench.decoder_step``: measures the decoder's step alone, of several kinds in turn.
 
-Each of ``--quantization``, ``--adapters``, ``--threads``, ``--tiles`` and ``--huge-pages`` may be several with commas;
-all combinations are measured, each in a process of its own, in turns of ``--turn-s`` seconds, so that a machine whose
-speed drifts drifts for all. A ratio is taken per round, to the first kind, of the least of its turn; the median over
-rounds is told.
-Where others use the machine, CPU time on one thread is what can be relied on.
+``--quantization``, ``--adapters``, ``--threads``, ``--tiles`` and ``--huge-pages`` accept several values with commas.
+All combinations are measured, each in its own process, in turns of ``--turn-s`` seconds, so that a drift of the
+machine's speed affects all. Per round, the ratio of the least time of a turn to that of the first kind is computed;
+the output is the median over rounds.
+
+On a machine with other load, only the CPU time of one thread is reliable.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _MS = 1e3
 
 
 class Kind:
-    """One combination, in its process."""
+    """A combination of options, in its process."""
 
     def __init__(self, python: str, options: list[str], name: str) -> None:
         self.name = name
@@ -49,7 +50,7 @@ class Kind:
         self.rounds.append(self._answer())
 
     def least(self, what: str) -> list[float]:
-        """Of each turn, in ms."""
+        """Return the least value of each turn, in ms."""
         return [min(turn[what]) * _MS for turn in self.rounds]
 
     def close(self) -> None:

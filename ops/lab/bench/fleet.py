@@ -1,9 +1,8 @@
-"""How a fleet follows its queue: ``python -m penstock.ops.lab.bench.fleet``, on a Ray cluster of this machine.
+"""Scaling of a fleet with its queue: ``python -m penstock.ops.lab.bench.fleet``, on a Ray cluster of this machine.
 
-A fleet of one engine of the demo model is asked by so many that they wait for longer than is wanted, and grows; then
-most of them stop, and it shrinks while the others go on. Told are the seconds from the first of the many requests to
-another engine that serves, and their parts; and how many requests were lost or came out otherwise, of all that were
-asked for while engines came and left.
+A fleet of one engine of the demo model gets so many requests that they wait longer than wanted, and grows. Then most
+clients stop, and it shrinks while the others continue. The output is the time from the first of the many requests to
+another serving engine, with its parts, and the number of requests that were lost or gave other tokens meanwhile.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ PROMPT = "count from four to nine:"
 
 
 class Round(msgspec.Struct, kw_only=True):
-    """One growth and one shrinking, in seconds from the first of many requests.
+    """A growth and a shrinking, in seconds from the first of many requests.
 
     Args:
-        decided_s: until the fleet wanted more engines; of that ``grow_after_s`` (3) is its patience.
-        serving_s: until another engine served.
-        start_s: of that, from the request for room to an engine that serves.
-        num_requests: that ended meanwhile; ``num_lost`` have not, ``num_different`` gave other tokens.
+        decided_s: time until the fleet wanted more engines, including its delay ``grow_after_s`` (3).
+        serving_s: time until another engine served.
+        start_s: part of that from the request for resources to a serving engine.
+        num_requests: requests that ended meanwhile; ``num_lost`` did not, ``num_different`` gave other tokens.
     """
 
     decided_s: float

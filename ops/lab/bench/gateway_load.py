@@ -1,11 +1,10 @@
-"""The load of the row gateway, a process of its own: the same requests through the client, or over HTTP by the gateway.
+"""The load of the row gateway, in its own process: the same requests through the client, or over HTTP to the gateway.
 
     python -m penstock.ops.lab.bench.gateway_load client redis://… phases.json result.json
     python -m penstock.ops.lab.bench.gateway_load http http://127.0.0.1:8000 phases.json result.json
 
-Over HTTP it does no more than it must while the clock runs: it writes requests that were made before, notes when the
-first event of each came and keeps the bytes, which are read when all is over. An HTTP library would cost more than
-what is measured.
+Over HTTP it does as little as possible during the measurement: it sends prepared requests, records the time of each
+first event, and stores the bytes, which are parsed afterwards. An HTTP library would cost more than the measured part.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _DATA = b"data: "
 
 
 class LoadResult(msgspec.Struct, kw_only=True):
-    """One phase: times in milliseconds and texts by request; ``cpu_s`` is what the load itself took."""
+    """Results of one phase: times in milliseconds and texts by request; ``cpu_s`` is the CPU time of the load."""
 
     wall_s: float
     cpu_s: float
@@ -49,14 +48,14 @@ class Choice(msgspec.Struct):
 
 
 class Chunk(msgspec.Struct):
-    """What is read of an event."""
+    """Parsed part of an event."""
 
     choices: list[Choice]
     usage: Usage | None = None
 
 
 class HttpStream(asyncio.Protocol):
-    """One request on a connection of its own; ``done`` once the server has closed it."""
+    """A request on its own connection; ``done`` is set when the server has closed it."""
 
     def __init__(self) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -90,7 +89,7 @@ class HttpStream(asyncio.Protocol):
 
 
 def http_request(item: Item) -> bytes:
-    """A completion of ``item`` as it goes over the wire."""
+    """Return the bytes of a completion request for ``item``."""
     body = msgspec.json.encode(
         {
             "model": "bench",
@@ -134,7 +133,7 @@ async def load_http(address: str, phase: Phase) -> LoadResult:
 
 
 async def load_client(client: Client, phase: Phase) -> LoadResult:
-    """The same by the client's streams."""
+    """Run a phase through the client's streams."""
     texts = [""] * len(phase.items)
     ttft_ms = [0.0] * len(phase.items)
     num_tokens = 0

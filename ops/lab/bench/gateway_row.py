@@ -1,8 +1,8 @@
-"""The gateway beside the client's own streams: the same worker, the same requests, in alternating rounds. The gateway
-is there twice, with one process and with two.
+"""The gateway compared with the client's streams: the same worker and requests, in alternating rounds.
 
-Both loads are processes of their own (``gateway_load``), so that each has what a machine leaves it beside worker, Redis
-and, over HTTP, the gateway. vLLM's HTTP server does the same requests afterwards, if it is among the rivals.
+The gateway runs twice, with one process and with two. Both loads run in their own processes (``gateway_load``), which
+share the machine with worker, Redis and, over HTTP, the gateway. vLLM's HTTP server gets the same requests afterwards,
+if it is among the rivals.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOAD_TIMEOUT_S = 600.0
 
 
 class GatewayWay(msgspec.Struct, kw_only=True):
-    """One way: by round tokens/s, TTFT (p50, ms) of all at once and of one request alone, and CPU of the load."""
+    """Results of one way by round: tokens/s, TTFT (p50, ms) of all requests and of a single one, CPU of the load."""
 
     tokens_per_s: list[float] = []
     ttft_ms: list[float] = []
@@ -47,7 +47,7 @@ class GatewayWay(msgspec.Struct, kw_only=True):
 
 
 class GatewayRow(msgspec.Struct, kw_only=True):
-    """``two`` is the gateway with two workers; ``vllm`` has no rounds where ``vllm_missing`` says why."""
+    """Results of all ways. ``two`` is the gateway with two workers; ``vllm_missing`` says why vLLM has no rounds."""
 
     model: str
     num_streams: int
@@ -73,7 +73,7 @@ class GatewayRow(msgspec.Struct, kw_only=True):
 
     @property
     def added_ttft_ms(self) -> float:
-        """What the gateway adds to the first token of a request that comes alone, the median of the rounds."""
+        """Return the time that the gateway adds to the first token of a single request, the median of the rounds."""
         pairs = zip(self.gateway.idle_ttft_ms, self.client.idle_ttft_ms, strict=True)
         return statistics.median(ours - theirs for ours, theirs in pairs)
 
@@ -130,7 +130,7 @@ def measure_gateway(
 
 
 class _Way(NamedTuple):
-    """One way of asking, and where its figures go; ``family`` are the processes of the gateway, if it has one."""
+    """A way of sending requests, and its results; ``family`` has the processes of the gateway, if it uses one."""
 
     name: str
     load: str
@@ -140,10 +140,10 @@ class _Way(NamedTuple):
     cpu_us_per_token: list[float]
 
     def measure(self, phases: list[Phase], scratch: Path) -> None:
-        """One round.
+        """Measure one round.
 
         Raises:
-            ConfigurationError: it did not give the tokens that were asked for.
+            ConfigurationError: the output has a wrong number of tokens.
         """
         before = self._cpu_s()
         _, everything = _load(self.load, self.url, phases[:2], scratch)
@@ -152,9 +152,9 @@ class _Way(NamedTuple):
         self.figures.add(everything, idle)
         if self.family:
             self.cpu_us_per_token.append(1e6 * cpu_s / everything.num_tokens)
-        wanted = sum(item.max_tokens for item in phases[1].items)
-        if everything.num_tokens != wanted:
-            raise ConfigurationError(f"{self.name} gave {everything.num_tokens} tokens, not {wanted}")
+        expected = sum(item.max_tokens for item in phases[1].items)
+        if everything.num_tokens != expected:
+            raise ConfigurationError(f"{self.name} gave {everything.num_tokens} tokens, not {expected}")
 
     def _cpu_s(self) -> float:
         return sum(sum(process.cpu_times()[:2]) for process in self.family)
@@ -166,16 +166,16 @@ def _family(gateway: LocalGateway) -> list[psutil.Process]:
 
 
 def _with_words(model: Path, folder: Path) -> Path:
-    """A copy of a random model whose every token is text.
+    """Copy a random model, with text for every token.
 
-    Of its own, only the 256 bytes are: most deltas would say nothing, and nothing would be sent for them over HTTP.
+    In the original only the 256 bytes have text, so most deltas would be empty and not sent over HTTP.
     """
     shutil.copytree(model, folder, dirs_exist_ok=True)
     path = folder / "tokenizer.json"
     tokenizer = msgspec.json.decode(path.read_bytes())
-    known = tokenizer["model"]["vocab"]
+    vocab = tokenizer["model"]["vocab"]
     # The first character is a space, as byte-level tokenizers spell it.
-    known |= {f"\u0120w{token_id}": token_id for token_id in range(len(known), read_vocab_size(model))}
+    vocab |= {f"\u0120w{token_id}": token_id for token_id in range(len(vocab), read_vocab_size(model))}
     path.write_bytes(msgspec.json.encode(tokenizer))
     return folder
 
@@ -184,9 +184,9 @@ def _load(way: str, url: str, phases: list[Phase], scratch: Path) -> list[LoadRe
     work, result = scratch / "phases.json", scratch / "loaded.json"
     work.write_bytes(msgspec.json.encode(phases))
     command = [sys.executable, "-m", "penstock.ops.lab.bench.gateway_load", way, url, str(work), str(result)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_TIMEOUT_S, check=False)
-    if done.returncode != 0:
-        raise ConfigurationError(f"the load by {way} failed: {done.stderr.strip()[-1500:]}")
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_TIMEOUT_S, check=False)
+    if completed.returncode != 0:
+        raise ConfigurationError(f"the load by {way} failed: {completed.stderr.strip()[-1500:]}")
     return msgspec.json.decode(result.read_bytes(), type=list[LoadResult])
 
 

@@ -54,7 +54,7 @@ MAX_FLEET_P50_RATIO = 1.5
 MAX_FLEET_REDIS_RATIO = 3.0
 # Of the Redis CPU of enqueue, claim and finish.
 MAX_EVENTS_SHARE = 0.05
-# Of what was computed for the turn before, where there is room; and how fair it stays where there is none.
+# Share of the cached tokens of the turn before with free capacity, and fairness without it.
 MIN_SESSION_HITS = 0.9
 MIN_SESSION_JAIN_RATIO = 0.97
 # By the rows of queue_enqueue, in order: one at a time, many tasks, in bulk.
@@ -65,7 +65,7 @@ MAX_GROWTH = 1.5
 
 
 class State(StrEnum):
-    """Of a goal."""
+    """State of a goal."""
 
     MET = "met"
     NOT_MET = "not met"
@@ -91,12 +91,12 @@ class Goal(msgspec.Struct, kw_only=True):
 
     @property
     def limit(self) -> str:
-        """As it is printed."""
+        """The limit as printed."""
         return f"≥ {self.at_least:,g}" if self.at_least is not None else f"≤ {self.at_most:,g}"
 
 
 def engine_goals(row: EngineRow) -> Iterator[Goal]:
-    """Those that a model's row can tell about."""
+    """Yield the goals of a model's row."""
     model = row.model
 
     def at_least(what: str, value: float | None, limits: dict[str, float]) -> Iterator[Goal]:
@@ -141,7 +141,7 @@ def engine_goals(row: EngineRow) -> Iterator[Goal]:
 
 
 def added_ttft_ms(row: EngineRow) -> float | None:
-    """What the way through Redis adds to the first token of a request that comes alone."""
+    """Return the time that the path through Redis adds to the first token of a single request."""
     served, alone = row.side(SERVED), row.side(ALONE)
     if served is None or alone is None or not served.rounds or not alone.rounds:
         return None
@@ -150,7 +150,7 @@ def added_ttft_ms(row: EngineRow) -> float | None:
 
 
 def adapter_goals(row: EngineRow) -> Iterator[Goal]:
-    """What vLLM loses or wins behind our queue, beside its own server."""
+    """Yield goals of vLLM's speed behind our queue, compared with its own server."""
     ratio = row.ratio(VLLM_SERVED, VLLM_HTTP, "tokens_per_s")
     what = f"tokens/s of {row.num_requests} streams, {VLLM_SERVED} over {VLLM_HTTP}"
     yield Goal(model=row.model, what=what, value=ratio, at_least=MIN_ADAPTER_OVER_VLLM)
@@ -164,13 +164,13 @@ def adapter_goals(row: EngineRow) -> Iterator[Goal]:
 
 
 def gateway_goals(row: GatewayRow) -> Iterator[Goal]:
-    """How much of the client's throughput is left over HTTP."""
+    """Yield goals of the throughput over HTTP, relative to the client's."""
     what = f"tokens/s of {row.num_streams} streams, through the gateway over the client's own"
     yield Goal(model=row.model, what=what, value=row.ratio, at_least=MIN_GATEWAY_OVER_CLIENT)
 
 
 def growth_goals(row: GrowthRow) -> Iterator[Goal]:
-    """Whether a request costs the scheduler the same in whatever company."""
+    """Yield goals of the scheduler's time per request, independent of the number of requests."""
     costs = [size.scheduler_us_per_request for size in row.sizes]
     yield Goal(
         model=row.model,
@@ -181,7 +181,7 @@ def growth_goals(row: GrowthRow) -> Iterator[Goal]:
 
 
 def pooling_goals(row: PoolingRow) -> Iterator[Goal]:
-    """Whether packing pays, and what the way through Redis costs."""
+    """Yield goals of packing's gain, and of the cost of the path through Redis."""
     for what, ours, theirs, at_least in (
         ("texts/s, through Redis over transformers in order of arrival", row.through_redis, row.arrival, 1.5),
         ("texts/s, through Redis over transformers sorted", row.through_redis, row.sorted, 1.0),
@@ -191,7 +191,7 @@ def pooling_goals(row: PoolingRow) -> Iterator[Goal]:
 
 
 def follow_goals(row: FollowRow) -> Iterator[Goal]:
-    """How much one client process takes in."""
+    """Yield goals of one client process's throughput."""
     yield Goal(
         model="none",
         what=f"deltas/s that one client takes from {row.num_streams:,} streams",
@@ -201,19 +201,19 @@ def follow_goals(row: FollowRow) -> Iterator[Goal]:
 
 
 def sessions_goals(row: SessionsRow) -> Iterator[Goal]:
-    """Whether conversations find what was computed for them, at no other tenant's expense."""
+    """Yield goals of conversations' cache hits, and of fairness to other tenants."""
     for load in row.loads:
         if load.name == "room":
             what = f"tokens found of the turn before, {load.num_sessions} sessions"
             yield Goal(model=row.model, what=what, value=load.warm.hit_share, at_least=MIN_SESSION_HITS)
-        else:  # where nobody has to wait, it says who thought for how long
+        else:  # without waiting requests, fairness depends only on think times
             what = f"Jain's index of tenants, warm over plain, {load.num_sessions} sessions"
             ratio = load.warm.jain / load.plain.jain
             yield Goal(model=row.model, what=what, value=ratio, at_least=MIN_SESSION_JAIN_RATIO)
 
 
 def fleet_goals(row: FleetRow) -> Iterator[Goal]:
-    """Whether a request costs the same, however many engines there are."""
+    """Yield goals of the cost of a request, independent of the number of engines."""
     most, least = row.sizes[-1].num_engines, row.sizes[0].num_engines
     over = f"of {most:,} engines over {least}"
     yield Goal(model="none", what=f"enqueue to claim p50 {over}", value=row.p50_ratio, at_most=MAX_FLEET_P50_RATIO)
@@ -221,14 +221,14 @@ def fleet_goals(row: FleetRow) -> Iterator[Goal]:
 
 
 def figures_goals(row: FiguresRow) -> Iterator[Goal]:
-    """What events add to a request."""
+    """Yield goals of the cost of events per request."""
     for cost in row.events:
         what = f"what events add to a request's Redis CPU, calls of {cost.at_once}"
         yield Goal(model="none", what=what, value=cost.share, at_most=MAX_EVENTS_SHARE)
 
 
 def enqueue_goals(row: EnqueueRow) -> Iterator[Goal]:
-    """How fast requests are put in line."""
+    """Yield goals of the speed of enqueueing."""
     for pairing, limit in zip(row.pairings, MIN_ENQUEUE_OVER_RIVAL, strict=True):
         if limit is not None:
             what = f"requests/s, {pairing.way} over {pairing.rival}"

@@ -1,7 +1,7 @@
-"""``make bench-peers``: installs the rivals that are not part of Penstock, each into an environment of its own.
+"""``make bench-peers``: installs the rivals that are not part of Penstock, each into its own environment.
 
-One that cannot be installed here is told by name and reason, and the others are installed all the same: `penstock
-bench` says "not installed" in its rows.
+A failed installation is reported by name and reason, and the others are installed anyway. `penstock bench` then has
+"not installed" in its rows.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def install(rival: Rival, folder: Path) -> str:
     if not Path(python).exists():
         venv.create(folder, with_pip=True)
     for command in steps:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            return done.stderr.strip()[-_MAX_REASON_CHARS:]
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
+        if completed.returncode != 0:
+            return completed.stderr.strip()[-_MAX_REASON_CHARS:]
     (folder / INSTALLED_MARK).touch()
     return ""
 

@@ -1,9 +1,9 @@
-"""What KV blocks beside the cache are worth, and what they cost: ``python -m penstock.ops.lab.bench.kv_offload``.
+"""Gain and cost of KV offloading: ``python -m penstock.ops.lab.bench.kv_offload``.
 
-Two deployments of one random model, with a folder for KV blocks and without, by turns. Restart: a long prompt is
-computed, the engine core is killed, and when another one serves the prompt comes again with another question behind it.
-The time to its first token is compared, and its tokens have to be the same. Writing: as many requests as the batch
-holds are decoded, all of whose blocks are written, and tokens a second are compared.
+Two deployments of one random model, with a folder for KV blocks and without, alternate. Restart: a long prompt is
+computed and the engine core is killed. When another core serves, the prompt is sent again, followed by another
+question. The times to the first token are compared; the tokens must be equal. Writing: a full batch of requests is
+decoded, all of whose blocks are written, and the tokens per second are compared.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def main() -> None:
         subprocess.run([*command, "--out", str(model)], check=True)
         options = ["--device", "cpu", "--served-model-name", "model", "--log-level", "error"]
         options += ["--threads", str(args.threads), "--max-num-seqs", str(NUM_DECODED)]
-        kept = ["--kv-offload-dir", str(Path(scratch) / "kept"), "--kv-offload-dir-size", "4GiB"]
-        with LocalStack(model, options) as without, LocalStack(model, [*options, *kept]) as with_folder:
+        offload = ["--kv-offload-dir", str(Path(scratch) / "kept"), "--kv-offload-dir-size", "4GiB"]
+        with LocalStack(model, options) as without, LocalStack(model, [*options, *offload]) as with_folder:
             stacks = {"without": without, "with": with_folder}
             if args.only != "writing":
                 asyncio.run(measure_restart(stacks, args.rounds))
@@ -69,14 +69,14 @@ async def measure_restart(stacks: dict[str, LocalStack], num_rounds: int) -> Non
     for number in range(num_rounds):
         prompt = random.choices(TOKEN_IDS, k=PROMPT_TOKENS)
         questions = [random.choices(TOKEN_IDS, k=QUESTION_TOKENS) for _ in range(2)]
-        found = {name: await ask_again(stack, prompt, questions) for name, stack in by_turns(stacks, number)}
-        if found["with"][1] != found["without"][1]:
+        results = {name: await ask_again(stack, prompt, questions) for name, stack in by_turns(stacks, number)}
+        if results["with"][1] != results["without"][1]:
             raise SystemExit("the tokens differ: what was read is not what would have been computed")
-        ratios.append(found["with"][0] / found["without"][0])
-        told = "; ".join(
-            f"{name} {ttft_s * 1000:.0f} ms, {cached} cached" for name, (ttft_s, _, cached) in found.items()
+        ratios.append(results["with"][0] / results["without"][0])
+        summary = "; ".join(
+            f"{name} {ttft_s * 1000:.0f} ms, {cached} cached" for name, (ttft_s, _, cached) in results.items()
         )
-        print(f"restart, TTFT of {PROMPT_TOKENS + QUESTION_TOKENS} tokens: {told}: {ratios[-1]:.3f}", flush=True)
+        print(f"restart, TTFT of {PROMPT_TOKENS + QUESTION_TOKENS} tokens: {summary}: {ratios[-1]:.3f}", flush=True)
     print(f"restart: {statistics.median(ratios):.3f} of the time without (goal 0.1), the same tokens", flush=True)
 
 
@@ -85,17 +85,17 @@ async def measure_writing(stacks: dict[str, LocalStack], num_rounds: int) -> Non
     random, ratios = Random(1), []
     for number in range(num_rounds + 1):
         prompts = [random.choices(TOKEN_IDS, k=DECODED_PROMPT_TOKENS) for _ in range(NUM_DECODED)]
-        found = {name: await decode(stack, prompts) for name, stack in by_turns(stacks, number)}
+        results = {name: await decode(stack, prompts) for name, stack in by_turns(stacks, number)}
         if number == 0:
             continue  # both are warm then
-        ratios.append(found["with"] / found["without"])
-        told = "; ".join(f"{name} {tokens_per_s:.0f} tokens/s" for name, tokens_per_s in found.items())
-        print(f"writing, {NUM_DECODED} requests that decode: {told}: {ratios[-1]:.3f}", flush=True)
+        ratios.append(results["with"] / results["without"])
+        summary = "; ".join(f"{name} {tokens_per_s:.0f} tokens/s" for name, tokens_per_s in results.items())
+        print(f"writing, {NUM_DECODED} requests that decode: {summary}: {ratios[-1]:.3f}", flush=True)
     print(f"writing: {statistics.median(ratios):.3f} of the tokens/s without", flush=True)
 
 
 def by_turns(stacks: dict[str, LocalStack], number: int) -> list[tuple[str, LocalStack]]:
-    """Every other round the other way round."""
+    """Return the stacks, in reverse order in every other round."""
     return list(stacks.items())[:: -1 if number % 2 else 1]
 
 
@@ -107,7 +107,7 @@ async def ask_again(stack: LocalStack, prompt: list[int], questions: list[list[i
         await until_written(stack.url, before)
         os.kill(before.core_pid, signal.SIGKILL)
         await until_serving(stack.url, other_than=before.core_pid)
-        await client.generate(list(TOKEN_IDS[:32]), GREEDY)  # what every first request of a process pays for
+        await client.generate(list(TOKEN_IDS[:32]), GREEDY)  # one-time costs of a process
         started, ttft_s, tokens, cached = time.perf_counter(), 0.0, list[int](), 0
         async for delta in client.stream(prompt + questions[1], GREEDY):
             tokens += delta.token_ids
@@ -117,7 +117,7 @@ async def ask_again(stack: LocalStack, prompt: list[int], questions: list[list[i
 
 
 async def decode(stack: LocalStack, prompts: list[list[int]]) -> float:
-    """Tokens a second of all prompts at once."""
+    """Return the tokens per second of all prompts together."""
     async with Client.connect(stack.url) as client:
         await until_serving(stack.url)
         started = time.perf_counter()
@@ -126,7 +126,7 @@ async def decode(stack: LocalStack, prompts: list[list[int]]) -> float:
 
 
 async def until_serving(url: str, other_than: int = 0) -> EngineHeartbeat:
-    """The heartbeat of the engine, once it serves in another process than that."""
+    """Wait until the engine serves in another process than ``other_than``, and return its heartbeat."""
     while True:
         beat = await heartbeat(url)
         if beat is not None and beat.core_pid not in (0, other_than) and beat.state is EngineState.READY:
@@ -135,21 +135,21 @@ async def until_serving(url: str, other_than: int = 0) -> EngineHeartbeat:
 
 
 async def until_written(url: str, before: EngineHeartbeat) -> None:
-    """Until nothing is written any more; at once where nothing is."""
+    """Wait until no more blocks are written."""
     last = -1
     give_up_at = time.monotonic() + TIMEOUT_S
     while (beat := await heartbeat(url)) is not None and beat.stats is not None and beat.stats.kv_offload is not None:
-        written = beat.stats.kv_offload.num_written_bytes
-        if written == last and beat.started_at == before.started_at:
+        num_bytes = beat.stats.kv_offload.num_written_bytes
+        if num_bytes == last and beat.started_at == before.started_at:
             return
         if time.monotonic() > give_up_at:
             raise TimeoutError("blocks are written without end")
-        last = written
+        last = num_bytes
         await asyncio.sleep(2.5)  # two heartbeats
 
 
 async def heartbeat(url: str) -> EngineHeartbeat | None:
-    """Of the engine that began last."""
+    """Return the heartbeat of the engine that started last."""
     commands = CommandConnection(url)
     try:
         beats = await read_heartbeats(commands.execute, Keys())

@@ -1,7 +1,7 @@
-"""How quiet the machine was while a row was measured: what other processes, and other guests of the host, took of it.
+"""Other load on the machine during a measurement: CPU time of other processes and of other guests of the host.
 
-The kernel's own counts of the cores that we may use, less what our processes took. Ours are this process, what it
-started, and the servers that left it (the embedded Redis), which have their working directory in the run's folder.
+It is the kernel's CPU time of the cores that we may use, minus that of our processes. Ours are this process, its
+descendants, and detached servers (the embedded Redis), whose working directory is in the run's folder.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CpuTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def other_load(before: CpuTimes, after: CpuTimes, num_cores: int) -> OtherLoad | None:
-    """What others took between two moments; None if the kernel has counted no time at all, as in some sandboxes."""
+    """Return the load of others between two times; None if the kernel counts no time, as in some sandboxes."""
     total_s = after.total_s - before.total_s
     if total_s <= 0:
         return None
@@ -60,10 +60,10 @@ def other_load(before: CpuTimes, after: CpuTimes, num_cores: int) -> OtherLoad |
 
 
 class LoadWatch:
-    """Watches a ``with`` block; afterwards ``found`` says what others took in it, or None where nobody can know.
+    """A ``with`` block whose other load is measured; afterwards it is in ``found``, or None if unknown.
 
     Args:
-        folder: processes that work in there are ours, whoever is their parent.
+        folder: processes with a working directory in it are ours, whatever their parent.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,10 +1,10 @@
-"""How long a long prompt holds the event loops: ``python -m penstock.ops.lab.bench.pauses``.
+"""Pauses of event loops caused by long prompts: ``python -m penstock.ops.lab.bench.pauses``.
 
 A gateway and a worker of the demo model get one long prompt after the other, as a chat and as a completion. Meanwhile
 two probes run, one call after the other. The event loop of the gateway answers GET /health. The event loop of the
-worker process answers what the tokens of one digit are, without its engine. The longest answer is a bound for the
-longest pause of the loop. The engine computes none of the prompts: each is longer than the model takes. But only its
-tokens show that, since the vocabulary of the copied model has one token of a million characters.
+worker process tokenizes one digit, without its engine. The longest answer bounds the longest pause of the loop. The
+engine computes none of the prompts, since each is longer than the model's limit. Only tokenization shows that, because
+the vocabulary of the copied model has one token of a million characters.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def main() -> None:
 
 
 def copy_model(folder: Path) -> Path:
-    """Return a copy of the demo model one token of which is so long that no length rules a prompt out.
+    """Return a copy of the demo model with one token so long that no prompt can be refused by its number of characters.
 
-    Its template writes all messages; the demo's own writes the last one.
+    Its template contains all messages; the demo's own only the last one.
     """
     shutil.copytree(MODEL, folder)
     (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
@@ -78,7 +78,7 @@ async def measure(redis_url: str, gateway_url: str, num_rounds: int) -> None:
 
 
 def bodies(num_chars: int) -> dict[str, bytes]:
-    """Return by path the bodies that ask about a text of so many characters."""
+    """Return request bodies with a text of ``num_chars`` characters, by path."""
     text = (TEXT * (num_chars // len(TEXT) + 1))[:num_chars]
     # As an agent's conversation has it: many messages. Each has some 40 characters of its own.
     parts = [text[at : at + 2000] for at in range(0, int(num_chars * 0.97), 2000)]

@@ -1,8 +1,8 @@
-"""What an image costs that comes again: ``python -m penstock.ops.lab.bench.repeated_image``.
+"""Cost of a repeated image: ``python -m penstock.ops.lab.bench.repeated_image``.
 
-A random LLaVA with a text model of 135M parameters and a tower of 86M is served on this machine. Each round shows a new
-image, and then asks something else about the same one: three times with all caches, and once after each of them was
-forgotten. Told is the time to the first token over that of the new image, as medians of rounds.
+A random LLaVA with a text model of 135M parameters and a vision encoder of 86M is served on this machine. Each round
+sends a new image, and then other questions about it: three times with all caches, and once after each cache was
+cleared. The output is the time to the first token relative to that of the new image, as medians over rounds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 async def measure(url: str, num_rounds: int) -> None:
-    """Print the ratios, and seconds for who wants to know what they are of."""
+    """Print the ratios and the seconds behind them."""
     ratios: dict[str, list[float]] = {}
     firsts: list[float] = []
     async with Client(url) as client:
@@ -54,13 +54,13 @@ async def measure(url: str, num_rounds: int) -> None:
             await client.reset_encoder_cache()
             times["again, without what the tower made"] = await ttft_s(client, image, "Where?")
             if number == 0:
-                continue  # imports, and what else is there only once
+                continue  # imports and other one-time costs
             firsts.append(first)
             for name, seconds in times.items():
                 ratios.setdefault(name, []).append(seconds / first)
     print(f"time to the first token of a new image: {statistics.median(firsts):.3f} s")
-    for name, found in ratios.items():
-        print(f"{name}: {statistics.median(found):.2f} of it ({min(found):.2f} to {max(found):.2f})")
+    for name, values in ratios.items():
+        print(f"{name}: {statistics.median(values):.2f} of it ({min(values):.2f} to {max(values):.2f})")
 
 
 async def ttft_s(client: Client, image: Any, question: str) -> float:
@@ -72,7 +72,7 @@ async def ttft_s(client: Client, image: Any, question: str) -> float:
 
 
 def noise(seed: int) -> Image.Image:
-    """A picture that no other round has."""
+    """Return a picture unique to a round."""
     return Image.frombytes("RGB", (SIDE, SIDE), random.Random(seed).randbytes(3 * SIDE * SIDE))
 
 

@@ -1,4 +1,4 @@
-"""The benchmark's table and JSON, with what one needs to judge them: machine, versions, seed, commit."""
+"""The benchmark's tables and JSON, with machine, versions, seed and commit."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ from .speculation.row import SpeculationRow
 from .tables import add_caption
 
 T = TypeVar("T")
-# Of the processor, as Linux calls them: those that say how fast products are.
+# CPU flags, as Linux names them, that determine the speed of matrix products.
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 BANDWIDTH = "bandwidth of memory"
 LIBRARIES = ("penstock", "torch", "transformers", "redis", "hiredis", "msgspec", "uvloop", "arq")
 
 
 class BenchReport(msgspec.Struct, kw_only=True):
-    """All rows that were chosen, and where they come from. The versions of rivals are with their sides.
+    """Results of the chosen rows, and their origin. Versions of rivals are with their sides.
 
-    ``failures`` says what ended a row, while it was measured or afterwards; ``other_load``, what others took of the
-    machine meanwhile. Both go by the rows' labels: their names, and for the engines' one row a model.
+    ``failures`` has the error that ended a row, during or after its measurement; ``other_load`` the load of others
+    meanwhile. Both are by label: the name of a row, or for the engines one label per model.
     """
 
     machine: dict[str, str]
@@ -99,9 +99,9 @@ class BenchReport(msgspec.Struct, kw_only=True):
 
     @contextmanager
     def telling_failures(self, label: str) -> Iterator[None]:
-        """Make an error in the block a failure of a row: what the other rows took an hour to find is not lost with it.
+        """Record an error in the block as a failure of a row, so that the results of other rows are not lost.
 
-        One that is none of ours is told with the line that raised it.
+        An unexpected exception is recorded with the line that raised it.
         """
         try:
             yield
@@ -116,7 +116,7 @@ class BenchReport(msgspec.Struct, kw_only=True):
 
 
 def engine_label(model: str) -> str:
-    """What the row of the engines on one model is called."""
+    """Return the label of the engines' row for a model."""
     return f"engine, {model}"
 
 
@@ -129,7 +129,7 @@ def write_report(report: BenchReport, path: Path) -> None:
 
 
 def machine() -> dict[str, str]:
-    """What ran this: processor, cores, memory, system; and how busy others kept it in the minute before."""
+    """Describe the machine: processor, cores, memory, system, and its load in the minute before."""
     processor, instructions = this_processor()
     return {
         "processor": processor or platform.processor(),
@@ -144,14 +144,14 @@ def machine() -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Library versions and the commit, where this is a checkout."""
-    found = {name: metadata.version(name) for name in LIBRARIES if _installed(name)}
+    versions = {name: metadata.version(name) for name in LIBRARIES if _installed(name)}
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    done = subprocess.run(git, capture_output=True, text=True, check=False)
-    return found | {"commit": done.stdout.strip() or "unknown"}
+    completed = subprocess.run(git, capture_output=True, text=True, check=False)
+    return versions | {"commit": completed.stdout.strip() or "unknown"}
 
 
 def print_report(console: Console, report: BenchReport) -> None:
-    """Print the tables of what was measured, and last the goals. A row that cannot be drawn becomes a failure."""
+    """Print the tables of the measured rows, then the goals. A row that cannot be printed becomes a failure."""
     for label, tables in _sections(report):
         with report.telling_failures(label):
             # All of them first: half a row would pass for the whole.
@@ -166,19 +166,19 @@ def print_report(console: Console, report: BenchReport) -> None:
 
 
 def all_goals(report: BenchReport) -> list[Goal]:
-    """Of the rows that were chosen; further ones of the queue stand in its own tables.
+    """Return the goals of the chosen rows; the queue's tables contain further ones.
 
-    A row whose goals cannot be told becomes a failure.
+    A row whose goals cannot be computed becomes a failure.
     """
-    found: list[Goal] = []
+    result: list[Goal] = []
     for label, goals in _goals_by_row(report):
         with report.telling_failures(label):
-            found += list(goals())
-    return found
+            result += list(goals())
+    return result
 
 
 def _sections(report: BenchReport) -> Iterator[tuple[str, Callable[[], Iterable[Table]]]]:
-    """By its label, what draws each row that was measured."""
+    """Yield the label and the tables of each measured row."""
     for row in report.engines:
         yield engine_label(row.model), partial(engine_tables, row, report.bandwidth)
     if report.adapter is not None:

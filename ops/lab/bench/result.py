@@ -1,4 +1,4 @@
-"""What a run of the workload gave on one side, and the figures made of it."""
+"""Results of a run of the workload on one side, and the figures computed from them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 class PhaseResult(msgspec.Struct, kw_only=True):
-    """The tokens of each request of a phase and when they came, in seconds after its start.
+    """Tokens of each request of a phase and their times, in seconds after its start.
 
-    ``sent_s`` is when a request came to the engine: at its arrival, or once fewer ran than may at once. Of those tokens
-    that a side guessed, ``num_accepted_tokens`` came true, and ``cpu_s`` is processor time; zeros where it does not
-    tell.
+    ``sent_s`` is the time when a request reached the engine: at its arrival, or when concurrency permitted it.
+    ``num_accepted_tokens`` is the number of accepted draft tokens, ``cpu_s`` the CPU time; 0 if not reported.
     """
 
     name: str
@@ -60,24 +59,24 @@ class PhaseResult(msgspec.Struct, kw_only=True):
 
     @property
     def ttft_ms(self) -> list[float]:
-        """Of each request."""
+        """Return the time to first token of each request."""
         pairs = zip(self.token_times_s, self.sent_s, strict=True)
         return [1000 * (times[0] - sent) for times, sent in pairs if times]
 
     @property
     def itl_ms(self) -> list[float]:
-        """All gaps. Tokens that came together share the time since those before them."""
+        """Return all times between tokens. Tokens that arrive together share the time since the last ones."""
         return [gap for times in self.token_times_s for gap in _gaps_ms(times)]
 
     @property
     def ms_per_token(self) -> float:
-        """From a request's first token to its last, per token after the first; the median of the requests."""
+        """Return the median over requests of the time from the first token to the last, per token after the first."""
         pairs = [1000 * (times[-1] - times[0]) / (len(times) - 1) for times in self.token_times_s if len(times) > 1]
         return statistics.median(pairs)
 
 
 class SideRun(msgspec.Struct, kw_only=True):
-    """One life of a side: ``ready_s`` from the start of its process, memory of all its processes at the end."""
+    """A run of a side: ``ready_s`` from the start of its process, memory of all its processes at the end."""
 
     ready_s: float
     rss_bytes: int
@@ -90,7 +89,7 @@ class SideRun(msgspec.Struct, kw_only=True):
 
 
 class Figures(msgspec.Struct, kw_only=True):
-    """What is reported of one round of one side."""
+    """Reported figures of one round of one side."""
 
     tokens_per_s: float
     ttft_p50_ms: float

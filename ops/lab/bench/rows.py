@@ -15,7 +15,7 @@ DEFAULT_PEERS_FOLDER = ".bench-peers"
 
 
 def chosen_rows(only: str) -> frozenset[str]:
-    """The rows that ``--only`` names, comma-separated; all where it is empty.
+    """Return the rows that ``--only`` names, comma-separated; all if it is empty.
 
     Raises:
         UsageError: no row has such a name.
@@ -32,7 +32,7 @@ def chosen_rows(only: str) -> frozenset[str]:
 
 
 def chosen_peers(peers: str) -> frozenset[str]:
-    """The rivals that ``--peers`` names, comma-separated; all where it is empty, none where it is "none".
+    """Return the rivals that ``--peers`` names, comma-separated; all if it is empty, none for "none".
 
     Raises:
         UsageError: no rival has such a name.

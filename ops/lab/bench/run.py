@@ -1,10 +1,9 @@
 """`penstock bench`: measures the chosen rows, prints tables and goals, writes the JSON.
 
-The rows are chosen with ``--only``. Those about the queue are in ``queue_*.py`` and ``follow.py``; that about engines
-and rivals in ``engine_row.py``: one workload, run by every side in turn, from the start of its process to its end, in
-alternating rounds, so that a machine whose speed drifts drifts for all; ratios are taken per round and their median is
-reported. A side whose tokens are wrong (``judge.py``) has no speed, and the exit status is 1. So it is when a row
-fails, which takes nothing from the others.
+``--only`` selects the rows. Those about the queue are in ``queue/``, those about engines and rivals in ``engines/``:
+every side runs one workload in turn, from the start of its process to its end, in alternating rounds, so that a drift
+of the machine's speed affects all. Ratios are computed per round; their median is reported. A side with wrong tokens
+(``judge.py``) has no speed, and the exit status is 1. It is also 1 when a row fails, which does not affect the others.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ WIDTH = 160
 
 
 class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure; see ``penstock bench --help``. ``threads`` 0 leaves them to the engine."""
+    """Options of the benchmark; see ``penstock bench --help``. ``threads`` 0 lets the engine choose."""
 
     rows: frozenset[str]
     models: list[str]
@@ -77,15 +76,15 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def options_of_engines(self) -> list[str]:
         """Options of ``worker start``, which are those of the engine alone as well."""
-        # The served engine would find the warm-up's prompts, and no rival keeps what it has computed.
+        # The served engine would reuse the warm-up's prompts, while no rival caches them.
         options = ["--no-enable-prefix-caching", *self.engine_options]
         return [*options, "--threads", str(self.threads)] if self.threads else options
 
 
 def run_bench(options: BenchOptions) -> int:
-    """Measure the chosen rows, print the tables; 1 if a side's tokens were wrong or a row failed.
+    """Measure the chosen rows and print the tables. Return 1 if a side's tokens were wrong or a row failed.
 
-    The JSON is written anew after each row, so that what comes later cannot take what was measured before.
+    The JSON is rewritten after each row, so that later failures do not lose earlier results.
     """
     # Into a file as well the tables keep their columns whole.
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
@@ -109,7 +108,7 @@ def run_bench(options: BenchOptions) -> int:
 
 @contextmanager
 def _run_folder() -> Iterator[Path]:
-    """A folder that holds all temporary files of the run, by which its servers are known (``other_load``)."""
+    """Yield a folder for all temporary files of the run, which identifies its servers (``other_load``)."""
     before = tempfile.tempdir
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         tempfile.tempdir = folder
@@ -120,7 +119,7 @@ def _run_folder() -> Iterator[Path]:
 
 
 class _Row(NamedTuple):
-    """What is measured in one go. ``label`` is its name in the report: ``name`` is chosen by ``--only``."""
+    """A unit of measurement. ``label`` is its name in the report, ``name`` that of ``--only``."""
 
     name: str
     label: str
@@ -129,7 +128,7 @@ class _Row(NamedTuple):
 
 
 def _rows(options: BenchOptions, report: BenchReport, scratch: Path, console: Console) -> list[_Row]:
-    """The chosen rows, each of which fills itself into ``report``."""
+    """Return the chosen rows, each of which adds its results to ``report``."""
     engines = [
         _Row(
             "engine",
@@ -150,7 +149,7 @@ def _rows(options: BenchOptions, report: BenchReport, scratch: Path, console: Co
 def _other_rows(
     options: BenchOptions, report: BenchReport, scratch: Path, console: Console
 ) -> list[tuple[str, str, Callable[[], None]]]:
-    """Each row's name, what is said before it, and what fills it into ``report``."""
+    """Yield each row's name, its announcement, and a function that adds its results to ``report``."""
 
     def gateway() -> None:
         model = model_folder(GROWTH_MODEL, scratch)
@@ -241,7 +240,7 @@ def _measure_speculation(options: BenchOptions, report: BenchReport, scratch: Pa
 
 
 def _queue_rows(options: BenchOptions, report: BenchReport) -> Iterator[tuple[str, str, Callable[[], None]]]:
-    """The same of those that need Redis alone; each has a field of its name in ``report.queue``."""
+    """Yield the same for rows that need only Redis; each has a field of its name in ``report.queue``."""
     measured: dict[str, tuple[str, Callable[[], object]]] = {
         "enqueue": ("putting requests in line …", measure_enqueue),
         "scale": (
@@ -285,7 +284,7 @@ def _work(name: str, options: BenchOptions) -> EngineWork:
 
 
 def model_folder(name: str, scratch: Path) -> Path:
-    """The demo model, or a random-weights model of a named shape, written into ``scratch`` unless it is there.
+    """Return the demo model, or a random model of a named shape, which is written into ``scratch`` if missing.
 
     Raises:
         ConfigurationError: no shape of that name.
@@ -296,7 +295,7 @@ def model_folder(name: str, scratch: Path) -> Path:
     if folder.exists():
         return folder
     command = [sys.executable, "-m", "penstock.ops.lab.random_model", "--shape", name, "--out", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ConfigurationError(f"model {name!r} cannot be made: {done.stderr.strip()}")
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode != 0:
+        raise ConfigurationError(f"model {name!r} cannot be made: {completed.stderr.strip()}")
     return folder

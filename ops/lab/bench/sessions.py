@@ -1,9 +1,9 @@
-"""What it is worth that a conversation returns to the engine whose cache holds it.
+"""Gain of returning a conversation to the engine that has it cached.
 
-Sessions of several turns, of several tenants, on two engines of one thread each: by turns with claims that ask nothing
-about caches, as the policy ``warm_ttl_s=None`` has them, and with those that do. Rounds take turns on the same engines,
-with new conversations each; ratios are of a round's pair. Once there is room for every session, and once more of them
-come than the engines take, so that requests wait for a sequence and not for their engine.
+Sessions of several turns and tenants run on two engines of one thread each: alternately with claims that ignore caches
+(policy ``warm_ttl_s=None``), and with claims that consider them. Rounds alternate on the same engines, with new
+conversations each; ratios are of a round's pair. One load leaves free capacity; the other exceeds the engines, so
+that requests wait for a sequence and not for their engine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NUM_ENGINES = 2
 NUM_TURNS = 8
 NUM_TENANTS = 2
 MAX_NUM_SEQS = 8
-# Of all tenants together: less than half of what the engines take, and half as many again.
+# Sessions of all tenants: less than half of the engines' capacity, and 1.5 times the capacity.
 NUM_SESSIONS = {"room": 6, "full": 24}
 # A session ends with some 1,500 tokens. A cache holds eight of 2,048 (``size_kv_cache``): most of an engine's half of
 # all sessions. The first turn is long enough to be known (``digests.MIN_BYTES``).
@@ -39,7 +39,7 @@ SYSTEM_CHARS = 480
 WORDS_CHARS = 100
 ANSWER_TOKENS = 16
 THINK_S = 0.2
-# The byte tokenizer of a random model gives each letter a token, so that an answer that comes back is what it was.
+# The byte tokenizer of a random model gives each letter a token, so re-encoding an answer gives the same tokens.
 LETTERS = string.ascii_lowercase
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
 PLAIN, WARM = QueuePolicy(warm_ttl_s=None), QueuePolicy()
@@ -61,7 +61,7 @@ class SessionsSide(msgspec.Struct, kw_only=True):
 
 
 class SessionsLoad(msgspec.Struct, kw_only=True):
-    """One number of sessions; ``kept_share`` is of the requests that an engine was warm for, those that it got."""
+    """Results for one number of sessions; ``kept_share`` is the share of warm requests that ran on their engine."""
 
     name: str
     num_sessions: int
@@ -89,14 +89,14 @@ class _Turn(msgspec.Struct):
     usage: Usage
     ttft_ms: float
     ended_s: float
-    # What the turn before has left to find.
+    # Tokens of the turn before that may be cached.
     num_findable: int
 
 
 def measure_sessions(
     name: str, model: Path, scratch: Path, rounds: int, seed: int, *, num_sessions: dict[str, int] | None = None
 ) -> SessionsRow:
-    """Run each load ``rounds`` times in each way, on a model whose tokenizer knows bytes.
+    """Run each load ``rounds`` times in each way, on a model with a byte tokenizer.
 
     Raises:
         ConfigurationError: the engines did not start.
@@ -146,7 +146,7 @@ async def _measure(url: str, name: str, num_sessions: int, rounds: int, random: 
 
 
 async def _run(client: Client, num_sessions: int, token_ids: list[int], random: Random) -> tuple[list[_Turn], float]:
-    """All sessions at once; returns their turns, and the seconds that they took."""
+    """Run all sessions concurrently, and return their turns and the total seconds."""
     started = time.perf_counter()
     params = SamplingParams(temperature=1.0, max_tokens=ANSWER_TOKENS, ignore_eos=True, allowed_token_ids=token_ids)
     each = [
@@ -164,11 +164,11 @@ async def _session(client: Client, tenant: str, params: SamplingParams, random: 
     for number in range(NUM_TURNS):
         await asyncio.sleep(THINK_S * random.random())
         messages.append({"role": "user", "content": "".join(random.choices(LETTERS, k=WORDS_CHARS))})
-        sent = time.perf_counter()
+        sent_s = time.perf_counter()
         ttft_ms, usage, text = math.nan, Usage(), ""
         async for delta in client.stream(messages, params, tenant=tenant):
             if math.isnan(ttft_ms) and delta.token_ids:
-                ttft_ms = 1000 * (time.perf_counter() - sent)
+                ttft_ms = 1000 * (time.perf_counter() - sent_s)
             text += delta.text
             usage = delta.usage or usage
         messages.append({"role": "assistant", "content": text})
@@ -189,7 +189,7 @@ def _side(turns: list[_Turn], wall_s: float) -> SessionsSide:
 
 
 def _jain(turns: list[_Turn]) -> float:
-    """Of the tokens of each tenant until the first of them was done, all wanting as much."""
+    """Return Jain's index of the tenants' tokens until the first tenant was done, with equal demand."""
     ends: dict[str, float] = defaultdict(float)
     for turn in turns:
         ends[turn.tenant] = max(ends[turn.tenant], turn.ended_s)

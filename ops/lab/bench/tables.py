@@ -8,7 +8,7 @@ from rich.table import Table
 
 
 def figure_table(title: str, first: str, *columns: str) -> Table:
-    """An empty table whose first column holds names."""
+    """Return an empty table whose first column has names."""
     table = Table(title=title)
     table.add_column(first)
     for column in columns:
@@ -17,10 +17,10 @@ def figure_table(title: str, first: str, *columns: str) -> Table:
 
 
 def add_caption(table: Table, words: str) -> None:
-    """Say ``words`` under the table, after what is said there already."""
+    """Append ``words`` to the caption of a table."""
     table.caption = f"{table.caption}; {words}" if table.caption else words
 
 
-def told_versions(name: str, versions: Mapping[str, str]) -> str:
-    """What ``name`` ran with, for a caption."""
+def describe_versions(name: str, versions: Mapping[str, str]) -> str:
+    """Return the versions of ``name`` for a caption."""
     return f"{name}: " + ", ".join(f"{library} {version}" for library, version in versions.items())

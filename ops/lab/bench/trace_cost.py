@@ -1,8 +1,8 @@
-"""What spans cost: ``python -m penstock.ops.lab.bench.trace_cost``.
+"""Cost of spans: ``python -m penstock.ops.lab.bench.trace_cost``.
 
-The same short requests go through three deployments of the demo model: one without tracing, one whose sampler takes
-nothing, one whose sampler takes everything. Rounds take turns. What is told is CPU time for a request, all threads of a
-process together: other load on the machine makes that noisier, hardly larger.
+The same short requests run on three deployments of the demo model: without tracing, with a sampler that drops all, and
+with one that samples all. Rounds alternate. The output is CPU time per request, over all threads of a process. Other
+load makes it noisier, but hardly larger.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def cpu_s(process: psutil.Process) -> float:
 
 
 async def worker_of(url: str) -> psutil.Process:
-    """The worker process of a deployment with one engine."""
+    """Return the worker process of a deployment with one engine."""
     commands = CommandConnection(url)
     try:
         (beat,) = await read_heartbeats(commands.execute, Keys())
@@ -107,7 +107,7 @@ def sampling(sampler: str | None) -> Generator[None]:
 
 @contextmanager
 def sink() -> Generator[str]:
-    """The URL of a receiver that takes everything, in a process of its own."""
+    """Yield the URL of a receiver that accepts everything, in its own process."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_receive, args=(theirs,), daemon=True)
     process.start()

@@ -22,10 +22,10 @@ WARM_UP, ALL_AT_ONCE, ONE_AT_A_TIME, IDLE, CHECK = "warm-up", "all at once", "on
 
 
 class Item(msgspec.Struct):
-    """One request: token ids and the exact number of tokens to generate (greedy, end of sequence ignored).
+    """A request: token ids and the exact number of tokens to generate (greedy, end of sequence ignored).
 
-    ``grammar`` holds its output, if it is to be held to one, as the arguments of ``StructuredOutputsParams``. Rivals
-    are not told of it. ``adapter`` is the folder of one, or empty.
+    ``grammar`` constrains the output, as arguments of ``StructuredOutputsParams``; rivals ignore it. ``adapter`` is the
+    folder of an adapter, or empty.
     """
 
     prompt_token_ids: list[int]
@@ -36,14 +36,14 @@ class Item(msgspec.Struct):
 
     def sampling(self) -> dict[str, Any]:
         """Arguments of ``SamplingParams``."""
-        given = {"temperature": 0.0, "max_tokens": self.max_tokens, "ignore_eos": True, "detokenize": True}
-        return given if self.grammar is None else given | {"structured_outputs": self.grammar}
+        params = {"temperature": 0.0, "max_tokens": self.max_tokens, "ignore_eos": True, "detokenize": True}
+        return params if self.grammar is None else params | {"structured_outputs": self.grammar}
 
 
 class Phase(msgspec.Struct):
-    """A part of the workload with an end of its own; at most ``concurrency`` requests are out at once.
+    """A part of the workload that runs to its end; at most ``concurrency`` requests run at a time.
 
-    ``is_guessing`` and ``is_fresh`` are as of ``penstock.worker.engine.offline``, which alone heeds them.
+    ``is_guessing`` and ``is_fresh`` are those of ``penstock.worker.engine.offline``; others ignore them.
     """
 
     name: str
@@ -81,7 +81,7 @@ def make_workload(
 def timed_phases(
     num_requests: int, num_single: int, vocab_size: int, seed: int, requests_per_s: float = 0.0
 ) -> list[Phase]:
-    """What is timed: all at once, one at a time, and one short request at a time; and a warm-up before."""
+    """Return the timed phases: all at once, one at a time, and one short request at a time, after a warm-up."""
 
     def fixed(count: int, seed: int, num_prompt_tokens: int, num_output_tokens: int) -> list[Item]:
         lengths = (num_prompt_tokens, num_prompt_tokens), (num_output_tokens, num_output_tokens)
@@ -99,7 +99,7 @@ def timed_phases(
 
 
 def check_phases(vocab_size: int, seed: int) -> list[Phase]:
-    """What is compared with the truth before anything is timed: a few requests of the workload, shortened."""
+    """Return the phases for the check before timing: a few shortened requests of the workload."""
     items = make_workload(NUM_CHECKED, vocab_size, seed)
     shortened = [msgspec.structs.replace(item, max_tokens=CHECKED_OUTPUT_TOKENS) for item in items]
     return [Phase(CHECK, shortened, NUM_CHECKED)]
@@ -107,7 +107,7 @@ def check_phases(vocab_size: int, seed: int) -> list[Phase]:
 
 def write_workload(phases: list[Phase], path: Path) -> None:
     """Write the file that ``penstock.worker.engine.offline`` and the scripts in ``peers`` read."""
-    written = [
+    encoded = [
         {
             "name": phase.name,
             "concurrency": phase.concurrency,
@@ -125,4 +125,4 @@ def write_workload(phases: list[Phase], path: Path) -> None:
         }
         for phase in phases
     ]
-    path.write_bytes(msgspec.json.encode({"phases": written}))
+    path.write_bytes(msgspec.json.encode({"phases": encoded}))

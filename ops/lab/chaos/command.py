@@ -16,8 +16,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engines", type=int, default=3, help="`worker start` this many times (default 3)")
     parser.add_argument("--concurrency", type=int, default=24, help="requests at once (default 24)")
     parser.add_argument("--interval", type=float, default=2.5, help="mean seconds between two events (default 2.5)")
-    told = "mean tokens of all requests between two events, in place of seconds: as many events on any machine"
-    parser.add_argument("--interval-tokens", type=int, default=0, metavar="N", help=told)
+    ranks_help = "mean tokens of all requests between two events, in place of seconds: as many events on any machine"
+    parser.add_argument("--interval-tokens", type=int, default=0, metavar="N", help=ranks_help)
     parser.add_argument("--seed", type=int, help="of requests and events (default: random, printed)")
     parser.add_argument("--sentinel", action="store_true", help="a primary with replicas and Sentinels; it is killed")
     parser.add_argument(
@@ -51,10 +51,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--speculative", default="off", metavar="{off,ngram[:N],suffix[:N]}", help="as of `worker start` (default off)"
     )
-    told = "ranks of each engine, which are killed, too; as of `worker start` (default 1)"
-    parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N", help=told)
-    told = "as above; of several stages, which have batches in flight, greedy requests are compared (default 1)"
-    parser.add_argument("--pipeline-parallel-size", type=int, default=1, metavar="N", help=told)
+    ranks_help = "ranks of each engine, which are killed, too; as of `worker start` (default 1)"
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N", help=ranks_help)
+    ranks_help = "as above; of several stages, which have batches in flight, greedy requests are compared (default 1)"
+    parser.add_argument("--pipeline-parallel-size", type=int, default=1, metavar="N", help=ranks_help)
     parser.add_argument("--json", default="", help="where the report goes as JSON")
     parser.add_argument("--log", default="", help="where the workers' logs go")
 

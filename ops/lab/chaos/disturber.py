@@ -30,9 +30,9 @@ from .pace import Pace
 from .redis_trouble import Action, RedisTrouble
 
 STOP_S = (0.5, 8.0)
-# A role beside those of a heartbeat.
+# A role in addition to those of a heartbeat.
 _RANK = "rank"
-# A worker that is started while Redis is away ends at once: how long it is started again and again.
+# A worker started while Redis is unreachable exits immediately. Time for which it is started again.
 START_PATIENCE_S = 120.0
 START_PAUSE_S = 0.2
 
@@ -86,18 +86,18 @@ class Disturber:
 
     @property
     def num_kills(self) -> int:
-        """How many processes have been killed that had something to do."""
+        """Number of killed processes that had work."""
         return sum(
             count for name, count in self.events.items() if name in self._redis.kills or name.startswith("kill ")
         )
 
     @property
     def missing(self) -> list[str]:
-        """Those actions, of the ones that were asked for by name, that have not happened."""
+        """Requested actions that have not happened."""
         return sorted(name for name in self._redis.asked_for if not self.events[name])
 
     async def run(self) -> None:
-        """Disturb until cancelled; what has begun by then is done to its end."""
+        """Inject faults until cancelled. Actions in progress are completed."""
         self._commands = make_commands(self._stack.url, self._stack.shards, Keys())
         names = list(self._actions)
         weights = [weight for weight, _ in self._actions.values()]
@@ -109,7 +109,7 @@ class Disturber:
                 try:
                     has_happened = await _to_its_end(self._actions[name][1]())
                 except RedisUnavailableError as error:
-                    # Nobody was found to do it to: a failover is under way.
+                    # No target was found: a failover is in progress.
                     log.info("chaos_action_dropped", action=name, reason=str(error))
                     continue
                 self.events[name] += has_happened
@@ -117,7 +117,7 @@ class Disturber:
             await self._commands.close()
 
     async def settle(self) -> None:
-        """Wait until everything that was stopped goes on and every worker serves again.
+        """Wait until all paused processes continue and every worker serves again.
 
         Raises:
             ConfigurationError: a worker could not be started again.
@@ -143,15 +143,15 @@ class Disturber:
         if victim is None:
             return False
         worker = self._worker_of(victim)
-        held: list[str] = []
+        claimed: list[str] = []
         for number in range((await Layouts(self._commands, Keys()).read(victim.model)).num_known):
             broker = Broker(self._commands, Keys().model(victim.model, number), number)
-            held += [request_id for request_id, _ in await broker.claims(victim.engine_id)]
+            claimed += [request_id for request_id, _ in await broker.claims(victim.engine_id)]
         try:
             psutil.Process(self._pid_of(victim, role)).kill()
         except psutil.NoSuchProcess:
             return False
-        self._clock.died(held)
+        self._clock.died(claimed)
         if role == "supervisor_pid" and worker is not None:
             self._revive_later(worker)
         return True
@@ -168,15 +168,15 @@ class Disturber:
         return True
 
     async def _pause_host(self) -> bool:
-        """All processes of a `worker start` stand still, as on a host that is paused, and none of them can notice.
+        """Pause all processes of a `worker start`, as on a paused host, so that none of them can notice.
 
-        If that lasts, their requests go to others, and when they go on they write as if nothing had been.
+        If that lasts, other engines resume their requests. When the processes continue, they write as before.
         """
         victim = await self._victim()
         if victim is None:
             return False
         try:
-            # Fork servers that several hosts share are the parents of what is below others.
+            # Fork servers shared by several hosts are the parents of processes of other hosts.
             roles = ("supervisor_pid", "worker_pid", "core_pid")
             heads = [psutil.Process(self._pid_of(victim, role)) for role in roles]
             below = [process for head in heads for process in head.children(recursive=True)]
@@ -222,7 +222,7 @@ class Disturber:
                 await asyncio.sleep(START_PAUSE_S)
 
     def _pid_of(self, beat: EngineHeartbeat, role: str) -> int:
-        """Of the process of that role; 0, which is nobody's, if it has none."""
+        """Return the id of the process with a role; 0 if the engine has none."""
         if role != _RANK:
             return getattr(beat, role)
         ranks = beat.setup.ranks if beat.setup is not None else None

@@ -1,4 +1,4 @@
-"""Runs requests through clients and writes down what the subscribers saw."""
+"""Runs requests through clients and records the output that subscribers receive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECONNECT_PAUSE_S = 0.1
 MAX_SENT_AGAIN = 3
 
 Connect = Callable[[], Client]
-# Gets the id of a request and what its subscriber has just got.
+# Called with the id of a request and the delta that its subscriber has just received.
 OnDelta = Callable[[str, Delta], None]
 
 log = get_logger(__name__)
@@ -28,7 +28,7 @@ log = get_logger(__name__)
 
 @dataclass
 class Sighting:
-    """What the subscriber of one request saw, delta by delta."""
+    """Output that the subscriber of one request received, delta by delta."""
 
     request: ChaosRequest
     request_id: str
@@ -37,7 +37,7 @@ class Sighting:
     text: str = ""
     finish_reasons: list[str] = field(default_factory=list)
     error: str = ""
-    # The stream ended with the error that says that Redis does not know the request any more.
+    # The stream ended with the error for a request that Redis has lost.
     is_gone: bool = False
     # That error came before anything else, so it was sent again under the same id, as the error invites to.
     num_sent_again: int = 0
@@ -73,14 +73,14 @@ async def run_load(
     patience_s: float,
     shards: Mapping[str, str] | None = None,
 ) -> LoadResult:
-    """Run requests, in turn and again from the first, while ``go_on(number started)`` says so.
+    """Run requests, in turn and again from the first, while ``go_on(number started)`` is true.
 
     Args:
-        shards: where models are, if not at ``url``.
-        label: makes request ids, which are ``label-NUMBER``.
-        concurrency: how many at once.
-        patience_s: a request that has not ended so long after the last one began is left: it is lost. If for so long
-            nothing at all is seen, none begins any more.
+        shards: servers of the models, if not ``url``.
+        label: prefix of the request ids ``label-NUMBER``.
+        concurrency: concurrent requests.
+        patience_s: a request that has not ended this long after the last one started counts as lost. If nothing at all
+            is received for this time, no more requests are started.
     """
     sightings: list[Sighting] = []
     started_at = time.monotonic()
@@ -122,13 +122,13 @@ def _amount(sightings: list[Sighting]) -> int:
 
 
 async def _run_one(connect: Connect, client: Client, sighting: Sighting, on_delta: OnDelta) -> None:
-    """Run it as an app does: what was refused for now is sent again."""
+    """Run a request as an app does: after a temporary refusal it is sent again."""
     while True:
         try:
             await _try_one(connect, client, sighting, on_delta)
             return
         except RedisFullError as error:
-            if sighting.indexes:  # what has begun is never refused
+            if sighting.indexes:  # a request that has started is never refused
                 sighting.error = f"{error.code}: {error}"
                 return
             await asyncio.sleep(error.retry_after_s)
@@ -169,7 +169,7 @@ async def _try_one(connect: Connect, client: Client, sighting: Sighting, on_delt
 
 
 async def _read_in_pieces(connect: Connect, client: Client, sighting: Sighting) -> AsyncGenerator[Delta]:
-    """Follow a detached request with readers that leave, and others, on new connections, that go on where they left."""
+    """Follow a detached request with readers that disconnect, and others that resume on new connections."""
     random = Random(sighting.request_id)
     request = sighting.request
     handle = await client.submit(
@@ -197,7 +197,7 @@ async def _read_in_pieces(connect: Connect, client: Client, sighting: Sighting) 
 
 
 async def _connected(connect: Connect) -> Client:
-    """Connect as an app does that comes up while Redis may be away: again, while the error says that it may help."""
+    """Connect as an app that starts while Redis may be unreachable: retry while the error suggests it."""
     while True:
         try:
             return await connect()

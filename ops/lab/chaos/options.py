@@ -1,4 +1,4 @@
-"""What `penstock chaos` is to do, and which engines it does it to."""
+"""Options of `penstock chaos`, and of its engines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do; see ``penstock chaos --help``."""
+    """Options of a chaos run; see ``penstock chaos --help``."""
 
     num_requests: int
     min_seconds: float
@@ -32,27 +32,27 @@ class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_ranks(self) -> int:
-        """Of each engine."""
+        """Ranks of each engine."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether engines make the same tokens of a request whatever they compute beside it.
+        """Whether engines generate the same tokens of a request regardless of the rest of its batch.
 
-        Of vLLM nobody knows it: of its requests greedy ones alone have one right answer.
+        For vLLM that is unknown, so only greedy requests are compared.
         """
         return self.engine == "penstock"
 
     @property
     def device_arguments(self) -> list[str]:
-        """Of `worker start`, for where engines compute; all of them on the first GPU, as much memory for each."""
+        """Options of `worker start` for the device. All engines share the first GPU, with equal parts of its memory."""
         if self.device == "cpu":
             return ["--device", "cpu", "--threads", "1"]
         return ["--gpus", "0", "--kv-cache-memory", "256MiB"]
 
     @property
     def engine_arguments(self) -> list[str]:
-        """Of `worker start`, for the engine."""
+        """Options of `worker start` for the engine."""
         if self.engine == "penstock":
             ranks = ["--tensor-parallel-size", str(self.tensor_parallel_size)]
             ranks += ["--pipeline-parallel-size", str(self.pipeline_parallel_size)]

@@ -1,11 +1,11 @@
-"""Reads from a server's MONITOR which engine was given which request, and whose records it took.
+"""Observation of claims and records through a server's MONITOR.
 
-A server says each command in the order in which it runs them, and behind a script the commands of that. So a record is
-taken where its script pushes it onto a log, whatever the caller was told, and whether or not the reply arrived. It is
-another server's word than the one that is tested: a script that is wrong cannot hide here.
+MONITOR prints commands in the order of their execution, and after a script the commands of that script. So a record
+counts as written when its script pushes it onto a log, regardless of the reply to the caller. This is independent of
+the scripts under test, so a wrong script cannot hide.
 
-A connection that is lost is made anew. What happens in between is not seen, so what is seen later must not contradict
-what was seen before, and nothing is concluded from what is missing.
+A lost connection is opened again. Commands in between are not observed. So later observations must not contradict
+earlier ones, and nothing is concluded from missing ones.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ log = get_logger(__name__)
 
 
 class OwnerWatch:
-    """Tells ``owners`` of a model's claims and records; ``run`` it beside the load.
+    """Reporter of a model's claims and records to ``owners``; call ``run`` concurrently with the load.
 
     Args:
-        scripts: whose calls are looked for.
+        scripts: scripts whose calls are observed.
     """
 
     def __init__(self, url: str, keys: ModelKeys, owners: Owners, scripts: Mapping[str, Script] = SCRIPTS) -> None:
@@ -55,7 +55,7 @@ class OwnerWatch:
         self._names = {scripts[name].sha.encode(): name for name in NUM_WRITE_ARGS}
         self._log_key, self._request_key = keys.log("").encode(), keys.request("").encode()
         self._server = b""
-        # What the script that runs now was asked to write: request to epoch, index, index after it.
+        # Requested writes of the current script: request to epoch, index, index after it.
         self._asked: dict[bytes, tuple[int, int, int]] = {}
         self._marks: dict[bytes, asyncio.Event] = {}
         self.is_watching = asyncio.Event()
@@ -88,12 +88,12 @@ class OwnerWatch:
 
     async def _watch(self, connection: AbstractConnection) -> None:
         server = await self._ask(connection, "INFO", "server")
-        found = re.search(rb"run_id:(\w+)", server)
-        if found and found[1] != self._server:
+        match = re.search(rb"run_id:(\w+)", server)
+        if match and match[1] != self._server:
             self.owners.forget()
-            self._server = found[1]
+            self._server = match[1]
         self._asked = {}
-        # Its reply is read with what follows it: a part of the first line may come with it.
+        # A part of the first line may arrive with the reply.
         await heed_cancellation(connection.send_command("MONITOR"))
         await deliver_replies(connection, self.saw)
 
@@ -103,7 +103,7 @@ class OwnerWatch:
         return await heed_cancellation(connection.read_response())
 
     def saw(self, line: Any) -> None:
-        """One line of MONITOR. Most are of no interest, which has to be seen at a glance: there are thousands."""
+        """Handle one line of MONITOR. Most of the thousands are irrelevant and must be skipped quickly."""
         if isinstance(line, Exception):
             raise line
         head = _HEAD.match(line) if isinstance(line, bytes) else None
@@ -148,12 +148,12 @@ class OwnerWatch:
 
 
 def _asked(name: str, words: list[bytes]) -> dict[bytes, tuple[int, int, int]]:
-    """What a call asks to be written. ``append`` says the index after it, the other scripts the number of tokens."""
-    found: dict[bytes, tuple[int, int, int]] = {}
+    """Return the requested writes of a call. ``append`` has the index after it, other scripts the number of tokens."""
+    writes: dict[bytes, tuple[int, int, int]] = {}
     for start in range(0, len(words), NUM_WRITE_ARGS[name]):
         request_id, epoch, index, end = words[start : start + 4]
-        found[request_id] = (int(epoch), int(index), int(end) if name == "append" else int(index) + int(end))
-    return found
+        writes[request_id] = (int(epoch), int(index), int(end) if name == "append" else int(index) + int(end))
+    return writes
 
 
 def _sha(text: bytes) -> bytes:

@@ -1,14 +1,14 @@
-"""Who wrote to which log: no two owners in one, though they write the same tokens.
+"""Check that each log has one owner at a time.
 
-Engines compute a request alike, so two of them in one log leave no trace in its tokens. Here each claim and each record
-that a server took is held against these rules:
+Engines compute equal tokens, so two owners of one log leave no trace in its tokens. Each claim and each record that a
+server executed is checked against these rules:
 
-- A claim gives an epoch above all that the request had, and to one engine alone.
-- A record is written under the epoch that was given last.
-- No token is written twice, by whomever.
+- A claim assigns an epoch above all earlier ones of the request, to exactly one engine.
+- A record is written under the last assigned epoch.
+- No token is written twice, by any engine.
 
-What a server has lost, in a failover or otherwise, it may take again from whom it then calls the owner; so the last two
-hold for one server, from its start on. An epoch is one engine's whatever was lost.
+After data loss, as in a failover, a server may accept lost records again from the owner that it then knows. So the last
+two rules hold per server, since its start. An epoch belongs to one engine even across data loss.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNSEEN = "an engine whose claim was not seen"
 
 @dataclass
 class _Log:
-    """What one server has taken of a request. ``end`` is the index after the last token, ``by`` the epoch of that."""
+    """State of a request's log at one server. ``end`` is the index after the last token, ``by`` its epoch."""
 
     epoch: int = 0
     end: int = 0
@@ -31,9 +31,10 @@ class _Log:
 
 @dataclass
 class Owners:
-    """Told of claims and records in the order in which servers took them.
+    """Checker of claims and records, reported in the order of their execution.
 
-    ``num_records`` that were seen; ``moved`` requests, that more than one epoch wrote to; ``harms``, one sentence each.
+    ``num_records`` is the number of observed records. ``moved`` has the requests with records of several epochs,
+    ``harms`` a sentence for each violation.
     """
 
     num_records: int = 0
@@ -45,7 +46,7 @@ class Owners:
 
     @classmethod
     def joined(cls, parts: Iterable[Owners]) -> Owners:
-        """What was seen at several servers, each by itself."""
+        """Return the combined results of several servers."""
         whole = cls()
         for part in parts:
             whole.num_records += part.num_records
@@ -57,15 +58,15 @@ class Owners:
 
     @property
     def num_moved(self) -> int:
-        """How many requests more than one owner wrote to, one after the other."""
+        """Number of requests that several owners wrote to, one after the other."""
         return sum(len(epochs) > 1 for epochs in self._writers.values())
 
     def forget(self) -> None:
-        """Another server takes over, or this one has lost what it held."""
+        """Forget the logs, because another server takes over, or this one has lost its data."""
         self._logs.clear()
 
     def claimed(self, request_id: str, epoch: int, engine: str) -> None:
-        """An engine was given a request."""
+        """Check that an engine may claim a request."""
         log = self._logs.setdefault(request_id, _Log())
         first = self._engines.setdefault((request_id, epoch), engine)
         if first != engine:
@@ -77,7 +78,7 @@ class Owners:
         log.epoch = max(log.epoch, epoch)
 
     def wrote(self, request_id: str, epoch: int, index: int, next_index: int) -> None:
-        """A record with the tokens from ``index`` to before ``next_index`` went into the log."""
+        """Check a record with the tokens from ``index`` to before ``next_index``."""
         log = self._logs.setdefault(request_id, _Log())
         self.num_records += 1
         self._writers.setdefault(request_id, set()).add(epoch)

@@ -25,9 +25,9 @@ class EveryFewSeconds:
 
 
 class EveryFewTokens:
-    """After ``mean`` tokens of all requests on average, so a request lives through as much on any machine.
+    """Pace of one event per ``mean`` tokens of all requests on average, independent of the speed of the machine.
 
-    What makes no tokens, since all of it has died, is left alone until it makes some again.
+    While no tokens are generated, because everything has died, no event happens.
     """
 
     def __init__(self, mean: int) -> None:
@@ -36,7 +36,7 @@ class EveryFewTokens:
         self._is_over = asyncio.Event()
 
     def saw(self, num_tokens: int) -> None:
-        """Subscribers have got so many more."""
+        """Count tokens that subscribers received."""
         self._left -= num_tokens
         if self._left <= 0:
             self._is_over.set()

@@ -1,6 +1,6 @@
-"""What befalls the Redis of a chaos run: it dies, stands still, is full, loses its data, or another takes its place.
+"""Faults of Redis in a chaos run: it is killed, paused, full, loses its data, or fails over.
 
-Where there are shards it befalls one of them or home, and models move.
+With shards the faults affect one of them or the home server, and models are moved.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class RedisTrouble:
     """Actions on Redis, by name and weight; ``kills`` are those that end a process.
 
     Args:
-        trio: where Redis is a primary with Sentinels.
-        loses_data: whether it may lose all that it holds.
+        trio: the servers if Redis is a primary with Sentinels.
+        loses_data: whether Redis may lose all its data.
     """
 
     kills = frozenset({"restart redis", "kill primary"})
@@ -53,7 +53,7 @@ class RedisTrouble:
         self._random = random
         self._trio = trio
         self._failing_over: asyncio.Task[None] | None = None
-        # What a run has to show, since it was started for that.
+        # Actions that must happen, since options requested them.
         self.asked_for: list[str] = []
         self.actions: dict[str, tuple[int, Action]] = {
             "cut connections": (2, self._cut_connections),
@@ -102,13 +102,13 @@ class RedisTrouble:
         return True
 
     async def _cut_connections(self) -> bool:
-        """Every client, worker and supervisor must connect anew."""
+        """Cut all connections, so that every client, worker and supervisor must reconnect."""
         kinds = ("normal", "pubsub")
         replies = await self._tell(self._any(), *[("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes") for kind in kinds])
         return any(replies)
 
     async def _fill(self) -> bool:
-        """Whether anybody was refused a write; else it was as if nothing had been."""
+        """Fill the memory. Return whether any write was refused; if none was, nothing was tested."""
         name = self._any()
         if not await self._tell(name, ("CONFIG", "SET", "maxmemory", 1)):
             return False
@@ -126,7 +126,7 @@ class RedisTrouble:
             await asyncio.sleep(pause_s)
 
     async def _lose_data(self) -> bool:
-        """Whether there was anything to lose."""
+        """Delete all data. Return whether there was any."""
         replies = await self._tell(self._any(), ("DBSIZE",), ("FLUSHALL",))
         return bool(replies) and replies[0] > 0
 
@@ -136,9 +136,9 @@ class RedisTrouble:
         return int(replies[0]["total_error_replies"]) if replies else 0
 
     async def _move(self) -> bool:
-        """Move a model, or go on with a move; half of them are cut short, as by the death of who moves.
+        """Move a model, or continue a move. Half of the moves are interrupted, as by the death of the moving process.
 
-        Whoever moves runs the command again soon: clients wait for a model that is on its way for a minute at most.
+        An operator would repeat the command soon, since clients wait at most a minute for a model that is being moved.
         """
         targets = self._random.sample([*self._stack.server_urls], 2)
         if self._random.random() < 0.5:
@@ -189,7 +189,7 @@ class RedisTrouble:
                 await server.close()
 
     def _any(self) -> str:
-        """One of the servers."""
+        """Return a random server."""
         names = [*self._stack.server_urls]
         return self._random.choice(names) if len(names) > 1 else names[0]
 
@@ -211,4 +211,4 @@ def _fail_over(trio: SentinelTrio) -> None:
     old_port = trio.kill_primary()
     trio.await_failover(old_port)
     trio.revive(old_port)
-    trio.wait_until_whole()
+    trio.wait_until_complete()

@@ -40,7 +40,7 @@ from .workload import ChaosRequest, make_requests
 
 MODEL_NAME = "demo"
 MAX_DELIVERIES = 10
-# Longer than a lease: who stood still for less goes on while others have its requests, and writes, and is refused.
+# Longer than a lease. So an engine paused for less continues while others own its requests; its writes are refused.
 STALL_TIMEOUT_S = 6.0
 # A request that takes this much longer than everything else is lost.
 PATIENCE_S = 120.0
@@ -50,7 +50,7 @@ TENANTS_PER_PARTITION = 4
 
 
 class ChaosReport(msgspec.Struct, kw_only=True):
-    """What is written to the JSON file."""
+    """Contents of the JSON file."""
 
     machine: dict[str, str]
     versions: dict[str, str]
@@ -101,7 +101,7 @@ def _trio(options: ChaosOptions) -> Iterator[SentinelTrio | None]:
 
 
 def _models(shards: list[str]) -> list[str]:
-    """One name for each shard, of a model that is going to be there."""
+    """Return a model name for each shard."""
     names = (f"demo{number}" for number in itertools.count())
     return [next(name for name in names if choose_shard(name, shards) == shard) for shard in shards] or [MODEL_NAME]
 
@@ -140,7 +140,7 @@ async def _run(
         growing = asyncio.create_task(_partition(stack, models, options.num_partitions))
         disturbed = await _under_fire(stack, requests, options, disturber, on_delta)
         await growing
-    # A replica that takes over may lack what was written last.
+    # A replica that takes over may lack the last writes.
     may_lose = options.loses_data or options.has_sentinels
     timelines = None
     if not may_lose:
@@ -168,7 +168,7 @@ async def _run(
 
 
 async def _partition(stack: LocalStack, models: list[str], num: int) -> None:
-    """Give the models their partitions while all goes on, however often that is cut short."""
+    """Change the partitions of the models under load, retrying after interruptions."""
     commands = make_commands(stack.url, stack.shards, Keys())
     try:
         for model in models if num > 1 else ():
@@ -183,7 +183,7 @@ async def _partition(stack: LocalStack, models: list[str], num: int) -> None:
 async def _under_fire(
     stack: LocalStack, requests: list[ChaosRequest], options: ChaosOptions, disturber: Disturber, on_delta: OnDelta
 ) -> LoadResult:
-    """Run the load while the disturber does what it does; all serves again when this returns."""
+    """Run the load while the disturber injects faults. All workers serve again when this returns."""
     disturbing = asyncio.create_task(disturber.run())
     until = time.monotonic() + options.min_seconds
 
@@ -204,7 +204,7 @@ async def _under_fire(
 
 @asynccontextmanager
 async def _watching(url: str, model: str) -> AsyncIterator[Owners]:
-    """See who writes what of a model at a server, from before the load begins until all is there that was done."""
+    """Observe the writes of a model at a server, from before the load until all its commands were observed."""
     owners = Owners()
     watch, commands = OwnerWatch(url, Keys().model(model), owners), CommandConnection(url)
     watching = asyncio.create_task(watch.run())

@@ -1,4 +1,4 @@
-"""What the events of the requests under fire say, held against what their subscribers saw."""
+"""Comparison of the events of requests under chaos with the output that their subscribers received."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Timelines = Mapping[str, Sequence[RequestEvent]]
 
 async def read_timelines(client: Client, models: Sequence[str]) -> Timelines:
     """Return the events that are kept of all requests, by id, the oldest first."""
-    found: defaultdict[str, list[RequestEvent]] = defaultdict(list)
+    by_request: defaultdict[str, list[RequestEvent]] = defaultdict(list)
     for model in models:
         after = "0-0"
         while events := await client.request_events(after=after, model=model, limit=PAGE):
             for event in events:
-                found[event.request_id].append(event)
+                by_request[event.request_id].append(event)
             after = events[-1].event_id
-    return found
+    return by_request
 
 
-def harm_of(timeline: Sequence[RequestEvent], sighting: Sighting) -> str:
-    """Return what is wrong with the events of a request that its subscriber saw to its end; "" if nothing is."""
+def find_violation(timeline: Sequence[RequestEvent], sighting: Sighting) -> str:
+    """Return the error in the events of a request that its subscriber followed to the end; "" if there is none."""
     ends = [event for event in timeline if event.state.is_end]
     if len(ends) != 1 or not timeline[-1].state.is_end:
         return f"{len(ends)} ends in its events: {_told(timeline)}"

@@ -1,4 +1,4 @@
-"""Compares what the subscribers saw under chaos with what they saw without."""
+"""Comparison of the outputs under chaos with undisturbed ones."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import msgspec
 from ....shared.queue.request_events import EventKind, RequestEvent
 from .load import Sighting
 from .owners import Owners
-from .timelines import Timelines, harm_of
+from .timelines import Timelines, find_violation
 
 MAX_EXAMPLES = 10
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """How many requests were harmed, and how; ``lost`` and all below must be 0.
+    """Numbers of harmed requests by kind; ``lost`` and all below must be 0.
 
-    ``num_kills`` processes were killed: where none was, nothing was put to the test. ``missing`` are the actions that
-    were asked for and never happened. ``num_gone`` requests ended with the error that Redis has lost them, where it did
-    lose its data. ``num_sent_again`` times that error came before any token: a primary had accepted a request that no
-    replica had yet, and was killed.
+    ``num_kills`` processes were killed; with 0 nothing was tested. ``missing`` are requested actions that did not
+    happen. ``num_gone`` requests ended with the error that Redis had lost them, when it did lose its data.
+    ``num_sent_again`` times that error came before any token: a killed primary had accepted a request that no replica
+    had yet.
 
-    ``num_records`` were seen going into logs, whose writers are known; ``num_moved`` requests went on under another
-    owner. ``two_owners``: writes of an owner that was none any more. ``num_timelines`` requests have all their events;
-    those of ``wrong_timelines`` do not fit what was seen. ``num_compared`` have one right answer, whatever dies.
+    ``num_records`` records of known writers were observed; ``num_moved`` requests were resumed by another owner.
+    ``two_owners`` counts writes of former owners. ``num_timelines`` requests have all their events; those of
+    ``wrong_timelines`` contradict the output. ``num_compared`` requests have one correct output, regardless of faults.
     """
 
     num_requests: int = 0
@@ -81,14 +81,14 @@ def judge(
     """Compare each of ``seen`` with the undisturbed run of the same request (they repeat in order).
 
     Args:
-        owners: what was seen of who wrote to which log.
-        missing: actions that were asked for and did not happen.
-        loses_data: Redis was made to lose its data, or to fail over, which may lose the last of it; so requests may
-            have ended with the error that says so.
-        timelines: events by request; None where Redis may have lost some. A request whose first are kept no more is
-            passed over.
-        may_differ: of each of ``expected``, whether another engine may go on with other tokens than this one would
-            have; none where it is empty. Everything but the tokens is held against it all the same.
+        owners: checks of the writers of logs.
+        missing: requested actions that did not happen.
+        loses_data: whether Redis lost data, or failed over, which may lose the last writes. Then requests may have
+            ended with the error that says so.
+        timelines: events by request; None if Redis may have lost some. Requests whose first events were trimmed are
+            skipped.
+        may_differ: for each of ``expected``, whether another engine may continue with different tokens; empty if none
+            may. Everything but the tokens is compared in any case.
     """
     verdict = Verdict(
         num_requests=len(seen),
@@ -112,8 +112,8 @@ def judge(
         for harm in harms:
             setattr(verdict, harm, getattr(verdict, harm) + 1)
         if harms and len(verdict.examples) < 2 * MAX_EXAMPLES:
-            told = f"{', '.join(harms)} {sighting.error}".strip()
-            verdict.examples.append(f"{sighting.request_id}: {told}{_difference(whole, sighting)}")
+            summary = f"{', '.join(harms)} {sighting.error}".strip()
+            verdict.examples.append(f"{sighting.request_id}: {summary}{_difference(whole, sighting)}")
         timeline = (timelines or {}).get(sighting.request_id)
         if (
             timeline
@@ -127,7 +127,7 @@ def judge(
 
 def _judge_timeline(verdict: Verdict, timeline: Sequence[RequestEvent], sighting: Sighting) -> None:
     verdict.num_timelines += 1
-    if harm := harm_of(timeline, sighting):
+    if harm := find_violation(timeline, sighting):
         verdict.wrong_timelines += 1
         verdict.examples.append(f"{sighting.request_id}: {harm}")
 
@@ -156,12 +156,14 @@ def _harms(expected: Sighting, seen: Sighting, *, is_excused: bool) -> list[str]
 
 
 def _difference(expected: Sighting, seen: Sighting) -> str:
-    """Where what was seen leaves what was expected, for who has to find out why."""
+    """Return where the output first differs from the expected one, for debugging."""
     for name in ("token_ids", "text", "finish_reasons"):
-        wanted, found = getattr(expected, name), getattr(seen, name)
-        place = next((i for i, pair in enumerate(zip(wanted, found, strict=False)) if pair[0] != pair[1]), None)
+        expected_value, actual = getattr(expected, name), getattr(seen, name)
+        place = next(
+            (i for i, pair in enumerate(zip(expected_value, actual, strict=False)) if pair[0] != pair[1]), None
+        )
         if place is not None:
-            return f"; {name} from {place} on: {found[place:]!r} instead of {wanted[place:]!r}"
-        if len(found) != len(wanted):
-            return f"; {name}: {len(found)} instead of {len(wanted)}"
+            return f"; {name} from {place} on: {actual[place:]!r} instead of {expected_value[place:]!r}"
+        if len(actual) != len(expected_value):
+            return f"; {name}: {len(actual)} instead of {len(expected_value)}"
     return ""

@@ -18,10 +18,10 @@ SESSIONS = ("a", None, "b", None, "c", None)
 
 
 class ChaosRequest(msgspec.Struct, frozen=True):
-    """What is asked. ``is_detached``: submitted, and read in pieces by readers that come and go.
+    """A request. ``is_detached`` requests are submitted, and read in pieces by readers that connect and disconnect.
 
-    ``session_id``: of some, so that they are left to an engine, which may be the next to die.
-    ``model``: of whom; the only one that is served when None. ``tenant``: whose it is.
+    Some have a ``session_id``, so that they wait for an engine, which may be the next to die. ``model`` is None for the
+    only served model.
     """
 
     prompt: str

@@ -14,12 +14,12 @@ from .redis_processes import RedisProcesses, free_ports, text_of
 
 NUM_NODES = 3
 NUM_SLOTS = 16384
-# A node of a busy machine that says nothing for a while is not dead.
+# Long, because a node on a busy machine may be slow to respond.
 NODE_TIMEOUT_MS = 10_000
 START_TRIES = 5
 # Nodes talk to each other at a port that is so much higher.
 BUS_OFFSET = 10_000
-# Below those that the system gives to connections.
+# Below the ephemeral ports.
 PORTS = range(10_000, 22_000)
 
 
@@ -28,7 +28,7 @@ class ClusterTrio(RedisProcesses):
 
     Args:
         folder, password: as of ``RedisProcesses``.
-        is_kept: whether a node that is started again has what it had.
+        is_kept: whether a restarted node has its data.
     """
 
     name = "Redis cluster"
@@ -49,7 +49,7 @@ class ClusterTrio(RedisProcesses):
             try:
                 self._begin()
                 return
-            except (ConfigurationError, RedisError):  # somebody was quicker to take a port
+            except (ConfigurationError, RedisError):  # another process took a port first
                 self.stop()
                 if not tries_left:
                     raise
@@ -65,7 +65,7 @@ class ClusterTrio(RedisProcesses):
             self.do(port, "CLUSTER ADDSLOTS", *range(first, after))
             if number:
                 self.do(self.ports[0], "CLUSTER MEET", "127.0.0.1", port)
-        self.wait_until_whole()
+        self.wait_until_all_slots_served()
 
     def port_of(self, key: str) -> int:
         """Return the port of the node that serves a key."""
@@ -78,22 +78,22 @@ class ClusterTrio(RedisProcesses):
     def revive(self, port: int) -> None:
         """Start a node again that was killed, with its slots, and its data if they are kept."""
         self._start_node(port)
-        self.wait_until_whole()
+        self.wait_until_all_slots_served()
 
     def hand_over(self, slot: int, to_port: int) -> None:
-        """Let another node serve a slot, with whatever keys it has: all are told, and nothing is copied."""
+        """Assign a slot to another node with the keys that it has. All nodes learn of it; nothing is copied."""
         node_id = text_of(self.do(to_port, "CLUSTER MYID"))
         others = [port for port in self.ports if port != to_port]
-        # So its word counts for more than what others may have heard before.
+        # Importing raises the node's configuration epoch, so that its claim wins.
         self.do(to_port, "CLUSTER SETSLOT", slot, "IMPORTING", text_of(self.do(others[0], "CLUSTER MYID")))
         for port in (to_port, *others):
             self.do(port, "CLUSTER SETSLOT", slot, "NODE", node_id)
 
-    def wait_until_whole(self) -> None:
-        """Wait until each node says that all slots are served."""
-        self._wait_until(lambda: all(map(self._is_content, self.ports)), "the nodes do not find each other")
+    def wait_until_all_slots_served(self) -> None:
+        """Wait until each node reports that all slots are served."""
+        self._wait_until(lambda: all(map(self._is_complete, self.ports)), "the nodes do not find each other")
 
-    def _is_content(self, port: int) -> bool:
+    def _is_complete(self, port: int) -> bool:
         with suppress(RedisError):
             return "cluster_state:ok" in text_of(self.do(port, "CLUSTER INFO"))
         return False

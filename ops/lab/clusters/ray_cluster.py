@@ -1,9 +1,9 @@
-"""A Ray cluster of several nodes on this machine, for tests and benchmarks, in a process that obeys lines of JSON.
+"""A Ray cluster of several nodes on this machine, for tests and benchmarks, in a process controlled by lines of JSON.
 
-    {"add": 4}                     a node of so many CPUs; answers its number
-    {"remove": 1, "kill": true}    that node, by kill -9 or in order
-    {"group": 2, "name": "mine"}   a placement group of so many bundles of one CPU, in the namespace `penstock`
-    {"left": 0}                    answers how many actors live and how many groups there are
+    {"add": 4}                     adds a node with this many CPUs; replies with its number
+    {"remove": 1, "kill": true}    removes that node, by SIGKILL or gracefully
+    {"group": 2, "name": "mine"}   a placement group of this many bundles of one CPU, in the namespace `penstock`
+    {"left": 0}                    replies with the numbers of live actors and of groups
 
 The process ends with its input, and the cluster with it. Needs the extra `ray`.
 """
@@ -25,16 +25,16 @@ END_TIMEOUT_S = 60.0
 
 
 class RayCluster:
-    """Starts it, with a head that has room for nothing.
+    """A running cluster, with a head node without resources.
 
     Args:
-        log_path: where Ray's own words go.
+        log_path: file for Ray's output.
 
     Attributes:
-        address: of the head.
+        address: address of the head node.
 
     Raises:
-        ConfigurationError: it cannot be started, or has ended; its log says why.
+        ConfigurationError: the cluster did not start, or has ended; its log has the reason.
     """
 
     def __init__(self, log_path: Path) -> None:
@@ -89,7 +89,7 @@ class RayCluster:
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        # What Ray prints itself is no answer.
+        # Skip lines that Ray prints itself.
         for line in self._process.stdout:
             if line.startswith("{"):
                 return json.loads(line)

@@ -1,4 +1,4 @@
-"""Redis servers of several processes on this machine: what starting, killing and waiting for them has in common."""
+"""Base class of Redis deployments with several server processes on this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ...local.life_line import unwind_on_sigterm
 
 START_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.02
-# Below those that the system gives to connections, which may come to a port before the server that is to have it.
+# Below the ephemeral ports, since a connection could take a port before its server does.
 PORTS = range(22_000, 32_000)
 
 
@@ -47,7 +47,7 @@ class RedisProcesses(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where Penstock finds them."""
+        """URL of the deployment."""
 
     @abstractmethod
     def start(self) -> None:
@@ -104,7 +104,7 @@ class RedisProcesses(ABC):
             )
 
     def _is_ours(self, port: int, connect: Callable[[int], redis.Redis] | None = None) -> bool:
-        """Whether it is our own process that answers at a port; ``connect`` makes a client, if not ``client``."""
+        """Return whether our own process answers at a port; ``connect`` makes the client (by default ``client``)."""
         with suppress(RedisError), closing((connect or self.client)(port)) as client:
             info = text_of(client.execute_command("INFO", "server"))
             return f"process_id:{self._processes[port].pid}" in info.split()
@@ -114,7 +114,7 @@ class RedisProcesses(ABC):
         """Wait for ``condition``, while the process at ``port`` lives.
 
         Raises:
-            ConfigurationError: it does not come to pass; ``what`` says what it is that does not.
+            ConfigurationError: the condition does not become true in time; ``what`` describes it.
         """
         give_up_at = time.monotonic() + START_TIMEOUT_S
         while not condition():
@@ -138,15 +138,15 @@ def free_port() -> int:
 
 
 def free_ports(count: int, among: range = PORTS, offset: int = 0) -> list[int]:
-    """Return ports as ``free_port`` does, all different, and so are with them those that are ``offset`` higher."""
+    """Return different free ports, whose ports at ``+ offset`` are free and different, too."""
     ports: list[int] = []
-    taken: set[int] = set()
+    used: set[int] = set()
     while len(ports) < count:
         port = secrets.choice(among)
         own = {port, port + offset}
-        if not own & taken and all(map(_is_free, own)):
+        if not own & used and all(map(_is_free, own)):
             ports.append(port)
-            taken |= own
+            used |= own
     return ports
 
 

@@ -42,7 +42,7 @@ class SentinelTrio(RedisProcesses):
 
     @property
     def url(self) -> str:
-        """Where the primary is, whichever it may be."""
+        """URL of the primary, through the Sentinels."""
         hosts = ",".join(f"127.0.0.1:{port}" for port in self._sentinel_ports)
         if not self._password:
             return f"redis+sentinel://{hosts}/{NAME}"
@@ -55,14 +55,14 @@ class SentinelTrio(RedisProcesses):
             self._start_server(port, first)
         for port in self._sentinel_ports:
             self._start_sentinel(port, first)
-        self.wait_until_whole()
+        self.wait_until_complete()
 
     def primary_port(self) -> int:
         """Return the port of the primary, by the word of the Sentinels."""
         for port in self._sentinel_ports:
             with suppress(RedisError), closing(self._sentinel(port)) as sentinel:
-                _, found = sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)
-                return int(found)
+                _, port_text = sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)
+                return int(port_text)
         raise ConfigurationError("no Sentinel answers")
 
     def kill_primary(self) -> int:
@@ -79,21 +79,23 @@ class SentinelTrio(RedisProcesses):
         """Start a server again, as a replica of the one that is the primary now."""
         self._start_server(port, self.primary_port())
 
-    def wait_until_whole(self) -> None:
+    def wait_until_complete(self) -> None:
         """Wait until the primary has two replicas that are in step, and every Sentinel knows of all others."""
         self._wait_until(
-            lambda: all(map(self._is_content, self._sentinel_ports)), "the Sentinels do not find each other"
+            lambda: all(map(self._is_complete, self._sentinel_ports)), "the Sentinels do not find each other"
         )
         self._wait_until(lambda: self._num_online_replicas() == NUM_SERVERS - 1, "the replicas are not in step")
 
     def _num_online_replicas(self) -> int:
         with suppress(RedisError), closing(self.client(self.primary_port())) as primary:
-            found: dict[str, Any] = primary.info("replication")  # type: ignore[assignment]  # redis-py says it may be awaited
-            return sum(found[f"slave{number}"]["state"] == "online" for number in range(found["connected_slaves"]))
+            replication: dict[str, Any] = primary.info("replication")  # type: ignore[assignment]  # redis-py says it may be awaited
+            return sum(
+                replication[f"slave{number}"]["state"] == "online" for number in range(replication["connected_slaves"])
+            )
         return 0
 
-    def _is_content(self, port: int) -> bool:
-        """Whether a Sentinel knows all others, and is not in the middle of a failover."""
+    def _is_complete(self, port: int) -> bool:
+        """Return whether a Sentinel knows all others, and no failover is in progress."""
         with suppress(RedisError, KeyError), closing(self._sentinel(port)) as sentinel:
             # By its own words: redis-py 6.4 fails at its own method for it.
             flat = sentinel.execute_command("SENTINEL", "MASTER", NAME)
@@ -153,7 +155,7 @@ class SentinelTrio(RedisProcesses):
 
 
 def has_sentinel_mode(folder: Path) -> bool:
-    """Whether the server program that would be used here can be a Sentinel."""
+    """Return whether the available server program can run as a Sentinel."""
     config = folder / "has-sentinel-mode.conf"
     config.write_text(f"port {free_port()}\nbind 127.0.0.1\n")
     process = subprocess.Popen([find_redis_server(), config, "--sentinel"], stdout=subprocess.PIPE)
@@ -184,7 +186,7 @@ async def _measure(trio: SentinelTrio) -> float:
     finally:
         await commands.close()
     await asyncio.to_thread(trio.revive, old_port)
-    await asyncio.to_thread(trio.wait_until_whole)
+    await asyncio.to_thread(trio.wait_until_complete)
     return took_s
 
 

@@ -1,6 +1,6 @@
-"""Train the demo model from nothing, or check the folder that is there.
+"""Train the demo model from scratch, or check the existing folder.
 
-Two commands; the first replaces ``model/`` beside this file at each evaluation, the last one final:
+Two commands; the first replaces ``ops/demo/model/`` at each evaluation, and finally:
 
     python -m penstock.ops.lab.demo_model.train
     python -m penstock.ops.lab.demo_model.train --evaluate --num-questions 60000
@@ -144,7 +144,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
-    """Write the folder beside its place, then swap, so a reader never meets half a model."""
+    """Write a temporary folder next to ``output``, then swap them, so that no reader sees half a model."""
     fresh, old = output.with_name(output.name + ".new"), output.with_name(output.name + ".old")
     for leftover in (fresh, old):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -173,12 +173,14 @@ def generate(model: Any, tokenizer: PreTrainedTokenizerBase, prompts: list[str])
 def wrong_answers(
     model: Any, tokenizer: PreTrainedTokenizerBase, questions: list[Question], batch_size: int = 250
 ) -> list[tuple[Question, str]]:
-    """The questions that were not answered to the letter, with what was said."""
+    """Return the questions without an exactly correct answer, with the answers."""
     wrong = []
     for start in range(0, len(questions), batch_size):
         batch = questions[start : start + batch_size]
-        said = generate(model, tokenizer, [question.prompt for question in batch])
-        wrong += [(question, text) for question, text in zip(batch, said, strict=True) if text != f" {question.answer}"]
+        answers = generate(model, tokenizer, [question.prompt for question in batch])
+        wrong += [
+            (question, text) for question, text in zip(batch, answers, strict=True) if text != f" {question.answer}"
+        ]
     return wrong
 
 
@@ -203,7 +205,7 @@ def evaluate(args: argparse.Namespace) -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    """The defaults are the published run."""
+    """Parse the arguments; the defaults are those of the published run."""
     parser = argparse.ArgumentParser(description="Train or evaluate the demo model.")
     parser.add_argument("--output", type=Path, default=MODEL_DIR, help="model folder to write, or to evaluate")
     parser.add_argument("--evaluate", action="store_true", help="do not train; evaluate the folder")
@@ -217,7 +219,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """One thread: the batches are too small to gain from more."""
+    """Train or evaluate with one thread, because the batches are too small to gain from more."""
     args = parse_args()
     torch.set_num_threads(1)
     evaluate(args) if args.evaluate else train(args)

@@ -1,11 +1,11 @@
-"""Train the adapters of the demo model, or check those that are there.
+"""Train the adapters of the demo model, or check the existing ones.
 
     python -m penstock.ops.lab.demo_model.train_adapters
     python -m penstock.ops.lab.demo_model.train_adapters --evaluate
 
-Those published are the first command with its defaults: 300 steps each, two or three minutes on a core that is shared
-(torch 2.13.0, transformers 5.23.0). Exact match of greedy answers on all held-out questions about numbers below a
-hundred, with the weights as they are in the files:
+The published adapters are from the first command with its defaults: 300 steps each, two or three minutes on a core that
+is shared (torch 2.13.0, transformers 5.23.0). Exact match of greedy answers on all held-out questions about numbers
+below a hundred, with the weights as they are in the files:
 
                  add (500)   spell (5)   count (53)
     digits        91.00 %    100.00 %     98.11 %
@@ -48,16 +48,16 @@ class LowRank(nn.Module):
 def adapt(model: LlamaForCausalLM, rank: int, alpha: int) -> dict[str, LowRank]:
     """Freeze ``model``, and give its linear layers matrices of their own; those by the layers' names."""
     model.requires_grad_(False)
-    made = {}
+    low_ranks = {}
     for name, layer in list(model.named_modules()):
         if isinstance(layer, nn.Linear) and name.rpartition(".")[2] in LINEAR_LAYERS:
-            made[name] = LowRank(layer, rank, alpha)
-            parametrize.register_parametrization(layer, "weight", made[name])
-    return made
+            low_ranks[name] = LowRank(layer, rank, alpha)
+            parametrize.register_parametrization(layer, "weight", low_ranks[name])
+    return low_ranks
 
 
 def draw_batch(tokenizer: PreTrainedTokenizerFast, style: str, rng: Random, share: int) -> list[Batch]:
-    """One step's questions, answered in ``style``; ``1 / share`` of what the model itself was trained on in a step."""
+    """Draw one step's questions, answered in ``style``; ``1 / share`` of those in a step of the model's training."""
     answer = STYLES[style]
     return [
         encode_batch(
@@ -94,7 +94,7 @@ def train(style: str, args: argparse.Namespace) -> None:
 
 
 def merged(style: str) -> LlamaForCausalLM:
-    """The demo model with an adapter of the repository in its weights."""
+    """Return the demo model with an adapter of the repository merged into its weights."""
     model = LlamaForCausalLM.from_pretrained(MODEL_DIR).eval()
     merge_adapter(model, ADAPTERS / style)
     return model

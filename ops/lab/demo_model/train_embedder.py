@@ -1,13 +1,13 @@
-"""Train the embedding model of the demo from nothing, or check the folder that is there.
+"""Train the embedding model of the demo from scratch, or check the existing folder.
 
     python -m penstock.ops.lab.demo_model.train_embedder
     python -m penstock.ops.lab.demo_model.train_embedder --evaluate
 
 It brings a number in digits and the same number in words together: "407" and "four hundred seven". The folder,
-``embedder/`` beside this file, is one of sentence-transformers: a BERT, the mean of its tokens, length one.
+``ops/demo/embedder/``, is one of sentence-transformers: a BERT, the mean of its tokens, length one.
 
 The published model is the first command with its defaults: 300 steps, about a minute and a half of one core (Intel Xeon
-with AMX, torch 2.13.0, transformers 5.23.0). Of 519 numbers that the training never saw, each sought among 10000:
+with AMX, torch 2.13.0, transformers 5.23.0). Retrieval of 519 held-out numbers among 10000:
 
     digits find words   99.04 %
     words find digits   97.88 %
@@ -43,12 +43,12 @@ SIZES: dict[str, Any] = {
 
 
 def is_held_out(number: int) -> bool:
-    """Whether training never sees it."""
+    """Return whether a number is excluded from training."""
     return zlib.crc32(f"embed {number}".encode()) % HELD_OUT_ONE_IN == 0
 
 
 def draw_numbers(count: int, rng: Random) -> list[int]:
-    """Different numbers to train on; many share digits with another, since those are the hard ones to tell apart."""
+    """Draw different numbers for training. Many share digits with another, since those are hard to distinguish."""
     chosen: set[int] = set()
     while len(chosen) < count:
         number = rng.randrange(10 ** rng.choice((2, 3, 4, 4)))
@@ -118,13 +118,13 @@ def evaluate() -> None:
     model = BertModel.from_pretrained(MODEL_DIR, add_pooling_layer=False).eval()
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(MODEL_DIR / "tokenizer.json"))
     held_out = [number for number in range(MAX_SPELLED + 1) if is_held_out(number)]
-    for told, asked, found in (("digits find words", str, number_words), ("words find digits", number_words, str)):
-        known = torch.cat(
-            [embed(model, tokenizer, [found(n) for n in range(at, at + 500)]) for at in range(0, 10_000, 500)]
+    for label, query, target in (("digits find words", str, number_words), ("words find digits", number_words, str)):
+        targets = torch.cat(
+            [embed(model, tokenizer, [target(n) for n in range(at, at + 500)]) for at in range(0, 10_000, 500)]
         )
-        best = (embed(model, tokenizer, [asked(number) for number in held_out]) @ known.T).argmax(-1).tolist()
+        best = (embed(model, tokenizer, [query(number) for number in held_out]) @ targets.T).argmax(-1).tolist()
         num_right = sum(number == first for number, first in zip(held_out, best, strict=True))
-        print(f"{told}: {num_right / len(held_out):.2%} of {len(held_out)} held-out numbers, among 10000", flush=True)
+        print(f"{label}: {num_right / len(held_out):.2%} of {len(held_out)} held-out numbers, among 10000", flush=True)
 
 
 def main() -> None:

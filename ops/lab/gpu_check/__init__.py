@@ -1,8 +1,8 @@
-"""Everything that a GPU can tell, in one command: ``make gpu-check``.
+"""All tests and measurements on a GPU in one command: ``make gpu-check``.
 
-The parts run one after the other in processes of their own, each with a time limit: one that fails, crashes the device
-or hangs costs its own rows alone. What is found is written after every part.
+The parts run one after the other in their own processes, each with a time limit. A part that fails, crashes the device
+or hangs loses only its own rows. Results are written after every part.
 
-Nothing here imports more than the standard library, for a machine may have torch and Triton, and lack what an engine
-needs: then the kernels are measured, and the engine's rows say what is missing.
+This package imports only the standard library, because a machine may have torch and Triton but lack the engine's
+dependencies. Then the kernels are measured, and the engine's rows name the missing packages.
 """

@@ -26,7 +26,7 @@ from .report import goal_lines, lines_of
 from .workload import SEED
 
 _PROBE_LIMIT_S = 60.0
-# What each kind of part cannot do without.
+# Required packages of each kind of part.
 _NEEDS = {
     "correctness": {"torch", "triton", "transformers", "pytest"},
     "engine-tests": {*NEEDED, *TESTS_NEED},
@@ -38,7 +38,7 @@ Part = Callable[[Path, float], dict[str, Any]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all parts, print and write what they found; 1 if a part failed or there is no device."""
+    """Run all parts, print and write their results. Return 1 if a part failed or no device exists."""
     options = _parse(arguments)
     with tempfile.TemporaryDirectory(prefix="penstock-gpu-check-") as folder:
         scratch = Path(folder)
@@ -61,22 +61,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_parts(plan: Plan, parts: dict[str, Part], about: dict[str, Any], scratch: Path, output: Path) -> int:
     """Run ``parts`` in turn; ``output`` is written after each. Return 1 if one failed."""
     deadline = time.monotonic() + plan.total_s
-    found: dict[str, Any] = {**about, "seed": SEED, "is_quick": plan.is_quick, "parts": {}, "goals": []}
+    results: dict[str, Any] = {**about, "seed": SEED, "is_quick": plan.is_quick, "parts": {}, "goals": []}
     for name, part in parts.items():
         kind = name.split()[0]
         missing = sorted(_NEEDS[kind] & set(about["missing"]))
         limit_s = min(plan.limits_s[kind], deadline - time.monotonic())
-        found["parts"][name] = _run_part(part, missing, scratch, limit_s)
-        add_shares(found["parts"])
-        goals = find_goals(found["parts"], plan.kernels, plan.shapes)
+        results["parts"][name] = _run_part(part, missing, scratch, limit_s)
+        add_shares(results["parts"])
+        goals = find_goals(results["parts"], plan.kernels, plan.shapes)
         # Small sizes, or another device, meet nothing.
-        found["goals"] = [(replace(goal, value=None) if plan.is_quick else goal).as_json() for goal in goals]
-        output.write_text(json.dumps(found, indent=1) + "\n")
-        print("\n".join(lines_of(name, found["parts"][name])), flush=True)
+        results["goals"] = [(replace(goal, value=None) if plan.is_quick else goal).as_json() for goal in goals]
+        output.write_text(json.dumps(results, indent=1) + "\n")
+        print("\n".join(lines_of(name, results["parts"][name])), flush=True)
     print("goals")
-    print("\n".join(goal_lines(found["goals"])))
+    print("\n".join(goal_lines(results["goals"])))
     print(f"written to {output}")
-    return int(any(part["error"] for part in found["parts"].values()))
+    return int(any(part["error"] for part in results["parts"].values()))
 
 
 def _parts(plan: Plan, engine_options: tuple[str, ...], num_gpus: int) -> dict[str, Part]:
@@ -120,15 +120,15 @@ def _about(scratch: Path, commit: str | None) -> dict[str, Any] | None:
 
 
 def _commit() -> str | None:
-    """Of the source tree, "+" behind it where files differ; None outside of one."""
-    said: list[str] = []
+    """Return the commit of the source tree, with "+" if files differ; None outside of a git tree."""
+    outputs: list[str] = []
     for command in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
         try:
-            done = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=True)
+            completed = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=True)
         except (OSError, subprocess.CalledProcessError):
             return None
-        said.append(done.stdout.strip())
-    return said[0] + ("+" if said[1] else "")
+        outputs.append(completed.stdout.strip())
+    return outputs[0] + ("+" if outputs[1] else "")
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -17,7 +17,7 @@ from .plan import ROOT, Plan
 from .program import run_program
 
 _NUM_FAILURES_TOLD = 20
-# Where pytest-xdist is. Compiling for every test's shapes is what takes the time.
+# Used if pytest-xdist is installed, because compiling for the shapes of every test takes most of the time.
 _NUM_PROCESSES_PER_FILE = 2
 _NUM_ENGINE_PROCESSES = 6
 
@@ -29,16 +29,16 @@ def check_correctness(plan: Plan, scratch: Path, limit_s: float) -> dict[str, An
     """
     deadline = time.monotonic() + limit_s
     with ThreadPoolExecutor(plan.num_test_files_at_once) as pool:
-        found = list(pool.map(lambda path: _run_file(path, plan, scratch, deadline), plan.test_files))
+        results = list(pool.map(lambda path: _run_file(path, plan, scratch, deadline), plan.test_files))
     total = Counter[str]()
-    for file in found:
+    for file in results:
         total.update({name: file[name] for name in ("passed", "failed", "skipped")})
-    errors = [f"{file['file']} {file['error']}" for file in found if file["error"] and not file["failed"]]
+    errors = [f"{file['file']} {file['error']}" for file in results if file["error"] and not file["failed"]]
     if total["failed"]:
         errors.insert(0, f"{total['failed']} tests failed")
     if not total["passed"]:
         errors.append("no test passed")
-    return {"error": "; ".join(errors) or None, **total, "files": found}
+    return {"error": "; ".join(errors) or None, **total, "files": results}
 
 
 def check_engine(plan: Plan, scratch: Path, limit_s: float) -> dict[str, Any]:
@@ -49,10 +49,10 @@ def check_engine(plan: Plan, scratch: Path, limit_s: float) -> dict[str, Any]:
     # A plugin of this name, where it is installed, warns of the processes, and warnings are errors here.
     options = ["-m", "gpu", "-p", "no:benchmark", "-c", str(ROOT / "pyproject.toml")]
     num_processes = min(_NUM_ENGINE_PROCESSES, len(plan.engine_tests))
-    found = _run_pytest(ROOT / "tests", plan.engine_tests, options, num_processes, scratch, limit_s)
-    error = f"{found['failed']} tests failed" if found["failed"] else found["error"]
-    counts = {name: found[name] for name in ("passed", "failed", "skipped")}
-    return {"error": error or (None if found["passed"] else "no test passed"), **counts, "files": [found]}
+    results = _run_pytest(ROOT / "tests", plan.engine_tests, options, num_processes, scratch, limit_s)
+    error = f"{results['failed']} tests failed" if results["failed"] else results["error"]
+    counts = {name: results[name] for name in ("passed", "failed", "skipped")}
+    return {"error": error or (None if results["passed"] else "no test passed"), **counts, "files": [results]}
 
 
 def _run_file(path: Path, plan: Plan, scratch: Path, deadline: float) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _run_pytest(
     limit_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What came of the tests of ``paths``, told under the last part of ``name``; 0 processes are pytest's own."""
+    """Run the tests of ``paths`` and return their results under the stem of ``name``; 0 processes for pytest's own."""
     started = time.monotonic()
     notes = scratch / f"{name.stem}.notes"
     command = [sys.executable, "-m", "pytest", "-q", "--rootdir", str(ROOT), "-p", "no:cacheprovider"]
@@ -85,8 +85,8 @@ def _run_pytest(
     if num_processes and importlib.util.find_spec("xdist") is not None:
         command += ["-n", str(num_processes)]
     command += map(str, paths)
-    given = {FILE_VARIABLE: str(notes), **(environment or {})}
-    ended = run_program(command, scratch / f"{name.stem}.log", limit_s, given)
+    variables = {FILE_VARIABLE: str(notes), **(environment or {})}
+    ended = run_program(command, scratch / f"{name.stem}.log", limit_s, variables)
     lines = notes.read_text().splitlines() if notes.exists() else []
     return _summary(name, [json.loads(line) for line in lines], ended.error, time.monotonic() - started)
 

@@ -19,16 +19,16 @@ _RIVAL = ROOT / "ops" / "lab" / "bench" / "peers" / "transformers_continuous.py"
 
 
 class PartFailedError(Exception):
-    """A part can give nothing; the message says why."""
+    """A part has no results; the message has the reason."""
 
 
 def measure_engine(shape: str, options: tuple[str, ...], plan: Plan, scratch: Path, limit_s: float) -> dict[str, Any]:
-    """Decode at each batch size, prefill of a long prompt, mixed serving; what had ended when time was up.
+    """Measure decoding at each batch size, prefill of a long prompt, and mixed serving, as far as time permits.
 
-    ``options`` are more of the offline engine's.
+    ``options`` are further options of the offline engine.
 
     Raises:
-        PartFailedError: nothing had.
+        PartFailedError: no phase ended in time.
     """
     return measure_variant(Variant("", shape, ()), options, plan, scratch, limit_s)
 
@@ -36,7 +36,7 @@ def measure_engine(shape: str, options: tuple[str, ...], plan: Plan, scratch: Pa
 def measure_variant(
     variant: Variant, options: tuple[str, ...], plan: Plan, scratch: Path, limit_s: float
 ) -> dict[str, Any]:
-    """``measure_engine`` of what differs by ``variant``, on the part of the work that is for variants.
+    """Run ``measure_engine`` with a variant, on the work for variants.
 
     Raises: as ``measure_engine``.
     """
@@ -53,7 +53,7 @@ def measure_variant(
     command += ["--no-enable-prefix-caching", "--max-model-len", str(plan.max_model_len)]
     command += ["--max-num-seqs", str(plan.max_num_seqs)]
     command += ["--max-num-batched-tokens", str(max(plan.prefill_tokens, plan.max_num_seqs))]
-    if plan.device == "cpu":  # a cache for what is here, instead of the host's memory
+    if plan.device == "cpu":  # a cache of the needed size instead of the host's memory
         command += ["--kv-cache-memory", str(1 << 26)]
     command += [*options, "--workload", str(workload), "--output", str(output)]
     output.unlink(missing_ok=True)
@@ -67,7 +67,7 @@ def measure_variant(
 
 
 def lack_gpus(variant: Variant, scratch: Path, limit_s: float) -> dict[str, Any]:
-    """What is said of a variant that needs more GPUs than are here."""
+    """Return the result of a variant that needs more GPUs than exist."""
     return {"error": None, "needs": f"needs {variant.num_gpus} GPUs"}
 
 
@@ -108,7 +108,7 @@ def _engine_figures(phases: dict[str, Any], plan: Plan, model: Shape) -> dict[st
 
 
 def _model_folder(shape: str, plan: Plan, scratch: Path, limit_s: float) -> Path:
-    """``config.json`` and a tokenizer, written once per shape; weights are drawn on the device by who computes."""
+    """Write ``config.json`` and a tokenizer once per shape, and return the folder. Engines draw the weights."""
     folder = scratch / shape
     if not (folder / "tokenizer.json").exists():
         command = [sys.executable, "-m", "penstock.ops.lab.random_model", "--shape", shape, "--out", str(folder)]

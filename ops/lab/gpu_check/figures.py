@@ -1,4 +1,4 @@
-"""Reduces what came when to the figures of the table."""
+"""Computation of the table's figures from the times of tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def percentile(values: list[float], share: float) -> float | None:
-    """The nearest-rank percentile; None without values."""
+    """Return the nearest-rank percentile; None without values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
@@ -17,7 +17,7 @@ def percentile(values: list[float], share: float) -> float | None:
 def serving_figures(phase: dict[str, Any]) -> dict[str, Any]:
     """Throughput, time to the first token and between two, of a phase of the engine or of its rival."""
     times = phase["token_times_s"]
-    ttft_ms = [1e3 * (own[0] - sent) for own, sent in zip(times, phase["sent_s"], strict=True) if own]
+    ttft_ms = [1e3 * (own[0] - sent_s) for own, sent_s in zip(times, phase["sent_s"], strict=True) if own]
     itl_ms = [1e3 * (after - before) for own in times for before, after in pairwise(own)]
     num_tokens = sum(map(len, phase["output_token_ids"]))
     return {
@@ -32,14 +32,13 @@ def serving_figures(phase: dict[str, Any]) -> dict[str, Any]:
 
 
 def decode_figures(phase: dict[str, Any], num_prompt_tokens: int) -> dict[str, Any]:
-    """The time of a step while every request of the phase decodes: after the last has its first token, and until the
-    first has its last.
+    """Return the time of a step while every request of the phase decodes: from the last first token to the first end.
 
-    ``ms_per_step`` is the median, as a kernel's first compilation falls into single steps; ``mean_ms_per_step`` has it.
-    ``context_tokens`` is how many a request has cached on average in the middle of that time.
+    ``ms_per_step`` is the median, because compilations slow single steps; ``mean_ms_per_step`` includes them.
+    ``context_tokens`` is the mean number of cached tokens of a request in the middle of that time.
 
     Raises:
-        ValueError: there is no such time, or too short a one.
+        ValueError: no such time exists, or it is too short.
     """
     times: list[list[float]] = phase["token_times_s"]
     begin, end = max(own[0] for own in times), min(own[-1] for own in times)
@@ -62,9 +61,9 @@ def decode_figures(phase: dict[str, Any], num_prompt_tokens: int) -> dict[str, A
 
 
 def prefill_figures(phase: dict[str, Any], num_tokens: int) -> dict[str, Any]:
-    """The median time to the one token of prompts that come one after the other."""
-    times, sent = phase["token_times_s"], phase["sent_s"]
-    ms = 1e3 * statistics.median(own[0] - start for own, start in zip(times, sent, strict=True))
+    """Return the median time to the only token of prompts that are sent one after the other."""
+    times, sent_s = phase["token_times_s"], phase["sent_s"]
+    ms = 1e3 * statistics.median(own[0] - start for own, start in zip(times, sent_s, strict=True))
     return {"num_tokens": num_tokens, "ms": ms, "tokens_per_s": 1e3 * num_tokens / ms}
 
 

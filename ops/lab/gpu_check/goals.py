@@ -1,4 +1,4 @@
-"""The goals of the GPU path, and whether what was measured meets them."""
+"""The goals of the GPU path, and whether the measurements meet them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _plain_rows(parts: dict[str, Any], shape: str) -> list[dict[str, Any]]:
 
 
 def find_goals(parts: dict[str, Any], kernels: tuple[str, ...], shapes: tuple[str, ...]) -> Iterator[Goal]:
-    """All goals, those that nothing was measured for included. ``add_shares`` has been called."""
+    """Yield all goals, including those without a measurement. Call ``add_shares`` before."""
     failed = (parts.get("correctness") or {}).get("failed")
     incomplete = (parts.get("correctness") or {}).get("error") and not failed
     yield Goal(what="kernels' tests on the device that fail", value=None if incomplete else failed, at_most=0)
@@ -75,7 +75,7 @@ def find_goals(parts: dict[str, Any], kernels: tuple[str, ...], shapes: tuple[st
 
 
 def _kernel_goal(kernel: str, rows: list[dict[str, Any]], parts: dict[str, Any]) -> Iterator[Goal]:
-    """Of its largest case that memory bounds: smaller ones take as long as their launch. None without such a case."""
+    """Yield the goal of a kernel's largest memory-bound case, if any; smaller ones take as long as their launch."""
     roofline = (parts.get("kernels") or {}).get("roofline")
     timed = [row for row in rows if row["error"] is None]
     what = f"{kernel}: share of the copy's bandwidth"

@@ -16,31 +16,33 @@ _LOST_DEVICE = ("CUDA error", "AcceleratorError", "illegal memory access", "devi
 
 
 def time_kernels(plan: Plan, scratch: Path, limit_s: float) -> dict[str, Any]:
-    """Run ``penstock.ops.lab.kernels``; after a kernel that ends or hangs it, run it again for the kernels after it.
+    """Run ``penstock.ops.lab.kernels``; if a kernel crashes or hangs it, run it again for the next kernels.
 
-    Returns ``rows`` and ``roofline`` as the benchmark writes them; a kernel without rows has one that says why.
+    Return ``rows`` and ``roofline`` as the benchmark writes them. A kernel without rows gets one with the reason.
     """
     deadline = time.monotonic() + limit_s
     remaining = list(plan.kernels)
-    found: dict[str, Any] = {"error": None, "roofline": None, "rows": []}
+    result: dict[str, Any] = {"error": None, "roofline": None, "rows": []}
     while remaining:
         left_s = deadline - time.monotonic()
         if left_s < 1:
-            found["rows"] += [_failed(kernel, "not begun: no time was left") for kernel in remaining]
+            result["rows"] += [_failed(kernel, "not begun: no time was left") for kernel in remaining]
             break
         output = scratch / f"kernels-{len(remaining)}.json"
         ended = _run(plan, remaining, output, left_s)
-        written = json.loads(output.read_text()) if output.exists() else {"rows": [], "roofline": None, "kernels": []}
-        found["roofline"] = found["roofline"] or written["roofline"]
-        done = _trusted(written)
-        found["rows"] += [row for row in written["rows"] if row["kernel"] in done]
+        output_data = (
+            json.loads(output.read_text()) if output.exists() else {"rows": [], "roofline": None, "kernels": []}
+        )
+        result["roofline"] = result["roofline"] or output_data["roofline"]
+        done = _trusted(output_data)
+        result["rows"] += [row for row in output_data["rows"] if row["kernel"] in done]
         remaining = remaining[len(done) :]
-        if remaining and len(done) == len(written["kernels"]):
-            found["rows"].append(_failed(remaining.pop(0), ended.error))
-    failed = sorted({row["kernel"] for row in found["rows"] if row["error"]})
+        if remaining and len(done) == len(output_data["kernels"]):
+            result["rows"].append(_failed(remaining.pop(0), ended.error))
+    failed = sorted({row["kernel"] for row in result["rows"] if row["error"]})
     if failed:
-        found["error"] = f"without a time or with a wrong result: {', '.join(failed)}"
-    return found
+        result["error"] = f"without a time or with a wrong result: {', '.join(failed)}"
+    return result
 
 
 def _run(plan: Plan, kernels: list[str], output: Path, limit_s: float) -> Ended:
@@ -49,13 +51,13 @@ def _run(plan: Plan, kernels: list[str], output: Path, limit_s: float) -> Ended:
     return run_program(command, output.with_suffix(".log"), limit_s)
 
 
-def _trusted(written: dict[str, Any]) -> list[str]:
-    """The kernels that were measured, up to the first that lost the device."""
-    for index, kernel in enumerate(written["kernels"]):
-        errors = [row["error"] or "" for row in written["rows"] if row["kernel"] == kernel]
+def _trusted(output_data: dict[str, Any]) -> list[str]:
+    """Return the measured kernels, up to the first that lost the device."""
+    for index, kernel in enumerate(output_data["kernels"]):
+        errors = [row["error"] or "" for row in output_data["rows"] if row["kernel"] == kernel]
         if any(mark in error for error in errors for mark in _LOST_DEVICE):
-            return written["kernels"][: index + 1]
-    return written["kernels"]
+            return output_data["kernels"][: index + 1]
+    return output_data["kernels"]
 
 
 def _failed(kernel: str, error: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A plugin of pytest: a line of JSON per test that ended, so that what is known outlives a crash or a time limit."""
+"""A plugin of pytest: writes a line of JSON per finished test, so that results survive a crash or a time limit."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ FILE_VARIABLE = "PENSTOCK_GPU_CHECK_NOTES"
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note the call, and what went wrong or was skipped before and after it."""
+    """Write the result of the call, and failures or skips of setup and teardown."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        return  # it is told once more to the process that collects
+        return  # xdist reports it again to the collecting process
     if report.when != "call" and report.passed:
         return
     reason = "" if report.passed else (report.longreprtext.strip().splitlines() or [""])[-1]

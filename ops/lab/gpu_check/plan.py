@@ -11,13 +11,13 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True)
 class Variant:
-    """The engine with an option, to see what that gains or costs beside the engine without.
+    """The engine with an option, to measure its gain or cost against the engine without it.
 
     Args:
         shape: one of ``Plan.shapes``.
-        options: of the offline engine.
-        weight_bytes, cached_bytes: a number of a linear layer, and of a key or value, takes.
-        num_gpus: that it needs; on a CPU ranks are processes.
+        options: options of the offline engine.
+        weight_bytes, cached_bytes: bytes of a number in a linear layer, and in a key or value.
+        num_gpus: required GPUs; on a CPU ranks are processes.
     """
 
     name: str
@@ -34,21 +34,21 @@ class Plan:
 
     Args:
         device: "cuda" or "cpu".
-        test_files: of ``tests/kernels/gpu``; a file is a process of its own.
-        engine_tests: files whose tests are of the engine, and some of them marked as wanting a GPU.
-        num_test_files_at_once: what takes their time is the compiler, on the host.
-        kernels: what is timed.
-        shapes: of ``ops/lab/random_model.py``, in the order in which they are measured.
-        batches: sizes whose decode steps are timed.
-        max_num_seqs: of the engine.
-        variants: what is measured of options, each on its shape.
-        variant_batches: as ``batches``, for variants; beside them only prefill is measured.
-        decode_prompt_tokens, decode_tokens: of each of their requests.
-        gap_batch, gap_tokens: requests that decode while the device is watched, and the tokens of each.
-        prefill_tokens: of a prompt that is computed in one step.
-        num_mixed: requests of the serving workload, their prompts and outputs drawn from the ranges.
-        limits_s: of a part, by the first word of its name.
-        total_s: of all parts together.
+        test_files: files of ``tests/kernels/gpu``; each runs in its own process.
+        engine_tests: files with tests of the engine, of which some are marked ``gpu``.
+        num_test_files_at_once: concurrent test files; most of their time is compilation on the host.
+        kernels: kernels to time.
+        shapes: shapes of ``ops/lab/random_model.py``, in the order of measurement.
+        batches: batch sizes whose decode steps are timed.
+        max_num_seqs: option of the engine.
+        variants: options to measure, each on its shape.
+        variant_batches: as ``batches``, for variants; apart from these only prefill is measured.
+        decode_prompt_tokens, decode_tokens: lengths of their requests.
+        gap_batch, gap_tokens: requests that decode while the device is profiled, and the tokens of each.
+        prefill_tokens: length of a prompt that is computed in one step.
+        num_mixed: requests of the serving workload, with random prompts and outputs from the ranges.
+        limits_s: time limits of parts, by the first word of their names.
+        total_s: time limit of all parts together.
     """
 
     device: str
@@ -76,12 +76,12 @@ class Plan:
     total_s: float
 
     def for_variants(self) -> Plan:
-        """What is measured of a variant: no serving, and the device is not watched."""
+        """Return the plan for variants: without serving and profiling."""
         return replace(self, batches=self.variant_batches, num_mixed=0, gap_batch=0)
 
 
 def full_plan(device: str) -> Plan:
-    """What issue and README speak of; under 8 minutes on an H200 whatever hangs."""
+    """Return the full plan, which takes less than 8 minutes on an H200 even if parts hang."""
     tests = sorted((ROOT / "tests" / "kernels" / "gpu").glob("test_gpu_*.py"))
     return Plan(
         device=device,
@@ -122,7 +122,7 @@ def full_plan(device: str) -> Plan:
 
 
 def quick_plan(device: str) -> Plan:
-    """The same parts on next to nothing: tells that the command works, nothing about speed."""
+    """Return the same parts with minimal sizes, to test the command, not speed."""
     return Plan(
         device=device,
         is_quick=True,
@@ -155,7 +155,7 @@ def quick_plan(device: str) -> Plan:
 
 
 def _files_with_marks() -> tuple[Path, ...]:
-    """Of tests of single parts of the engine; those of the kernels are run by themselves."""
+    """Return the files with GPU tests of parts of the engine; those of kernels are run separately."""
     folders = (ROOT / "tests" / "integration", ROOT / "tests" / "unit" / "engine")
     files = sorted(path for folder in folders for path in folder.rglob("test_*.py"))
     return tuple(path for path in files if "mark.gpu" in path.read_text())

@@ -1,6 +1,6 @@
-"""``python -m penstock.ops.lab.gpu_check.probe``: prints what this Python and this machine have, as JSON.
+"""``python -m penstock.ops.lab.gpu_check.probe``: prints versions and devices of this machine as JSON.
 
-A program of its own, so that the command that runs the parts holds no torch and no device.
+A separate program, so that the command that runs the parts loads no torch and uses no device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TESTS_NEED = ("pytest", "pytest_asyncio", "pytest_timeout", "hypothesis", "block
 def probe() -> dict[str, Any]:
     """Names and versions; ``missing`` are packages that cannot be imported."""
     missing = [name for name in (*NEEDED, *TESTS_NEED) if importlib.util.find_spec(name) is None]
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "device": None,
         "num_devices": 0,
         "driver": None,
@@ -35,12 +35,12 @@ def probe() -> dict[str, Any]:
     if "torch" not in missing:
         import torch
 
-        found["cuda"] = torch.version.cuda
+        facts["cuda"] = torch.version.cuda
         if torch.cuda.is_available():
-            found["device"] = torch.cuda.get_device_name()
-            found["num_devices"] = torch.cuda.device_count()
-            found["driver"] = _driver()
-    return found
+            facts["device"] = torch.cuda.get_device_name()
+            facts["num_devices"] = torch.cuda.device_count()
+            facts["driver"] = _driver()
+    return facts
 
 
 def _version(package: str) -> str | None:
@@ -55,8 +55,8 @@ def _driver() -> str | None:
     if command is None:
         return None
     query = [command, "--query-gpu=driver_version", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, check=False, timeout=20)
-    return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else None
+    completed = subprocess.run(query, capture_output=True, text=True, check=False, timeout=20)
+    return completed.stdout.strip().splitlines()[0] if completed.returncode == 0 and completed.stdout.strip() else None
 
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MAX_WORDS_CHARS = 1500
-# Nothing is to be fetched, and where there is no network, asking for it takes minutes.
+# Nothing must be downloaded, and without a network each attempt takes minutes.
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "1"}
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program ended: ``error`` is empty if well, else what it was and the last words."""
+    """Result of a program: ``error`` is empty on success, else the reason and the last lines."""
 
     error: str
     words: str
@@ -45,7 +45,7 @@ def run_program(
         except subprocess.TimeoutExpired:
             error = f"not done within {limit_s:.0f} s"
         finally:
-            # What it has started and left behind would go on computing beside the next part.
+            # Processes that it left behind would compute during the next part.
             _kill_group(process.pid)
             process.wait()
     words = log.read_text(errors="replace").strip()[-_MAX_WORDS_CHARS:]
@@ -60,5 +60,5 @@ def _kill_group(pid: int) -> None:
 
 
 def _own_environment() -> dict[str, str]:
-    """Ours, without what a test that started us says of itself: a pytest further down would take it for its own."""
+    """Return the environment without pytest's variables, which a nested pytest would take for its own."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

@@ -1,4 +1,4 @@
-"""What was found, as text."""
+"""Results as text."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def lines_of(name: str, part: dict[str, Any]) -> Iterator[str]:
-    """A part's rows."""
+    """Yield the lines of a part."""
     kind = name.split()[0]
-    said = part["error"] or part.get("needs")
-    yield f"{name} ({part['seconds']:.0f} s){': ' + said if said else ''}"
+    summary = part["error"] or part.get("needs")
+    yield f"{name} ({part['seconds']:.0f} s){': ' + summary if summary else ''}"
     if "passed" in part:
         yield f"  {part['passed']} passed, {part['failed']} failed, {part['skipped']} skipped"
         for file in part["files"]:
@@ -23,7 +23,7 @@ def lines_of(name: str, part: dict[str, Any]) -> Iterator[str]:
 
 
 def goal_lines(goals: list[dict[str, Any]]) -> Iterator[str]:
-    """A table, its states to the left."""
+    """Yield a table of the goals, with their states on the left."""
     for goal in goals:
         limit = f"≥ {goal['at_least']:g}" if goal["at_least"] is not None else f"≤ {goal['at_most']:g}"
         yield f"  {goal['state']:<12}  {_number(goal['value'], '.3g'):>6}  {limit:<7} {goal['what']}"

@@ -1,4 +1,4 @@
-"""What a step of a model has to read and multiply at least, from its ``config.json``."""
+"""Minimum bytes and operations of a model's step, from its ``config.json``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Shape:
         return self.weight_bytes * weights + self.cached_bytes * cached
 
     def prefill_flop(self, num_tokens: int) -> float:
-        """Of one prompt: the products of all its tokens, causal attention (half the square), one row of logits."""
+        """Return the operations of a prompt: products, causal attention (half the square), and one row of logits."""
         products = 2 * num_tokens * self.num_layers * self.layer_weights + 2 * self.output_weights
         attention = 4 * self.num_layers * self.heads_dim * num_tokens**2 / 2
         return products + attention

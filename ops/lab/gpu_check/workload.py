@@ -20,7 +20,7 @@ def decode_phase_name(batch: int) -> str:
 
 
 def write_engine_workload(plan: Plan, vocab_size: int, path: Path) -> None:
-    """Every phase; the mixed one comes twice, as compiling for new shapes is no part of serving."""
+    """Write all phases. The mixed one runs twice, so that compilation for new shapes is not measured."""
     phases = [
         _phase(decode_phase_name(batch), [(plan.decode_prompt_tokens, plan.decode_tokens)] * batch, batch, vocab_size)
         for batch in plan.batches
@@ -30,13 +30,13 @@ def write_engine_workload(plan: Plan, vocab_size: int, path: Path) -> None:
     if plan.gap_batch:
         lengths = [(_GAP_PROMPT_TOKENS, plan.gap_tokens)] * plan.gap_batch
         gap = _phase(GAP, lengths, plan.gap_batch, vocab_size)
-        # Last, as the profiler is the part that is most likely to fail; and once before, for what compiles.
+        # Last, because the profiler is most likely to fail; and once before, for compilation.
         phases += [{**gap, "name": WARM_UP}, {**gap, "observes_device": True}]
     _write(phases, path)
 
 
 def write_rival_workload(plan: Plan, vocab_size: int, path: Path) -> None:
-    """The mixed work alone."""
+    """Write only the mixed phase."""
     _write(_mixed_phases(plan, vocab_size), path)
 
 

@@ -24,7 +24,7 @@ CLAIMING_TESTS = ("tests/integration/serving/test_claiming.py",)
 
 @dataclass(frozen=True)
 class Mutation:
-    """One deliberate defect: ``old`` occurs exactly once in ``file`` and is replaced by ``new``.
+    """A deliberate defect: ``old`` occurs exactly once in ``file`` and is replaced by ``new``.
 
     Args:
         defect: what the changed code does wrong, as the subject line of a bug report.

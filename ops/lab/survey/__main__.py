@@ -19,29 +19,29 @@ from .images.trial import try_vision_model
 from .kept import KeptOutcomes
 from .model_types import NOT_TEXT_DECODERS, causal_lm_types
 from .outcome import Outcome
-from .table import page, told_options
+from .table import describe_options, page
 
 
 def main() -> int:
     """Parse the command line, try the types one by one, write the page; 1 if one was asked for that does not exist."""
     arguments = _parse_arguments()
     options = _rank_options(arguments)
-    known = causal_lm_types()
-    wanted = arguments.only.split(",") if arguments.only else known
-    of_images = [name for name in SEEING if not arguments.only or name in wanted]
-    wanted = [name for name in wanted if name in known or name not in SEEING]
-    unknown = sorted(set(wanted) - set(known))
+    text_types = causal_lm_types()
+    selected = arguments.only.split(",") if arguments.only else text_types
+    of_images = [name for name in SEEING if not arguments.only or name in selected]
+    selected = [name for name in selected if name in text_types or name not in SEEING]
+    unknown = sorted(set(selected) - set(text_types))
     if unknown:
         sys.stderr.write(f"transformers has no causal language model of type {', '.join(unknown)}\n")
         return 1
-    skipped = {name: NOT_TEXT_DECODERS[name] for name in wanted if name in NOT_TEXT_DECODERS}
+    skipped = {name: NOT_TEXT_DECODERS[name] for name in selected if name in NOT_TEXT_DECODERS}
     kept = KeptOutcomes(arguments.rows, options)
-    tried = [name for name in wanted if name not in skipped]
+    tried = [name for name in selected if name not in skipped]
 
     def write(seeing: Sequence[Outcome] = ()) -> None:
         if arguments.out:
             outcomes = [kept.found[name] for name in tried if name in kept.found]
-            of_all = page(outcomes, skipped, told_options(options), seeing, num_untried=len(tried) - len(outcomes))
+            of_all = page(outcomes, skipped, describe_options(options), seeing, num_untried=len(tried) - len(outcomes))
             arguments.out.write_text(of_all)
 
     for name in tried:
@@ -63,9 +63,9 @@ def _try(name: str, timeout_s: float, attempt: Attempt) -> Outcome:
 
 
 def _tell(outcome: Outcome, took_s: float) -> None:
-    told = ", ".join(f"{way} {said}" for way, said in outcome.told.items())
-    told += ": " if told and outcome.reason else ""
-    sys.stderr.write(f"{outcome.model_type} ({took_s:.0f} s): {outcome.mode} {told}{outcome.reason}\n")
+    results = ", ".join(f"{way} {result}" for way, result in outcome.told.items())
+    results += ": " if results and outcome.reason else ""
+    sys.stderr.write(f"{outcome.model_type} ({took_s:.0f} s): {outcome.mode} {results}{outcome.reason}\n")
 
 
 def _parse_arguments() -> argparse.Namespace:
@@ -83,13 +83,13 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 def _rank_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Of ``EngineConfig``, what is not its default."""
-    wanted = {
+    """Return the fields of ``EngineConfig`` that are not at their defaults."""
+    fields = {
         "tensor_parallel_size": arguments.tensor_parallel,
         "pipeline_parallel_size": arguments.pipeline_parallel,
         "enable_expert_parallel": arguments.expert_parallel,
     }
-    return {name: value for name, value in wanted.items() if value not in (1, False)}
+    return {name: value for name, value in fields.items() if value not in (1, False)}
 
 
 if __name__ == "__main__":

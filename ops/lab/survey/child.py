@@ -1,4 +1,4 @@
-"""Tries one model type in a process of its own, which may hang, or die, or take what it likes."""
+"""Trial of one model type in its own process, which may hang, die, or use any amount of memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _Caller = Callable[[type[Any], Callable[[], Any]], Any]
 
 
 def try_in_child(model_type: str, timeout_s: float, attempt: Attempt | None = None) -> Outcome:
-    """Try ``model_type``; says so if the process was not through in time or died.
+    """Try ``model_type`` in a child process. The outcome says if the child timed out or died.
 
     Args:
         attempt: what to try with it; by default ``try_model_type``.
@@ -57,7 +57,7 @@ def try_in_child(model_type: str, timeout_s: float, attempt: Attempt | None = No
 
 
 class _Forward(msgspec.Struct):
-    """Of a model that another process has loaded."""
+    """Facts of a model that another process has loaded."""
 
     mode: str
     bytes_per_token: int
@@ -67,8 +67,8 @@ class _Forward(msgspec.Struct):
 def try_model_type(model_type: str, folder: Path, options: dict[str, Any] | None = None) -> Outcome:
     """Try ``model_type`` in this process, in the empty ``folder``; ``options`` are of ``EngineConfig``.
 
-    Engines of several ranks have a process each, forked from this one: what they leave behind are threads of
-    collectives, beside which the next could not fork its ranks.
+    Engines of several ranks run in forked processes, since each leaves threads of collectives behind, with which the
+    next one could not fork its ranks.
     """
     options = options or {}
     call = _call_in_child if options else _call
@@ -83,7 +83,7 @@ def try_model_type(model_type: str, folder: Path, options: dict[str, Any] | None
         stage = "no tokens to compare with"
         expectation = trial.find_model(config, folder)
         stage = "failed"
-        # Engines of one rank compute one after the other with what was loaded once.
+        # Engines of one rank run one after the other with one loaded model.
         run = partial(_run, call) if options else partial(trial.run_engine, model=trial.load(folder))
         outcome.told = trial.compare(folder, expectation, forward, run, **options)
     except Exception as error:  # whatever an architecture's own code raises
@@ -105,10 +105,10 @@ def _call(_: type[T], work: Callable[[], T]) -> T:
 
 
 def _call_in_child(kind: type[T], work: Callable[[], T]) -> T:
-    """Return what ``work`` does in a child.
+    """Run ``work`` in a child process and return its result.
 
     Raises:
-        _ChildError: it raised there, or the child died; the message says what.
+        _ChildError: it raised there, or the child died; the message has the reason.
     """
     ours, theirs = multiprocessing.Pipe(duplex=False)
     child = multiprocessing.get_context("fork").Process(target=_answer, args=(work, theirs, os.getpid()))
@@ -127,7 +127,7 @@ def _call_in_child(kind: type[T], work: Callable[[], T]) -> T:
 
 
 class _ChildError(Exception):
-    """What a child says of its failure."""
+    """Failure of a child process."""
 
 
 def _answer(work: Callable[[], msgspec.Struct], pipe: Connection, parent_pid: int) -> None:
@@ -150,7 +150,7 @@ def _child(attempt: Attempt, model_type: str, folder: Path) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """What to tell of what was raised: the sentence of an error of ours, else its type and first line."""
+    """Return the message of one of our errors, else the type and first line of an exception."""
     line = next(iter(str(error).strip().splitlines()), "")
     is_ours = isinstance(error, ConfigurationError | trial.UnsuitableModelError | _ChildError)
     return line if is_ours else f"{type(error).__name__}: {line}"

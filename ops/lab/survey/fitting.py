@@ -1,8 +1,8 @@
 """``python -m penstock.ops.lab.survey.fitting``: how many requests fit into a KV cache, for models with windows.
 
-The engine's own scheduler runs requests of ``--tokens`` tokens, prompts first, with nothing computed: once with one
-block table of all layers, and once with a table for each group of them (decision 0097). Both have the bytes in which
-``--requests`` of them fit with one table. Told is the largest number that ran at once with none preempted.
+The engine's scheduler runs requests of ``--tokens`` tokens, prompts first, without computing: once with one block
+table for all layers, and once with a table for each group of them (decision 0097). Both have the bytes in which
+``--requests`` of them fit with one table. The output is the largest number that ran concurrently without preemption.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Shape:
     window: int
 
     def calls(self) -> list[AttentionCall]:
-        """Its attentions, of one size."""
+        """Return the attention calls of the shape, all of one size."""
         is_full = [index % self.one_in == self.one_in - 1 for index in range(self.num_layers)]
         windows = [None if full else self.window for full in is_full]
         dtype = torch.bfloat16
@@ -64,7 +64,7 @@ SHAPES = {
 
 
 def count_fitting(make_tables: Callable[[], BlockTables], num_tokens: int, budget: int, at_most: int) -> int:
-    """The most requests of ``num_tokens`` that run at once to their ends, with none preempted."""
+    """Return the most requests of ``num_tokens`` that run concurrently to their ends without preemption."""
     low, high = 0, at_most
     while low < high:
         middle = (low + high + 1) // 2
@@ -80,7 +80,7 @@ def _all_fit(tables: BlockTables, num_requests: int, num_tokens: int, budget: in
         max_model_len=num_tokens + 1,
         tables=tables,
     )
-    # Enough to go on with while the prompts of all others are computed.
+    # Enough to keep decoding while the prompts of all others are computed.
     num_steps = -(-num_tokens * num_requests // (budget - num_requests))
     params = SamplingParams(max_tokens=None, ignore_eos=True)
     for index in range(num_requests):
@@ -99,7 +99,7 @@ def _all_fit(tables: BlockTables, num_requests: int, num_tokens: int, budget: in
 
 
 def compare(shape: Shape, num_tokens: int, num_requests: int, budget: int) -> tuple[int, int, str]:
-    """How many fit with one table and with groups, and how these are made."""
+    """Return the numbers that fit with one table and with groups, and a description of the groups."""
     calls = shape.calls()
     layout = plan_pages(calls, _MAX_MODEL_LEN, _BLOCK_SIZE)
     num_blocks = num_requests * -(-num_tokens // _BLOCK_SIZE)
@@ -130,8 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.stdout.write("|---|---|---|---|---|---|\n")
     for name, shape in SHAPES.items():
         for num_tokens in options.tokens:
-            one, several, told = compare(shape, num_tokens, options.requests, options.budget)
-            sys.stdout.write(f"| {name} | {told} | {num_tokens:,} | {one} | {several} | {several / one:.2f} |\n")
+            one, several, groups = compare(shape, num_tokens, options.requests, options.budget)
+            sys.stdout.write(f"| {name} | {groups} | {num_tokens:,} | {one} | {several} | {several / one:.2f} |\n")
 
 
 if __name__ == "__main__":

@@ -16,35 +16,35 @@ from .child import first_line
 from .outcome import SAME
 
 SIZE = 2
-# Of ``trial.compare`` at most, one behind the other; each finds its other rank anew.
+# Engines of one ``trial.compare`` at most, one after the other; each connects its ranks again.
 _NUM_ENGINES = 4
 _TIMEOUT_S = 60.0
 
 
 def compare_grouped(folder: Path, expectation: trial.Expectation) -> dict[str, str]:
-    """``trial.compare`` by both ranks at once, each with all prompts; what differs at any of them.
+    """Run ``trial.compare`` on both ranks concurrently, each with all prompts, and return differences at any rank.
 
     Raises:
-        UnsuitableModelError: a rank could not compute it; says why.
+        UnsuitableModelError: a rank could not compute the model.
     """
     addresses = _free_addresses(_NUM_ENGINES)
-    results = [folder / f"rank-{rank}.json" for rank in range(SIZE)]
+    files = [folder / f"rank-{rank}.json" for rank in range(SIZE)]
     context = multiprocessing.get_context("fork")
     ranks = [
         context.Process(target=_be_rank, args=(rank, addresses, folder, expectation, result), daemon=True)
-        for rank, result in enumerate(results)
+        for rank, result in enumerate(files)
     ]
     for process in ranks:
         process.start()
     for process in ranks:
         process.join()
-    told: dict[str, str] = {}
-    for result in results:
-        found = msgspec.json.decode(result.read_bytes()) if result.is_file() else {"": "its process died"}
-        if "" in found:
-            raise trial.UnsuitableModelError(found[""])
-        told = {way: said if told.get(way, SAME) == SAME else told[way] for way, said in found.items()}
-    return told
+    results: dict[str, str] = {}
+    for file in files:
+        of_rank = msgspec.json.decode(file.read_bytes()) if file.is_file() else {"": "its process died"}
+        if "" in of_rank:
+            raise trial.UnsuitableModelError(of_rank[""])
+        results = {way: result if results.get(way, SAME) == SAME else results[way] for way, result in of_rank.items()}
+    return results
 
 
 def _be_rank(rank: int, addresses: list[str], folder: Path, expectation: trial.Expectation, result: Path) -> None:
@@ -59,15 +59,15 @@ def _be_rank(rank: int, addresses: list[str], folder: Path, expectation: trial.E
         return trial.run_engine(folder, batches, data_parallel_size=SIZE, place=next(places), **options)
 
     try:
-        # Of one that has all experts, whose caches are as large.
-        found = trial.compare(folder, expectation, trial.load(folder).forward, run)
+        # Sizes of a model with all experts, whose caches are as large.
+        outcome = trial.compare(folder, expectation, trial.load(folder).forward, run)
     except Exception as error:  # whatever an architecture's own code raises
-        found = {"": first_line(error)}
-    result.write_bytes(msgspec.json.encode(found))
+        outcome = {"": first_line(error)}
+    result.write_bytes(msgspec.json.encode(outcome))
 
 
 def _free_addresses(count: int) -> list[str]:
-    """Nobody else takes them between now and the moment at which rank 0 listens, if luck will have it."""
+    """Return free addresses. Another process could take them before rank 0 listens, which is unlikely."""
     probes = [socket.socket() for _ in range(count)]
     try:
         for probe in probes:

@@ -1,4 +1,4 @@
-"""What has been found out so far, type by type, so that a survey that was stopped goes on where it was."""
+"""Outcomes so far by type, so that an interrupted survey can be resumed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from .outcome import Outcome
 
 
 class KeptOutcomes:
-    """A file with a line for each outcome, behind one that says of what they are: other versions or options of engines
-    begin it anew.
+    """A file with a line for each outcome, after a header with versions and options. Another header starts it again.
 
     Args:
-        path: of the file; None keeps nothing.
-        options: of ``EngineConfig``.
+        path: path of the file; None to store nothing.
+        options: fields of ``EngineConfig``.
 
     Attributes:
-        found: by model type.
+        found: outcomes by model type.
     """
 
     def __init__(self, path: Path | None, options: dict[str, Any]) -> None:
@@ -36,7 +35,7 @@ class KeptOutcomes:
         if lines[:1] != [head]:
             path.write_bytes(head + b"\n")
             return
-        # What follows the last end of a line was not written to its end.
+        # Text after the last newline was not written completely.
         for line in lines[1:-1]:
             outcome = msgspec.json.decode(line, type=Outcome)
             self.found[outcome.model_type] = outcome

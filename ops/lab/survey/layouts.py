@@ -1,7 +1,7 @@
 """``python -m penstock.ops.lab.survey.layouts``: families of models over two ranks, in each way that ranks share them.
 
-Every cell is what ``python -m penstock.ops.lab.survey`` tells of the type: the way in which it is computed, where all
-tokens are those of transformers alone, mixed, chunked and preempted, else a note that says why not.
+Every cell is the result of ``python -m penstock.ops.lab.survey`` for the type: the mode of computation if all tokens
+are those of transformers alone, mixed, chunked and preempted, else a note with the reason.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ LAYOUTS: dict[str, Attempt] = {
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Parse the command line, or ``words``; try what is not kept, and write or print the table."""
+    """Parse the command line, or ``words``; try the types without a stored outcome, and write or print the table."""
     parser = argparse.ArgumentParser(prog="penstock.ops.lab.survey.layouts", description=__doc__)
     parser.add_argument("--only", default=",".join(_FAMILIES), metavar="TYPE,TYPE", help="these model types")
     parser.add_argument("--layouts", default=",".join(LAYOUTS), metavar="WAY,WAY", help="these ways, such as 'tp 2'")
@@ -80,7 +80,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def table(kept: KeptOutcomes, families: Sequence[str], layouts: Sequence[str]) -> str:
-    """Rows of ``families``, as far as they were tried, and notes on what is not the same."""
+    """Return rows of the ``families`` tried so far, and notes on differences."""
     notes: list[str] = []
     rows = []
     for family in families:

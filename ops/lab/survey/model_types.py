@@ -24,5 +24,5 @@ NOT_TEXT_DECODERS: dict[str, str] = {
 
 
 def causal_lm_types() -> list[str]:
-    """All model types for which transformers has a causal language model."""
+    """Return all model types for which transformers has a causal language model."""
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)

@@ -1,4 +1,4 @@
-"""What became of one model type: written by the process that tried it, read by the one that makes the table."""
+"""Outcome of the trial of one model type, written by the trying process, read by the one that makes the table."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ WAYS_WITH_IMAGES = ("one", "two", "mixed", "chunked", "preempted", "resumed")
 SAME = "same"
 # Of a model that takes no second image: its processor makes something else of several.
 ONE_A_REQUEST = "one a request"
-# Nobody is preempted where no request ever needs a block.
+# No request is preempted if none ever needs a block.
 NEVER = "never"
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """One row of the table.
+    """A row of the table.
 
     Args:
-        mode: in which it is computed; empty if it is not.
-        told: for each of ``WAYS``, ``SAME``, ``NEVER`` or how the tokens differ; empty if it did not come so far.
-        reason: why it is not computed.
+        mode: mode of computation; empty if it was not computed.
+        told: ``SAME``, ``NEVER`` or the difference of the tokens, for each of ``WAYS``; empty without a comparison.
+        reason: why it was not computed.
     """
 
     model_type: str
@@ -29,5 +29,5 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     @property
     def is_identical(self) -> bool:
-        """Every way gave the tokens of transformers."""
+        """Whether every way gave the tokens of transformers."""
         return set(self.told) == set(WAYS) and set(self.told.values()) <= {SAME, NEVER}

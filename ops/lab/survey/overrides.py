@@ -1,4 +1,4 @@
-"""What the general shrinking of ``small_config`` does not know about single model types, and why."""
+"""Overrides of ``small_config`` for single model types, with reasons."""
 
 from __future__ import annotations
 

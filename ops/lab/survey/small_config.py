@@ -91,21 +91,21 @@ _KINDS_OF_LAYERS = ("layer_types", "mlp_layer_types")
 
 
 def small_config(model_type: str) -> PretrainedConfig:
-    """The configuration of a small model of ``model_type``; whatever the type itself raises if it cannot be."""
+    """Return the configuration of a small model of ``model_type``. Raises whatever the type itself raises."""
     return _shrink(CONFIG_MAPPING[model_type], OVERRIDES.get(model_type, {}))
 
 
 def _shrink(config_class: type[PretrainedConfig], overrides: dict[str, Any]) -> PretrainedConfig:
     """``overrides`` of a nested configuration are a dictionary under its name; None leaves a field at its default."""
     default = config_class()
-    given = default.to_dict()
-    small = _SMALL if "kv_lora_rank" not in given else {**_SMALL, "num_key_value_heads": 4}
+    defaults = default.to_dict()
+    small = _SMALL if "kv_lora_rank" not in defaults else {**_SMALL, "num_key_value_heads": 4}
     fields = {config_class.attribute_map.get(name, name): value for name, value in small.items()}
-    fields = {name: value for name, value in fields.items() if given.get(name) is not None}
+    fields = {name: value for name, value in fields.items() if defaults.get(name) is not None}
     for name in _KINDS_OF_LAYERS:
         own_name = config_class.attribute_map.get(name, name)
-        if given.get(own_name):
-            kinds = list(dict.fromkeys(given[own_name]))
+        if defaults.get(own_name):
+            kinds = list(dict.fromkeys(defaults[own_name]))
             fields[own_name] = (kinds * NUM_LAYERS)[:NUM_LAYERS]
     nested_names: Any = config_class.sub_configs
     for name in nested_names:

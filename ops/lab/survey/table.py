@@ -1,4 +1,4 @@
-"""Writes what became of the model types as a Markdown page."""
+"""The outcomes of the model types as a Markdown page."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def page(
     seeing: Sequence[Outcome] = (),
     num_untried: int = 0,
 ) -> str:
-    """The page of ``make models``: counts, then a row per model type, then those that were tried with images.
+    """Return the page of ``make models``: counts, a row per model type, then types tried with images.
 
     Args:
-        options: a sentence about those of the engines.
-        num_untried: types that are still to come.
+        options: a sentence about options of the engines.
+        num_untried: number of types not tried yet.
     """
     untried = f" {num_untried} more were not tried yet." if num_untried else ""
     identical = [outcome for outcome in outcomes if outcome.is_identical]
     modes = Counter(outcome.mode for outcome in identical)
-    told_modes = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
+    modes_text = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
     rows = sorted([_row(outcome) for outcome in outcomes] + [_skipped(*item) for item in skipped.items()])
     return "\n".join(
         [
             "# Model types",
             "",
             f"Of {len(outcomes)} text decoders in transformers' table of causal language models, **{len(identical)}** "
-            f"give the tokens of transformers' own `generate` in every way tried: {told_modes}. The table has "
+            f"give the tokens of transformers' own `generate` in every way tried: {modes_text}. The table has "
             f"{len(skipped)} other types, which are no text decoders.{untried}",
             "",
             f"Made by `make models` with transformers {transformers.__version__}, torch {torch.__version__}, Python "
@@ -56,10 +56,10 @@ def page(
     )
 
 
-def told_options(options: dict[str, Any]) -> str:
-    """A sentence about options of ``EngineConfig``; empty if there are none."""
-    told = ", ".join(f"`{name}` {value}" for name, value in options.items())
-    return f" Each engine has {told}: ranks are processes, which talk by gloo." if told else ""
+def describe_options(options: dict[str, Any]) -> str:
+    """Return a sentence about options of ``EngineConfig``; "" if there are none."""
+    text = ", ".join(f"`{name}` {value}" for name, value in options.items())
+    return f" Each engine has {text}: ranks are processes, which talk by gloo." if text else ""
 
 
 def _of_images(outcomes: Sequence[Outcome]) -> list[str]:
@@ -107,11 +107,11 @@ _METHOD_WITH_IMAGES = (
 
 
 def _row(outcome: Outcome, ways: Sequence[str] = WAYS) -> str:
-    told = " | ".join(outcome.told.get(way, "") for way in ways)
+    cells = " | ".join(outcome.told.get(way, "") for way in ways)
     reason = outcome.reason.replace("|", "/").replace("\n", " ")
     if len(reason) > _MAX_REASON_CHARS:
         reason = reason[:_MAX_REASON_CHARS] + " …"
-    return f"| {outcome.model_type} | {outcome.mode} | {told} | {reason} |"
+    return f"| {outcome.model_type} | {outcome.mode} | {cells} | {reason} |"
 
 
 def _skipped(model_type: str, reason: str, ways: Sequence[str] = WAYS) -> str:

@@ -45,14 +45,14 @@ class UnsuitableModelError(Exception):
 
 @dataclass
 class Expectation:
-    """What transformers generates from each prompt, greedily."""
+    """Greedy outputs of transformers for each prompt."""
 
     prompts: list[list[int]]
     tokens: list[list[int]]
 
     @property
     def num_new_tokens(self) -> int:
-        """Of each prompt."""
+        """Generated tokens per prompt."""
         return len(self.tokens[0])
 
 
@@ -77,13 +77,13 @@ def find_model(
     num_new_tokens: int = NUM_NEW_TOKENS,
     prompts: list[list[int]] | None = None,
 ) -> Expectation:
-    """Write a random model into ``folder``; return what transformers' ``generate`` makes of some prompts with it.
+    """Write a random model into ``folder``, and return the outputs of transformers' ``generate`` for some prompts.
 
-    Weights are drawn again, up to four times, while any of the choices is closer than rounding, or the model repeats
+    Weights are drawn again, up to four times, if any choice is closer than rounding, or the model repeats
     itself too much to prove anything.
 
     Raises:
-        UnsuitableModelError: all five were so.
+        UnsuitableModelError: none of the five was suitable.
     """
     prompts = prompts or make_prompts()
     reason = ""
@@ -104,7 +104,7 @@ def find_model(
 def _generate_by_transformers(
     folder: Path, prompts: list[list[int]], num_new_tokens: int
 ) -> tuple[list[list[int]], float]:
-    """The tokens of each prompt alone, and the smallest lead of a chosen token, as a share of the largest logit."""
+    """Return the tokens of each prompt alone, and the smallest lead of a chosen token relative to the largest logit."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     # Greedy tokens and nothing else: the configurations of some types force a token at the end.
     model.generation_config = GenerationConfig(pad_token_id=0)
@@ -127,7 +127,7 @@ def _generate_by_transformers(
 
 
 class CacheSizes(Protocol):
-    """What a forward tells of its caches."""
+    """Sizes of a forward's caches."""
 
     @property
     def bytes_per_token(self) -> int: ...
@@ -137,13 +137,13 @@ class CacheSizes(Protocol):
 
 
 def load(folder: Path, **options: Any) -> LoadedModel:
-    """Load the model by the engine's own code; of several ranks, rank 0's part.
+    """Load the model with the engine's code; with several ranks, the part of rank 0.
 
     Args:
         options: of ``EngineConfig``.
 
     Raises:
-        ConfigurationError: it cannot be served; says why.
+        ConfigurationError: the model cannot be served.
     """
     config = EngineConfig(model=str(folder), max_model_len=MAX_MODEL_LEN, num_threads=1, **options)
     # Some models are lean only where they are: see ``kernels.mixers``.
@@ -156,7 +156,7 @@ def load(folder: Path, **options: Any) -> LoadedModel:
 
 
 class Generated(msgspec.Struct):
-    """What an engine made of batches of prompts, by batch and prompt, and how often it preempted a request."""
+    """Tokens of an engine for batches of prompts, by batch and prompt, and its number of preemptions."""
 
     tokens: list[list[list[int]]]
     num_preemptions: int
@@ -172,8 +172,8 @@ def run_engine(
     """Build an engine, generate from ``batches`` in turn, and close it.
 
     Args:
-        model: what ``load`` made of ``folder``, for an engine of one rank; loaded anew if None.
-        options: of ``EngineConfig``; with ``model`` none that say how it is loaded.
+        model: result of ``load`` for ``folder``, for an engine of one rank; None to load it again.
+        options: fields of ``EngineConfig``; with ``model`` none that affect loading.
     """
     with closing(build_whole(folder, model, **options)) as engine:
         tokens = [generate(engine.core, batch, num_new_tokens) for batch in batches]
@@ -187,25 +187,25 @@ def compare(
     run: Callable[..., Generated] = run_engine,
     **options: Any,
 ) -> dict[str, str]:
-    """Run ``expectation`` through engines, one after the other; for each of ``WAYS``, ``SAME`` or what differs.
+    """Run ``expectation`` through engines, one after the other. Return ``SAME`` or the difference for each of ``WAYS``.
 
     Args:
-        sizes: of the model in ``folder``.
-        run: what runs each engine, with the arguments of ``run_engine``; by default each loads the model anew.
-        options: of ``EngineConfig``, for all engines.
+        sizes: cache sizes of the model in ``folder``.
+        run: runs each engine, with the arguments of ``run_engine``; by default each loads the model again.
+        options: fields of ``EngineConfig`` for all engines.
     """
     prompts = expectation.prompts
     options = {"num_new_tokens": expectation.num_new_tokens, **options}
     *alone, mixed = run(folder, [*([prompt] for prompt in prompts), prompts], **options).tokens
-    told = {
+    results = {
         "alone": _judge(expectation, [tokens for (tokens,) in alone]),
         "mixed": _judge(expectation, mixed),
     }
     chunked = {"max_num_batched_tokens": _SMALL_BUDGET, "enable_prefix_caching": False, **options}
-    told["chunked"] = _judge(expectation, run(folder, [prompts], **chunked).tokens[0])
+    results["chunked"] = _judge(expectation, run(folder, [prompts], **chunked).tokens[0])
     if not sizes.bytes_per_token:
-        return told | {"preempted": NEVER}
-    told["preempted"] = "was not preempted"
+        return results | {"preempted": NEVER}
+    results["preempted"] = "was not preempted"
     # Layers with windows give blocks back: there is room in less.
     for share in (1.0, 0.6):
         try:
@@ -213,13 +213,13 @@ def compare(
         except ConfigurationError:
             break  # no request of the longest kind has room any more
         if cramped.num_preemptions:
-            told["preempted"] = _judge(expectation, cramped.tokens[0])
+            results["preempted"] = _judge(expectation, cramped.tokens[0])
             break
-    return told
+    return results
 
 
 def build_cramped(folder: Path, sizes: CacheSizes, **options: Any) -> EngineCore:
-    """An engine whose KV cache holds little more than one request of the longest kind, with a small step budget."""
+    """Build an engine whose KV cache holds little more than one longest request, with a small step budget."""
     return build(folder, **_cramped(sizes), **options)
 
 
@@ -230,12 +230,12 @@ def _cramped(sizes: CacheSizes, share: float = 1.0) -> dict[str, Any]:
 
 
 def build(folder: Path, **options: Any) -> EngineCore:
-    """The core of an engine of one rank over the model in ``folder``."""
+    """Build the core of an engine of one rank over the model in ``folder``."""
     return build_whole(folder, **options).core
 
 
 def build_whole(folder: Path, model: LoadedModel | None = None, **options: Any) -> Engine:
-    """An engine over the model in ``folder``, to be closed; ``model``: see ``run_engine``."""
+    """Build an engine over the model in ``folder``, which the caller closes; ``model``: see ``run_engine``."""
     config = EngineConfig(
         model=str(folder),
         max_model_len=MAX_MODEL_LEN,
@@ -248,7 +248,7 @@ def build_whole(folder: Path, model: LoadedModel | None = None, **options: Any) 
 
 
 def generate(core: EngineCore, prompts: list[list[int]], num_new_tokens: int = NUM_NEW_TOKENS) -> list[list[int]]:
-    """Greedy tokens of ``prompts``, computed together, and without what earlier requests left in the KV cache."""
+    """Return greedy tokens of ``prompts``, computed together, without cached blocks of earlier requests."""
     core.reset_prefix_cache()
     tokens: list[list[int]] = [[] for _ in prompts]
     params = SamplingParams(temperature=0.0, max_tokens=num_new_tokens, ignore_eos=True)

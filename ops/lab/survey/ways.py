@@ -1,9 +1,9 @@
 """``python -m penstock.ops.lab.survey.ways``: measures lean against packed forwards, by family, on one CPU thread.
 
-Random models of the widths of a 135M model, with fewer layers. The packed way (split, where layers keep states), lean
-layers in Python and the compiled decoder compute the same steps in turns; time is that of the processor, so others who
-use the machine count little. Told is the packed way's time, and how many times faster the others were: the median over
-rounds of the ratio of least times.
+Random models of the widths of a 135M model, with fewer layers. The packed mode (split, if layers keep states), lean
+layers in Python and the compiled decoder compute the same steps in turns. CPU time is measured, so other load matters
+little. The output is the packed mode's time, and the speed-up of the others: the median over rounds of the ratio of
+least times.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ _STEPS = (("1 decode", 1, 1), ("16 decodes", _MAX_REQUESTS, 1), ("256 of a promp
 
 
 @dataclass
-class Way:
+class ComputePath:
     """A way of computing."""
 
     name: str
@@ -144,15 +144,15 @@ class Way:
 
 
 def make_model(model_type: str, num_layers: int) -> PreTrainedModel:
-    """A random model of that type in bfloat16."""
+    """Return a random model of a type in bfloat16."""
     config_class = CONFIG_MAPPING[model_type]
-    given = config_class().to_dict()
-    wanted = {**_SIZES, "num_hidden_layers": num_layers}
-    fields = {name: value for name, value in wanted.items() if given.get(name) is not None or name in _ALWAYS}
-    if given.get("layer_types"):
-        kinds = list(dict.fromkeys(given["layer_types"]))
+    defaults = config_class().to_dict()
+    sizes = {**_SIZES, "num_hidden_layers": num_layers}
+    fields = {name: value for name, value in sizes.items() if defaults.get(name) is not None or name in _ALWAYS}
+    if defaults.get("layer_types"):
+        kinds = list(dict.fromkeys(defaults["layer_types"]))
         fields["layer_types"] = (kinds * num_layers)[:num_layers]
-    if given.get("head_dim") is None and "head_dim" in given:
+    if defaults.get("head_dim") is None and "head_dim" in defaults:
         fields["head_dim"] = _SIZES["head_dim"]
     for name, value in _PARTICULAR.get(model_type, {}).items():
         fields[name] = (value * num_layers)[:num_layers] if name == "layer_types" else value
@@ -160,23 +160,23 @@ def make_model(model_type: str, num_layers: int) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="eager").eval()
 
 
-def ways_of(model_type: str, num_layers: int) -> list[Way]:
-    """The packed way, or split, and the lean ones."""
+def ways_of(model_type: str, num_layers: int) -> list[ComputePath]:
+    """Return the compute paths: packed or split, and the lean ones."""
     torch.manual_seed(0)
     lean = LeanForward(make_model(model_type, num_layers), _SETTINGS)
     other = make_model(model_type, num_layers)
     packed = split_forward(other, _SETTINGS, CutRule()) if lean.keeps_state else PackedForward(other, _SETTINGS)
     for forward in (packed, lean):
         pack_linear_layers(forward.network)
-    ways = [Way("packed", packed), Way("lean", lean)]
+    ways = [ComputePath("packed", packed), ComputePath("lean", lean)]
     compiled = make_native(lean, _BLOCK_SIZE)
     if compiled is not lean:
-        ways.append(Way("compiled", compiled))
+        ways.append(ComputePath("compiled", compiled))
     return ways
 
 
 def make_step(num_requests: int, query_len: int) -> ModelInput:
-    """The last ``query_len`` tokens of ``_CONTEXT`` of as many requests."""
+    """Return a step with the last ``query_len`` tokens of ``_CONTEXT`` for ``num_requests`` requests."""
     num_blocks = _CONTEXT // _BLOCK_SIZE
     table = torch.arange(num_requests * num_blocks).view(num_requests, num_blocks)
     positions = torch.arange(_CONTEXT - query_len, _CONTEXT)
@@ -193,7 +193,7 @@ def make_step(num_requests: int, query_len: int) -> ModelInput:
 
 @torch.inference_mode()
 def gains_of(model_type: str, num_layers: int, rounds: int, turn_s: float) -> Iterator[tuple[float, dict[str, float]]]:
-    """For each of ``_STEPS`` the packed way's time in ms, and by name how many times faster the others are."""
+    """Yield, for each of ``_STEPS``, the packed mode's time in ms, and the speed-up of the others by name."""
     ways = ways_of(model_type, num_layers)
     num_blocks = _MAX_REQUESTS * _CONTEXT // _BLOCK_SIZE
     for _, num_requests, query_len in _STEPS:

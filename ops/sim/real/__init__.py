@@ -1,1 +1,1 @@
-"""The simulator beside what it simulates: scenarios in real time and by real engines, and fits to recorded steps."""
+"""Comparison of the simulator with reality: scenarios in real time and on real engines, and fits to recorded steps."""

@@ -17,10 +17,10 @@ from .recording import read_recording
 
 
 def compare(text: str) -> None:
-    """Run a scenario in real time, by engines that sleep for as long as a step takes, and simulated; print both.
+    """Run a scenario in real time, with engines that sleep for the duration of a step, and simulated; print both.
 
     Raises:
-        ConfigurationError: the scenario is wrong, or has what cannot be compared.
+        ConfigurationError: the scenario is invalid, or has features that cannot be compared.
     """
     scenario = read_scenario(text)
     with private_redis(append_only=False) as url:
@@ -29,14 +29,14 @@ def compare(text: str) -> None:
 
 
 def replay(folder: Path, speed_of: Path) -> None:
-    """Simulate what real engines were recorded at, and print both.
+    """Simulate the scenario of a recording, and print both results.
 
     Args:
-        folder: of the recording.
-        speed_of: the recording whose engines are simulated, by a fit to their steps; the same one, or another.
+        folder: folder of the recording.
+        speed_of: recording to whose steps the speed of engines is fitted; the same one, or another.
 
     Raises:
-        ConfigurationError: one of them is no recording.
+        ConfigurationError: a folder has no recording.
     """
     recorded = read_recording(folder)
     fit = fit_speed(read_recordings([speed_of]))

@@ -11,17 +11,17 @@ from ....producer import Client
 from ....shared.errors import ConfigurationError
 from ...local.stack import LocalStack
 from ..measures import Note
-from ..reports.estimates import BandErrors, Guess, Sample, band_errors, make_guess
+from ..reports.estimates import BandErrors, Estimates, Sample, band_errors, make_estimates
 from ..scenario import MODEL, Scenario
 from .real_time import check_comparable
 from .recording import engine_options, run_on_engines
 
 
 def real_errors(scenario: Scenario, model: Path) -> list[BandErrors]:
-    """Run a scenario on engines of one thread each, which share this machine, and return the errors of each band.
+    """Run a scenario on engines with one thread each on this machine, and return the errors of each band.
 
     Raises:
-        ConfigurationError: the scenario has what real engines cannot be told to do, or they did not start.
+        ConfigurationError: the scenario has features that real engines lack, or they did not start.
     """
     check_comparable(scenario)
     if len(scenario.engines) > 1:
@@ -35,14 +35,14 @@ def real_errors(scenario: Scenario, model: Path) -> list[BandErrors]:
 
 
 class _Asking:
-    """Asks for estimates of a sample of the requests."""
+    """Collector of estimates for a sample of the requests."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self.guesses: list[Guess] = []
+        self.guesses: list[Estimates] = []
         self._sample = Sample(scenario)
 
     async def ask(self, client: Client, note: Note) -> None:
         if self._sample.should_ask(note):
             status, stats = await asyncio.gather(client.status(note.request_id), client.queue_stats())
-            if status.position is not None:  # else it has begun before it could be asked about
-                self.guesses.append(make_guess(status, stats))
+            if status.position is not None:  # else it has already started
+                self.guesses.append(make_estimates(status, stats))

@@ -1,9 +1,9 @@
-"""The speed of engines, from the steps that they were recorded to make.
+"""The speed of engines, fitted to their recorded steps.
 
-A step's time has two parts that have nothing to do with each other: what the engine computes, which follows from its
-batch, and how long it waits for a processor that others have. The speed is fitted to what steps computed
-(``cpu_time_s``), and how many times as long they took to what they waited, by how many of the recorded engines computed
-at that moment. By times alone, a step of the same batch takes three times as long in one minute as in the next.
+A step's time has two independent parts: its computation, which depends on its batch, and its wait for a processor that
+others use. The speed is fitted to the CPU time (``cpu_time_s``). The slowdown is fitted to the waits, by the number of
+recorded engines that computed at the same time. Wall times alone are too noisy: a step of the same batch takes three
+times as long in one minute as in the next.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..speed import Speed, StepWork
 MIN_STEPS = 20
 NUM_ROUNDS = 30
 SMALLEST_ERROR_MS = 1e-4
-# An engine whose quickest steps compute for less of their time waits for a device: its times are what is fitted.
+# An engine whose quickest steps compute for less of their time waits for a device. Then wall times are fitted.
 COMPUTING_SHARE = 0.9
 
 
@@ -32,14 +32,14 @@ class _Phase(msgspec.Struct):
 
 
 class _Offline(msgspec.Struct):
-    """Output of ``python -m penstock.worker.engine.offline --steps``: of one workload, or of several phases."""
+    """Output of ``python -m penstock.worker.engine.offline --steps`` for one workload, or for several phases."""
 
     steps: list[StepStats] = []
     phases: list[_Phase] = []
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """A speed, and how many times as long a step takes while one recorded engine computes, two, and so on."""
+    """A speed, and factors on the duration of a step while one recorded engine computes, two, and so on."""
 
     speed: Speed
     slowdown: list[float]
@@ -47,12 +47,12 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FitError(msgspec.Struct, frozen=True, kw_only=True):
-    """How well a speed tells the times of recorded steps.
+    """Errors of a speed for recorded steps.
 
     Args:
-        of_computing: the median error of what a step computes over its median.
-        of_step: the same of the time that it takes.
-        of_total: of all steps together, over what they took: 0.1 says too long by a tenth.
+        of_computing: median error of a step's CPU time, relative to the median CPU time.
+        of_step: the same for its wall time.
+        of_total: relative error of the total time of all steps: 0.1 means too long by a tenth.
     """
 
     of_computing: float
@@ -61,31 +61,31 @@ class FitError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_recordings(paths: Sequence[Path]) -> list[list[RecordedStep]]:
-    """Return the steps of each engine: of files of ``--step-log`` in folders, and of the offline engine's outputs.
+    """Return the steps of each engine, from files of ``--step-log`` in folders and from outputs of the offline engine.
 
     Raises:
-        ConfigurationError: a path cannot be read, or is none of these.
+        ConfigurationError: a path cannot be read, or is neither of these.
     """
-    found: list[list[RecordedStep]] = []
+    engines: list[list[RecordedStep]] = []
     for path in paths:
         try:
             files = sorted(path.rglob(f"*{SUFFIX}")) if path.is_dir() else [path]
-            found += [
+            engines += [
                 decode_steps(file.read_bytes()) if file.name.endswith(SUFFIX) else _offline_steps(file.read_bytes())
                 for file in files
             ]
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
-    if not found:
+    if not engines:
         raise ConfigurationError(f"{', '.join(map(str, paths))} has no file of --step-log, *{SUFFIX}")
-    return found
+    return engines
 
 
 def _offline_steps(data: bytes) -> list[RecordedStep]:
     try:
         recorded = msgspec.json.decode(data, type=_Offline)
     except msgspec.MsgspecError as error:
-        raise ConfigurationError(f"this is no output of the offline engine: {error}") from error
+        raise ConfigurationError(f"this is not an output of the offline engine: {error}") from error
     ended_s, steps = 0.0, []
     for stats in (*recorded.steps, *(step for phase in recorded.phases for step in phase.steps)):
         ended_s += stats.step_time_s
@@ -94,13 +94,13 @@ def _offline_steps(data: bytes) -> list[RecordedStep]:
 
 
 def fit_speed(engines: Sequence[Sequence[RecordedStep]]) -> Fit:
-    """Fit a speed with no part below 0, by the least sum of errors, to the steps of engines of one kind.
+    """Fit a speed without negative parts to the steps of engines of one kind, by least absolute errors.
 
-    Not of their squares: a step that was held up for something else must not count for more than it is. A part that
-    would be negative is left out, and the others are fitted anew.
+    Squared errors would give too much weight to steps that were delayed by something else. A part that would be
+    negative is left out, and the others are fitted again.
 
     Raises:
-        ConfigurationError: there are too few steps.
+        ConfigurationError: the recordings have too few steps.
     """
     steps = [[step for step in own if step.stats.num_reqs] for own in engines]
     every = [step for own in steps for step in own]
@@ -124,7 +124,7 @@ def fit_speed(engines: Sequence[Sequence[RecordedStep]]) -> Fit:
     slowdown: list[float] = []
     for number in range(1, len(steps) + 1):
         of = num_computing == number
-        # Where hardly a step was seen, it is as with one engine less.
+        # With hardly any steps, the factor for one engine less is used.
         is_seen = of.sum() >= MIN_STEPS
         factor = float(took_ms[of].sum() / predicted_ms[of].sum()) if is_seen else slowdown[-1] if slowdown else 1.0
         slowdown.append(round(factor, 3))
@@ -132,7 +132,7 @@ def fit_speed(engines: Sequence[Sequence[RecordedStep]]) -> Fit:
 
 
 def error_of(kind: Engines, engines: Sequence[Sequence[RecordedStep]]) -> FitError:
-    """Return how far ``kind`` is off for recorded steps."""
+    """Return the errors of ``kind`` for recorded steps."""
     steps = [[step for step in own if step.stats.num_reqs] for own in engines]
     every = [step for own in steps for step in own]
     took_s = numpy.array([step.took_s for step in every])
@@ -155,7 +155,7 @@ def _median_error(predicted_s: numpy.ndarray, seen_s: numpy.ndarray) -> float:
 
 
 def work_of(stats: StepStats) -> StepWork:
-    """What a recorded step had to do."""
+    """Return the work of a recorded step."""
     return StepWork(
         num_decoding=stats.num_reqs - stats.num_prefill_reqs,
         num_context_tokens=stats.num_context_tokens,
@@ -165,7 +165,7 @@ def work_of(stats: StepStats) -> StepWork:
 
 
 def _causes(work: StepWork) -> list[float]:
-    """What the parts of a speed are multiplied by, in their order."""
+    """Return the factors of the parts of a speed, in their order."""
     return [
         1.0,
         work.num_decoding,
@@ -176,7 +176,7 @@ def _causes(work: StepWork) -> list[float]:
 
 
 def _num_computing(engines: Sequence[Sequence[RecordedStep]]) -> numpy.ndarray:
-    """For each step of each engine, how many of the engines computed in its middle."""
+    """Return the number of engines that computed in the middle of each step, for all engines."""
     ends = [numpy.array([step.ended_s for step in own]) for own in engines]
     begins = [numpy.array([step.ended_s - step.took_s for step in own]) for own in engines]
     middles = numpy.concatenate([(begin + end) / 2 for begin, end in zip(begins, ends, strict=True)])
@@ -192,16 +192,16 @@ def _from_zero(causes: numpy.ndarray, times_ms: numpy.ndarray) -> numpy.ndarray:
     used = [column for column in range(causes.shape[1]) if causes[:, column].any()]
     parts = numpy.zeros(causes.shape[1])
     while used:
-        found = _least_errors(causes[:, used], times_ms)
-        if (found >= 0).all():
-            parts[used] = found
+        fitted = _least_errors(causes[:, used], times_ms)
+        if (fitted >= 0).all():
+            parts[used] = fitted
             return parts
-        del used[int(found.argmin())]
+        del used[int(fitted.argmin())]
     return parts
 
 
 def _least_errors(causes: numpy.ndarray, times_ms: numpy.ndarray) -> numpy.ndarray:
-    """The parts with the least sum of absolute errors, by least squares whose weights are those errors' inverses."""
+    """Return the parts with the least sum of absolute errors, by least squares weighted with inverse errors."""
     weights = numpy.ones(len(times_ms))
     parts = numpy.zeros(causes.shape[1])
     for _ in range(NUM_ROUNDS):

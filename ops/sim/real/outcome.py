@@ -1,4 +1,4 @@
-"""What a run of a scenario came to, be it simulated or real, in the figures by which the two are compared."""
+"""Results of a simulated or real run of a scenario, for the comparison of both."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ OF_GROUPS = ("num_ended", "wait_p50_s", "wait_p99_s", "ttft_p50_s", "ttft_p99_s"
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One run.
+    """Results of one run.
 
     Args:
-        tokens_per_s: prompt and output of what has ended.
-        claims_per_request: of those that were claimed.
-        wasted_share: of claims, those that got nothing.
-        jain: the mean of Jain's index over the windows in which several tenants waited all the time; None without any.
+        tokens_per_s: tokens of finished requests per second, prompt and output.
+        claims_per_request: claims per claimed request.
+        wasted_share: share of claims that returned nothing.
+        jain: mean of Jain's index over windows in which several tenants waited all the time; None without any.
     """
 
     groups: list[GroupFigures]
@@ -34,7 +34,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def outcome_of(scenario: Scenario, measures: Measures) -> Outcome:
-    """Return the figures of a run."""
+    """Return the results of a run."""
     ended = [note for note in measures.notes.values() if note.ended_s is not None]
     num_claimed = sum(note.claimed_s is not None for note in measures.notes.values())
     num_claims = measures.num_claims.total()
@@ -49,7 +49,7 @@ def outcome_of(scenario: Scenario, measures: Measures) -> Outcome:
 
 
 def format_comparison(real: Outcome, simulated: Outcome) -> str:
-    """A row for each figure: real, simulated, and how far the second is off."""
+    """Return a table with a row for each value: real, simulated, and the error of the second."""
     rows = [
         _row(one.name, name, getattr(one, name), getattr(other, name))
         for one, other in zip(real.groups, simulated.groups, strict=True)

@@ -1,8 +1,8 @@
-"""A scenario in real time, to compare the simulator with: coroutines in place of SimPy's processes.
+"""A scenario in real time, to compare with the simulator: coroutines instead of SimPy processes.
 
-They share the scenario, the requests that are drawn, and the speed of an engine with the simulator, and nothing else:
-the scripts are as they are, the clock is the server's, wakes come by subscription, and calls wait for their answers.
-Engines sleep for as long as a step takes.
+They share only the scenario, the drawn requests and the speed of engines with the simulator. The scripts are unchanged,
+the clock is the server's, wakes arrive by subscription, and calls wait for their replies. Engines sleep for the
+duration of a step.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ..clients import configure, draw_calls, make_entries
 from ..engine import RENEW_EVERY_S
 from ..fleet import CAUSE, MAX_DELIVERIES
 from ..measures import WINDOW_S, Measures
-from ..running import Running, next_prompt_tokens, room_of, step_work
+from ..running import Running, capacity_of, next_prompt_tokens, step_work
 from ..scenario import MODEL, Engines, Scenario, Tenants
 
-# Engines begin before clients do; in the simulator within the first second, too.
+# Engines start before clients, within the first second as in the simulator.
 START_S = 1.0
 
 
 def run_in_real_time(url: str, scenario: Scenario) -> Measures:
-    """Run a scenario for as long as it says, on an empty Redis.
+    """Run a scenario for its duration, on an empty Redis.
 
     Raises:
         ConfigurationError: as ``check_comparable``.
@@ -37,7 +37,7 @@ def run_in_real_time(url: str, scenario: Scenario) -> Measures:
 
 
 def check_comparable(scenario: Scenario) -> None:
-    """Raises ``ConfigurationError``: it has what is not compared."""
+    """Check that a scenario can be compared; raise ``ConfigurationError`` if not."""
     extras = (scenario.deaths, scenario.autoscaling, scenario.shards, scenario.partitions)
     has_sessions = any(group.turns > 1 for group in scenario.tenants)
     if any(extras) or has_sessions or scenario.models != [MODEL]:
@@ -48,7 +48,7 @@ def check_comparable(scenario: Scenario) -> None:
 
 
 class _Engine:
-    """One of ``fleet``, which has all of them."""
+    """An engine; ``fleet`` has all engines."""
 
     def __init__(
         self,
@@ -96,13 +96,13 @@ class _Engine:
     async def _claim(self) -> Wave:
         if len(self.running) >= self.kind.max_num_seqs:
             return Wave([])
-        wave = await self._broker.claim(self.engine_id, room_of(self.kind, self.running.values()))
+        wave = await self._broker.claim(self.engine_id, capacity_of(self.kind, self.running.values()))
         self._measures.num_claims["real"] += 1
         self._measures.num_wasted["real"] += not wave.claims
         return wave
 
     def _admit(self, claim: Claim) -> None:
-        note = self._measures.note_claim(claim.request_id, self.now_s())
+        note = self._measures.record_claim(claim.request_id, self.now_s())
         self.running[claim.request_id] = Running(note, claim.epoch, note.num_prompt, 0, 0, claim.num_kv_tokens, -1)
         self._arrival.set()
 
@@ -115,7 +115,7 @@ class _Engine:
                 self._appended_s = step_ends_s = self.now_s()
             decoding = [one for one in self.running.values() if one.is_decoding]
             reading = next_prompt_tokens(self.kind, self.running.values())
-            # By the time at which the last step should have ended: a late wake-up of this process is no slow engine.
+            # From the scheduled end of the last step, so that a late wake-up of this process does not slow the engine.
             step_ends_s += self.kind.step_s(
                 step_work(reading, decoding), sum(bool(engine.running) for engine in self._fleet)
             )
@@ -125,12 +125,12 @@ class _Engine:
     async def _settle(self, decoding: list[Running], reading: list[tuple[Running, int]]) -> None:
         for one, num_tokens in reading:
             one.num_left -= num_tokens
-            self._measures.note_tokens(one.note, num_tokens)
+            self._measures.record_tokens(one.note, num_tokens)
             if not one.num_left:
-                self._measures.note_output(one.note, self.now_s())
+                self._measures.record_output(one.note, self.now_s())
         for one in [*decoding, *(one for one, _ in reading if not one.num_left)]:
             one.num_made += 1
-            self._measures.note_tokens(one.note, 1)
+            self._measures.record_tokens(one.note, 1)
         ended = [one for one in self.running.values() if one.num_made >= one.note.num_output]
         finals = [one.final_record() for one in ended]
         for one in ended:
@@ -145,10 +145,10 @@ class _Engine:
 
     async def _append(self) -> None:
         self._appended_s = self.now_s()
-        behind = [one for one in self.running.values() if one.num_made > one.num_logged]
-        if behind:
-            records = [one.record() for one in behind]
-            for one in behind:
+        unlogged = [one for one in self.running.values() if one.num_made > one.num_logged]
+        if unlogged:
+            records = [one.record() for one in unlogged]
+            for one in unlogged:
                 one.num_logged = one.num_made
             self._measures.num_stale += len(await self._broker.append(records))
 
@@ -176,7 +176,7 @@ async def _run(url: str, scenario: Scenario) -> Measures:
     tasks.append(asyncio.create_task(_reap_forever(broker)))
     tasks.append(asyncio.create_task(_weigh_forever(measures, started_s)))
     tasks += [asyncio.create_task(_send(broker, measures, scenario, group, started_s)) for group in scenario.tenants]
-    # None ends before it is told to, but of a mistake.
+    # No engine ends before it is stopped, except by an error.
     await asyncio.wait(
         tasks[: len(engines) + 2], timeout=START_S + scenario.duration_s, return_when=asyncio.FIRST_EXCEPTION
     )
@@ -194,7 +194,7 @@ async def _run(url: str, scenario: Scenario) -> Measures:
 async def _weigh_forever(measures: Measures, started_s: float) -> None:
     for number in itertools.count(1):
         await asyncio.sleep(max(0.0, started_s + number * WINDOW_S - time.monotonic()))
-        measures.note_window(number * WINDOW_S)
+        measures.record_window(number * WINDOW_S)
 
 
 async def _reap_forever(broker: Broker) -> None:
@@ -206,7 +206,7 @@ async def _reap_forever(broker: Broker) -> None:
 async def _send(broker: Broker, measures: Measures, scenario: Scenario, group: Tenants, started_s: float) -> None:
     for notes in draw_calls(scenario, group):
         await asyncio.sleep(max(0.0, notes[0].arrived_s + started_s - time.monotonic()))
-        for note in notes:  # first: an engine may claim it before the answer is here
+        for note in notes:  # before the call, because an engine may claim it before the reply arrives
             note.arrived_s = max(note.arrived_s, time.monotonic() - started_s)
             measures.note_arrival(note)
         for answer in await broker.enqueue_many(make_entries(notes)):

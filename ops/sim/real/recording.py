@@ -1,7 +1,7 @@
-"""``penstock sim record``: a scenario with real engines on a real Redis, written down to compare the simulator with.
+"""``penstock sim record``: records a scenario with real engines on a real Redis, to compare the simulator with it.
 
-What happened is what the events of requests in Redis tell, by its clock. The server's slow log, which is told to take
-all calls, counts claims: it is their number that costs, and engines keep none.
+Times are from the events of requests in Redis, by its clock. The server's slow log, configured to record all calls,
+counts claims, because engines do not count them.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from .real_time import check_comparable
 
 FILE_NAME = "recording.json"
 STEPS = "steps"
-# Of the server's slow log, between two looks.
+# Seconds between two reads of the server's slow log.
 MOST_CALLS = 100_000
 LOOK_EVERY_S = 1.0
 PAGE = 5000
-# Tokens of a prompt, which the models' tokenizers have beyond their special ones.
+# Token ids for prompts, above the special tokens of the models' tokenizers.
 TOKEN_IDS = range(10, 250)
 OnAccepted = Callable[[Client, Note], Awaitable[None]]
-# An answer is taken to come in so many pieces, to count it in the windows in which it came.
+# Each output is split into this many pieces of equal duration, to count its tokens in the right windows.
 NUM_PIECES = 20
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """What was run, with the KV cache that its engines had, and what it came to."""
+    """The scenario of a recording with the KV cache of its engines, and its results."""
 
     scenario: Scenario
     outcome: Outcome
 
 
 def read_recording(folder: Path) -> Recording:
-    """Raises ``ConfigurationError``: there is none."""
+    """Read a recording; raise ``ConfigurationError`` if the folder has none."""
     try:
         return msgspec.json.decode((folder / FILE_NAME).read_bytes(), type=Recording)
     except (OSError, msgspec.MsgspecError) as error:
@@ -61,18 +61,18 @@ def read_recording(folder: Path) -> Recording:
 
 
 def record(scenario: Scenario, model: Path, folder: Path) -> Recording:
-    """Run a scenario on engines of one thread each, which share this machine, and write it into ``folder``.
+    """Run a scenario on engines with one thread each on this machine, and write the recording into ``folder``.
 
-    Clients ask for exactly the tokens that they get: nothing else ends an answer of a real model when it should.
+    Clients request exactly the tokens of each output, since a real model does not end at a given length by itself.
 
     Raises:
-        ConfigurationError: it has what is not recorded, ``folder`` has a recording, or the engines did not start.
+        ConfigurationError: the scenario cannot be recorded, ``folder`` is not empty, or the engines did not start.
     """
     check_comparable(scenario)
     if len(scenario.engines) > 1:
         raise ConfigurationError("only engines of one kind can be recorded; leave one table [[engines]]")
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigurationError(f"{folder} is not empty: it would mix with what is recorded")
+        raise ConfigurationError(f"{folder} is not empty; pass an empty folder for the recording")
     tenants = [msgspec.structs.replace(group, knows_length=True) for group in scenario.tenants]
     scenario = msgspec.structs.replace(scenario, tenants=tenants)
     kind = scenario.engines[0]
@@ -85,7 +85,7 @@ def record(scenario: Scenario, model: Path, folder: Path) -> Recording:
 
 
 def engine_options(kind: Engines) -> list[str]:
-    """Return the options of `worker start` for the engines of a scenario, of one thread each."""
+    """Return the options of `worker start` for the engines of a scenario, with one thread each."""
     options = ["--served-model-name", MODEL, "--device", "cpu", "--threads", "1", "--engines", str(kind.number)]
     options += ["--max-num-seqs", str(kind.max_num_seqs), "--max-num-batched-tokens", str(kind.max_step_tokens)]
     return [*options, "--log-level", "error"]
@@ -94,10 +94,10 @@ def engine_options(kind: Engines) -> list[str]:
 async def run_on_engines(
     url: str, model: str, scenario: Scenario, on_accepted: OnAccepted | None = None
 ) -> tuple[Measures, int]:
-    """Have the engines of a deployment, which do nothing else, serve a scenario.
+    """Run a scenario on the idle engines of a deployment.
 
-    Returns what was seen, and how many tokens an engine's cache holds. ``on_accepted`` is awaited after each request
-    that the queue has accepted.
+    Return the measurements, and the size of an engine's cache in tokens. ``on_accepted`` is awaited after each request
+    that the queue accepts.
 
     Raises:
         ConfigurationError: a request failed.
@@ -105,7 +105,7 @@ async def run_on_engines(
     connection, keys = CommandConnection(url), Keys()
     async with Client.connect(url, model=model) as client:
         await configure(Queue(connection, keys.model(model)), scenario)
-        # Every part of the road is walked once before it counts.
+        # Warm up: one request of each kind before measuring.
         await client.generate([*TOKEN_IDS[:8]], SamplingParams(max_tokens=4, ignore_eos=True))
         setups = [engine.setup for engine in await client.engines()]
         history = RequestHistory(connection, keys.model(model))
@@ -115,17 +115,17 @@ async def run_on_engines(
         events = await _events(history, first_id)
         measures = _measures(scenario, notes, events, started_s)
         for note in notes.values():
-            if note.claimed_s is not None:  # it ends soon, if it has not
+            if note.claimed_s is not None:  # if it has not ended, it ends soon
                 stats = (await (await client.handle(note.request_id)).result()).outputs[0].stats
                 note.first_token_s = note.arrived_s + stats.time_to_first_token_s if stats else None
-    _note_claims(measures, num_claims.total(), events)
-    _note_tokens(measures, scenario)
+    _record_claims(measures, num_claims.total(), events)
+    _record_tokens(measures, scenario)
     await connection.close()
     return measures, min(setup.kv_cache_size_tokens for setup in setups if setup is not None)
 
 
 async def _ask(client: Client, scenario: Scenario, on_accepted: OnAccepted | None) -> dict[str, Note]:
-    """Send what all tenants ask for, each in its time, until the scenario is over."""
+    """Send the requests of all tenants at their times, until the scenario ends."""
     notes: dict[str, Note] = {}
     began_s = time.monotonic()
 
@@ -152,15 +152,15 @@ async def _submit(client: Client, note: Note, prompt: list[int], on_accepted: On
 
 
 async def _events(history: RequestHistory, after: str) -> list[RequestEvent]:
-    found: list[RequestEvent] = []
+    events: list[RequestEvent] = []
     while page := await history.events(after=after, limit=PAGE):
-        found += page
+        events += page
         after = page[-1].event_id
-    return found
+    return events
 
 
 def _measures(scenario: Scenario, notes: dict[str, Note], events: Sequence[RequestEvent], started_s: float) -> Measures:
-    """Take the events in as a simulation notes them.
+    """Convert the events to the measurements of a simulation.
 
     Raises:
         ConfigurationError: a request failed.
@@ -176,7 +176,7 @@ def _measures(scenario: Scenario, notes: dict[str, Note], events: Sequence[Reque
             note.arrived_s = at_s
             measures.note_arrival(note)
         elif event.kind is EventKind.CLAIMED:
-            measures.note_claim(event.request_id, max(note.arrived_s, event.epoch / 1e6 - started_s))
+            measures.record_claim(event.request_id, max(note.arrived_s, event.epoch / 1e6 - started_s))
         elif event.kind is EventKind.FINISHED:
             note.ended_s = at_s
         else:
@@ -215,15 +215,15 @@ async def _counted_claims(url: str) -> AsyncIterator[Counter[bytes]]:
             await look()
 
 
-def _note_claims(measures: Measures, num_claims: int, events: Sequence[RequestEvent]) -> None:
-    """Requests of one claim have one engine and one epoch, which is its time."""
+def _record_claims(measures: Measures, num_claims: int, events: Sequence[RequestEvent]) -> None:
+    """Record claims. Requests of one claim share engine and epoch, which is its time."""
     num_useful = len({(event.engine_id, event.epoch) for event in events if event.kind is EventKind.CLAIMED})
     measures.num_claims["real"] = num_claims
     measures.num_wasted["real"] = max(0, num_claims - num_useful)
 
 
-def _note_tokens(measures: Measures, scenario: Scenario) -> None:
-    """Jain's index of each window, from when tokens were computed; what waited is played again for it."""
+def _record_tokens(measures: Measures, scenario: Scenario) -> None:
+    """Record Jain's index of each window, by replaying when requests waited and tokens were computed."""
     moments: list[tuple[float, int, int, Note | None]] = []
     for note in measures.notes.values():
         moments.append((note.arrived_s, 0, 0, note))
@@ -234,18 +234,18 @@ def _note_tokens(measures: Measures, scenario: Scenario) -> None:
         moments.append((note.first_token_s, 2, note.num_prompt, note))
         for piece in range(NUM_PIECES):
             at_s = note.first_token_s + (note.ended_s - note.first_token_s) * piece / NUM_PIECES
-            done, after = (note.num_output * place // NUM_PIECES for place in (piece, piece + 1))
-            moments.append((at_s, 2, after - done, note))
+            first, end = (note.num_output * place // NUM_PIECES for place in (piece, piece + 1))
+            moments.append((at_s, 2, end - first, note))
     moments += [(number * WINDOW_S, 3, 0, None) for number in range(1, 1 + int(scenario.duration_s / WINDOW_S))]
     moments.sort(key=lambda moment: moment[:2])
     again = Measures()
     for at_s, kind, num_tokens, note in moments:
         if note is None:
-            again.note_window(at_s)
+            again.record_window(at_s)
         elif kind == 0:
             again.note_arrival(note)
         elif kind == 1:
-            again.note_claim(note.request_id, at_s)
+            again.record_claim(note.request_id, at_s)
         else:
-            again.note_tokens(note, num_tokens)
+            again.record_tokens(note, num_tokens)
     measures.jain = again.jain

@@ -1,1 +1,1 @@
-"""What a simulation reports, and how: figures, tables, plots."""
+"""Reports of a simulation: figures, tables, plots."""

@@ -1,4 +1,4 @@
-"""``penstock sim estimates``: how far estimates of waiting times are off, for each band of some scenarios.
+"""``penstock sim estimates``: errors of estimated waiting times, for each band of some scenarios.
 
 A request is asked about at the moment at which the queue accepts it: its status, the lane of its tenant, and its band.
 Only requests of the first half of a run are asked about. The wait of a request that is not claimed before the end of
@@ -26,7 +26,7 @@ from ..scenario_file import read_scenario
 from ..simulation import simulate
 
 FLOOR_S = 1.0
-# Requests of a scenario that are asked about, about.
+# Approximate number of sampled requests of a scenario.
 MAX_ASKED = 1500
 FOLDER = Path(__file__).parent.parent / "scenarios" / "estimates"
 SOURCES = ("request", "tenant", "band")
@@ -34,7 +34,7 @@ COUNTS = ("ASKED", "UNCLAIMED", "UNKNOWN")
 HEADER = ("SCENARIO", "BAND", *COUNTS, "WAITED p50", "p90", *(f"{name} p50 / p90" for name in SOURCES))
 
 
-class Guess(msgspec.Struct, frozen=True):
+class Estimates(msgspec.Struct, frozen=True):
     """Estimates for a request, in seconds, in the order of ``SOURCES``; None while a queue knows none."""
 
     request_id: str
@@ -74,10 +74,10 @@ class Sample:
 
 
 class Asking:
-    """Asks for estimates of a sample of the requests that a simulation accepts."""
+    """Collector of estimates for a sample of the requests that a simulation accepts."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self.guesses: list[Guess] = []
+        self.guesses: list[Estimates] = []
         self._sample = Sample(scenario)
 
     def ask(self, partition: Partition, note: Note) -> None:
@@ -85,11 +85,11 @@ class Asking:
             return
         status = partition.do(partition.queue.status(note.request_id))
         assert status is not None
-        self.guesses.append(make_guess(status, partition.do(partition.queue.stats(tenants=[note.tenant]))))
+        self.guesses.append(make_estimates(status, partition.do(partition.queue.stats(tenants=[note.tenant]))))
 
 
-def make_guess(status: RequestStatus, stats: QueueStats) -> Guess:
-    """Return the estimates for a request that has just come."""
+def make_estimates(status: RequestStatus, stats: QueueStats) -> Estimates:
+    """Return the estimates for a request that has just arrived."""
     lanes = [
         lane
         for tenant in stats.tenants
@@ -98,7 +98,7 @@ def make_guess(status: RequestStatus, stats: QueueStats) -> Guess:
     ]
     lane_s = lanes[0].estimated_wait_s if lanes else None
     band_s = next(band.estimated_wait_s for band in stats.bands if band.band == status.band)
-    return Guess(status.request_id, status.band, (status.estimated_start_s, lane_s, band_s))
+    return Estimates(status.request_id, status.band, (status.estimated_start_s, lane_s, band_s))
 
 
 def simulate_errors(url: str, scenario: Scenario, namespace: str = "sim") -> list[BandErrors]:
@@ -108,7 +108,7 @@ def simulate_errors(url: str, scenario: Scenario, namespace: str = "sim") -> lis
     return band_errors(scenario, asking.guesses, simulated.measures.notes)
 
 
-def band_errors(scenario: Scenario, guesses: Sequence[Guess], notes: dict[str, Note]) -> list[BandErrors]:
+def band_errors(scenario: Scenario, guesses: Sequence[Estimates], notes: dict[str, Note]) -> list[BandErrors]:
     """Compare the estimates for requests that were claimed with their waits."""
     waits = {
         guess.request_id: note.claimed_s - note.arrived_s
@@ -122,10 +122,10 @@ def band_errors(scenario: Scenario, guesses: Sequence[Guess], notes: dict[str, N
     ]
 
 
-def _errors_of(band: str, num_asked: int, pairs: Sequence[tuple[Guess, float]]) -> BandErrors:
-    known = [(guess.estimates, waited_s) for guess, waited_s in pairs if None not in guess.estimates]
+def _errors_of(band: str, num_asked: int, pairs: Sequence[tuple[Estimates, float]]) -> BandErrors:
+    complete = [(guess.estimates, waited_s) for guess, waited_s in pairs if None not in guess.estimates]
     errors = [
-        [abs((estimates[place] or 0.0) - waited_s) / max(waited_s, FLOOR_S) for estimates, waited_s in known]
+        [abs((estimates[place] or 0.0) - waited_s) / max(waited_s, FLOOR_S) for estimates, waited_s in complete]
         for place in range(len(SOURCES))
     ]
     waits = [waited_s for _, waited_s in pairs]
@@ -133,7 +133,7 @@ def _errors_of(band: str, num_asked: int, pairs: Sequence[tuple[Guess, float]]) 
         band=band,
         num_asked=num_asked,
         num_unclaimed=num_asked - len(pairs),
-        num_unknown=len(pairs) - len(known),
+        num_unknown=len(pairs) - len(complete),
         waited_p50_s=percentile(waits, 0.5),
         waited_p90_s=percentile(waits, 0.9),
         medians=[percentile(of, 0.5) for of in errors],
@@ -142,7 +142,7 @@ def _errors_of(band: str, num_asked: int, pairs: Sequence[tuple[Guess, float]]) 
 
 
 def error_rows(name: str, errors: Iterable[BandErrors]) -> list[list[str]]:
-    """Rows of the table below ``HEADER``."""
+    """Return the rows of the table below ``HEADER``."""
     return [
         [
             name,
@@ -163,7 +163,7 @@ def print_errors(paths: Sequence[Path], errors_of: Callable[[Scenario], list[Ban
 
     Args:
         errors_of: runs a scenario.
-        seed: in place of each scenario's.
+        seed: replaces the seed of each scenario.
 
     Raises:
         ConfigurationError: a scenario is wrong, or cannot be read.

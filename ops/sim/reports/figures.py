@@ -1,4 +1,4 @@
-"""The figures of a simulation, as its report holds them."""
+"""The figures of a simulation's report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One group of tenants. Times in seconds of virtual time; None where nothing was seen.
+    """Figures of one group of tenants. Times in seconds of virtual time; None without values.
 
     ``wait`` is from arrival to the first claim, ``ttft`` to the first token, ``total`` to the end.
     """
@@ -25,7 +25,7 @@ class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition of a model; times as in ``GroupFigures``."""
+    """Figures of one partition of a model; times as in ``GroupFigures``."""
 
     name: str
     num_tenants: int
@@ -36,10 +36,10 @@ class PartitionFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Turns behind the first of one group's sessions, those that have an answer.
+    """Figures of the answered turns after the first, of one group's sessions.
 
     Args:
-        found_share: of the tokens that were computed in the turn before, prompt and answer, those that its engine had.
+        found_share: share of the tokens of the turn before, prompt and output, that its engine had cached.
     """
 
     name: str
@@ -50,7 +50,7 @@ class SessionFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JainFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the ten seconds up to ``at_s``, over the tenants that waited all that time; None for fewer than two."""
+    """Jain's index of the ten seconds up to ``at_s``, over tenants that waited throughout; None for fewer than two."""
 
     at_s: float
     index: float | None
@@ -66,7 +66,7 @@ class ClaimFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecoveryFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """A death. ``claimed`` and ``next_token`` are seconds from it, of the requests that were under way there."""
+    """Figures of a death. ``claimed`` and ``next_token`` are seconds from it, of the requests that ran there."""
 
     at_s: float
     num_engines: int
@@ -79,8 +79,10 @@ class RecoveryFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutageFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """A shard was away. Its share is of all requests that came meanwhile; times are from its return to their claim and
-    first token."""
+    """Figures of a shard's outage. ``share`` is its share of all requests that arrived meanwhile.
+
+    Times are from its return to the claim and the first token of its requests.
+    """
 
     models: list[str]
     at_s: float
@@ -104,7 +106,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """What must hold, whether it does, and what was seen."""
+    """A condition, whether it holds, and the observed value."""
 
     name: str
     holds: bool
@@ -112,12 +114,12 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows from scenario and seed alone.
+    """Figures that depend only on scenario and seed.
 
     Args:
-        partitions: of models that have several.
-        sessions: of groups that have some.
-        num_warm, num_warm_kept: requests that had an engine with their session, and those that it got.
+        partitions: figures of models with several partitions.
+        sessions: figures of groups with sessions.
+        num_warm, num_warm_kept: requests whose session an engine had cached, and those that ran on it.
     """
 
     duration_s: float
@@ -137,12 +139,12 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures, and the real time that they took."""
+    """The figures, and the real time of the simulation."""
 
     figures: Figures
     wall_s: float
 
     @property
     def holds(self) -> bool:
-        """Whether every check does."""
+        """Whether every check holds."""
         return all(check.holds for check in self.figures.checks)

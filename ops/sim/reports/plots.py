@@ -1,4 +1,4 @@
-"""The report as one picture of four plots."""
+"""The report as a picture with four plots."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ DOTS_PER_INCH = 72
 
 
 def draw(figures: Figures, folder: Path) -> list[Path]:
-    """Write ``simulation.png`` and ``simulation.svg`` into ``folder``; the same figures give the same files."""
-    # The ids of an SVG are random without it.
+    """Write ``simulation.png`` and ``simulation.svg`` into ``folder``. Equal figures give equal files."""
+    # Makes the ids of the SVG reproducible.
     with matplotlib.rc_context({"svg.hashsalt": FILE_NAME, "font.size": 8, "axes.grid": True, "grid.alpha": 0.3}):
         has_more = bool(figures.partitions or figures.sessions)
         size = (10.0, 9.0 if has_more else 6.0)
@@ -84,12 +84,12 @@ def _draw_sessions(axes: Axes, figures: Figures) -> None:
 
 
 def _draw_pairs(axes: Axes, pairs: list[tuple[str, float | None, float | None]]) -> None:
-    """Bars of a median and a p99 side by side, where they are known."""
-    known = [pair for pair in pairs if pair[1] is not None]
-    places = range(len(known))
+    """Draw bars of median and p99 side by side, where they are available."""
+    available = [pair for pair in pairs if pair[1] is not None]
+    places = range(len(available))
     for offset, which, label in ((-0.2, 1, "p50"), (0.2, 2, "p99")):
-        axes.bar([place + offset for place in places], [pair[which] or 0 for pair in known], 0.4, label=label)
-    axes.set_xticks(list(places), [pair[0] for pair in known])
+        axes.bar([place + offset for place in places], [pair[which] or 0 for pair in available], 0.4, label=label)
+    axes.set_xticks(list(places), [pair[0] for pair in available])
     axes.legend(loc="upper left")
 
 

@@ -1,4 +1,4 @@
-"""From what a simulation has noted to figures and verdicts."""
+"""Computation of figures and checks from the measurements of a simulation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .figures import (
     SessionFigures,
 )
 
-# Of the series that go into the report; more would be no more than a line in a plot can show.
+# Points per series in the report; a plot cannot show more.
 MAX_POINTS = 600
 
 
@@ -71,7 +71,7 @@ def make_report(simulated: Simulated) -> Report:
 
 
 def group_figures(groups: list[Tenants], measures: Measures) -> list[GroupFigures]:
-    """The figures of each group, in order."""
+    """Return the figures of each group, in order."""
     notes_of: dict[str, list[Note]] = {group.name: [] for group in groups}
     for note in measures.notes.values():
         notes_of[note.group.name].append(note)
@@ -194,5 +194,5 @@ def _checks(scenario: Scenario, simulated: Simulated) -> list[Check]:
 
 
 def _percentile(values: Iterable[float], share: float) -> float | None:
-    found = percentile(values, share)
-    return None if math.isnan(found) else round(found, 4)
+    value = percentile(values, share)
+    return None if math.isnan(value) else round(value, 4)

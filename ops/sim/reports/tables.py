@@ -1,4 +1,4 @@
-"""The report of a simulation as tables for people."""
+"""Tables of a simulation's report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .figures import (
 
 
 def format_report(report: Report) -> str:
-    """Return the report as tables for people."""
+    """Return the report as tables."""
     figures = report.figures
     parts = [_group_table(figures.groups), _claim_table(figures.claims)]
     if figures.partitions:

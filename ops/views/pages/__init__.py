@@ -1,20 +1,20 @@
-"""The pages: a module for each, with what it reads and what can be done there. Its template has the same name."""
+"""The pages and their actions, a module for each page. Its template has the same name."""
 
 from ..page import Action, Page
 from . import audit, batches, dead, engines, operators, overview, queue, request, requests, system, webhooks
 
-_ROOMS = (
-    overview.ROOM,
-    queue.ROOM,
-    requests.ROOM,
-    request.ROOM,
-    engines.ROOM,
-    dead.ROOM,
-    batches.ROOM,
-    webhooks.ROOM,
-    system.ROOM,
-    audit.ROOM,
-    operators.ROOM,
+_SECTIONS = (
+    overview.SECTION,
+    queue.SECTION,
+    requests.SECTION,
+    request.SECTION,
+    engines.SECTION,
+    dead.SECTION,
+    batches.SECTION,
+    webhooks.SECTION,
+    system.SECTION,
+    audit.SECTION,
+    operators.SECTION,
 )
-PAGES: tuple[Page, ...] = tuple(page for room in _ROOMS for page in room.pages)
-ACTIONS: tuple[Action, ...] = tuple(action for room in _ROOMS for action in room.actions)
+PAGES: tuple[Page, ...] = tuple(page for section in _SECTIONS for page in section.pages)
+ACTIONS: tuple[Action, ...] = tuple(action for section in _SECTIONS for action in section.actions)

@@ -1,4 +1,4 @@
-"""Batches: those that are open, of all tenants, and those of one tenant."""
+"""Batches: the open ones of all tenants, or all of one tenant."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 from ....producer.batches.batch_records import Batch
 from ....producer.operator_keys import Role
 from ..access import Access
-from ..page import Act, Action, Page, Params, Room, View, field_of
-from ..source import Moment
+from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
+from ..source import PageSnapshot
 
 
-async def _read(moment: Moment, params: Params, _: Access) -> View:
-    store, tenant = moment.source.batches, params.get("tenant", "")
+async def _read(snapshot: PageSnapshot, params: Params, _: Access) -> View:
+    store, tenant = snapshot.source.batches, params.get("tenant", "")
     if tenant:
         page = await store.list(tenant=tenant, limit=100, after=params.get("after") or None)
         rows = [_row(tenant, batch) for batch in page.data]
         return {"rows": rows, "tenant": tenant, "next": page.last_id if page.has_more else None}
     records = await store.open_batches()
-    return {"rows": [_row(one.spec.tenant, one.batch) for one in records], "tenant": "", "next": None}
+    return {"rows": [_row(record.spec.tenant, record.batch) for record in records], "tenant": "", "next": None}
 
 
 def _row(tenant: str, batch: Batch) -> dict[str, Any]:
@@ -40,14 +40,14 @@ def _row(tenant: str, batch: Batch) -> dict[str, Any]:
     }
 
 
-async def _cancel(act: Act) -> str:
-    batch_id, tenant = field_of(act.form, "id"), field_of(act.form, "of")
-    async with act.source.audit.audited("batch.cancel", batch_id, tenant=tenant):
-        await act.source.batches.cancel(batch_id, tenant=tenant)
-    return f"{batch_id} ends within a second, and keeps what is done"
+async def _cancel(context: ActionContext) -> str:
+    batch_id, tenant = field_of(context.form, "id"), field_of(context.form, "of")
+    async with context.source.audit.audited("batch.cancel", batch_id, tenant=tenant):
+        await context.source.batches.cancel(batch_id, tenant=tenant)
+    return f"{batch_id} ends within a second; finished requests keep their results"
 
 
-ROOM = Room(
+SECTION = PageSection(
     pages=(Page("batches", "/batches", "Batches · {tenant}", _read, query=("tenant", "after"), nav="Batches"),),
     actions=(Action("/batches/cancel", Role.OPERATOR, _cancel, "batches"),),
 )

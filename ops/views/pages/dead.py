@@ -1,4 +1,4 @@
-"""Parked requests, those of one input and cause together: what they died of, and another try or none."""
+"""Parked requests, grouped by input and cause, with actions to replay or purge them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from ....producer.operator_keys import Role
 from ....shared.deployment.records import DeadRequest
 from ....shared.errors import RequestNotFoundError, ValidationError
 from ..access import Access
-from ..asked import Asked, decode_asked
-from ..page import Act, Action, Page, Params, Room, View, field_of
-from ..source import Moment, Source
+from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
+from ..request_input import RequestInput, decode_request_input
+from ..source import PageSnapshot, Source
 
-# The newest ones; the count tells of all.
+# The newest are listed; the count covers all.
 MOST_SHOWN = 200
-MOST_AT_ONCE = 1000
+MAX_PER_ACTION = 1000
 
 
-async def _read(moment: Moment, params: Params, _: Access) -> View:
-    models = await moment.models()
-    wanted = [(await moment.check_model(params["model"])).model] if params.get("model") else list(models)
+async def _read(snapshot: PageSnapshot, params: Params, _: Access) -> View:
+    models = await snapshot.models()
+    selected = [(await snapshot.check_model(params["model"])).model] if params.get("model") else list(models)
     groups: list[View] = []
-    for model in wanted:
-        groups += _grouped(model, await _parked(moment, model))
+    for model in selected:
+        groups += _grouped(model, await _parked(snapshot, model))
     groups.sort(key=lambda group: -group["newest_at"])
     rows = [row for group in groups for row in group["requests"]]
-    counts = [await moment.num_dead(model) for model in wanted]
+    counts = [await snapshot.num_dead(model) for model in selected]
     return {
         "groups": groups,
         "rows": rows,
@@ -39,24 +39,24 @@ async def _read(moment: Moment, params: Params, _: Access) -> View:
     }
 
 
-async def _parked(moment: Moment, model: str) -> list[DeadRequest]:
-    """The newest; what was read before is not read again, since a parked request does not change."""
-    source = moment.source
-    letter, known = await source.dead(model), source.parked.setdefault(model, {})
+async def _parked(snapshot: PageSnapshot, model: str) -> list[DeadRequest]:
+    """Return the newest parked requests. Known ones are not read again, since a parked request does not change."""
+    source = snapshot.source
+    letter, cached = await source.dead(model), source.parked.setdefault(model, {})
     newest = await letter.newest(MOST_SHOWN)
-    missing = [one for one in newest if one not in known]
-    found = await asyncio.gather(*(letter.show(request_id) for request_id, _ in missing))
-    known.update({one: request for one, request in zip(missing, found, strict=True) if request is not None})
-    for gone in known.keys() - set(newest):
-        del known[gone]
-    return [known[one] for one in newest if one in known]
+    missing = [key for key in newest if key not in cached]
+    requests = await asyncio.gather(*(letter.show(request_id) for request_id, _ in missing))
+    cached.update({key: request for key, request in zip(missing, requests, strict=True) if request is not None})
+    for key in cached.keys() - set(newest):
+        del cached[key]
+    return [cached[key] for key in newest if key in cached]
 
 
 def _grouped(model: str, parked: list[DeadRequest]) -> list[View]:
-    """Those of one input and one cause are one trouble."""
+    """Group requests by input and cause, since these share one problem."""
     groups: dict[tuple[str, str], View] = {}
     for request in parked:
-        cause = request.cause.reason if request.cause else "its record cannot be read"
+        cause = request.cause.reason if request.cause else "the cause is unreadable"
         group = groups.setdefault(
             (request.input_hash, cause.splitlines()[0] if cause else ""),
             {"model": model, "input_hash": request.input_hash, "cause": cause, "newest_at": 0.0, "requests": []},
@@ -81,13 +81,13 @@ def _row(model: str, request: DeadRequest, cause: str) -> dict[str, Any]:
     }
 
 
-async def _read_one(moment: Moment, params: Params, access: Access) -> View:
-    model, request_id = (await moment.check_model(field_of(params, "model"))).model, field_of(params, "id")
-    parked = await (await moment.source.dead(model)).show(request_id)
+async def _read_one(snapshot: PageSnapshot, params: Params, access: Access) -> View:
+    model, request_id = (await snapshot.check_model(field_of(params, "model"))).model, field_of(params, "id")
+    parked = await (await snapshot.source.dead(model)).show(request_id)
     if parked is None:
         raise RequestNotFoundError(f"no request {request_id!r} of {model} is parked; it may have been replayed")
-    asked: Asked | None = decode_asked(parked.payload, access) if parked.is_request else None
-    cause = parked.cause.reason if parked.cause else "its record cannot be read"
+    asked: RequestInput | None = decode_request_input(parked.payload, access) if parked.is_request else None
+    cause = parked.cause.reason if parked.cause else "the cause is unreadable"
     row = _row(model, parked, cause)
     return {
         "model": model,
@@ -100,46 +100,52 @@ async def _read_one(moment: Moment, params: Params, access: Access) -> View:
     }
 
 
-async def _replay(act: Act) -> str:
-    model, request_id = field_of(act.form, "model"), field_of(act.form, "id")
-    parked = await (await act.source.dead(model)).show(request_id)
+async def _replay(context: ActionContext) -> str:
+    model, request_id = field_of(context.form, "model"), field_of(context.form, "id")
+    parked = await (await context.source.dead(model)).show(request_id)
     if parked is not None and not parked.is_request:
-        raise ValidationError(f"{request_id!r} is no request but an entry that a stranger wrote; it can be thrown away")
-    if not await act.source.operations.replay_dead(model, request_id):
+        raise ValidationError(f"{request_id!r} is an entry of a foreign writer, not a request; purge it")
+    if not await context.source.operations.replay_dead(model, request_id):
         raise RequestNotFoundError(f"no request {request_id!r} of {model} is parked")
-    return f"{request_id} is queued again, and starts from its prompt"
+    return f"{request_id} is queued again; it restarts from its prompt"
 
 
-async def _purge(act: Act) -> str:
-    model, request_id = field_of(act.form, "model"), field_of(act.form, "id")
-    if not await act.source.operations.purge_dead(model, request_id):
+async def _purge(context: ActionContext) -> str:
+    model, request_id = field_of(context.form, "model"), field_of(context.form, "id")
+    if not await context.source.operations.purge_dead(model, request_id):
         raise RequestNotFoundError(f"no request {request_id!r} of {model} is parked")
-    return f"{request_id} is thrown away"
+    return f"{request_id} is purged"
 
 
-async def _of_input(source: Source, model: str, input_hash: str) -> list[DeadRequest]:
+async def _with_input(source: Source, model: str, input_hash: str) -> list[DeadRequest]:
     letter = await source.dead(model)
-    found = [await letter.show(request_id) for request_id, _ in await letter.newest(MOST_AT_ONCE)]
-    return [one for one in found if one is not None and one.input_hash == input_hash and one.is_request]
+    requests = [await letter.show(request_id) for request_id, _ in await letter.newest(MAX_PER_ACTION)]
+    return [
+        request
+        for request in requests
+        if request is not None and request.input_hash == input_hash and request.is_request
+    ]
 
 
-async def _each_of_input(act: Act, change: Callable[[str, str], Awaitable[bool]]) -> int:
-    """Change all parked requests of one input; returns how many."""
-    model, input_hash = field_of(act.form, "model"), field_of(act.form, "hash")
-    return sum([await change(model, one.request_id) for one in await _of_input(act.source, model, input_hash)])
+async def _change_with_input(context: ActionContext, change: Callable[[str, str], Awaitable[bool]]) -> int:
+    """Change all parked requests with one input, and return how many were changed."""
+    model, input_hash = field_of(context.form, "model"), field_of(context.form, "hash")
+    return sum(
+        [await change(model, request.request_id) for request in await _with_input(context.source, model, input_hash)]
+    )
 
 
-async def _replay_input(act: Act) -> str:
-    num = await _each_of_input(act, act.source.operations.replay_dead)
+async def _replay_input(context: ActionContext) -> str:
+    num = await _change_with_input(context, context.source.operations.replay_dead)
     return f"{num} requests with this input are queued again"
 
 
-async def _purge_input(act: Act) -> str:
-    num = await _each_of_input(act, act.source.operations.purge_dead)
-    return f"{num} requests with this input are thrown away"
+async def _purge_input(context: ActionContext) -> str:
+    num = await _change_with_input(context, context.source.operations.purge_dead)
+    return f"{num} requests with this input are purged"
 
 
-ROOM = Room(
+SECTION = PageSection(
     pages=(
         Page("dead", "/dead", "Dead letter", _read, query=("model",), nav="Dead letter"),
         Page("parked", "/parked", "{id} · parked", _read_one, query=("model", "id"), live=False),

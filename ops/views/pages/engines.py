@@ -1,4 +1,4 @@
-"""The engines of all models: how they are, what they hold, what they died of; sleep, and leave."""
+"""Engines of all models: state, load and last error, with actions to put them to sleep, drain and stop."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ....shared.messages.requests import EXACT
 from ....shared.messages.worker_status import EngineState
 from ....shared.params.adapters import LoraSetup
 from ..access import Access
-from ..page import Act, Action, Page, Params, Room, View, field_of
-from ..source import Moment
+from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
+from ..source import PageSnapshot
 
 CALL_TIMEOUT_S = 60.0
-# A browser waits for the answer.
+# Short, because a browser waits for the response.
 DRAIN_TIMEOUT_S = 30.0
 _LIGHTS = {
     EngineState.READY: "good",
@@ -26,14 +26,16 @@ _LIGHTS = {
 }
 
 
-async def _read(moment: Moment, params: Params, _: Access) -> View:
-    wanted = params.get("model", "")
-    engines = [engine for engine in await moment.engines() if wanted in ("", engine.model)]
+async def _read(snapshot: PageSnapshot, params: Params, _: Access) -> View:
+    model = params.get("model", "")
+    engines = [engine for engine in await snapshot.engines() if model in ("", engine.model)]
     workers = sorted({engine.worker_id for engine in engines})
     return {
         "rows": [_row(engine) for engine in engines],
-        "workers": {worker: [one.engine_id for one in engines if one.worker_id == worker] for worker in workers},
-        "now": moment.at,
+        "workers": {
+            worker: [engine.engine_id for engine in engines if engine.worker_id == worker] for worker in workers
+        },
+        "now": snapshot.at,
         "facts": {"engines": len(engines)},
     }
 
@@ -68,7 +70,7 @@ def _row(engine: EngineHeartbeat) -> dict[str, Any]:
 
 
 def setup_facts(setup: EngineSetup | None) -> dict[str, str]:
-    """What an engine was started with, for people: without what does not differ from a plain one."""
+    """Return an engine's start options for people, without those that have their usual values."""
     if setup is None:
         return {}
     switches = {
@@ -87,7 +89,7 @@ def setup_facts(setup: EngineSetup | None) -> dict[str, str]:
         "weights": f"{setup.dtype}, {setup.quantization}" if setup.quantization else setup.dtype,
         "attention": setup.attention_backend,
         "structured outputs": setup.structured_outputs_backend,
-        "adapters": _room_for_adapters(setup.lora) if setup.lora is not None else "",
+        "adapters": _adapter_capacity(setup.lora) if setup.lora is not None else "",
         "speculation": f"{setup.speculative}, in {setup.num_free_rows} rows a step" if setup.num_free_rows else "",
         "ranks": "" if setup.ranks is None else setup.ranks.describe(),
         "on": ", ".join(name for name, is_on in switches.items() if is_on),
@@ -106,39 +108,39 @@ def _version(version: str) -> dict[str, str]:
     return {"version of the weights": version} if version else {}
 
 
-def _room_for_adapters(lora: LoraSetup) -> str:
+def _adapter_capacity(lora: LoraSetup) -> str:
     return f"{lora.max_loras} in a batch, {lora.max_cpu_loras} in memory, of rank {lora.max_lora_rank} at most"
 
 
-async def _sleep(act: Act) -> str:
-    engine_id = field_of(act.form, "engine")
-    await act.source.client.sleep(1, mode="keep", **_options(act, engine_id))
-    return f"{engine_id} sleeps; what it ran waits again and goes on after its last token"
+async def _sleep(context: ActionContext) -> str:
+    engine_id = field_of(context.form, "engine")
+    await context.source.client.sleep(1, mode="keep", **_options(context, engine_id))
+    return f"{engine_id} sleeps; its requests are queued again and resume after their last tokens"
 
 
-async def _wake(act: Act) -> str:
-    engine_id = field_of(act.form, "engine")
-    await act.source.client.wake_up(**_options(act, engine_id))
+async def _wake(context: ActionContext) -> str:
+    engine_id = field_of(context.form, "engine")
+    await context.source.client.wake_up(**_options(context, engine_id))
     return f"{engine_id} is awake"
 
 
-async def _drain(act: Act) -> str:
-    worker_id = field_of(act.form, "worker")
-    await act.source.client.drain_worker(worker_id, timeout_s=DRAIN_TIMEOUT_S)
-    return f"worker {worker_id} has left; what it did not finish goes on at others, or waits for some"
+async def _drain(context: ActionContext) -> str:
+    worker_id = field_of(context.form, "worker")
+    await context.source.client.drain_worker(worker_id, timeout_s=DRAIN_TIMEOUT_S)
+    return f"worker {worker_id} has left; other engines resume its unfinished requests, or they wait for one"
 
 
-async def _stop(act: Act) -> str:
-    worker_id = field_of(act.form, "worker")
-    await act.source.client.stop_worker(worker_id)
-    return f"worker {worker_id} has left; what it ran goes on at others, or waits for some"
+async def _stop(context: ActionContext) -> str:
+    worker_id = field_of(context.form, "worker")
+    await context.source.client.stop_worker(worker_id)
+    return f"worker {worker_id} has left; other engines resume its requests, or they wait for one"
 
 
-def _options(act: Act, engine_id: str) -> CallOptions:
-    return CallOptions(engine_id=engine_id, model=field_of(act.form, "of"), timeout_s=CALL_TIMEOUT_S)
+def _options(context: ActionContext, engine_id: str) -> CallOptions:
+    return CallOptions(engine_id=engine_id, model=field_of(context.form, "of"), timeout_s=CALL_TIMEOUT_S)
 
 
-ROOM = Room(
+SECTION = PageSection(
     pages=(Page("engines", "/engines", "Engines", _read, query=("model",), nav="Engines"),),
     actions=(
         Action("/engines/sleep", Role.OPERATOR, _sleep, "engines"),

@@ -5,32 +5,32 @@ from __future__ import annotations
 from ....producer.operator_keys import Role
 from ....shared.errors import ValidationError
 from ..access import Access
-from ..page import Act, Action, Page, Params, Room, View, field_of
-from ..source import Moment
+from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
+from ..source import PageSnapshot
 
 
-async def _read(moment: Moment, _: Params, __: Access) -> View:
-    records = await moment.source.operator_keys.list()
+async def _read(snapshot: PageSnapshot, _: Params, __: Access) -> View:
+    records = await snapshot.source.operator_keys.list()
     fields = ("key_id", "name", "role", "sees_contents", "created_at")
     return {"rows": [{field: getattr(record, field) for field in fields} for record in records], "roles": list(Role)}
 
 
-async def _create(act: Act) -> str:
-    role = act.form.get("role", "")
+async def _create(context: ActionContext) -> str:
+    role = context.form.get("role", "")
     if role not in tuple(Role):
         raise ValidationError(f"role must be one of {', '.join(Role)}, got {role!r}")
-    name, contents = field_of(act.form, "name"), bool(act.form.get("contents"))
-    key, _ = await act.source.operator_keys.create(name, Role(role), sees_contents=contents)
+    name, contents = field_of(context.form, "name"), bool(context.form.get("contents"))
+    key, _ = await context.source.operator_keys.create(name, Role(role), sees_contents=contents)
     return f"the key of {name}, which cannot be shown again: {key}"
 
 
-async def _revoke(act: Act) -> str:
-    key_id = field_of(act.form, "id")
-    was_there = await act.source.operator_keys.revoke(key_id)
-    return f"{key_id} is revoked" if was_there else f"there is no key {key_id}"
+async def _revoke(context: ActionContext) -> str:
+    key_id = field_of(context.form, "id")
+    existed = await context.source.operator_keys.revoke(key_id)
+    return f"{key_id} is revoked" if existed else f"no key {key_id} exists"
 
 
-ROOM = Room(
+SECTION = PageSection(
     pages=(
         Page("operators", "/operators", "Keys and roles", _read, nav="Keys and roles", live=False, role=Role.ADMIN),
     ),

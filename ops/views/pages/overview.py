@@ -1,4 +1,4 @@
-"""The first page: what is wrong, then each model with its queue and engines."""
+"""The first page: problems, then each model with its queue and engines."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from ....shared.queue.stats import QueueStats
 from ....shared.stats.engine import Histogram
 from ..access import Access
 from ..charts import read_charts
-from ..page import Page, Params, Room, View
-from ..processes import what_is_missing
+from ..page import Page, PageSection, Params, View
+from ..processes import missing_processes
 from ..servers import read_servers
-from ..source import Moment, together
+from ..source import PageSnapshot, together
 
 _BROKEN = (EngineState.DEAD, EngineState.FAILED, EngineState.STALLED)
 
 
-async def _read(moment: Moment, params: Params, _: Access) -> View:
-    models, served, engines = await together(moment.models(), moment.served_models(), moment.engines())
-    stats = await together(*map(moment.stats, models))
-    num_dead = await together(*map(moment.num_dead, models))
+async def _read(snapshot: PageSnapshot, params: Params, _: Access) -> View:
+    models, served, engines = await together(snapshot.models(), snapshot.served_models(), snapshot.engines())
+    stats = await together(*map(snapshot.stats, models))
+    num_dead = await together(*map(snapshot.num_dead, models))
     rows = []
-    problems = await _of_deployment(moment)
+    problems = await _deployment_problems(snapshot)
     for name, queue, parked in zip(models, stats, num_dead, strict=True):
         own = [engine for engine in engines if engine.model == name]
         rows.append(_row(name, queue, parked, own))
-        problems += _of_model(name, queue, parked, own, served)
+        problems += _model_problems(name, queue, parked, own, served)
     return {
         "rows": rows,
         "problems": problems,
-        "engines": {name: [one for one in engines if one.model == name] for name in models},
+        "engines": {name: [engine for engine in engines if engine.model == name] for name in models},
         "facts": {"problems": [problem["text"] for problem in problems]},
-        "history": await read_charts(moment, list(models), params),
-        "now": moment.at,
+        "history": await read_charts(snapshot, list(models), params),
+        "now": snapshot.at,
     }
 
 
@@ -63,9 +63,9 @@ def _row(name: str, queue: QueueStats | None, num_dead: int, engines: list[Engin
 
 
 def _merged(engines: list[EngineHeartbeat], name: str) -> Histogram | None:
-    """One histogram of all engines; None where none has counted."""
-    found = [getattr(engine.stats, name) for engine in engines if engine.stats is not None]
-    return reduce(Histogram.merged, found) if found else None
+    """Return the merged histogram of all engines; None if no engine has one."""
+    histograms = [getattr(engine.stats, name) for engine in engines if engine.stats is not None]
+    return reduce(Histogram.merged, histograms) if histograms else None
 
 
 def _at_most(histogram: Histogram | None, share: float) -> float | None:
@@ -75,28 +75,28 @@ def _at_most(histogram: Histogram | None, share: float) -> float | None:
     return value if value != float("inf") else histogram.bounds[-1]
 
 
-def _of_model(
+def _model_problems(
     name: str, queue: QueueStats | None, num_dead: int, engines: list[EngineHeartbeat], served: list[str]
 ) -> list[View]:
     problems = []
 
-    def say(text: str, path: str, level: str = "bad") -> None:
+    def add(text: str, path: str, level: str = "bad") -> None:
         problems.append({"text": text, "path": path, "level": level, "model": name})
 
     if queue is None:
-        say(f"the Redis that holds {name} does not answer", "/system")
+        add(f"the Redis that holds {name} does not answer", "/system")
         return problems
     if name not in served and (finding := unserved_finding(queue, engines, served)) is not None:
-        say(finding.message, "/queue")
+        add(finding.message, "/queue")
     elif queue.depth and not any(engine.state in LIVE_STATES for engine in engines):
-        say(f"{_requests(queue.depth)} of {name} wait, and no engine serves it", "/engines")
+        add(f"{_requests(queue.depth)} of {name} wait, and no engine serves it", "/engines")
     if queue.is_paused:
-        say(f"the queue of {name} is paused; {queue.depth} wait", "/queue", "warn")
+        add(f"the queue of {name} is paused; {queue.depth} wait", "/queue", "warn")
     for engine in engines:
         if engine.state in _BROKEN:
-            say(f"engine {engine.engine_id} is {engine.state}: {engine.error or 'no cause is known'}", "/engines")
+            add(f"engine {engine.engine_id} is {engine.state}: {engine.error or 'unknown cause'}", "/engines")
     if num_dead:
-        say(f"{_requests(num_dead)} of {name} parked", "/dead", "warn")
+        add(f"{_requests(num_dead)} of {name} parked", "/dead", "warn")
     return problems
 
 
@@ -104,19 +104,19 @@ def _requests(number: int) -> str:
     return "1 request" if number == 1 else f"{number} requests"
 
 
-async def _of_deployment(moment: Moment) -> list[View]:
-    source = moment.source
+async def _deployment_problems(snapshot: PageSnapshot) -> list[View]:
+    source = snapshot.source
     missing, servers, num_dead = await together(
-        what_is_missing(moment), read_servers(moment), source.events.count(EventState.DEAD)
+        missing_processes(snapshot), read_servers(snapshot), source.events.count(EventState.DEAD)
     )
-    found = [{"text": finding.message, "path": "/system", "level": "bad", "model": ""} for finding in missing]
-    found += [
+    problems = [{"text": finding.message, "path": "/system", "level": "bad", "model": ""} for finding in missing]
+    problems += [
         {"text": text, "path": "/system", "level": "bad", "model": ""} for server in servers for text in server.problems
     ]
     if num_dead:
         text = f"{num_dead} webhook events were given up"
-        found.append({"text": text, "path": "/webhooks", "level": "warn", "model": ""})
-    return found
+        problems.append({"text": text, "path": "/webhooks", "level": "warn", "model": ""})
+    return problems
 
 
-ROOM = Room((Page("overview", "/", "Overview", _read, query=("span",), nav="Overview"),))
+SECTION = PageSection((Page("overview", "/", "Overview", _read, query=("span",), nav="Overview"),))

@@ -1,4 +1,4 @@
-"""One model's queue: bands, tenants with their lanes and shares; pausing, purging, and who may have how much."""
+"""Pages of one model's queue: bands, tenants, lanes and shares; pause, purge, weights, quotas and policy."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ....shared.queue.policy import QueuePolicy, TenantPolicy
 from ....shared.queue.stats import QueueStats, TenantStats
 from ..access import Access
 from ..charts import facts_of, read_charts
-from ..page import Act, Action, Page, Params, Room, View, field_of
-from ..source import Moment, together
+from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
+from ..source import PageSnapshot, together
 
 PAGE_ROWS = 100
-# So many are put in order of what they have waiting; of more those of a page are looked at, in order of their names.
+# Up to this many tenants are sorted by queue depth. Beyond it, one page is read at a time, sorted by name.
 MOST_SORTED = 500
 _LIMITS = (
     "requests_per_minute",
@@ -27,26 +27,26 @@ _LIMITS = (
 )
 
 
-async def _read(moment: Moment, params: Params, _: Access) -> View:
-    model = await _model(moment, params)
+async def _read(snapshot: PageSnapshot, params: Params, _: Access) -> View:
+    model = await _model(snapshot, params)
     if not model:
         return {"model": "", "rows": [], "models": []}
-    queue = await moment.queue(model)
-    policy, names = await together(moment.once(("policy", model), queue.policy), _names(moment, model, params))
+    queue = await snapshot.queue(model)
+    policy, names = await together(snapshot.once(("policy", model), queue.policy), _names(snapshot, model, params))
     first = max(0, int(params["from"])) if params.get("from", "").isdecimal() else 0
     is_sorted = len(names) <= MOST_SORTED
-    wanted = names if is_sorted else names[first : first + PAGE_ROWS]
-    stats: QueueStats = await moment.once(("tenants", model, tuple(wanted)), lambda: queue.stats(tenants=wanted))
-    shown = stats.tenants[first : first + PAGE_ROWS] if is_sorted else stats.tenants
-    history = await read_charts(moment, [model], params)
+    tenants = names if is_sorted else names[first : first + PAGE_ROWS]
+    stats: QueueStats = await snapshot.once(("tenants", model, tuple(tenants)), lambda: queue.stats(tenants=tenants))
+    page_tenants = stats.tenants[first : first + PAGE_ROWS] if is_sorted else stats.tenants
+    history = await read_charts(snapshot, [model], params)
     total_weight = sum(tenant.weight for tenant in stats.tenants if tenant.depth) if is_sorted else 0.0
     return {
         "model": model,
-        "models": list(await moment.models()),
+        "models": list(await snapshot.models()),
         "stats": stats,
         "policy": policy,
         "history": history,
-        "rows": [_row(tenant, total_weight) for tenant in shown],
+        "rows": [_row(tenant, total_weight) for tenant in page_tenants],
         "num_tenants": len(names),
         "first": first,
         "next": first + PAGE_ROWS if first + PAGE_ROWS < len(names) else None,
@@ -55,17 +55,17 @@ async def _read(moment: Moment, params: Params, _: Access) -> View:
     }
 
 
-async def _model(moment: Moment, params: Params) -> str:
-    """The one that is asked for, else the first there is."""
+async def _model(snapshot: PageSnapshot, params: Params) -> str:
+    """Return the model named in the query, else the first model; "" if there is none."""
     if params.get("model"):
-        return (await moment.check_model(params["model"])).model
-    return next(iter(await moment.models()), "")
+        return (await snapshot.check_model(params["model"])).model
+    return next(iter(await snapshot.models()), "")
 
 
-async def _names(moment: Moment, model: str, params: Params) -> list[str]:
-    names = await moment.once(("names", model), (await moment.queue(model)).tenants)
-    wanted = params.get("q", "")
-    return [name for name in names if wanted in name] if wanted else names
+async def _names(snapshot: PageSnapshot, model: str, params: Params) -> list[str]:
+    names = await snapshot.once(("names", model), (await snapshot.queue(model)).tenants)
+    search = params.get("q", "")
+    return [name for name in names if search in name] if search else names
 
 
 def _facts(stats: QueueStats) -> dict[str, Any]:
@@ -92,17 +92,17 @@ def _row(tenant: TenantStats, total_weight: float) -> dict[str, Any]:
     }
 
 
-async def _read_tenant(moment: Moment, params: Params, _: Access) -> View:
-    model, tenant = (await moment.check_model(field_of(params, "model"))).model, field_of(params, "tenant")
-    queue = await moment.queue(model)
+async def _read_tenant(snapshot: PageSnapshot, params: Params, _: Access) -> View:
+    model, tenant = (await snapshot.check_model(field_of(params, "model"))).model, field_of(params, "tenant")
+    queue = await snapshot.queue(model)
     stats, policy, own = await together(queue.stats(tenants=[tenant]), queue.policy(), queue.tenant_policy(tenant))
-    found: TenantStats = stats.tenants[0]
+    tenant_stats: TenantStats = stats.tenants[0]
     effective = own or policy.tenant
-    rows = [{"band": lane.band, **msgspec.structs.asdict(lane)} for lane in found.lanes]
+    rows = [{"band": lane.band, **msgspec.structs.asdict(lane)} for lane in tenant_stats.lanes]
     return {
         "model": model,
         "tenant": tenant,
-        "stats": found,
+        "stats": tenant_stats,
         "rows": rows,
         "policy": effective,
         "is_own": own is not None,
@@ -111,63 +111,64 @@ async def _read_tenant(moment: Moment, params: Params, _: Access) -> View:
     }
 
 
-async def _read_policy(moment: Moment, params: Params, _: Access) -> View:
-    model = (await moment.check_model(field_of(params, "model"))).model
-    policy: QueuePolicy = await (await moment.queue(model)).policy()
+async def _read_policy(snapshot: PageSnapshot, params: Params, _: Access) -> View:
+    model = (await snapshot.check_model(field_of(params, "model"))).model
+    policy: QueuePolicy = await (await snapshot.queue(model)).policy()
     fields = msgspec.json.decode(policy.encode())
     rows = [{"setting": name, "value": value} for name, value in fields.items() if name != "tenant"]
     rows += [{"setting": f"tenant.{name}", "value": value} for name, value in fields["tenant"].items()]
     return {"model": model, "policy": policy, "rows": rows, "facts": fields}
 
 
-async def _pause(act: Act) -> str:
-    model, running = field_of(act.form, "model"), act.form.get("running", "run on")
+async def _pause(context: ActionContext) -> str:
+    model, running = field_of(context.form, "model"), context.form.get("running", "run on")
     if running not in ("run on", "put back"):
         raise ValidationError(f"running must be 'run on' or 'put back', got {running!r}")
-    count = await act.source.operations.pause(model, put_back=running == "put back")
-    return f"{model} is paused; {count} requests were running and {'wait again' if running == 'put back' else running}"
+    count = await context.source.operations.pause(model, put_back=running == "put back")
+    outcome = "were returned to the queue" if running == "put back" else "keep running"
+    return f"{model} is paused; {count} running requests {outcome}"
 
 
-async def _resume(act: Act) -> str:
-    model = field_of(act.form, "model")
-    was_paused = await act.source.operations.resume(model)
-    return f"{model} hands out requests again" if was_paused else f"{model} was not paused"
+async def _resume(context: ActionContext) -> str:
+    model = field_of(context.form, "model")
+    was_paused = await context.source.operations.resume(model)
+    return f"{model} is resumed" if was_paused else f"{model} was not paused"
 
 
-async def _purge(act: Act) -> str:
-    model, tenant = field_of(act.form, "model"), field_of(act.form, "tenant")
-    count = await act.source.operations.purge(model, tenant, act.form.get("band", ""))
-    return f"{count} waiting requests of {tenant} are cancelled"
+async def _purge(context: ActionContext) -> str:
+    model, tenant = field_of(context.form, "model"), field_of(context.form, "tenant")
+    count = await context.source.operations.purge(model, tenant, context.form.get("band", ""))
+    return f"cancelled {count} waiting requests of {tenant}"
 
 
-async def _configure_tenant(act: Act) -> str:
-    model, tenant = field_of(act.form, "model"), field_of(act.form, "tenant")
-    if act.form.get("reset"):
-        await act.source.operations.configure_tenant(model, tenant, None)
-        return f"{tenant} has what the queue gives every tenant"
-    limits: dict[str, Any] = {name: _limit(name, act.form.get(name, "")) for name in _LIMITS}
+async def _configure_tenant(context: ActionContext) -> str:
+    model, tenant = field_of(context.form, "model"), field_of(context.form, "tenant")
+    if context.form.get("reset"):
+        await context.source.operations.configure_tenant(model, tenant, None)
+        return f"{tenant} uses the queue's default tenant policy"
+    limits: dict[str, Any] = {name: _limit(name, context.form.get(name, "")) for name in _LIMITS}
     policy = TenantPolicy(
-        weight=_number("weight", act.form.get("weight", "1")),
-        over_quota=act.form.get("over_quota", "wait"),  # type: ignore[arg-type]  # it is checked, and its error named
+        weight=_number("weight", context.form.get("weight", "1")),
+        over_quota=context.form.get("over_quota", "wait"),  # type: ignore[arg-type]  # validated by TenantPolicy
         **limits,
     )
-    await act.source.operations.configure_tenant(model, tenant, policy)
-    return f"{tenant} has a policy of its own; it counts from now on, and for what waits as well"
+    await context.source.operations.configure_tenant(model, tenant, policy)
+    return f"{tenant} has its own policy, effective now, also for waiting requests"
 
 
-async def _configure(act: Act) -> str:
-    model = field_of(act.form, "model")
-    policy = await (await act.source.queue(model)).policy()
+async def _configure(context: ActionContext) -> str:
+    model = field_of(context.form, "model")
+    policy = await (await context.source.queue(model)).policy()
     changed = msgspec.structs.replace(
         policy,
-        strictness=_number("strictness", act.form.get("strictness", "")),
-        ageing_s=_number("ageing_s", act.form["ageing_s"]) if act.form.get("ageing_s") else None,
-        order=act.form.get("order", ""),
-        max_queue_depth=_limit("max_queue_depth", act.form.get("max_queue_depth", "")),
+        strictness=_number("strictness", context.form.get("strictness", "")),
+        ageing_s=_number("ageing_s", context.form["ageing_s"]) if context.form.get("ageing_s") else None,
+        order=context.form.get("order", ""),
+        max_queue_depth=_limit("max_queue_depth", context.form.get("max_queue_depth", "")),
     )
     changed.__post_init__()
-    await act.source.operations.configure(model, changed)
-    return f"the queue of {model} has its new policy"
+    await context.source.operations.configure(model, changed)
+    return f"the queue policy of {model} is updated"
 
 
 def _number(name: str, text: str) -> float:
@@ -185,7 +186,7 @@ def _limit(name: str, text: str) -> int | None:
     return int(text)
 
 
-ROOM = Room(
+SECTION = PageSection(
     pages=(
         Page("queue", "/queue", "Queue · {model}", _read, query=("model", "q", "from", "span"), nav="Queue"),
         Page("tenant", "/tenant", "{tenant} · {model}", _read_tenant, query=("model", "tenant")),

@@ -1,4 +1,4 @@
-"""Lists of requests, what runs, waits or has ended, by tenant, band, engine, id and time; and the end of many."""
+"""Lists of requests by state, tenant, band, engine, id and time, and an action to cancel many."""
 
 from __future__ import annotations
 
@@ -15,37 +15,40 @@ from ....shared.queue.request_events import RequestSummary
 from ....shared.queue.request_state import LIVE_STATES, RequestState
 from ....shared.queue.stats import RequestStatus
 from ..access import Access
-from ..filters import LIVE, NAMES, STATES, filter_of, names_some, words_of
-from ..page import Act, Action, Page, Params, Room, View, field_of
-from ..source import Moment, together
+from ..filters import LIVE, NAMES, STATES, describe_filter, filter_of, has_filter
+from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
+from ..source import PageSnapshot, together
 
-# Of what runs and of what waits; of what has ended twice as many.
+# Per state, for running and waiting requests; twice as many of ended ones.
 MOST_SHOWN = 50
-# A list with a filter may take a walk over all events or a long lane.
-FILTERED_KEPT_S = 15.0
+# A list with a filter may have to scan all events or a long lane.
+FILTERED_CACHED_S = 15.0
 
 
-async def _read(moment: Moment, params: Params, _: Access) -> View:
-    models = list(await moment.models())
-    model = (await moment.check_model(params["model"])).model if params.get("model") else next(iter(models), "")
+async def _read(snapshot: PageSnapshot, params: Params, _: Access) -> View:
+    models = list(await snapshot.models())
+    model = (await snapshot.check_model(params["model"])).model if params.get("model") else next(iter(models), "")
     if not model:
         return {"model": "", "models": [], "rows": [], "facts": {}}
-    found = await _found(moment, model, params)
-    queue = await moment.queue(model)
-    waiting = [one.request_id for one in found if one.state is RequestState.QUEUED]
+    matching = await _matching(snapshot, model, params)
+    queue = await snapshot.queue(model)
+    waiting = [request.request_id for request in matching if request.state is RequestState.QUEUED]
     statuses = await together(
-        *(moment.once(("status", model, one), lambda one=one: queue.status(one)) for one in waiting)
+        *(
+            snapshot.once(("status", model, request_id), lambda request_id=request_id: queue.status(request_id))
+            for request_id in waiting
+        )
     )
     places = {status.request_id: status for status in statuses if status is not None}
-    stats = await moment.stats(model)
+    stats = await snapshot.stats(model)
     return {
         "model": model,
         "models": models,
         "states": STATES,
-        "rows": [_row(model, request, places.get(request.request_id)) for request in found],
-        "is_filtered": names_some(params),
-        "can_cancel": names_some(params) and bool(filter_of(params).selected & LIVE_STATES),
-        "words": words_of(params),
+        "rows": [_row(model, request, places.get(request.request_id)) for request in matching],
+        "is_filtered": has_filter(params),
+        "can_cancel": has_filter(params) and bool(filter_of(params).selected & LIVE_STATES),
+        "words": describe_filter(params),
         "num_running": stats and stats.num_running,
         "num_waiting": stats and stats.depth,
         "most": MOST_SHOWN,
@@ -53,21 +56,21 @@ async def _read(moment: Moment, params: Params, _: Access) -> View:
     }
 
 
-async def _found(moment: Moment, model: str, params: Params) -> list[RequestSummary]:
-    wanted = filter_of(params)
+async def _matching(snapshot: PageSnapshot, model: str, params: Params) -> list[RequestSummary]:
+    request_filter = filter_of(params)
 
     async def read() -> list[RequestSummary]:
-        history = await moment.source.history(model)
-        if wanted.states != LIVE:
-            return await history.requests(wanted, limit=2 * MOST_SHOWN)
-        parts = [msgspec.structs.replace(wanted, states=(state,)) for state in LIVE]
+        history = await snapshot.source.history(model)
+        if request_filter.states != LIVE:
+            return await history.requests(request_filter, limit=2 * MOST_SHOWN)
+        parts = [msgspec.structs.replace(request_filter, states=(state,)) for state in LIVE]
         both = await together(*(history.requests(part, limit=MOST_SHOWN) for part in parts))
         return [request for requests in both for request in requests]
 
-    if not names_some(params):
-        return await moment.once(("live", model), read)
+    if not has_filter(params):
+        return await snapshot.once(("live", model), read)
     key = ("requests", model, *(params.get(name, "") for name in NAMES))
-    return await moment.source.kept(key, FILTERED_KEPT_S, read)
+    return await snapshot.source.cached(key, FILTERED_CACHED_S, read)
 
 
 def _row(model: str, request: RequestSummary, place: RequestStatus | None) -> dict[str, Any]:
@@ -93,38 +96,38 @@ def _between(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else max(0.0, end - start)
 
 
-async def _read_cancel(moment: Moment, params: Params, _: Access) -> View:
-    """How many a filter would end, and the first of them."""
-    model, wanted = await _meant(moment, params)
-    history = await moment.source.history(model)
-    live = tuple(state.value for state in wanted.selected & LIVE_STATES)
-    count = await count_matching(history, wanted)
-    first = await history.requests(msgspec.structs.replace(wanted, states=live), limit=MOST_SHOWN)
+async def _read_cancel(snapshot: PageSnapshot, params: Params, _: Access) -> View:
+    """Return how many requests a cancel with this filter would end, and the first of them."""
+    model, request_filter = await _require_filter(snapshot, params)
+    history = await snapshot.source.history(model)
+    live = tuple(state.value for state in request_filter.selected & LIVE_STATES)
+    count = await count_matching(history, request_filter)
+    first = await history.requests(msgspec.structs.replace(request_filter, states=live), limit=MOST_SHOWN)
     return {
         "model": model,
         "rows": [_row(model, request, None) for request in first],
         "count": count,
         "is_more": count == MAX_LISTED,
-        "words": words_of(params),
+        "words": describe_filter(params),
         "names": NAMES,
         "facts": {"count": count},
     }
 
 
-async def _meant(moment: Moment, params: Params) -> tuple[str, RequestFilter]:
-    model = (await moment.check_model(field_of(params, "model"))).model
-    if not names_some(params):
-        raise ValidationError(f"say which requests: one of {', '.join(NAMES)} must be given")
+async def _require_filter(snapshot: PageSnapshot, params: Params) -> tuple[str, RequestFilter]:
+    model = (await snapshot.check_model(field_of(params, "model"))).model
+    if not has_filter(params):
+        raise ValidationError(f"the filter is empty; set one of {', '.join(NAMES)}")
     return model, filter_of(params)
 
 
-async def _cancel(act: Act) -> str:
-    model, wanted = await _meant(Moment(act.source), act.form)
-    count = await act.source.operations.cancel_matching(model, wanted)
-    return f"{count} requests are cancelled: {words_of(act.form)}"
+async def _cancel(context: ActionContext) -> str:
+    model, request_filter = await _require_filter(PageSnapshot(context.source), context.form)
+    count = await context.source.operations.cancel_matching(model, request_filter)
+    return f"cancelled {count} requests: {describe_filter(context.form)}"
 
 
-ROOM = Room(
+SECTION = PageSection(
     pages=(
         Page("requests", "/requests", "Requests · {model}", _read, query=("model", *NAMES), nav="Requests"),
         Page(

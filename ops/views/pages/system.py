@@ -1,4 +1,4 @@
-"""Processes as they say that they are there, the workers of the engines, and the Redis servers."""
+"""Processes that report themselves, the workers of the engines, and the Redis servers."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from typing import Any
 from ....shared.deployment.presence import ProcessRecord
 from ....shared.deployment.records import EngineHeartbeat
 from ..access import Access
-from ..page import Page, Params, Room, View
-from ..processes import processes_of, what_is_missing
+from ..page import Page, PageSection, Params, View
+from ..processes import missing_processes, processes_of
 from ..servers import read_servers
 from ..slow import read_slow
-from ..source import Moment, together
+from ..source import PageSnapshot, together
 
 
-async def _read(moment: Moment, _: Params, __: Access) -> View:
-    servers, engines, processes, missing, (slow, untold) = await together(
-        read_servers(moment), moment.engines(), processes_of(moment), what_is_missing(moment), read_slow(moment)
+async def _read(snapshot: PageSnapshot, _: Params, __: Access) -> View:
+    servers, engines, records, missing, (slow, slow_errors) = await together(
+        read_servers(snapshot),
+        snapshot.engines(),
+        processes_of(snapshot),
+        missing_processes(snapshot),
+        read_slow(snapshot),
     )
-    told = [_process(process) for process in processes]
+    processes = [_process_row(record) for record in records]
     workers = _workers(engines)
     return {
         "rows": [server.row for server in servers],
@@ -26,13 +30,13 @@ async def _read(moment: Moment, _: Params, __: Access) -> View:
             *(f"{finding.message}; {finding.remedy}" for finding in missing),
             *(text for server in servers for text in server.problems),
         ],
-        "processes": told,
+        "processes": processes,
         "workers": workers,
         "slow": slow,
-        "untold": untold,
-        "now": moment.at,
+        "slow_errors": slow_errors,
+        "now": snapshot.at,
         "facts": {
-            "processes": told,
+            "processes": processes,
             "workers": workers,
             "missing": [finding.message for finding in missing],
             "slow": slow,
@@ -40,7 +44,7 @@ async def _read(moment: Moment, _: Params, __: Access) -> View:
     }
 
 
-def _process(process: ProcessRecord) -> dict[str, Any]:
+def _process_row(process: ProcessRecord) -> dict[str, Any]:
     return {
         "process": process.process_id,
         "kind": process.kind,
@@ -55,10 +59,10 @@ def _process(process: ProcessRecord) -> dict[str, Any]:
 
 
 def _workers(engines: list[EngineHeartbeat]) -> list[dict[str, Any]]:
-    """A line for each `worker start`, by what its engines say."""
-    found: dict[str, list[EngineHeartbeat]] = {}
+    """Return a row for each `worker start`, from the heartbeats of its engines."""
+    by_worker: dict[str, list[EngineHeartbeat]] = {}
     for engine in engines:
-        found.setdefault(engine.worker_id, []).append(engine)
+        by_worker.setdefault(engine.worker_id, []).append(engine)
     return [
         {
             "worker": worker_id,
@@ -67,8 +71,8 @@ def _workers(engines: list[EngineHeartbeat]) -> list[dict[str, Any]]:
             "engines": len(own),
             "memory_bytes": sum(engine.worker_rss_bytes + engine.core_rss_bytes for engine in own),
         }
-        for worker_id, own in sorted(found.items())
+        for worker_id, own in sorted(by_worker.items())
     ]
 
 
-ROOM = Room((Page("system", "/system", "Processes and Redis", _read, nav="Processes and Redis"),))
+SECTION = PageSection((Page("system", "/system", "Processes and Redis", _read, nav="Processes and Redis"),))

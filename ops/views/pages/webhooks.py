@@ -1,4 +1,4 @@
-"""Webhook events: what was delivered, waits or was given up, with each attempt."""
+"""Webhook events that were delivered, wait or were given up, with their attempts."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ....producer.operator_keys import Role
 from ....producer.webhooks.events import EventState, WebhookEvent
 from ....shared.errors import RequestNotFoundError, ValidationError
 from ..access import Access
-from ..page import Act, Action, Page, Params, Room, View, field_of
-from ..source import Moment, together
+from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
+from ..source import PageSnapshot, together
 
 MOST_SHOWN = 100
 
 
-async def _read(moment: Moment, params: Params, _: Access) -> View:
+async def _read(snapshot: PageSnapshot, params: Params, _: Access) -> View:
     state = params.get("state", EventState.DEAD.value)
     if state not in tuple(EventState):
         raise ValidationError(f"state must be one of {', '.join(EventState)}, got {state!r}")
-    events = moment.source.events
-    found, *counts = await together(events.newest(EventState(state), MOST_SHOWN), *map(events.count, EventState))
+    events = snapshot.source.events
+    newest, *counts = await together(events.newest(EventState(state), MOST_SHOWN), *map(events.count, EventState))
     by_state = dict(zip(map(str, EventState), counts, strict=True))
-    rows = [_row(event) for event in found]
-    return {"rows": rows, "state": state, "counts": by_state, "most": MOST_SHOWN, "facts": by_state, "now": moment.at}
+    rows = [_row(event) for event in newest]
+    return {"rows": rows, "state": state, "counts": by_state, "most": MOST_SHOWN, "facts": by_state, "now": snapshot.at}
 
 
 def _row(event: WebhookEvent) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def _row(event: WebhookEvent) -> dict[str, Any]:
         "type": event.type,
         "state": event.state.value,
         "tenant": event.tenant,
-        # What follows the path may be a secret of the receiver.
+        # The query may contain a secret of the receiver.
         "url": f"{parts.scheme}://{parts.hostname or ''}{parts.path}",
         "created_at": event.created_at,
         "attempts": event.num_attempts,
@@ -46,28 +46,28 @@ def _row(event: WebhookEvent) -> dict[str, Any]:
     }
 
 
-async def _read_one(moment: Moment, params: Params, access: Access) -> View:
-    event = await moment.source.events.show(field_of(params, "id"))
+async def _read_one(snapshot: PageSnapshot, params: Params, access: Access) -> View:
+    event = await snapshot.source.events.show(field_of(params, "id"))
     row = _row(event)
     attempts = [msgspec.structs.asdict(attempt) for attempt in reversed(event.attempts)]
     body = event.body if access.sees_contents else ""
     return {"row": row, "rows": attempts, "body": body, "facts": {**row, "body": body or None}}
 
 
-async def _replay(act: Act) -> str:
-    event_id = field_of(act.form, "id")
-    await act.source.operations.replay_webhook(event_id)
-    return f"{event_id} is delivered again, under its own id"
+async def _replay(context: ActionContext) -> str:
+    event_id = field_of(context.form, "id")
+    await context.source.operations.replay_webhook(event_id)
+    return f"{event_id} is delivered again under the same id"
 
 
-async def _purge(act: Act) -> str:
-    event_id = field_of(act.form, "id")
-    if not await act.source.operations.purge_webhook(event_id):
-        raise RequestNotFoundError(f"no webhook event {event_id!r} is known")
-    return f"{event_id} is thrown away"
+async def _purge(context: ActionContext) -> str:
+    event_id = field_of(context.form, "id")
+    if not await context.source.operations.purge_webhook(event_id):
+        raise RequestNotFoundError(f"webhook event {event_id!r} does not exist")
+    return f"{event_id} is purged"
 
 
-ROOM = Room(
+SECTION = PageSection(
     pages=(
         Page("webhooks", "/webhooks", "Webhooks · {state}", _read, query=("state",), nav="Webhooks"),
         Page("webhook", "/webhook", "{id} · webhook", _read_one, query=("id",), live=False),

@@ -242,7 +242,7 @@ def test_pausing_holds_requests_and_resuming_lets_them_go(visit: Visit, operator
     operators.submit("held")
     visit.expect("[data-figure=waiting]", "1")
     visit.page.get_by_role("button", name="Resume").click()
-    visit.page.get_by_text("demo hands out requests again").wait_for()
+    visit.page.get_by_text("demo is resumed").wait_for()
     visit.expect("[data-figure=waiting]", "0")
     visit.open("/request?model=demo&id=held")
     visit.expect("[data-figure=state]", "finished")
@@ -262,7 +262,7 @@ def test_a_parked_request_is_looked_at_replayed_and_purged(visit: Visit, operato
     confirm = visit.page.locator("form[action$='/dead/purge']")
     confirm.get_by_label("to confirm").fill("to-purge")
     confirm.get_by_role("button", name="Purge").click()
-    visit.page.get_by_text("to-purge is thrown away").wait_for()
+    visit.page.get_by_text("to-purge is purged").wait_for()
 
 
 def test_an_engine_sleeps_and_wakes(visit: Visit) -> None:
@@ -293,7 +293,7 @@ def test_the_pages_work_without_scripts(chromium: Any, site: LocalServer, admin_
     visit.page.get_by_role("button", name="Pause").click()
     visit.page.get_by_text("demo is paused").wait_for()
     visit.page.get_by_role("button", name="Resume").click()
-    visit.page.get_by_text("demo hands out requests again").wait_for()
+    visit.page.get_by_text("demo is resumed").wait_for()
     visit.context.close()
     assert visit.troubles == []
 

@@ -37,7 +37,7 @@ async def test_streams_wait_a_failover_out(trio: SentinelTrio, start: Start, gat
 
         # The old primary comes back as a replica, and is the primary again after the next failover.
         await asyncio.to_thread(trio.revive, old_port)
-        await asyncio.to_thread(trio.wait_until_whole)
+        await asyncio.to_thread(trio.wait_until_complete)
         gate.hold_at(NUM_HELD_TOKENS)
         watched = [Watched(client.stream(PROMPT, params)) for params in PARAMS]
         await all_under_way(watched, NUM_HELD_TOKENS)

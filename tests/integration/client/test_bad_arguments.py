@@ -152,7 +152,7 @@ def test_a_batch_into_a_folder_that_is_not_there_is_refused(tmp_path: Path, caps
     status = main(["batch", "run", str(rows), "-o", "/nope/out.jsonl", "--redis-url", "redis://localhost:1"])
     said = capsys.readouterr().err
     assert status == 2
-    assert said.startswith("error: /nope/out.jsonl cannot be written: /nope is no folder")
+    assert said.startswith("error: /nope/out.jsonl cannot be written: /nope is not a writable folder")
 
 
 def test_adding_by_hand_returns_the_id_and_an_abort_needs_no_model(server: RedisServer) -> None:

@@ -124,12 +124,12 @@ def test_what_is_no_request_is_shown_and_purged_but_not_replayed(dead, redis_url
     asyncio.run(park(redis_url, namespace, "a"))
     asyncio.run(write_stranger(redis_url, namespace))
     strange = dead("list")[1].splitlines()[2].split()[0]
-    assert "no request" in dead("list")[1]
+    assert "not a request" in dead("list")[1]
     assert "knows" in dead("show", strange)[1]
     assert json.loads(dead("show", strange, "--json")[1])["is_request"] is False
     status, _, err = dead("replay", strange)
     assert (status, "cannot be replayed" in err) == (EXIT_FAILED, True)
-    assert dead("purge", strange)[1] == f"{strange} is thrown away\n"
+    assert dead("purge", strange)[1] == f"{strange} is purged\n"
     assert len(dead("list")[1].splitlines()) == 2
 
 
@@ -138,10 +138,10 @@ def test_purge_wants_an_id_or_all(dead, redis_url, namespace) -> None:
         asyncio.run(park(redis_url, namespace, request_id))
     assert dead("purge")[0] == EXIT_USAGE
     assert dead("purge", "a", "--all")[0] == EXIT_USAGE
-    assert dead("purge", "a")[1] == "a is thrown away\n"
+    assert dead("purge", "a")[1] == "a is purged\n"
     assert "no request 'a' is parked" in dead("purge", "a")[2]
     assert dead("purge", "--all")[0] == EXIT_USAGE  # nobody to ask
-    assert dead("purge", "--all", "--yes")[1] == "2 thrown away\n"
+    assert dead("purge", "--all", "--yes")[1] == "2 purged\n"
     assert dead("list")[1] == "nothing is parked\n"
 
 

@@ -59,7 +59,7 @@ def test_a_name_is_added_shown_pinned_and_removed(lora: Run, redis_url: str, nam
     status, out, _ = lora("add", "pets", str(cats), "--model", "m", "--tenant", "acme")
     assert status == 0
     assert f"pets of model m is adapter {digest[:12]} for tenant 'acme' (rank 8" in out
-    assert "no engine of m is up; each loads it when the first request with it comes" in out
+    assert "no engine of m is running; each loads it with the first request that uses it" in out
     asyncio.run(beat(redis_url, namespace, "w-0", [digest]))
     assert lora("pin", "pets", "--tenant", "acme")[0] == 0
     header, row = lora("list")[1].splitlines()
@@ -70,7 +70,7 @@ def test_a_name_is_added_shown_pinned_and_removed(lora: Run, redis_url: str, nam
     assert (record["digest"], record["target_modules"], record["num_engines"]) == (digest, ["q_proj", "v_proj"], 1)
     assert lora("unpin", "pets", "--tenant", "acme")[0] == 0
     assert not json.loads(lora("list", "--json")[1])[0]["pinned"]
-    assert "requests that were enqueued before end with it" in lora("remove", "pets", "--tenant", "acme")[1]
+    assert "requests enqueued before keep using it" in lora("remove", "pets", "--tenant", "acme")[1]
     assert lora("list")[1] == "no adapters\n"
 
 
@@ -78,7 +78,7 @@ def test_pointing_a_name_elsewhere_says_what_it_was(lora: Run, tmp_path: Path) -
     cats, dogs = write_adapter(tmp_path / "cats"), write_adapter(tmp_path / "dogs", b"other")
     lora("add", "pets", str(cats), "--model", "m", "--no-load")
     out = lora("add", "pets", str(dogs), "--model", "m", "--no-load", "--copy-to", str(tmp_path / "all"))[1]
-    assert f"it was {adapter_digest(cats)[:12]}; requests that were enqueued before end with that one" in out
+    assert f"it was {adapter_digest(cats)[:12]}; requests enqueued before keep using that one" in out
     assert str(tmp_path / "all" / adapter_digest(dogs)) in out
 
 

@@ -166,7 +166,7 @@ def test_list_has_a_row_per_model(queue: Run, model: Model) -> None:
 
 
 def test_list_without_models(queue: Run) -> None:
-    assert queue("list") == (0, "no models: no worker has served here yet\n", "")
+    assert queue("list") == (0, "no models: no worker has served on this Redis yet\n", "")
     assert queue("list", "--json")[1] == "[]\n"
 
 
@@ -217,7 +217,7 @@ def test_show_says_what_waits_for_its_next_engine(queue: Run, model: Model) -> N
     queue("pause", "m", "--put-back")
     fields = lines_of(queue("show", "m")[1])
     assert fields["state"].startswith("paused since 20")
-    assert fields["waiting"] == "2, 1 of them to go on after their last token"
+    assert fields["waiting"] == "2, 1 of them to resume after their last token"
     assert (fields["running"], fields["est wait"]) == ("0", "-")
 
 
@@ -286,7 +286,7 @@ def test_pause_and_resume(queue: Run, model: Model) -> None:
     assert "the queue of m is paused, 1 still running" in out
     assert "'penstock queue resume m'" in out
     assert model.claim(2) == []
-    assert queue("resume", "m") == (0, "the queue of m hands out requests again; 1 wait\n", "")
+    assert queue("resume", "m") == (0, "the queue of m is resumed; 1 wait\n", "")
     assert queue("resume", "m")[1] == "the queue of m was not paused; 1 wait\n"
     assert model.claim(2) == ["b"]
 
@@ -294,7 +294,7 @@ def test_pause_and_resume(queue: Run, model: Model) -> None:
 def test_pause_puts_back_what_runs(queue: Run, model: Model) -> None:
     model.enqueue("a", "b")
     model.claim(2)
-    assert "2 that ran wait to go on after their last token" in queue("pause", "m", "--put-back")[1]
+    assert "2 running requests were returned to the queue" in queue("pause", "m", "--put-back")[1]
     assert queue("pause", "m", "--put-back", "--wait")[0] == EXIT_USAGE
     queue("resume", "m")
     assert sorted(model.claim(2)) == ["a", "b"]

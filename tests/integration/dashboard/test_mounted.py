@@ -68,4 +68,4 @@ async def test_a_login_stays_below_the_path(site: Site) -> None:
         entered = await visitor.post("/penstock/login", data={"key": key, "next": "/engines"})
         assert entered.headers["location"] == "/penstock/engines"
         assert (await visitor.get("/penstock/engines")).status_code == 200
-    await pages.state.hub.close()
+    await pages.state.runtime.close()

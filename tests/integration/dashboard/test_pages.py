@@ -42,7 +42,7 @@ QUERIES = {
 
 
 async def make_event(site: Site) -> None:
-    events = (await site.app(lambda _: None)).state.hub.source.events
+    events = (await site.app(lambda _: None)).state.runtime.source.events
     event = WebhookEvent(
         event_id="event-1",
         type="request.completed",

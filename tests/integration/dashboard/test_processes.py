@@ -23,14 +23,14 @@ from .conftest import Site
 
 async def test_a_dashboard_says_that_it_is_there_until_it_ends(site: Site) -> None:
     app = await site.app(lambda _: Access("ann"))
-    presence = app.state.hub.presence
+    presence = app.state.runtime.presence
     await presence.say()
     visitor = await site.visitor(app=app)
     (told,) = (await visitor.get("/system.json")).json()["facts"]["processes"]
     assert (told["kind"], told["process"]) == ("dashboard", presence.record.process_id)
     assert told["options"] == {"operator_keys": "off"}
     assert told["process"] in (await visitor.get("/system")).text
-    await app.state.hub.close()
+    await app.state.runtime.close()
     assert await read_processes(site.connection.execute, site.keys) == []
 
 
@@ -129,5 +129,5 @@ async def test_a_server_that_does_not_tell_what_was_slow_is_a_sentence(server: R
         await site.connection.execute("ACL", "SETUSER", "default", *rights)
         visitor = await site.visitor()
         html = (await visitor.get("/system")).text
-        assert "does not tell what was slow" in html
-        assert "No server has noted a slow call" not in html
+        assert "does not list slow calls" in html
+        assert "No slow calls are recorded" not in html

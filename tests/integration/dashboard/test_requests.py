@@ -49,16 +49,16 @@ async def test_a_request_whose_engine_died_twice_shows_each_engine_and_where_the
     visitor = await site.visitor()
     html = (await visitor.get("/request?model=m&id=moved")).text
     told = items(html)
-    taken_back = f"then taken back from a dead engine: {CAUSE.reason}"
+    taken_back = f"then reclaimed from a dead engine: {CAUSE.reason}"
     assert [re.sub(r"[\d.]+ (ms|s)\b", "T", one) for one in told] == [
         "Waits for T; then claimed.",
         f"Runs on host-0-0 for T, 1 token; {taken_back}.",
         "Waits for T; then claimed.",
-        f"Runs on host-1-0 for T, going on behind token 1, 1 token; {taken_back}.",
+        f"Runs on host-1-0 for T, resumed after token 1, 1 token; {taken_back}.",
         "Waits for T; then claimed.",
-        "Runs on host-2-0 for T so far, going on behind token 2.",
+        "Runs on host-2-0 for T so far, resumed after token 2.",
     ]
-    assert "Engines took over 2 times." in html
+    assert "Resumed 2 times on another engine." in html
     drawn = bars(html)
     assert len(drawn) == 6
     assert all(x >= 0 and x + width <= 100.01 and width > 0 for x, width in drawn)
@@ -85,7 +85,7 @@ async def test_a_request_whose_result_has_expired_keeps_its_timeline_without_con
     assert answer.status_code == 200
     assert items(answer.text) == before
     assert before[-1].startswith("Cancelled at ")
-    assert "Its result has expired" in answer.text
+    assert "The result has expired" in answer.text
     assert "the prompt of it" not in answer.text
     assert "word-" not in answer.text
     facts = (await visitor.get("/request.json?model=m&id=gone")).json()["facts"]
@@ -136,7 +136,7 @@ async def test_a_list_holds_what_its_filter_takes(query: str, wanted: set[str], 
 async def test_a_list_says_what_it_shows(site: Site) -> None:
     html = (await (await site.visitor()).get("/requests?model=m&state=ended&tenant=<b>ACME</b>")).text
     assert "Shown: ended, tenant &lt;b&gt;ACME&lt;/b&gt;." in html
-    assert "No such requests are known." in html
+    assert "No requests match." in html
 
 
 async def test_a_list_leads_to_requests_that_have_expired(site: Site) -> None:
@@ -159,7 +159,7 @@ async def test_a_wrong_filter_is_a_sentence(query: str, name: str, site: Site) -
 async def test_cancelling_many_says_first_how_many_and_wants_that_number(site: Site) -> None:
     await fill(site)
     operator = await site.visitor(Access("olga", Role.OPERATOR))
-    assert "Cancel these" in (await operator.get("/requests?model=m&tenant=acme")).text
+    assert "Cancel these requests" in (await operator.get("/requests?model=m&tenant=acme")).text
     preview = await operator.get("/requests/cancel?model=m&tenant=acme")
     assert "<b>2</b> requests of m would be cancelled now" in preview.text
     assert "a-runs" in preview.text
@@ -168,7 +168,7 @@ async def test_cancelling_many_says_first_how_many_and_wants_that_number(site: S
     assert await site.broker.state("c-waits") is RequestState.QUEUED
     done = await operator.post("/requests/cancel", data=form | {"confirm": "2"})
     assert done.headers["location"] == "/requests?model=m&tenant=acme"
-    assert "2 requests are cancelled: running or waiting, tenant acme" in (await operator.get("/requests?model=m")).text
+    assert "cancelled 2 requests: running or waiting, tenant acme" in (await operator.get("/requests?model=m")).text
     assert "a-runs" not in (await operator.get("/requests?model=m&tenant=acme")).text
     states = [await site.broker.state(one) for one in ("a-runs", "c-waits", "b-waits")]
     assert states == [RequestState.CANCELLED, RequestState.CANCELLED, RequestState.QUEUED]
@@ -185,10 +185,10 @@ async def test_all_at_once_or_by_a_viewer_is_refused(site: Site) -> None:
     await fill(site)
     refused = await (await site.visitor()).post("/requests/cancel", data={"model": "m", "count": "3", "confirm": "3"})
     assert refused.status_code == 400
-    assert "say which requests" in refused.text
+    assert "the filter is empty" in refused.text
     viewer = await site.visitor(Access("vera", Role.VIEWER))
     assert (await viewer.get("/requests/cancel?model=m&tenant=acme")).status_code == 403
     form = {"model": "m", "tenant": "acme", "count": "2", "confirm": "2"}
     assert (await viewer.post("/requests/cancel", data=form)).status_code == 403
-    assert "Cancel these" not in (await viewer.get("/requests?model=m&tenant=acme")).text
+    assert "Cancel these requests" not in (await viewer.get("/requests?model=m&tenant=acme")).text
     assert (await site.queue.stats()).depth == 2

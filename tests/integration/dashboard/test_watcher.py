@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, aclosing
 import pytest
 
 from penstock.ops.dashboard import Access, Role, everybody
-from penstock.ops.dashboard.hub import Hub
+from penstock.ops.dashboard.runtime import DashboardRuntime
 from penstock.ops.dashboard.watcher import Topic
 from penstock.ops.views.pages import PAGES
 
@@ -25,10 +25,10 @@ def topic(page: object = OVERVIEW, role: Role = Role.VIEWER, **params: str) -> T
     return Topic(page, tuple(sorted(params.items())), role, False, "")
 
 
-async def hub_of(site: Site) -> Hub:
-    hub = (await site.app(lambda _: None)).state.hub
-    hub.watcher._interval_s = 0.01  # a test waits for ticks, not for seconds
-    return hub
+async def runtime_of(site: Site) -> DashboardRuntime:
+    runtime = (await site.app(lambda _: None)).state.runtime
+    runtime.watcher._interval_s = 0.01  # a test waits for ticks, not for seconds
+    return runtime
 
 
 async def first_of(stream: AsyncGenerator[bytes]) -> bytes:
@@ -36,64 +36,64 @@ async def first_of(stream: AsyncGenerator[bytes]) -> bytes:
         return await anext(stream)
 
 
-async def until_rendered(hub: Hub, num_pages: int) -> None:
+async def until_rendered(runtime: DashboardRuntime, num_pages: int) -> None:
     """Wait for a moment between two looks, at which each has rendered so many pages."""
     async with asyncio.timeout(PATIENCE_S):
-        while hub.watcher.num_renders != num_pages * hub.watcher.num_ticks:
+        while runtime.watcher.num_renders != num_pages * runtime.watcher.num_ticks:
             await asyncio.sleep(0)
 
 
 async def test_fifty_tabs_get_the_bytes_of_one_look(site: Site) -> None:
-    hub = await hub_of(site)
+    runtime = await runtime_of(site)
     async with AsyncExitStack() as stack:
-        tabs = [await stack.enter_async_context(aclosing(hub.watcher.follow(topic()))) for _ in range(50)]
+        tabs = [await stack.enter_async_context(aclosing(runtime.watcher.follow(topic()))) for _ in range(50)]
         events = await asyncio.gather(*map(first_of, tabs))
         assert len(set(events)) == 1
-        assert hub.watcher.num_tabs == 50
+        assert runtime.watcher.num_tabs == 50
         # However many looks there were, each rendered one page.
-        await until_rendered(hub, 1)
+        await until_rendered(runtime, 1)
 
 
 async def test_each_different_page_is_rendered_once_a_look(site: Site) -> None:
-    hub = await hub_of(site)
+    runtime = await runtime_of(site)
     topics = [topic(), topic(role=Role.ADMIN), topic(QUEUE, model="m")]
     async with AsyncExitStack() as stack:
-        tabs = [await stack.enter_async_context(aclosing(hub.watcher.follow(one))) for one in topics * 3]
+        tabs = [await stack.enter_async_context(aclosing(runtime.watcher.follow(one))) for one in topics * 3]
         await asyncio.gather(*map(first_of, tabs))
-        assert hub.watcher.num_tabs == 9
-        await until_rendered(hub, 3)
+        assert runtime.watcher.num_tabs == 9
+        await until_rendered(runtime, 3)
 
 
 async def test_it_looks_only_while_somebody_does(site: Site) -> None:
-    hub = await hub_of(site)
-    async with aclosing(hub.watcher.follow(topic())) as tab:
+    runtime = await runtime_of(site)
+    async with aclosing(runtime.watcher.follow(topic())) as tab:
         await first_of(tab)
-    looking = hub.watcher._looking
+    looking = runtime.watcher._reading
     assert looking is not None
     async with asyncio.timeout(PATIENCE_S):
         await looking  # it ends by itself
-    assert hub.watcher.num_tabs == 0
-    num_ticks = hub.watcher.num_ticks
-    async with aclosing(hub.watcher.follow(topic())) as tab:
+    assert runtime.watcher.num_tabs == 0
+    num_ticks = runtime.watcher.num_ticks
+    async with aclosing(runtime.watcher.follow(topic())) as tab:
         await first_of(tab)
-    assert hub.watcher.num_ticks > num_ticks
+    assert runtime.watcher.num_ticks > num_ticks
 
 
 async def test_a_tab_hears_of_a_change_and_of_nothing_else(site: Site) -> None:
-    hub = await hub_of(site)
-    async with aclosing(hub.watcher.follow(topic(QUEUE, model="m"))) as tab:
+    runtime = await runtime_of(site)
+    async with aclosing(runtime.watcher.follow(topic(QUEUE, model="m"))) as tab:
         assert b'data-figure="waiting">0<' in await first_of(tab)
         for _ in range(3):
-            await hub.watcher.tick()
+            await runtime.watcher.tick()
         await site.queue.pause(put_back=False)
         assert b"paused" in await first_of(tab)
 
 
 async def test_a_page_that_cannot_be_read_says_so_and_the_others_go_on(site: Site) -> None:
-    hub = await hub_of(site)
+    runtime = await runtime_of(site)
     async with (
-        aclosing(hub.watcher.follow(topic(QUEUE, model="none"))) as wrong,
-        aclosing(hub.watcher.follow(topic())) as right,
+        aclosing(runtime.watcher.follow(topic(QUEUE, model="none"))) as wrong,
+        aclosing(runtime.watcher.follow(topic())) as right,
     ):
         assert b"no worker has ever served model" in await first_of(wrong)
         assert b"Models" in await first_of(right)
@@ -131,7 +131,7 @@ async def test_the_stream_of_a_page_is_one_of_events(site: Site) -> None:
         assert bytes(body["body"]).startswith(b"data: ")  # type: ignore[call-overload]  # bytes
         gone.set()
         await answering
-    assert app.state.hub.watcher.num_tabs == 0
+    assert app.state.runtime.watcher.num_tabs == 0
 
 
 async def test_a_redis_that_goes_away_is_told_and_so_is_its_return(
@@ -142,8 +142,8 @@ async def test_a_redis_that_goes_away_is_told_and_so_is_its_return(
         site = Site(server.url, namespace, stack)
         stack.push_async_callback(site.connection.close)
         await site.register()
-        hub = await hub_of(site)
-        async with aclosing(hub.watcher.follow(topic())) as tab:
+        runtime = await runtime_of(site)
+        async with aclosing(runtime.watcher.follow(topic())) as tab:
             assert b"Models" in await first_of(tab)
             server.kill()
             while b'role="alert"' not in await first_of(tab):
@@ -156,7 +156,7 @@ async def test_a_redis_that_goes_away_is_told_and_so_is_its_return(
 
 async def test_a_tab_comes_again_after_a_while(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.ops.dashboard.watcher.MAX_STREAM_S", 0.0)
-    hub = await hub_of(site)
+    runtime = await runtime_of(site)
     async with asyncio.timeout(PATIENCE_S):
-        assert [event async for event in hub.watcher.follow(topic())] == []
-    assert hub.watcher.num_tabs == 0
+        assert [event async for event in runtime.watcher.follow(topic())] == []
+    assert runtime.watcher.num_tabs == 0

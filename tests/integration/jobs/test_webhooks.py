@@ -203,7 +203,7 @@ async def test_what_is_not_taken_is_tried_again_then_given_up_and_can_be_replaye
 
     await until(replayed, "a replayed event is not delivered")
     assert receiver.seen["/down"] == {down: 4}
-    assert await webhook("purge", "--dead") == "2 thrown away\n"
+    assert await webhook("purge", "--dead") == "2 purged\n"
     assert await store.list(EventState.DEAD) == []
 
 

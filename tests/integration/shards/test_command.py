@@ -113,7 +113,7 @@ def test_what_is_wrong_is_told(run: Run, served: None) -> None:
     assert run("shard", "move", "m", "c")[0] == 1
     status, _, errors = run("shard", "move", "m", "home", shards="")
     assert status == 2
-    assert "there are no shards to move to" in errors
+    assert "no shards are configured" in errors
 
 
 @pytest.mark.parametrize(

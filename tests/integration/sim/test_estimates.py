@@ -9,7 +9,7 @@ import pytest
 
 from penstock.ops.cli import main
 from penstock.ops.sim.measures import Note
-from penstock.ops.sim.reports.estimates import FOLDER, BandErrors, Guess, band_errors, simulate_errors
+from penstock.ops.sim.reports.estimates import FOLDER, BandErrors, Estimates, band_errors, simulate_errors
 from penstock.ops.sim.scenario import Autoscaling, Deaths, Engines, Scenario, Speed, Tenants
 from penstock.ops.sim.scenario_file import read_scenario
 from penstock.ops.sim.shapes import Burst, Constant, Lognormal
@@ -96,10 +96,10 @@ def test_errors_are_shares_of_waits() -> None:
         for number, waited_s in enumerate([10.0, 20.0, 0.1, None])
     }
     guesses = [
-        Guess("0", "batch", (5.0, 10.0, 20.0)),
-        Guess("1", "batch", (10.0, 20.0, 40.0)),
-        Guess("2", "batch", (0.6, None, 1.1)),
-        Guess("3", "batch", (1.0, 1.0, 1.0)),
+        Estimates("0", "batch", (5.0, 10.0, 20.0)),
+        Estimates("1", "batch", (10.0, 20.0, 40.0)),
+        Estimates("2", "batch", (0.6, None, 1.1)),
+        Estimates("3", "batch", (1.0, 1.0, 1.0)),
     ]
     scenario = Scenario(duration_s=1.0, engines=[ENGINES], tenants=[group])
     assert band_errors(scenario, guesses, notes) == [
@@ -114,7 +114,7 @@ def test_errors_are_shares_of_waits() -> None:
             p90s=[0.5, 0.0, 1.0],
         )
     ]
-    short = [Guess("2", "batch", (0.6, 0.1, 1.1))]
+    short = [Estimates("2", "batch", (0.6, 0.1, 1.1))]
     assert band_errors(scenario, short, notes)[0].medians == pytest.approx([0.5, 0.0, 1.0])
 
 

@@ -15,7 +15,7 @@ from penstock.ops.top.reader import Reader
 from penstock.ops.top.tables import MODELS, TABLES
 from penstock.ops.top.tables_screen import TablesScreen
 from penstock.ops.views.page import Page, Params, View
-from penstock.ops.views.source import Moment
+from penstock.ops.views.source import PageSnapshot
 from penstock.shared.process.command_line import EXIT_FAILED, EXIT_USAGE
 
 from ...redis_server import RedisServer
@@ -32,26 +32,26 @@ async def test_figures_stay_while_redis_is_away_and_it_says_since_when(server: R
             await seat.press("3")
             await seat.sees("waits", "0 run, 1 wait")
             server.kill()
-            text = await seat.sees("figures of ", "waits", "1 wait")
+            text = await seat.sees("values of ", "waits", "1 wait")
             assert "cannot be shown" not in text
             await seat.press("p", "1")  # keys go on
             await seat.sees("MODEL", "reading …")
             server.start()
             await asyncio.to_thread(server.wait_until_ready)
             await terminal.register()
-            await seat.until(lambda text: "figures of" not in text and "open" in text)
+            await seat.until(lambda text: "values of" not in text and "open" in text)
 
 
 async def test_a_page_with_a_mistake_in_it_ends_nothing(
     terminal: Terminal, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def read(_: Moment, __: Params, ___: object) -> View:
+    async def read(_: PageSnapshot, __: Params, ___: object) -> View:
         raise ZeroDivisionError
 
     broken = replace(MODELS, page=replace(MODELS.page, read=read))
     monkeypatch.setattr("penstock.ops.top.app.TABLES", (broken, *TABLES[1:]))
     async with terminal.seat() as seat:
-        await seat.sees("this cannot be shown; --log-file says why")
+        await seat.sees("this page cannot be shown; the file of --log-file has the reason")
         await seat.press("4")
         text = await seat.sees("host-1-0", "1 engine of 1 worker")
         assert "cannot be shown" not in text

@@ -31,13 +31,13 @@ async def test_a_queue_is_paused_and_resumed_from_the_models(terminal: Terminal)
         await seat.sees("nothing was done")
         assert not await terminal.queue.is_paused()
         await seat.press("p", "y")
-        await seat.sees("m is paused; 0 requests were running and run on", "paused")
+        await seat.sees("m is paused; 0 running requests keep running", "paused")
         assert await terminal.queue.is_paused()
         await seat.sees("the queue of m is paused; 0 wait")
         await seat.press("p")
-        await seat.sees("hand out the requests of m again?")
+        await seat.sees("resume the queue of m?")
         await seat.press("y")
-        await seat.sees("m hands out requests again")
+        await seat.sees("m is resumed")
         assert not await terminal.queue.is_paused()
     assert await told(terminal) == [
         ("olga", "top", "queue.pause", "m", "ok"),
@@ -51,7 +51,7 @@ async def test_what_runs_is_put_back_from_a_table_without_rows(terminal: Termina
     async with terminal.seat() as seat:
         await at(seat, "2", "m: open", "1 run")
         await seat.press("p", "b")
-        await seat.sees("1 requests were running and wait again", "PAUSED")
+        await seat.sees("1 running requests were returned to the queue", "PAUSED")
     assert await terminal.broker.state("runs") is RequestState.QUEUED
 
 
@@ -64,7 +64,7 @@ async def test_a_request_is_cancelled_from_its_own_page(terminal: Terminal) -> N
         await seat.press("c")
         await seat.sees("cancel request waits")
         await seat.press("y")
-        await seat.sees("it is cancelled", "cancelled at")
+        await seat.sees("the request is cancelled", "cancelled at")
     assert await terminal.broker.state("waits") is RequestState.CANCELLED
     assert await told(terminal) == [("olga", "top", "request.cancel", "waits", "ok")]
 
@@ -79,14 +79,14 @@ async def test_a_parked_request_is_replayed_and_another_thrown_away_by_its_word(
         await seat.press("y")
         await seat.sees("one is queued again", "1 parked")
         await seat.press("x")
-        await seat.sees("throw request two away?")
+        await seat.sees("purge request two?")
         await seat.press("y", *"one", "enter")
         await seat.sees("nothing was done")
         await seat.press("x", "y", "escape")
         await seat.sees("nothing was done")
         assert await terminal.broker.state("two") is RequestState.PARKED
         await seat.press("x", "y", *"two", "enter")
-        await seat.sees("two is thrown away", "0 parked")
+        await seat.sees("two is purged", "0 parked")
         await seat.press("r")
         await seat.sees("there is nothing to change")
     assert await terminal.broker.state("one") is RequestState.QUEUED
@@ -100,7 +100,7 @@ async def test_all_of_one_input_are_replayed(terminal: Terminal) -> None:
     async with terminal.seat() as seat:
         await at(seat, "5", "one", "two", "other")
         await seat.press("s", "end", "R")
-        await seat.sees("queue all with this input again? 2 are shown")
+        await seat.sees("queue all requests with this input again? 2 are shown")
         await seat.press("y")
         await seat.sees("2 requests with this input are queued again", "1 parked")
 
@@ -110,9 +110,9 @@ async def test_what_waits_of_a_tenant_is_purged_by_its_name(terminal: Terminal) 
     async with terminal.seat() as seat:
         await at(seat, "2", "acme")
         await seat.press("x")
-        await seat.sees("cancel all 1 that wait of tenant acme?")
+        await seat.sees("cancel all 1 waiting requests of tenant acme?")
         await seat.press("y", *"acme", "enter")
-        await seat.sees("1 waiting requests of acme are cancelled")
+        await seat.sees("cancelled 1 waiting requests of acme")
     assert await terminal.broker.state("waits") is RequestState.CANCELLED
 
 
@@ -122,7 +122,7 @@ async def test_a_worker_is_drained_and_the_screen_goes_on_meanwhile(terminal: Te
         await seat.press("d")
         await seat.sees("drain worker host-1?")
         await seat.press("y")
-        await seat.sees("under way")
+        await seat.sees("in progress")
         await at(seat, "1", "MODEL")
         # The worker of this test leaves as one does that was asked to.
         await terminal.connection.execute("SREM", terminal.keys.engines(), "host-1-0")

@@ -78,7 +78,7 @@ async def test_contents_are_hidden_unless_they_are_asked_for(terminal: Terminal)
         await seat.press("3")
         await seat.sees("secret")
         await seat.press("enter")
-        text = await seat.sees("What it asks for", "--show-contents")
+        text = await seat.sees("Input", "--show-contents")
         assert "the password" not in text
 
 

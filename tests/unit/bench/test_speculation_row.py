@@ -13,13 +13,13 @@ from penstock.ops.lab.bench.result import PhaseResult, SideRun
 from penstock.ops.lab.bench.speculation.report import speculation_goals, speculation_table
 from penstock.ops.lab.bench.speculation.row import MANY, PHASES, PairRow, SpeculationRow, wrong_answers
 from penstock.ops.lab.bench.speculation.sides import rivals, turns_of
-from penstock.ops.lab.bench.speculation.texts import COPY, JSON, KINDS, ORDER_SCHEMA, all_asked
+from penstock.ops.lab.bench.speculation.texts import COPY, JSON, KINDS, ORDER_SCHEMA, all_exercises
 from penstock.ops.lab.bench.workload import WARM_UP, Item, Phase
 
 
 def test_each_answer_is_what_was_asked_for() -> None:
-    asked = all_asked()
-    assert asked == all_asked()
+    asked = all_exercises()
+    assert asked == all_exercises()
     assert [sum(one.kind == kind for one in asked) for kind in KINDS] == [4, 4, 4]
     assert len({one.prompt for one in asked}) == len(asked)
     for one in asked:

@@ -111,7 +111,7 @@ def test_steps_are_read_of_folders_and_of_the_offline_engine(tmp_path: Path) -> 
     (found,) = read_recordings([offline])
     assert [step.stats for step in found] == stats
     offline.write_bytes(b"steps")
-    with pytest.raises(ConfigurationError, match="no output of the offline engine"):
+    with pytest.raises(ConfigurationError, match="not an output of the offline engine"):
         read_recordings([offline])
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_recordings([tmp_path / "none"])

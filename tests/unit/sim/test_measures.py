@@ -17,7 +17,7 @@ def test_one_engine_that_has_room_all_the_time_counts() -> None:
     measures = Measures()
     waiting_since(measures, 1.0)
     for at_s in (1.0, 2.0, 3.0):
-        measures.note_room(at_s, ["e0"])
+        measures.record_capacity(at_s, ["e0"])
     assert measures.longest_with_room_s == 2.0
 
 
@@ -25,22 +25,22 @@ def test_engines_that_have_room_by_turns_do_not() -> None:
     measures = Measures()
     waiting_since(measures, 1.0)
     for at_s, engine_id in ((1.0, "e0"), (2.0, "e1"), (3.0, "e0")):
-        measures.note_room(at_s, [engine_id])
+        measures.record_capacity(at_s, [engine_id])
     assert measures.longest_with_room_s == 0.0
 
 
 def test_room_counts_from_the_arrival() -> None:
     measures = Measures()
-    measures.note_room(1.0, ["e0"])
+    measures.record_capacity(1.0, ["e0"])
     waiting_since(measures, 2.5)
-    measures.note_room(3.0, ["e0"])
+    measures.record_capacity(3.0, ["e0"])
     assert measures.longest_with_room_s == 0.5
 
 
 def test_what_an_engine_held_once_is_not_waiting_for_the_first_time() -> None:
     measures = Measures()
     note = waiting_since(measures, 0.0)
-    measures.note_claim("r1", 1.0)
-    measures.note_put_back(note, 2.0, None)
+    measures.record_claim("r1", 1.0)
+    measures.record_requeue(note, 2.0, None)
     assert measures.oldest is None
     assert list(measures.waiting) == ["r1"]

@@ -1,1 +1,1 @@
-"""The rows about engines, and who runs their workload."""
+"""The rows about engines, and the sides that run their workload."""

@@ -1,7 +1,7 @@
-"""What more requests cost the engine: time in the scheduler and in a step, memory of one that waits and one that runs.
+"""Cost of more requests in the engine: time of scheduler and step, memory of a waiting and of a running request.
 
-The engine core alone, in a process of its own, which tells how long the parts of each step took. Only steps count in
-which exactly so many requests ran and none had prompt left to compute.
+The engine core runs alone in its own process, and reports the times of the parts of each step. Only steps count in
+which exactly the given number of requests ran and none had prompt tokens left.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OUTPUT_TOKENS = 96
 
 
 class Size(msgspec.Struct, kw_only=True):
-    """Medians over the steps with so many running requests. The scheduler's time is all but the model's."""
+    """Medians over the steps with a number of running requests. The scheduler's time is all but the model's."""
 
     num_running: int
     num_steps: int
@@ -100,9 +100,9 @@ def _run(options: list[str], scratch: Path, phases: list[Phase]) -> list[_PhaseS
     write_workload(phases, workload)
     command = [sys.executable, "-m", "penstock.worker.engine.offline", "--steps", *options]
     command += ["--workload", str(workload), "--output", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ConfigurationError(f"the engine alone failed: {done.stderr.strip()}")
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode != 0:
+        raise ConfigurationError(f"the engine alone failed: {completed.stderr.strip()}")
     return msgspec.json.decode(output.read_bytes(), type=_Told).phases
 
 

@@ -1,8 +1,8 @@
-"""Whether a side's tokens are right: a side whose tokens are not gets no speed.
+"""Check of a side's tokens. A side with wrong tokens gets no speed.
 
-The measure is transformers in float32 (``peers/truth.py``). A token that is not its most likely one is a tie if its
-logit lies within a tolerance of the best, under teacher forcing of the side's own tokens, so that what follows a tie is
-judged as well. The tolerance is in standard deviations of the logits at that token. A random model's best token lies
+The reference is transformers in float32 (``peers/truth.py``). A token other than its most likely one is a tie if its
+logit is within a tolerance of the best, under teacher forcing of the side's own tokens, so that tokens after a tie are
+checked, too. The tolerance is in standard deviations of the logits at that token. The best token of a random model is
 about four of them above a random one.
 """
 
@@ -30,14 +30,14 @@ _TRUTH = Path(__file__).parents[1] / "peers" / "truth.py"
 
 
 class Claim(msgspec.Struct):
-    """What a side says that a request's tokens are; ``request`` is its place among those asked about."""
+    """Tokens of a side for a request; ``request`` is its index among the requests of the question."""
 
     request: int
     token_ids: list[int]
 
 
 class ReferenceRun(msgspec.Struct):
-    """What the reference says: its own tokens by request, and each side's gaps by claim and token."""
+    """Results of the reference: its own tokens by request, and each side's gaps by claim and token."""
 
     tokens: list[list[int]]
     gaps: dict[str, list[list[float]]]
@@ -45,7 +45,7 @@ class ReferenceRun(msgspec.Struct):
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """On one side. ``wrong`` says what is; empty if nothing is. ``precision`` is what its tolerance is for."""
+    """Verdict on one side. ``wrong`` describes its errors, "" for none; ``precision`` is the key of its tolerance."""
 
     precision: str
     num_requests: int = 0
@@ -69,18 +69,18 @@ def ask_truth(
     asked, answered = scratch / "question.json", scratch / "answer.json"
     asked.write_bytes(msgspec.json.encode(question))
     command = [sys.executable, str(_TRUTH), "--input", str(asked), "--output", str(answered)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ConfigurationError(f"transformers failed in float32: {done.stderr.strip()}")
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode != 0:
+        raise ConfigurationError(f"transformers failed in float32: {completed.stderr.strip()}")
     return msgspec.json.decode(answered.read_bytes(), type=ReferenceRun)
 
 
 def judge(
     claims: Sequence[Claim], gaps: Sequence[Sequence[float]], truth: Sequence[list[int]], precision: str
 ) -> Verdict:
-    """Compare a side's claims with what the reference says of them; ``truth`` may be empty lists: not generated.
+    """Compare a side's claims with the reference; lists in ``truth`` are empty if it generated nothing.
 
-    ``precision``, a key of ``TOLERANCE``, is the dtype, or what else the side makes of the weights.
+    ``precision``, a key of ``TOLERANCE``, is the dtype or the quantisation of the side.
     """
     verdict = Verdict(
         precision=precision,
@@ -102,7 +102,7 @@ def judge(
 
 
 def wrong_lengths(items: Sequence[Item], outputs: Sequence[Sequence[int]]) -> str:
-    """What is wrong with the numbers of tokens; empty if all are as asked for."""
+    """Return the errors in the numbers of tokens; "" if all are as requested."""
     if len(outputs) != len(items):
         return f"{len(outputs)} outputs for {len(items)} requests"
     for index, (item, token_ids) in enumerate(zip(items, outputs, strict=True)):
@@ -112,5 +112,5 @@ def wrong_lengths(items: Sequence[Item], outputs: Sequence[Sequence[int]]) -> st
 
 
 def read_vocab_size(model: Path) -> int:
-    """Of a model folder."""
+    """Return the size of a model's vocabulary."""
     return json.loads((model / "config.json").read_text())["vocab_size"]

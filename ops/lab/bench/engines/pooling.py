@@ -1,7 +1,7 @@
-"""Texts that are embedded: by our engine alone, by the whole stack, and by transformers in padded batches.
+"""Embedding of texts by our engine alone, by the whole stack, and by transformers in padded batches.
 
-64 clients ask for one text each and then for the next. transformers gets the same texts at once: in batches of 64 in
-order of arrival, which is the best that it could do online, and sorted by length, as sentence-transformers sorts them.
+64 clients send one text after the other. transformers gets the same texts in one call: in batches of 64 in order of
+arrival, the best possible online, and sorted by length, as sentence-transformers sorts them.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _Run:
     theirs: list[list[float]] = field(default_factory=list)
 
     def alone(self) -> None:
-        """The engine without Redis, with as many texts in it as there are clients."""
+        """Measure the engine without Redis, with one text per client in it."""
         workload, output = self.scratch / "pool.json", self.scratch / "pooled.json"
         phases = [self._phase("warm-up", self.texts[:NUM_CLIENTS]), self._phase("all", self.texts)]
         workload.write_bytes(msgspec.json.encode({"phases": phases}))
@@ -105,10 +105,10 @@ class _Run:
         workload.write_bytes(msgspec.json.encode(self.texts))
         script = Path(__file__).parents[1] / "peers" / "transformers_embed.py"
         _run([sys.executable, str(script), str(self.model), str(workload), str(output), str(threads)])
-        told = msgspec.json.decode(output.read_bytes())
-        self.row.arrival.append(len(self.texts) / told["arrival_s"])
-        self.row.sorted.append(len(self.texts) / told["sorted_s"])
-        self.theirs = told["vectors"]
+        result = msgspec.json.decode(output.read_bytes())
+        self.row.arrival.append(len(self.texts) / result["arrival_s"])
+        self.row.sorted.append(len(self.texts) / result["sorted_s"])
+        self.theirs = result["vectors"]
 
     def compare(self) -> None:
         """Raises ``ConfigurationError`` if our embeddings are others."""
@@ -137,6 +137,6 @@ async def _served(url: str, texts: list[list[int]]) -> tuple[float, list[list[fl
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    if done.returncode != 0:
-        raise ConfigurationError(f"{command[1]} failed: {done.stderr.strip()[-1500:]}")
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    if completed.returncode != 0:
+        raise ConfigurationError(f"{command[1]} failed: {completed.stderr.strip()[-1500:]}")

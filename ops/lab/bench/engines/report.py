@@ -13,7 +13,7 @@ from ..goals import Goal, State
 from ..queue.follow import FollowRow
 from ..result import median_ratio
 from ..sessions import SessionsRow
-from ..tables import figure_table, told_versions
+from ..tables import describe_versions, figure_table
 from .growth import GrowthRow
 from .pooling import PoolingRow
 from .roofline import Bandwidth
@@ -25,7 +25,7 @@ _MAX_WORDS = 300
 
 
 def engine_tables(row: EngineRow, bandwidth: Bandwidth | None, ours: str = ALONE) -> Iterator[Table]:
-    """All tables of one model; ratios are those of the side ``ours`` over the others."""
+    """Yield all tables of one model, with ratios of the side ``ours`` over the others."""
     yield _outputs(row)
     yield _all_at_once(row, ours)
     yield _one_at_a_time(row, bandwidth, ours)
@@ -42,7 +42,7 @@ def _outputs(row: EngineRow) -> Table:
             table.add_row(side.name, "wrong", escape(side.wrong[:_MAX_WORDS]))
         else:
             table.add_row(side.name, *_verdicts(side))
-    table.caption = "; ".join(told_versions(side.name, side.versions) for side in row.sides if side.versions)
+    table.caption = "; ".join(describe_versions(side.name, side.versions) for side in row.sides if side.versions)
     return table
 
 
@@ -121,7 +121,7 @@ def _one_at_a_time(row: EngineRow, bandwidth: Bandwidth | None, ours: str) -> Ta
 
 
 def growth_table(row: GrowthRow) -> Table:
-    """What more requests cost."""
+    """Return the table of the cost of more requests."""
     title = f"growth, {row.model}, engine alone"
     table = figure_table(title, "running requests", "scheduler, µs per request", "step, ms")
     for size in row.sizes:
@@ -134,7 +134,7 @@ def growth_table(row: GrowthRow) -> Table:
 
 
 def pooling_table(row: PoolingRow) -> Table:
-    """Texts that are embedded, beside transformers."""
+    """Return the table of embedded texts, compared with transformers."""
     table = figure_table(f"{row.model}: {row.num_texts:,} texts embedded, float32", "side", "texts/s", "ours over it")
     sides = {
         "engine alone": row.alone,
@@ -142,14 +142,14 @@ def pooling_table(row: PoolingRow) -> Table:
         "transformers, in order of arrival": row.arrival,
         "transformers, sorted": row.sorted,
     }
-    for name, found in sides.items():
-        table.add_row(name, f"{statistics.median(found):,.0f}", f"{median_ratio(row.through_redis, found):.2f}")
+    for name, rates in sides.items():
+        table.add_row(name, f"{statistics.median(rates):,.0f}", f"{median_ratio(row.through_redis, rates):.2f}")
     table.caption = f"least cosine to transformers: {row.min_cosine:.8f}"
     return table
 
 
 def sessions_table(row: SessionsRow) -> Table:
-    """Conversations that return to their engine, beside those that go to any."""
+    """Return the table of conversations that return to their engine, compared with any engine."""
     title = (
         f"{row.model}: sessions of {row.num_turns} turns on {row.num_engines} engines of {row.max_num_seqs} sequences"
     )
@@ -164,16 +164,16 @@ def sessions_table(row: SessionsRow) -> Table:
             f"{load.ttft_p50_ratio:.2f} / {load.ttft_p99_ratio:.2f}",
             f"{load.plain.jain:.3f} / {load.warm.jain:.3f}",
         )
-    kept = ", ".join(f"{load.kept_share:.1%} of {load.num_sessions} sessions" for load in row.loads)
+    shares = ", ".join(f"{load.kept_share:.1%} of {load.num_sessions} sessions" for load in row.loads)
     table.caption = (
-        f"of the tokens computed for the turn before, those found; turns whose engine was known and got them: {kept}; "
+        f"of the tokens computed for the turn before, those found; warm turns that ran on their engine: {shares}; "
         f"medians of {row.rounds} rounds"
     )
     return table
 
 
 def follow_table(row: FollowRow) -> Table:
-    """What one client takes in."""
+    """Return the table of one client's throughput."""
     table = figure_table(
         f"one client follows {row.num_streams:,} streams",
         "deltas",
@@ -187,7 +187,7 @@ def follow_table(row: FollowRow) -> Table:
 
 
 def gateway_table(row: GatewayRow) -> Table:
-    """The client's own streams, those over HTTP, and the rival's."""
+    """Return the table of the client's streams, those over HTTP, and the rival's."""
     table = figure_table(
         f"{row.model}: {row.num_streams} streams, medians of the rounds",
         "way",
@@ -215,7 +215,7 @@ def gateway_table(row: GatewayRow) -> Table:
 
 
 def goals_table(goals: Iterable[Goal]) -> Table:
-    """All goals that the chosen rows can tell about."""
+    """Return the table of all goals of the chosen rows."""
     table = figure_table("goals", "model", "what", "goal", "measured", "state")
     for goal in goals:
         value = "-" if goal.value is None else f"{goal.value:,.3g}" if goal.value < 1000 else f"{goal.value:,.0f}"
@@ -225,7 +225,7 @@ def goals_table(goals: Iterable[Goal]) -> Table:
 
 
 def _cells(side: SideRow, form: str, *figures: str, scale: float = 1.0) -> list[str]:
-    """One cell with the medians of ``figures``; what is missing or wrong instead, where there are none."""
+    """Return one cell with the medians of ``figures``, or with the reason why none exist."""
     if not side.rounds:
         return ["wrong" if side.wrong else side.missing or "-"]
     medians = [side.median(figure) for figure in figures]

@@ -29,7 +29,7 @@ class Bandwidth(msgspec.Struct, kw_only=True):
 
     @property
     def best_gb_per_s(self) -> float:
-        """What a share is taken of: all threads', unless others kept the cores busy."""
+        """Reference for shares: the rate of all threads, or of fewer if other load kept cores busy."""
         return max(self.one_thread_gb_per_s, self.all_threads_gb_per_s)
 
 
@@ -43,10 +43,10 @@ def measure_bandwidth() -> Bandwidth:
     num_threads = len(os.sched_getaffinity(0))
     for threads in (1, num_threads):
         command = [sys.executable, str(_SCRIPT), "--threads", str(threads)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise ConfigurationError(f"the memory bandwidth could not be measured: {done.stderr.strip()}")
-        rates: dict[str, float] = json.loads(done.stdout)
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
+        if completed.returncode != 0:
+            raise ConfigurationError(f"the memory bandwidth could not be measured: {completed.stderr.strip()}")
+        rates: dict[str, float] = json.loads(completed.stdout)
         best.append(max((rate, loop) for loop, rate in rates.items()))
     (one, of_one), (every, of_every) = best
     return Bandwidth(

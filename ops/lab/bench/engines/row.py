@@ -15,7 +15,7 @@ from .judge import Claim, Verdict, ask_truth, judge, read_vocab_size, wrong_leng
 from .roofline import decode_bytes
 from .sides import Side
 
-# Requests of each timed run whose tokens are judged as well, in the dtype that was timed.
+# Requests of each timed run whose tokens are also checked, in the timed dtype.
 NUM_SAMPLED = 4
 
 
@@ -31,12 +31,12 @@ class SideRow(msgspec.Struct, kw_only=True):
     rounds: list[Figures] = []
 
     def median(self, figure: str) -> float | None:
-        """The median over the rounds of a figure by its name; None without rounds."""
+        """Return the median of a figure over the rounds; None without rounds."""
         return statistics.median(getattr(r, figure) for r in self.rounds) if self.rounds else None
 
 
 class EngineRow(msgspec.Struct, kw_only=True):
-    """One model. ``dtype`` is that of the timed rounds."""
+    """Results for one model. ``dtype`` is that of the timed rounds."""
 
     model: str
     dtype: str
@@ -64,7 +64,7 @@ class EngineRow(msgspec.Struct, kw_only=True):
 
 
 class EngineWork(msgspec.Struct, kw_only=True, frozen=True):
-    """What the rows about engines have in common."""
+    """Common options of the rows about engines."""
 
     num_requests: int
     num_single: int
@@ -77,7 +77,7 @@ class EngineWork(msgspec.Struct, kw_only=True, frozen=True):
 def measure_model(
     name: str, model: Path, sides: list[Side], work: EngineWork, scratch: Path, tell: Callable[[str], None]
 ) -> EngineRow:
-    """Check all sides, then time those that are right; what is timed is judged once more, in its own dtype."""
+    """Check all sides, then time the correct ones. Timed tokens are checked again, in their own dtype."""
     vocab_size = read_vocab_size(model)
     rows = {side.name: SideRow(name=side.name, missing=side.why_missing) for side in sides}
     present = [side for side in sides if not rows[side.name].missing]
@@ -85,7 +85,7 @@ def measure_model(
     phases = timed_phases(work.num_requests, work.num_single, vocab_size, work.seed, work.requests_per_s)
     runs: dict[str, list[SideRun]] = {side.name: [] for side in present if not rows[side.name].wrong}
     for number in range(work.rounds):
-        # Every other round the other way round, so that who runs after whom does not always help the same.
+        # Every other round in reverse order, so that the order does not always favour the same side.
         for side in present if number % 2 == 0 else present[::-1]:
             if rows[side.name].wrong:
                 continue
@@ -150,7 +150,7 @@ def _judge_timed(
     precisions: dict[str, str],
     scratch: Path,
 ) -> None:
-    """Every request of every round has its exact length, and a few of each round, others each time, their tokens."""
+    """Check the lengths of all timed requests, and the tokens of a few different ones in each round."""
     items: list[Item] = next(phase.items for phase in phases if phase.name == ALL_AT_ONCE)
     claims: dict[str, list[Claim]] = {}
     for name, of_side in runs.items():

@@ -1,4 +1,4 @@
-"""Who runs the workload: our engine alone, our whole stack, and rivals; each in processes of its own."""
+"""The sides that run the workload: our engine alone, our whole stack, and rivals; each in its own processes."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _MAX_WORDS_CHARS = 1500
 
 
 class Side(Protocol):
-    """One way of doing the work.
+    """An implementation of the workload.
 
-    ``precision`` says by which tolerance its tokens are judged; empty where it is that of the dtype.
+    ``precision`` selects the tolerance for its tokens; empty for that of the dtype.
     """
 
     name: str
@@ -110,10 +110,10 @@ class ThroughRedis:
 
 
 class VllmThroughRedis(ThroughRedis):
-    """The same with vLLM's engine, as vLLM's makers advise to run it.
+    """The same with vLLM's engine, configured as vLLM recommends.
 
     Args:
-        folder: where ``install_peers`` has put it; ``make engine-vllm`` adds what its core needs of Penstock.
+        folder: environment of ``install_peers``; ``make engine-vllm`` adds the parts of Penstock that its core needs.
     """
 
     name = VLLM_SERVED
@@ -121,7 +121,7 @@ class VllmThroughRedis(ThroughRedis):
     def __init__(self, options: list[str], folder: Path) -> None:
         python = str(folder / "bin" / "python")
         own = ["--engine", "vllm", "--engine-python", python, "--max-model-len", "512"]
-        # It compiles at its start; what a step compiles on a busy machine must not look like a stall.
+        # It compiles at its start. A compilation in a step on a busy machine must not look like a stall.
         super().__init__([*options, *own, "--stall-timeout", "60"])
         self._folder, self._python = folder, python
 
@@ -130,8 +130,8 @@ class VllmThroughRedis(ThroughRedis):
         if not (self._folder / INSTALLED_MARK).exists():
             return "not installed"
         command = [self._python, "-m", "penstock.worker.other_engines.vllm.versions"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return "" if done.returncode == 0 else "no penstock in its environment (make engine-vllm)"
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
+        return "" if completed.returncode == 0 else "no penstock in its environment (make engine-vllm)"
 
     def run(self, model: Path, phases: list[Phase], dtype: str, scratch: Path) -> SideRun:
         # As the rival's script has it: the check in float32 is not timed.
@@ -159,10 +159,10 @@ class PeerScript:
     """A script of ``peers`` in a rival's environment.
 
     Args:
-        folder: where ``install_peers`` has put it; None if it is part of our own environment.
-        environment: variables beside our own.
-        options: of the script.
-        precision: as ``Side`` has it.
+        folder: environment of ``install_peers``; None for our own environment.
+        environment: variables in addition to our own.
+        options: options of the script.
+        precision: as in ``Side``.
     """
 
     def __init__(
@@ -222,20 +222,20 @@ def choose_sides(peers: frozenset[str], peers_folder: Path, engine_options: list
 
 
 def named_sides(sides: list[Side], names: list[str]) -> list[Side]:
-    """Those of ``names``; all if there are none.
+    """Return the sides with ``names``; all if ``names`` is empty.
 
     Raises:
-        ConfigurationError: a name is of none; says which there are.
+        ConfigurationError: no side has a name; the message lists the sides.
     """
-    known = {side.name: side for side in sides}
-    unknown = [name for name in names if name not in known]
+    by_name = {side.name: side for side in sides}
+    unknown = [name for name in names if name not in by_name]
     if unknown:
-        raise ConfigurationError(f"--sides has {unknown[0]!r}, and there are: {'; '.join(known)}")
-    return [known[name] for name in names] or sides
+        raise ConfigurationError(f"--sides has {unknown[0]!r}; choose from {'; '.join(by_name)}")
+    return [by_name[name] for name in names] or sides
 
 
 def adapter_sides(peers_folder: Path, engine_options: list[str]) -> list[Side]:
-    """What the row adapter compares: our stack with either engine, and vLLM's own server."""
+    """Return the sides of the row adapter: our stack with either engine, and vLLM's own server."""
     folder = peers_folder.absolute() / "vllm"
     return [
         ThroughRedis(engine_options),
@@ -245,7 +245,7 @@ def adapter_sides(peers_folder: Path, engine_options: list[str]) -> list[Side]:
 
 
 def vllm_environment(folder: Path) -> dict[str, str]:
-    """As its makers advise: all cores (the default leaves one idle), and the two libraries loaded before all others."""
+    """Return the recommended variables: all cores (the default leaves one idle), and two preloaded libraries."""
     cores = sorted(os.sched_getaffinity(0))
     variables = {
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
@@ -258,7 +258,7 @@ def vllm_environment(folder: Path) -> dict[str, str]:
 
 
 def vllm_libraries(folder: Path) -> dict[str, str]:
-    """Where the libraries are that vLLM wants to be loaded before all others; empty where one was not found."""
+    """Return the paths of the libraries that vLLM recommends to preload; "" for one that was not found."""
     openmp = next(folder.rglob("libiomp5.so"), None) if folder.exists() else None
     allocator = ctypes.util.find_library("tcmalloc_minimal") or ctypes.util.find_library("tcmalloc")
     return {"tcmalloc": allocator or "", "libiomp5": str(openmp or "")}
@@ -294,9 +294,9 @@ def run_script(
                 raise ConfigurationError(f"it did not end within {RUN_TIMEOUT_S:g} s") from None
             raise
         words.seek(0)
-        said = words.read().strip()
+        printed = words.read().strip()
     if process.returncode != 0 or not output.exists():
-        raise ConfigurationError(f"it ended with {process.returncode}: {said[-_MAX_WORDS_CHARS:]}")
+        raise ConfigurationError(f"it ended with {process.returncode}: {printed[-_MAX_WORDS_CHARS:]}")
     return msgspec.json.decode(output.read_bytes(), type=SideRun)
 
 

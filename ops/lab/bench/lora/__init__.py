@@ -1,1 +1,1 @@
-"""What adapters cost: requests without any, all with one, and each with one of eight."""
+"""Cost of adapters: requests without any, all with one, and each with one of eight."""

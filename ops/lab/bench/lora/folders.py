@@ -1,4 +1,4 @@
-"""Where the adapters of the row lora lie, and of what rank they are."""
+"""Folders of the adapters of the row lora, and their rank."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ RANK = 8
 
 
 def adapter_folder(folder: Path, number: int) -> Path:
-    """Of an adapter, as PEFT saves it."""
+    """Return the folder of an adapter, as PEFT saves it."""
     return folder / f"adapter-{number}"
 
 
 def merged_folder(folder: Path, number: int) -> Path:
-    """Of the model with that adapter in its weights."""
+    """Return the folder of the model with an adapter merged into its weights."""
     return folder / f"merged-{number}"

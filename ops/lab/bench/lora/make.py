@@ -1,6 +1,6 @@
 """``python -m penstock.ops.lab.bench.lora.make``: writes random adapters of a model, and models with one merged.
 
-The merged ones are what transformers is asked about: an adapter's tokens are those of the weights that it makes.
+transformers runs the merged models as the reference, since an adapter's tokens are those of the merged weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...peft_folder import LINEAR_LAYERS, merge_adapter, write_adapter
 from .folders import RANK, adapter_folder, merged_folder
 
 ALPHA = 2 * RANK
-# How large what an adapter adds is beside what the layer makes: enough that its tokens are others.
+# Size of an adapter's contribution relative to the layer's output: large enough to change tokens.
 SIZE = 0.3
 
 
@@ -43,16 +43,16 @@ def main() -> int:
 
 
 def _matrices(model: nn.Module, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """A ``[rank, in]`` and B ``[out, rank]`` by the layer's name."""
+    """Return A ``[rank, in]`` and B ``[out, rank]`` by the layer's name."""
     random = torch.Generator().manual_seed(seed)
-    made: dict[str, tuple[Tensor, Tensor]] = {}
+    matrices: dict[str, tuple[Tensor, Tensor]] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name.rsplit(".", 1)[-1] in LINEAR_LAYERS:
             a = torch.randn(RANK, module.in_features, generator=random)
             b = torch.randn(module.out_features, RANK, generator=random)
             added = ALPHA / RANK * (b @ a)
-            made[name] = a, b * (SIZE * float(module.weight.detach().norm() / added.norm()))
-    return made
+            matrices[name] = a, b * (SIZE * float(module.weight.detach().norm() / added.norm()))
+    return matrices
 
 
 if __name__ == "__main__":

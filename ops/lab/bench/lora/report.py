@@ -1,4 +1,4 @@
-"""The table and the goals of what adapters cost."""
+"""Table and goals of the cost of adapters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..goals import Goal
-from ..tables import figure_table, told_versions
+from ..tables import describe_versions, figure_table
 from .row import EIGHT, NUM_ADAPTERS, ONE, OURS, PHASES, LoraRow, LoraSide
 
 MIN_OVER_BASE = {ONE: 0.95, EIGHT: 0.85}
@@ -17,16 +17,16 @@ _MAX_WORDS = 300
 
 
 def lora_table(row: LoraRow) -> Table:
-    """Of each engine tokens/s without room for adapters, and with it by how many are used."""
+    """Return the table of tokens/s by engine: without adapter support, and with it by the number of adapters used."""
     title = f"{row.model}, {row.dtype}: tokens/s of {row.num_requests} requests at once, and over those without LoRA"
     columns = ("LoRA off", *(f"LoRA on, {phase}" for phase in PHASES))
     table = figure_table(title, "engine", *columns)
     for side in row.sides:
         table.add_row(side.name, _off(side), *(_cell(side, phase) for phase in PHASES))
-    versions = "; ".join(told_versions(side.name, side.versions) for side in row.sides if side.versions)
+    versions = "; ".join(describe_versions(side.name, side.versions) for side in row.sides if side.versions)
     wrong = "; ".join(escape(words) for side in row.sides for words in _wrong(side))
-    said = f"{NUM_ADAPTERS} adapters of all linear layers; medians of {row.rounds} rounds"
-    table.caption = "; ".join(filter(None, (said, versions, wrong)))
+    caption = f"{NUM_ADAPTERS} adapters of all linear layers; medians of {row.rounds} rounds"
+    table.caption = "; ".join(filter(None, (caption, versions, wrong)))
     return table
 
 
@@ -49,7 +49,7 @@ def _cell(side: LoraSide, phase: str) -> str:
 
 
 def lora_goals(row: LoraRow) -> Iterator[Goal]:
-    """What ours keep of their speed, and that they are no slower than vLLM's."""
+    """Yield goals of the speed with our adapters, relative to none and to vLLM's."""
     ours = row.side(OURS)
     for phase, at_least in MIN_OVER_BASE.items():
         value = None if ours is None else ours.ratio(phase)

@@ -1,8 +1,8 @@
-"""What adapters cost, ours and vLLM's: the same requests without any, all with one, and with eight in turn.
+"""Cost of adapters, ours and vLLM's: the same requests without any, all with one, and with eight in turn.
 
-Before anything is timed, a few requests of each side in float32 are compared with transformers: those with an adapter
-with a model that has it in its weights. What is timed has either no adapters or nothing else; that requests with and
-without go together is checked as well, and told where it is wrong.
+Before timing, a few requests of each side in float32 are compared with transformers; those with an adapter with a model
+that has it merged. Timed phases have adapters in all requests or in none. Mixed batches are checked as well, and errors
+are reported.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ MAKE_TIMEOUT_S = 600.0
 
 
 class LoraSide(msgspec.Struct, kw_only=True):
-    """An engine. ``off`` are tokens/s by round where it takes no adapters at all; ``on`` the same by phase where it
-    does. ``wrong_mixed`` says what is wrong where requests with and without adapters share a batch."""
+    """Results of an engine. ``off`` has tokens/s by round without adapter support; ``on`` the same by phase with it.
+
+    ``wrong_mixed`` describes errors when requests with and without adapters share a batch.
+    """
 
     name: str
     missing: str = ""
@@ -104,10 +106,10 @@ def measure_lora(
     scratch: Path,
     tell: Callable[[str], None],
 ) -> LoraRow:
-    """Check all engines, then time those that are right, in alternating rounds.
+    """Check all engines, then time the correct ones, in alternating rounds.
 
     Raises:
-        ConfigurationError: the adapters could not be made.
+        ConfigurationError: the adapters could not be created.
     """
     adapters = scratch / f"{name}-adapters"
     _make_adapters(model, adapters)
@@ -122,7 +124,7 @@ def measure_lora(
     off, on = off_phases(items), on_phases(items, adapters)
     for number in range(rounds):
         pairs = list(zip(engines, sides, strict=True))
-        # Every other round the other way round, so that who runs after whom does not always help the same.
+        # Every other round in reverse order, so that the order does not always favour the same side.
         for engine, side in pairs if number % 2 == 0 else pairs[::-1]:
             if not side.missing and not side.wrong:
                 tell(f"{name}, round {number + 1} of {rounds}: {engine.name} …")
@@ -133,9 +135,9 @@ def measure_lora(
 def _make_adapters(model: Path, folder: Path) -> None:
     command = [sys.executable, "-m", "penstock.ops.lab.bench.lora.make", "--model", str(model), "--out", str(folder)]
     command += ["--number", str(NUM_ADAPTERS), "--merged", str(NUM_MERGED)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=MAKE_TIMEOUT_S, check=False)
-    if done.returncode != 0:
-        raise ConfigurationError(f"the adapters could not be made: {done.stderr.strip()[-1500:]}")
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=MAKE_TIMEOUT_S, check=False)
+    if completed.returncode != 0:
+        raise ConfigurationError(f"the adapters could not be made: {completed.stderr.strip()[-1500:]}")
 
 
 def _with(item: Item, adapters: Path, number: int, max_tokens: int = 0) -> Item:
@@ -144,13 +146,13 @@ def _with(item: Item, adapters: Path, number: int, max_tokens: int = 0) -> Item:
 
 
 def off_phases(items: list[Item]) -> list[Phase]:
-    """The base alone."""
+    """Return the phases of the base model alone."""
     warm_up = [msgspec.structs.replace(item, max_tokens=WARM_UP_TOKENS) for item in items[:NUM_ADAPTERS]]
     return [Phase(WARM_UP, warm_up, NUM_ADAPTERS), Phase(NONE, items, len(items))]
 
 
 def on_phases(items: list[Item], adapters: Path) -> list[Phase]:
-    """The same requests without adapters, with the first, with all in turn; before them each is loaded."""
+    """Return phases that load each adapter, and run the same requests without, with the first, and with all in turn."""
     first = (items * NUM_ADAPTERS)[:NUM_ADAPTERS]
     warm_up = [_with(item, adapters, number, WARM_UP_TOKENS) for number, item in enumerate(first)]
     eight = [_with(item, adapters, number % NUM_ADAPTERS) for number, item in enumerate(items)]
@@ -160,7 +162,7 @@ def on_phases(items: list[Item], adapters: Path) -> list[Phase]:
 
 
 def _checked(vocab_size: int, seed: int, adapters: Path) -> list[Item]:
-    """One request without an adapter, and one with each of those that are merged."""
+    """Return one request without an adapter, and one with each merged adapter."""
     items = [
         msgspec.structs.replace(item, max_tokens=CHECKED_OUTPUT_TOKENS)
         for item in make_workload(1 + NUM_MERGED, vocab_size, seed)
@@ -169,7 +171,7 @@ def _checked(vocab_size: int, seed: int, adapters: Path) -> list[Item]:
 
 
 def _check(engine: Engine, model: Path, items: list[Item], adapters: Path, scratch: Path) -> tuple[str, str]:
-    """What is wrong with its tokens in float32, of either kind alone and of both together; empty if nothing is."""
+    """Return the errors of an engine's tokens in float32, for either kind alone and for both mixed; "" for none."""
     phases = [Phase(BASE_ALONE, items[:1], 1), Phase(ADAPTERS_ALONE, items[1:], len(items) - 1)]
     phases.append(Phase(MIXED, items, len(items)))
     try:
@@ -185,15 +187,15 @@ def _check(engine: Engine, model: Path, items: list[Item], adapters: Path, scrat
         truth = ask_truth(folder, [item], claims, scratch, generates=True)
         of = "without an adapter" if number == 0 else f"with adapter {number - 1}"
         for name, of_kind in claims.items():
-            if found := judge(of_kind, truth.gaps[name], truth.tokens, "float32").wrong:
-                wrong[name] = f"{of}: {found}"
+            if error := judge(of_kind, truth.gaps[name], truth.tokens, "float32").wrong:
+                wrong[name] = f"{of}: {error}"
     return wrong["alone"], wrong[MIXED]
 
 
 def _time(
     engine: Engine, side: LoraSide, model: Path, off: list[Phase], on: list[Phase], dtype: str, scratch: Path
 ) -> str:
-    """Run both forms, and enter what they gave; what is wrong, or nothing."""
+    """Run an engine without and with adapter support, and add the results; return an error, or ""."""
     try:
         without = engine.off.run(model, off, dtype, scratch)
         with_adapters = engine.on.run(model, on, dtype, scratch)

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-# (gguf and numpy are installed beside llama.cpp, in an environment of its own.)
+# (gguf and numpy are installed with llama.cpp, in its own environment.)
 """A model folder of transformers' as a GGUF file, its matrices in bfloat16 or float32.
 
 Llama and Qwen3 shapes, which differ in how rotation pairs the dimensions of a head: llama.cpp's "llama" pairs

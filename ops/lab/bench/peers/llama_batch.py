@@ -51,7 +51,7 @@ class LlamaBatch:
             llama_cpp.llama_free(context)
 
     def argmax(self, context: Any, row: int) -> int:
-        """The most likely token after the batch's token in ``row``."""
+        """Return the most likely token after the batch's token in ``row``."""
         logits = llama_cpp.llama_get_logits_ith(context, row)
         return int(np.ctypeslib.as_array(logits, shape=(self._vocab_size,)).argmax())
 
@@ -98,7 +98,7 @@ def _convert(arguments: Arguments) -> Path:
 
 
 class _Batching:
-    """One phase: each batch has a token of every running sequence, then whole prompts while they fit."""
+    """State of one phase: each batch has a token of every running sequence, then whole prompts while they fit."""
 
     def __init__(self, peer: LlamaBatch, context: Any, batch: Any, requests: list[Request], concurrency: int) -> None:
         self._peer, self._context, self._batch = peer, context, batch

@@ -1,8 +1,8 @@
 # pyright: reportMissingImports=false
 # (llama-cpp-python is installed in an environment of its own.)
-"""llama.cpp, one request after the other, with the prompt lookup of its Python package if guesses are wanted.
+"""llama.cpp, one request after the other, with the prompt lookup of its Python package if drafts are wanted.
 
-The package has the guesses of ``LlamaPromptLookupDecoding``; they are verified here by llama.cpp's own batch calls, as
+The package has the drafts of ``LlamaPromptLookupDecoding``; they are verified here by llama.cpp's own batch calls, as
 those of ``LlamaBatch``, since the package's ``Llama`` spends more time on a token in Python than a small model takes.
 """
 
@@ -18,7 +18,7 @@ from peer_run import Arguments, Request, run_peer
 
 
 class LlamaLookup(LlamaBatch):
-    """Each step computes the last token and what it is guessed to be followed by."""
+    """Peer whose steps compute the last token and the draft tokens after it."""
 
     def __init__(self, arguments: Arguments, workload: dict[str, Any]) -> None:
         super().__init__(arguments, workload)
@@ -40,27 +40,27 @@ class LlamaLookup(LlamaBatch):
                 llama_cpp.llama_free(context)
 
     def _answer(self, context: Any, batch: Any, request: Request) -> None:
-        known = list(request.prompt_token_ids)
-        self._decode(context, batch, known, 0, num_logits=1)
+        sequence = list(request.prompt_token_ids)
+        self._decode(context, batch, sequence, 0, num_logits=1)
         while True:
-            # Of the last batch, the rows behind the known token and behind each guess.
-            num_rows = 1 + len(known) - len(request.prompt_token_ids) - len(request.output_token_ids)
-            guesses = known[len(known) - num_rows + 1 :]
-            kept = []
+            # Rows of the last batch: after the last token and after each draft token.
+            num_rows = 1 + len(sequence) - len(request.prompt_token_ids) - len(request.output_token_ids)
+            drafts = sequence[len(sequence) - num_rows + 1 :]
+            accepted = []
             for row in range(num_rows):
-                kept.append(self.argmax(context, batch.n_tokens - num_rows + row))
-                if row == len(guesses) or kept[-1] != guesses[row]:
+                accepted.append(self.argmax(context, batch.n_tokens - num_rows + row))
+                if row == len(drafts) or accepted[-1] != drafts[row]:
                     break
-            kept = kept[: request.max_tokens - len(request.output_token_ids)]
-            request.saw(kept)
+            accepted = accepted[: request.max_tokens - len(request.output_token_ids)]
+            request.saw(accepted)
             if request.is_complete:
                 return
-            known = request.prompt_token_ids + request.output_token_ids
-            llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(context), 0, len(known) - 1, -1)
-            start, room = len(known) - 1, request.max_tokens - len(request.output_token_ids) - 1
-            if self._drafter is not None and room:
-                known += self._drafter(np.array(known, np.intc))[:room].tolist()
-            self._decode(context, batch, known[start:], start, num_logits=len(known) - start)
+            sequence = request.prompt_token_ids + request.output_token_ids
+            llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(context), 0, len(sequence) - 1, -1)
+            start, num_left = len(sequence) - 1, request.max_tokens - len(request.output_token_ids) - 1
+            if self._drafter is not None and num_left:
+                sequence += self._drafter(np.array(sequence, np.intc))[:num_left].tolist()
+            self._decode(context, batch, sequence[start:], start, num_logits=len(sequence) - start)
 
     def _decode(self, context: Any, batch: Any, token_ids: list[int], start: int, *, num_logits: int) -> None:
         """Compute ``token_ids``, of which the last ``num_logits`` give logits."""

@@ -1,8 +1,8 @@
-"""What the scripts of this folder share: command line, clock, memory and result file. Standard library alone.
+"""Common parts of the scripts in this folder: command line, clock, memory and result file. Standard library only.
 
-The workload file is that of ``penstock.worker.engine.offline``: phases, each with its requests and how many of them run
-at once. The result file has, for each phase, the tokens of every request and when each came, in seconds after the
-phase began; a script whose rival tells no times leaves them empty.
+The workload file is that of ``penstock.worker.engine.offline``: phases, each with its requests and its concurrency. The
+result file has the tokens of every request for each phase, and their times in seconds after the start of the phase; a
+script whose rival reports no times leaves them empty.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Arguments(argparse.Namespace):
 
 
 class Request:
-    """One request of the workload, and what became of it."""
+    """A request of the workload, and its output."""
 
     def __init__(self, index: int, fields: dict[str, Any], clock: Callable[[], float]) -> None:
         self.index = index
@@ -67,7 +67,7 @@ class Request:
 
 
 class Arrivals:
-    """The requests of a phase in the order of their arrival; at most ``concurrency`` are out at once."""
+    """The requests of a phase in the order of their arrival; at most ``concurrency`` run at a time."""
 
     def __init__(self, requests: list[Request], concurrency: int) -> None:
         self._coming = sorted(requests, key=lambda request: (-request.arrival_s, -request.index))
@@ -77,14 +77,14 @@ class Arrivals:
         return bool(self._coming)
 
     def take(self, num_running: int) -> list[Request]:
-        """Return those that go to the rival now, beside so many that run; if none runs, wait for the next."""
+        """Return the requests to send now, in addition to ``num_running``; if none runs, wait for the next."""
         if self._coming and not num_running:
             self._coming[-1].await_arrival()
-        taken: list[Request] = []
-        while self._coming and num_running + len(taken) < self._concurrency and self._coming[-1].has_arrived:
-            taken.append(self._coming.pop())
-            taken[-1].sent()
-        return taken
+        requests: list[Request] = []
+        while self._coming and num_running + len(requests) < self._concurrency and self._coming[-1].has_arrived:
+            requests.append(self._coming.pop())
+            requests[-1].sent()
+        return requests
 
 
 class Peer(Protocol):
@@ -93,11 +93,11 @@ class Peer(Protocol):
     versions: dict[str, str]
 
     def run(self, requests: list[Request], concurrency: int) -> None:
-        """Generate for all, at most ``concurrency`` at once, telling each request what came when."""
+        """Generate for all, at most ``concurrency`` at a time, and record tokens and times in each request."""
         ...
 
     def pids(self) -> list[int]:
-        """Processes whose memory, and that of all below them, is the rival's."""
+        """Return the processes that, with their descendants, are the rival's."""
         ...
 
     def close(self) -> None: ...
@@ -125,14 +125,14 @@ def run_peer(open_peer: Callable[[Arguments, dict[str, Any]], Peer]) -> None:
 
 
 def largest(workload: dict[str, Any]) -> tuple[int, int]:
-    """Most requests at once, and most tokens of a request, over all phases: what a rival has to make room for."""
+    """Return the maximum concurrency, and the maximum tokens of a request, over all phases."""
     requests = [request for phase in workload["phases"] for request in phase["requests"]]
     num_tokens = [len(r["prompt_token_ids"]) + r["sampling_params"]["max_tokens"] for r in requests]
     return max(phase["concurrency"] for phase in workload["phases"]), max(num_tokens)
 
 
 def adapters(workload: dict[str, Any]) -> list[str]:
-    """The folders of adapters that any request of any phase names, in a fixed order."""
+    """Return the folders of all adapters in the workload, in a fixed order."""
     requests = [request for phase in workload["phases"] for request in phase["requests"]]
     return sorted({request["adapter"] for request in requests if request.get("adapter")})
 
@@ -147,18 +147,18 @@ def tree_memory(pids: list[int]) -> tuple[int, int]:
             )
             resident = _kib(fields.get("VmRSS"))
             now += resident
-            highest += max(resident, _kib(fields.get("VmHWM")))  # the kernel counts it a little behind
+            highest += max(resident, _kib(fields.get("VmHWM")))  # the kernel updates it with a delay
     return now * 1024, highest * 1024
 
 
 def _family(pid: int) -> list[int]:
-    found = [pid]
+    family = [pid]
     for task in Path(f"/proc/{pid}/task").iterdir():
         children = task / "children"
-        # Some kernels have no such file; there what the process started is not counted.
+        # Some kernels have no such file; then child processes are not counted.
         for child in children.read_text().split() if children.exists() else ():
-            found += _family(int(child))
-    return found
+            family += _family(int(child))
+    return family
 
 
 def _kib(field: str | None) -> int:

@@ -1,4 +1,4 @@
-"""Requests as concurrent streams of one event loop: each sent at its arrival, at most so many at once."""
+"""Requests as concurrent streams of one event loop, each sent at its arrival, with limited concurrency."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ PAGE_SIZE = 32
 
 
 class TransformersContinuous:
-    """One manager for all phases. A streamed result repeats all tokens so far."""
+    """The only manager for all phases. A streamed result repeats all tokens so far."""
 
     def __init__(self, arguments: Arguments, workload: dict[str, Any]) -> None:
         torch.set_num_threads(arguments.threads)

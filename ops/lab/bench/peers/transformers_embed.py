@@ -1,9 +1,9 @@
-"""transformers alone embeds token ids in padded batches: in order of arrival, or sorted by length.
+"""Embed token ids by transformers alone in padded batches: in order of arrival, or sorted by length.
 
     python transformers_embed.py MODEL WORKLOAD OUTPUT THREADS
 
 The workload is a list of lists of token ids. The output has the seconds of each order, and one mean embedding to
-compare. Sorting, in batches of 32, is what sentence-transformers does with a list; nobody can sort what arrives.
+compare. sentence-transformers sorts a list, in batches of 32; requests that arrive online cannot be sorted.
 """
 
 import json
@@ -18,7 +18,7 @@ ARRIVAL_BATCH, SORTED_BATCH = 64, 32
 
 @torch.inference_mode()
 def embed(model, texts, batch_size):  # a script of a rival's environment
-    found = []
+    vectors = []
     for start in range(0, len(texts), batch_size):
         batch = texts[start : start + batch_size]
         shape = len(batch), max(map(len, batch))
@@ -26,8 +26,8 @@ def embed(model, texts, batch_size):  # a script of a rival's environment
         for row, ids in enumerate(batch):
             input_ids[row, : len(ids)], mask[row, : len(ids)] = torch.tensor(ids), 1
         states = model(input_ids=input_ids, attention_mask=mask).last_hidden_state
-        found += torch.nn.functional.normalize(states[:, 0].float(), dim=-1).tolist()
-    return found
+        vectors += torch.nn.functional.normalize(states[:, 0].float(), dim=-1).tolist()
+    return vectors
 
 
 def main() -> None:
@@ -42,9 +42,9 @@ def main() -> None:
     arrival_s = time.perf_counter() - started
     started = time.perf_counter()
     embed(model, sorted(texts, key=len), SORTED_BATCH)
-    told = {"arrival_s": arrival_s, "sorted_s": time.perf_counter() - started, "vectors": vectors[:ARRIVAL_BATCH]}
+    result = {"arrival_s": arrival_s, "sorted_s": time.perf_counter() - started, "vectors": vectors[:ARRIVAL_BATCH]}
     with open(output, "w") as file:  # as above
-        json.dump(told, file)
+        json.dump(result, file)
 
 
 main()

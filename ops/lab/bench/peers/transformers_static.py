@@ -76,7 +76,7 @@ class TransformersStatic:
 
 
 def load_model(arguments: Arguments) -> Any:
-    """The model in ``arguments.dtype``, as transformers loads it, or with random weights drawn on the device."""
+    """Load the model in ``arguments.dtype`` with transformers, or with random weights drawn on the device."""
     disable_progress_bar()
     dtype = getattr(torch, arguments.dtype)
     if arguments.load_format == "dummy":

@@ -1,4 +1,4 @@
-"""What transformers says in float32: its own greedy tokens, and how far others' tokens lie from the best.
+"""Reference of transformers in float32: its greedy tokens, and the gaps of other sides' tokens to the best.
 
 Input: ``{"model", "requests": [{"prompt_token_ids", "max_tokens"}], "claims": {side: [{"request", "token_ids"}]}}``.
 Output: ``{"tokens": [[...]], "gaps": {side: [[...]]}, "versions"}``. A gap is, at each token of a claim under teacher

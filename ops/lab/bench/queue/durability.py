@@ -1,7 +1,7 @@
-"""What durability costs: a step's tokens appended to fenced logs and published, against the same tokens published only.
+"""Cost of durability: a step's tokens appended to fenced logs and published, compared with publishing only.
 
-Both sides do what a worker process does for one step of a batch: encode a delta for each request and send them in one
-round trip. The sides alternate, so that a machine whose speed drifts drifts for both.
+Both sides do the work of a worker process for one step of a batch: encode a delta for each request and send them in
+one round trip. The sides alternate, so that a drift of the machine's speed affects both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .....shared.keys import Keys
 from .....shared.messages.deltas import Delta
 from .....shared.redis_access.url import parse_pool
 
-# The requests of a step, unless it is said otherwise: those that the row of the engines runs at once.
+# Default number of requests of a step, as in the row of the engines.
 BATCH_SIZE = 64
 ROUNDS = 20
 STEPS_PER_ROUND = 20
@@ -37,9 +37,9 @@ class DurabilityCost(msgspec.Struct, kw_only=True):
     publish_ms: float
 
     def share_of(self, tokens_per_s: float | None) -> float | None:
-        """Part of a step's time at that rate which logging and fencing add, were nothing of it done beside the step.
+        """Return the share of a step's time at a rate that logging and fencing add if they do not overlap with it.
 
-        None without a rate: then a step has no time.
+        None without a rate.
         """
         if not tokens_per_s:
             return None

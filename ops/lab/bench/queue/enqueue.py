@@ -1,8 +1,8 @@
-"""How fast requests are put in line: against arq's jobs one by one, and against bare stream entries in bulk.
+"""Speed of enqueueing, compared with arq's jobs one by one, and with plain stream entries in bulk.
 
-Nobody consumes. Both sides of a pairing use the same Redis, append-only file included, the same event loop and payloads
-of one size, take turns as to who goes first, and start from an empty server each time; the ratio is taken per round and
-its median reported. Our side checks, encodes and is bounded by the queue's policy, as for any caller.
+No process consumes. Both sides of a pairing use the same Redis, append-only file included, the same event loop and
+payloads of one size, alternate in who goes first, and start from an empty server each time. The ratio is computed per
+round; its median is reported. Our side validates, encodes and checks the queue's limits, as for any caller.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Pairing(msgspec.Struct, kw_only=True):
 
 
 class EnqueueRow(msgspec.Struct, kw_only=True):
-    """All pairings; ``payload_bytes`` is the size of the encoded request, and of what the rivals store."""
+    """Results of all pairings; ``payload_bytes`` is the size of the encoded request, and of the rivals' payloads."""
 
     rounds: int
     payload_bytes: int
@@ -144,7 +144,7 @@ def _in_bulk(client: Client, server: redis.asyncio.Redis, payload: bytes, size: 
 
 
 def _from_tasks(enqueue: Callable[[], Awaitable[None]], count: int, num_tasks: int) -> Callable[[], Awaitable[None]]:
-    """``count`` requests of so many tasks, each task's next one when its last one is in line."""
+    """Return a function that enqueues ``count`` requests from ``num_tasks`` tasks, one after the other in each."""
 
     async def work(own: int) -> None:
         for _ in range(own):
@@ -157,7 +157,7 @@ def _from_tasks(enqueue: Callable[[], Awaitable[None]], count: int, num_tasks: i
 
 
 async def _payload(client: Client, server: redis.asyncio.Redis) -> bytes:
-    """The encoded request as it lies in its lane."""
+    """Return the encoded request as it is stored in its lane."""
     await client.submit(PROMPT, PARAMS)
     policy = await client.queue_policy()
     lane = Keys().model(MODEL).lane(policy.default_band, "default")

@@ -1,13 +1,13 @@
-"""What a tenant with few requests feels of one that floods the same model.
+"""Effect of a tenant that floods a model on a tenant with few requests.
 
-The real stack with the engine's default options, but without prefix caching. The tenant "small" sends a request now
-and then: alone; beside a backlog of a hundred times as many requests of the tenant "flood"; and, for comparison, beside
-the same backlog of its own, which is what first come, first served would give it. Rounds alone and beside the flood
-take turns, and the ratio of each pair's p99 is taken.
+The real stack runs with the engine's default options, but without prefix caching. The tenant "small" sends occasional
+requests: alone; with a backlog of a hundred times as many requests of the tenant "flood"; and, for comparison, with
+the same backlog of its own, as under first come, first served. Rounds alone and with the flood alternate, and the ratio
+of each pair's p99 is computed.
 
-A time to first token is split where the server says that the request was claimed: before it the request waits for its
-turn and for a free sequence of the engine, after it for the step under way, its own prefill and the way back. The time
-between small's tokens is that of a step with all that runs beside it.
+A time to first token is split at the claim, by the server's time: before it the request waits for its turn and for a
+free sequence of the engine, after it for the current step, its own prefill and the reply. The time between small's
+tokens is that of a step with the whole batch.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ POLL_S = 0.02
 
 
 class Feel(msgspec.Struct, kw_only=True):
-    """What small's requests of one kind of round saw; milliseconds, of all rounds together.
+    """Latencies of small's requests in one kind of round, in milliseconds, over all rounds.
 
-    ``num_other_started`` counts the flood's requests that were started meanwhile, ``min_backlog`` how many of it still
-    waited at the end of the round in which that was the fewest.
+    ``num_other_started`` counts the flood's requests that started meanwhile, ``min_backlog`` is the least number of its
+    waiting requests at the end of a round.
     """
 
     num_requests: int
@@ -133,7 +133,7 @@ async def _measure(url: str, rounds: int, seed: int) -> FairnessRow:
 async def _round(
     client: Client, server: redis.asyncio.Redis, small: list[Item], flood: list[Item], flood_tenant: str
 ) -> _Round:
-    """Small's requests at their times, beside a backlog that was there before them."""
+    """Run small's requests at their times, with an existing backlog."""
     result = _Round()
     if flood:
         prompts, params = [item.prompt_token_ids for item in flood], [SamplingParams(**i.sampling()) for i in flood]

@@ -1,7 +1,8 @@
-"""What it costs to know what happened: events of requests in time and bytes, series in bytes a day.
+"""Cost of history: events of requests in time and bytes, series in bytes per day.
 
-Events are measured in pairs: the same requests through two queues of one Redis, one of which keeps none, in alternating
-order, so that a machine whose speed drifts drifts for both. CPU time is the server's own, its file included.
+Events are measured in pairs: the same requests through two queues of one Redis, one of which stores none, in
+alternating order, so that a drift of the machine's speed affects both. CPU time is the server's own, its append-only
+file included.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ NUM_ADDITIONS = 200
 class EventsCost(msgspec.Struct, kw_only=True):
     """CPU microseconds of a request that is enqueued, claimed and ended, in calls of ``at_once``; medians over pairs.
 
-    ``share`` is what its events add to that.
+    ``share`` is the share that its events add.
     """
 
     at_once: int
@@ -66,18 +67,18 @@ def measure_figures() -> FiguresRow:
 
 async def _measure(url: str) -> FiguresRow:
     commands = CommandConnection(url)
-    keys = {kept: Keys().model(f"bench-figures-{kept}") for kept in (0, EVENTS_KEPT)}
-    cpu_us: dict[tuple[int, int], list[float]] = {(at_once, kept): [] for at_once in AT_ONCE for kept in keys}
-    sizes: dict[int, list[float]] = {kept: [] for kept in keys}
+    keys = {limit: Keys().model(f"bench-figures-{limit}") for limit in (0, EVENTS_KEPT)}
+    cpu_us: dict[tuple[int, int], list[float]] = {(at_once, limit): [] for at_once in AT_ONCE for limit in keys}
+    sizes: dict[int, list[float]] = {limit: [] for limit in keys}
     try:
-        for kept, of in keys.items():
-            await Queue(commands, of).configure(QueuePolicy(events_kept=kept))
+        for limit, of in keys.items():
+            await Queue(commands, of).configure(QueuePolicy(events_kept=limit))
         for number, at_once in itertools.product(range(ROUNDS + 1), AT_ONCE):
-            for kept in sorted(keys, reverse=number % 2 == 0):
-                took_us, size = await _round(commands, Broker(commands, keys[kept]), f"r{number}-{at_once}", at_once)
+            for limit in sorted(keys, reverse=number % 2 == 0):
+                took_us, size = await _round(commands, Broker(commands, keys[limit]), f"r{number}-{at_once}", at_once)
                 if number:  # the first one loads the scripts
-                    cpu_us[at_once, kept].append(took_us)
-                    sizes[kept].append(size)
+                    cpu_us[at_once, limit].append(took_us)
+                    sizes[limit].append(size)
         stream_bytes = await _fill_events(commands, keys[EVENTS_KEPT])
         series = await _series_bytes(commands, keys[0])
         us_per_addition = await _additions(commands, keys[0])

@@ -1,9 +1,8 @@
-"""What a request costs Redis and how soon an engine has it, by the number of engines; and the death of all at once.
+"""Cost of a request in Redis and delay until its claim, by the number of engines; and the death of all engines.
 
 The engines are coroutines of one process that claim, wait and finish as workers do, on a real Redis with the real
-scripts: what has to be the same however many there are is the work of the server, and its CPU time and the number of
-its calls do not depend on who drives it. Requests come one by one at random moments, the hardest case: each finds an
-idle fleet, of which one engine is to be told.
+scripts. The work of the server must not depend on their number; its CPU time and calls do not depend on the driver.
+Requests arrive one by one at random times, the hardest case: the fleet is idle, and one engine must be woken.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ _CAUSE = DeathCause(engine_id="", reason="the benchmark let its lease end")
 
 
 class FleetSize(msgspec.Struct, kw_only=True):
-    """Figures of one number of engines. CPU times are the server's own.
+    """Figures for one number of engines. CPU times are the server's own.
 
-    ``idle_cpu_share`` is of one core, while nothing comes. ``redis_ms_per_request`` is what comes on top of that, from
-    the enqueue to the end; a claim is counted whatever it finds, but for those of idle engines that look by themselves.
+    ``idle_cpu_share`` is that of one core without requests. ``redis_ms_per_request`` is added to that per request, from
+    the enqueue to the end. Empty claims count, except for the periodic ones of idle engines.
     """
 
     num_engines: int
@@ -50,7 +49,7 @@ class FleetSize(msgspec.Struct, kw_only=True):
     redis_ms_per_request: float
     to_claim_p50_ms: float
     to_claim_p99_ms: float
-    # All engines dead at once, each with so many claims: how long until all are queued again, and the longest script.
+    # Death of all engines with claims: time until all requests are queued again, and the longest script.
     storm_s: float
     storm_longest_ms: float
 
@@ -62,7 +61,7 @@ class FleetRow(msgspec.Struct, kw_only=True):
 
     @property
     def p50_ratio(self) -> float:
-        """The most engines over one."""
+        """Ratio of the largest number of engines to one engine."""
         return self.sizes[-1].to_claim_p50_ms / self.sizes[0].to_claim_p50_ms
 
     @property
@@ -158,7 +157,7 @@ async def _measure(url: str, num_engines: int, random: Random) -> FleetSize:
 async def _fleet(
     url: str, connection: CommandConnection, broker: Broker, num_engines: int, claimed_at: dict[str, float]
 ) -> AsyncIterator[list[_Engine]]:
-    """So many engines that have all looked once."""
+    """Start ``num_engines`` engines, and wait until each has tried to claim once."""
     subscriber = Subscriber(url)
     await subscriber.open()
     engines = [_Engine(f"engine{number:04}", broker, claimed_at) for number in range(num_engines)]
@@ -184,7 +183,7 @@ async def _send_one_by_one(broker: Broker, random: Random) -> dict[str, float]:
 
 
 async def _storm(connection: CommandConnection, broker: Broker, num_engines: int) -> tuple[float, float]:
-    """All die at once, each with claims: seconds until all are queued again, and the ms of the longest script."""
+    """Let all engines die with claims. Return seconds until all requests are queued, and ms of the longest script."""
     await connection.execute("DEL", broker.keys.leases, broker.keys.prefix + "vacant")
     for number in range(num_engines * CLAIMS_PER_DEAD_ENGINE):
         await broker.enqueue(f"s{number}", b"p" * 300, result_ttl_ms=1000, num_prompt_tokens=100, max_tokens=100)
@@ -206,10 +205,10 @@ async def _storm(connection: CommandConnection, broker: Broker, num_engines: int
 
 async def redis_cpu_s(connection: CommandConnection) -> float:
     """CPU seconds that a server has used since it began."""
-    found = (await connection.execute("INFO", "cpu")).decode()
-    return sum(float(value) for value in re.findall(r"used_cpu_(?:sys|user):([\d.]+)", found))
+    info = (await connection.execute("INFO", "cpu")).decode()
+    return sum(float(value) for value in re.findall(r"used_cpu_(?:sys|user):([\d.]+)", info))
 
 
 async def _num_scripts(connection: CommandConnection) -> int:
-    found = re.search(rb"cmdstat_evalsha:calls=(\d+)", await connection.execute("INFO", "commandstats"))
-    return int(found[1]) if found else 0
+    match = re.search(rb"cmdstat_evalsha:calls=(\d+)", await connection.execute("INFO", "commandstats"))
+    return int(match[1]) if match else 0

@@ -1,8 +1,8 @@
-"""How much one client process takes in: it follows many streams, whose deltas another process appends by the broker.
+"""Throughput of one client process that follows many streams, whose deltas another process appends.
 
-The other process (this module as a command) does what engines do: it claims the requests, then appends one delta of one
-token to each of them, a call a step, as fast as Redis takes them. How fast it is with nobody listening is measured too,
-since on a small machine appender, Redis and client share the cores.
+The other process (this module as a command) acts as an engine: it claims the requests, then appends one delta of one
+token to each, one call per step, as fast as Redis permits. Its speed without a listener is measured, too, since on a
+small machine appender, Redis and client share the cores.
 """
 
 from __future__ import annotations

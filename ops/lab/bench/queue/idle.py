@@ -1,8 +1,7 @@
-"""What an idle `worker start` costs Redis, and how soon it has a request that comes.
+"""Cost of an idle `worker start` for Redis, and delay until it claims a request.
 
-Both are read from MONITOR, in the server's own time. Commands that run inside a script are the server's work, not
-calls, and are not counted; they tell when a script did what: a request is claimed when ``claim`` writes it into its
-engine's claims.
+Both are measured with MONITOR, in the server's own time. Commands inside a script are not counted as calls, but show
+when it did its work: a request is claimed when ``claim`` writes it into its engine's claims.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class IdleRow(msgspec.Struct, kw_only=True):
 
 
 def measure_idle(watch_s: float = WATCH_S, num_wakes: int = NUM_WAKES) -> IdleRow:
-    """Watch one engine of the demo model do nothing, then wake it so many times."""
+    """Watch an idle engine of the demo model, then wake it ``num_wakes`` times."""
     options = ["--device", "cpu", "--served-model-name", "demo", "--log-level", "error"]
     with LocalStack(MODEL, options) as stack:
         calls, wakes_ms = asyncio.run(_measure(stack.url, watch_s, num_wakes))
@@ -66,7 +65,7 @@ async def _measure(url: str, watch_s: float, num_wakes: int) -> tuple[Counter[st
     server = redis.asyncio.Redis.from_pool(parse_pool(url))
     try:
         async with Client.connect(url, model="demo") as client:
-            # The first request of an engine is slower, and not what is measured.
+            # The first request of an engine is slower, and is not measured.
             await client.generate(PROMPT, SamplingParams(max_tokens=1))
         await asyncio.sleep(SETTLE_S)
         async with server.monitor() as monitor:
@@ -93,15 +92,15 @@ async def _count_calls(monitor: Monitor, watch_s: float) -> Counter[str]:
 async def _time_wakes(client: Client, monitor: Monitor, num_wakes: int) -> list[float]:
     """Send one request after the other to an idle worker, at moments that have nothing to do with its polls."""
     random = Random(0)
-    found: list[float] = []
+    delays_ms: list[float] = []
     for number in range(num_wakes):
         await asyncio.sleep(random.uniform(*PAUSE_S))
         request_id = f"wake-{number}"
         watching = asyncio.create_task(_time_to_claim(monitor, request_id))
         await client.generate(PROMPT, SamplingParams(max_tokens=1), request_id=request_id)
         async with asyncio.timeout(TIMEOUT_S):
-            found.append(await watching * 1000)
-    return found
+            delays_ms.append(await watching * 1000)
+    return delays_ms
 
 
 async def _time_to_claim(monitor: Monitor, request_id: str) -> float:

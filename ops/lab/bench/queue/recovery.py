@@ -24,7 +24,7 @@ NUM_STREAMS = 16
 NUM_KILLS = 6
 POLL_S = 0.05
 TIMEOUT_S = 120.0
-# As long as the outputs of the throughput rows; what was generated so far must be computed again.
+# As long as the outputs of the throughput rows. Generated tokens must be computed again.
 PARAMS = SamplingParams(temperature=1.0, max_tokens=128, ignore_eos=True)
 PROMPT = "count from four to nine:"
 
@@ -56,9 +56,9 @@ async def _kill_repeatedly(stack: LocalStack, num_engines: int) -> list[float]:
         for _ in range(NUM_KILLS):
             beats = await _all_serving(commands, num_engines)
             victim = max(beats, key=lambda beat: beat.num_running_reqs)
-            held = [request_id for request_id, _ in await broker.claims(victim.engine_id)]
+            claimed = [request_id for request_id, _ in await broker.claims(victim.engine_id)]
             os.kill(victim.core_pid, signal.SIGKILL)
-            clock.died(held)
+            clock.died(claimed)
             await _until_empty(clock)
         for stream in streams:
             stream.cancel()
@@ -77,7 +77,7 @@ async def _stream_for_ever(client: Client, clock: RecoveryClock, name: str) -> N
 
 
 async def _all_serving(commands: CommandConnection, num_engines: int) -> list[EngineHeartbeat]:
-    """The engines' heartbeats, once all serve and something runs."""
+    """Wait until all engines serve and a request runs, and return their heartbeats."""
     give_up_at = time.monotonic() + TIMEOUT_S
     while True:
         beats = await read_heartbeats(commands.execute, Keys())

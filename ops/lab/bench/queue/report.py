@@ -24,7 +24,7 @@ GOAL_WAKE_MS = 5.0
 
 
 class QueueRows(msgspec.Struct, kw_only=True):
-    """Those that were chosen."""
+    """Results of the chosen rows."""
 
     enqueue: EnqueueRow | None = None
     scale: ScaleRow | None = None
@@ -36,12 +36,12 @@ class QueueRows(msgspec.Struct, kw_only=True):
 
 
 def measured_rows(rows: QueueRows) -> list[str]:
-    """The names of those that were measured, in the order of their tables."""
+    """Return the names of the measured rows, in the order of their tables."""
     return [name for name in rows.__struct_fields__ if getattr(rows, name) is not None]
 
 
 def queue_table(name: str, rows: QueueRows) -> Table:
-    """The table of one that was measured."""
+    """Return the table of a measured row."""
     return _TABLES[name](getattr(rows, name))
 
 

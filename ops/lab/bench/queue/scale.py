@@ -1,9 +1,10 @@
-"""Whether a deep queue is slower than an empty one, and what a queued request takes of Redis's memory.
+"""Speed of a deep queue compared with an empty one, and memory of a queued request in Redis.
 
-Two models on one private Redis: one holds so many requests of so many tenants, the other none. The same operations run
-on both in turn; what they claim is finished outside the timed part, so that the depths stay and turns go round.
-An operation's cost is seen twice: by the caller, and by the server, which counts what its scripts take (INFO
-commandstats), without the caller's share.
+Of two models on one private Redis, one holds many requests of many tenants, the other none. The same operations run on
+both in turn. Claimed requests are finished outside the timed part, so that the depths stay equal and tenants rotate.
+
+An operation's cost is measured twice: by the caller, and by the server, which counts the time of scripts (INFO
+commandstats) without the caller's share.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ PROMPT = "Please count from four hundred seven to four hundred twenty, in words,
 MAX_TOKENS = 64
 RESULT_TTL_MS = 1000
 NUM_OUTPUT_TOKENS = 16
-# Expected of a queued request and of a lane, with room to spare: a shortage must be found before the swapping begins.
+# Expected bytes of a queued request and of a lane, rounded up, to detect a shortage before swapping begins.
 EXPECTED_BYTES = 1024
 EXPECTED_LANE_BYTES = 8192
 
 
 class OperationCost(msgspec.Struct, kw_only=True):
-    """One operation on the empty and on the full queue; ratios are full over empty, of the medians."""
+    """Cost of one operation on the empty and on the full queue; ratios are full over empty, of the medians."""
 
     operation: str
     empty_p50_ms: float
@@ -64,7 +65,7 @@ class OperationCost(msgspec.Struct, kw_only=True):
 
 
 class ScaleRow(msgspec.Struct, kw_only=True):
-    """``skipped`` says why nothing was measured; empty if it was."""
+    """Results; ``skipped`` has the reason if nothing was measured, else ""."""
 
     skipped: str = ""
     num_requests: int
@@ -79,10 +80,10 @@ def measure_scale(queue_depth: int, seed: int = 0, num_repeats: int = NUM_REPEAT
     """Fill a private Redis, without append-only file, and measure; does nothing if memory is short."""
     num_tenants = min(NUM_TENANTS, queue_depth)
     num_lanes = min(queue_depth, num_tenants * len(QueuePolicy().bands))
-    free, wanted = psutil.virtual_memory().available, queue_depth * EXPECTED_BYTES + num_lanes * EXPECTED_LANE_BYTES
-    if free < wanted:
+    free, needed = psutil.virtual_memory().available, queue_depth * EXPECTED_BYTES + num_lanes * EXPECTED_LANE_BYTES
+    if free < needed:
         reason = (
-            f"{queue_depth:,} requests may take {wanted / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of memory are "
+            f"{queue_depth:,} requests may take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of memory are "
             "free; choose a smaller --queue-depth"
         )
         return ScaleRow(skipped=reason, num_requests=queue_depth, num_tenants=num_tenants)
@@ -119,7 +120,7 @@ async def _measure(url: str, queue_depth: int, num_tenants: int, random: Random,
 
 
 class _Side:
-    """One of the two queues, and what its operations took."""
+    """Either of the two queues, and the times of its operations."""
 
     def __init__(self, connection: CommandConnection, name: str, num_tenants: int, random: Random) -> None:
         self.broker = Broker(connection, Keys().model(name))
@@ -148,7 +149,7 @@ class _Side:
                 calls.create_task(enqueue(first, min(first + BATCH, count)))
 
     async def warm_up(self) -> None:
-        """The first call of a script sends its text."""
+        """Call each script once, because the first call sends its text."""
         for _ in range(3):
             await self.run_once()
         self.caller_ms.clear()
@@ -195,8 +196,8 @@ class _Side:
     async def _script_us(self) -> int:
         """Microseconds that the server has spent in scripts so far."""
         info = (await self._connection.execute("INFO", "commandstats")).decode()
-        found = re.search(r"cmdstat_evalsha:calls=\d+,usec=(\d+)", info)
-        return int(found[1]) if found else 0
+        match = re.search(r"cmdstat_evalsha:calls=\d+,usec=(\d+)", info)
+        return int(match[1]) if match else 0
 
     def _entry(self, number: int) -> Entry:
         return Entry(

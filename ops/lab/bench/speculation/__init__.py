@@ -1,1 +1,1 @@
-"""What guesses save: three kinds of answers and many requests at once, with and without (decision 0083)."""
+"""Gain of speculation: three kinds of answers and concurrent requests, with and without drafts (decision 0083)."""

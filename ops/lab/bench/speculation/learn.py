@@ -1,10 +1,10 @@
-"""``python -m penstock.ops.lab.bench.speculation.learn``: gives a random model answers that it knows by heart.
+"""``python -m penstock.ops.lab.bench.speculation.learn``: trains a random model to give known answers.
 
-What guesses save depends on two things: how many come true, which is a matter of the texts, and what a step costs,
-which is a matter of the model's shape. So no language model is needed that would have to be downloaded. A small model
-of two layers learns the answers of ``texts`` word for word, within a minute or two. Then it becomes a part of a model
-of random weights and a larger shape: the numbers beside it in its vectors are zero, and all other layers, which are
-computed as ever, add nothing. That model costs what its shape costs, and says what the small one has learnt.
+The gain of speculation depends on the acceptance rate, a property of the texts, and on the cost of a step, a property
+of the model's shape. So no language model must be downloaded. A small model of two layers learns the answers of
+``texts`` word for word, within a minute or two. Then it is embedded in a random model of a larger shape: the other
+numbers of its vectors are zero, and all other layers are computed but add nothing. That model has the cost of its
+shape and the outputs of the small one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from .texts import Asked, all_asked
+from .texts import Exercise, all_exercises
 
 VOCAB_SIZE = 1024
 # A quarter of the large one's hidden size, so that RMSNorm's factor between them, 2, is exact.
@@ -29,7 +29,7 @@ SHARE = 4
 NUM_LAYERS = 2
 MAX_STEPS = 600
 LEARNING_RATE = 4e-3
-# By so much the right token leads everywhere, also those that the small model does not have: far more than bfloat16
+# The lead of the right token everywhere, also over tokens that the small model lacks: far more than bfloat16
 # rounds.
 MIN_LEAD = 3.0
 # Ids that the small model does not have are so much of one that it has. They are never said, but the lean way reads how
@@ -38,7 +38,7 @@ _NEVER_SAID = 1 / 64
 _EVALUATE_EVERY = 10
 
 
-def train_tokenizer(asked: list[Asked]) -> Tokenizer:
+def train_tokenizer(questions: list[Exercise]) -> Tokenizer:
     """Byte-level BPE of the texts, in which most words are one token, as in those of large vocabularies."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -46,13 +46,13 @@ def train_tokenizer(asked: list[Asked]) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
     )
-    tokenizer.train_from_iterator([text for one in asked for text in (one.prompt, one.answer)], trainer)
+    tokenizer.train_from_iterator([text for one in questions for text in (one.prompt, one.answer)], trainer)
     return tokenizer
 
 
-def batch_of(tokenizer: Tokenizer, asked: list[Asked]) -> tuple[Tensor, Tensor]:
-    """Tokens and labels ``[B, T]``; -100 where nothing is to be learnt: prompts, and what fills up."""
-    rows = [(tokenizer.encode(one.prompt).ids, tokenizer.encode(one.answer).ids) for one in asked]
+def batch_of(tokenizer: Tokenizer, questions: list[Exercise]) -> tuple[Tensor, Tensor]:
+    """Return tokens and labels ``[B, T]``; the label is -100 for prompts and padding, which are not learnt."""
+    rows = [(tokenizer.encode(one.prompt).ids, tokenizer.encode(one.answer).ids) for one in questions]
     shape = len(rows), max(len(prompt) + len(answer) for prompt, answer in rows)
     token_ids, labels = torch.zeros(shape, dtype=torch.long), torch.full(shape, -100)
     for row, (prompt, answer) in enumerate(rows):
@@ -62,7 +62,7 @@ def batch_of(tokenizer: Tokenizer, asked: list[Asked]) -> tuple[Tensor, Tensor]:
     return token_ids, labels
 
 
-def learn(large: LlamaConfig, tokenizer: Tokenizer, asked: list[Asked]) -> LlamaForCausalLM:
+def learn(large: LlamaConfig, tokenizer: Tokenizer, questions: list[Exercise]) -> LlamaForCausalLM:
     """Return a small model that knows all answers.
 
     Raises:
@@ -83,7 +83,7 @@ def learn(large: LlamaConfig, tokenizer: Tokenizer, asked: list[Asked]) -> Llama
             initializer_range=0.05,
         )
     )
-    token_ids, labels = batch_of(tokenizer, asked)
+    token_ids, labels = batch_of(tokenizer, questions)
     expected = labels[:, 1:].flatten()
     is_answer = expected != -100
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0)
@@ -105,7 +105,7 @@ def learn(large: LlamaConfig, tokenizer: Tokenizer, asked: list[Asked]) -> Llama
 
 
 def _least_lead(logits: Tensor, expected: Tensor) -> float:
-    """By how much the right tokens exceed all others at the least; ``logits [N, V]``, ``expected [N]``."""
+    """Return the least lead of the right tokens over all others; ``logits [N, V]``, ``expected [N]``."""
     at = expected[:, None]
     right = logits.gather(1, at)[:, 0]
     others = logits.scatter(1, at, float("-inf")).amax(1)
@@ -115,25 +115,25 @@ def _least_lead(logits: Tensor, expected: Tensor) -> float:
 
 @torch.no_grad()
 def become_part(large: LlamaForCausalLM, small: LlamaForCausalLM) -> None:
-    """Make ``large`` say what ``small`` says, at its own cost."""
+    """Give ``large`` the outputs of ``small``, at its own cost."""
     # The mean of squares is over SHARE times as many numbers, so what is normed is sqrt(SHARE) times as large.
     norm_factor = SHARE**-0.5
     of_small = dict(small.named_parameters())
     for name, weight in large.named_parameters():
-        given = of_small.get(name)
+        source = of_small.get(name)
         if name.endswith(("o_proj.weight", "down_proj.weight")) or name == "model.embed_tokens.weight":
             weight.zero_()
-        if given is None:
+        if source is None:
             continue
         if weight.ndim == 1:
             weight.zero_()
-            weight[: len(given)] = given * norm_factor
+            weight[: len(source)] = source * norm_factor
         else:
-            weight[: given.shape[0], : given.shape[1]] = given
+            weight[: source.shape[0], : source.shape[1]] = source
             if name == "model.embed_tokens.weight":
-                which = torch.arange(len(given), len(weight)) % len(given)
-                weight[len(given) :, : given.shape[1]] = given[which] * _NEVER_SAID
-            # Of what the large one computes beside it, nothing is read: rows and columns there stay as they are.
+                which = torch.arange(len(source), len(weight)) % len(source)
+                weight[len(source) :, : source.shape[1]] = source[which] * _NEVER_SAID
+            # Other numbers of the large model are never read, so their rows and columns stay random.
 
 
 def main() -> int:
@@ -143,11 +143,11 @@ def main() -> int:
     arguments = parser.parse_args()
     transformers_logging.disable_progress_bar()
     torch.manual_seed(0)
-    asked = all_asked()
-    tokenizer = train_tokenizer(asked)
+    questions = all_exercises()
+    tokenizer = train_tokenizer(questions)
     large = LlamaForCausalLM.from_pretrained(arguments.model)
-    become_part(large, learn(large.config, tokenizer, asked))
-    # Nobody says it; a grammar needs a token that could follow its end.
+    become_part(large, learn(large.config, tokenizer, questions))
+    # Never generated, but a grammar needs a token that could follow its end.
     large.config.eos_token_id = VOCAB_SIZE
     large.save_pretrained(arguments.model)
     tokenizer.save(str(arguments.model / "tokenizer.json"))

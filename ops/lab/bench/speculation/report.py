@@ -1,4 +1,4 @@
-"""The table and the goals of what guesses save."""
+"""Table and goals of the gain of speculation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..goals import Goal
-from ..tables import figure_table, told_versions
+from ..tables import describe_versions, figure_table
 from .row import MANY, PHASES, PairRow, SpeculationRow
 from .texts import COPY, JSON, PROSE
 
@@ -18,12 +18,12 @@ _MAX_WORDS = 300
 
 
 def speculation_table(row: SpeculationRow) -> Table:
-    """Of each engine tokens/s without and with guesses, and what became of the guesses where that is told."""
+    """Return the table of tokens/s by engine, without and with drafts, and acceptance rates where reported."""
     title = f"{row.model}, bfloat16: guessed tokens, tokens/s without → with; in brackets the guesses that were right"
     table = figure_table(title, "engine", *(f"{phase}, {row.num_tokens[phase]:,} tokens" for phase in PHASES))
     for pair in row.pairs:
         table.add_row(pair.name, *(_cell(pair, phase) for phase in PHASES))
-    versions = "; ".join(told_versions(pair.name, pair.versions) for pair in row.pairs if pair.versions)
+    versions = "; ".join(describe_versions(pair.name, pair.versions) for pair in row.pairs if pair.versions)
     wrong = "; ".join(escape(pair.wrong[:_MAX_WORDS]) for pair in row.pairs if pair.wrong)
     table.caption = "; ".join(filter(None, (f"medians of {row.rounds} rounds; every token checked", versions, wrong)))
     return table
@@ -42,7 +42,7 @@ def _cell(pair: PairRow, phase: str) -> str:
 
 
 def speculation_goals(row: SpeculationRow) -> Iterator[Goal]:
-    """What ours save, and that they cost nothing where there is nothing to save."""
+    """Yield goals of our gain, and of no loss where nothing can be gained."""
     for pair in row.pairs:
         if pair.name.startswith("Penstock"):
             for phase in PHASES:

@@ -1,8 +1,7 @@
-"""What guesses save: each engine without and with them, on answers that are known.
+"""Gain of speculation: each engine without and with drafts, on known answers.
 
-One request at a time copies a list, writes JSON by a schema, and writes prose; then 16 are answered at once. The model
-has learnt its answers by heart (``learn.py``), so every token can be checked, and is: a side that says anything else
-has no speed.
+Single requests copy a list, write JSON by a schema, and write prose; then 16 run concurrently. The model has been
+trained on its answers (``learn.py``), so every token is checked: a side with any other token has no speed.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .....shared.errors import ConfigurationError
 from ..result import SideRun, median_ratio
 from ..workload import WARM_UP, Item, Phase
 from .sides import WITH, WITHOUT, Pair
-from .texts import KINDS, Asked, all_asked
+from .texts import KINDS, Exercise, all_exercises
 
 MANY = "16 at once"
 NUM_AT_ONCE = 16
@@ -30,9 +29,9 @@ LEARN_TIMEOUT_S = 1200.0
 
 
 class PairRow(msgspec.Struct, kw_only=True):
-    """One engine. By phase, in each round: tokens/s without and with guesses, and how many were guessed and right.
+    """Results of one engine, by phase and round: tokens/s without and with drafts, numbers of drafts and accepted ones.
 
-    ``off_cpu_s`` and ``on_cpu_s`` are the processor time that the rounds took together, of an engine that tells it.
+    ``off_cpu_s`` and ``on_cpu_s`` are the CPU time of all rounds, if the engine reports it.
     """
 
     name: str
@@ -53,8 +52,7 @@ class PairRow(msgspec.Struct, kw_only=True):
         return median_ratio(self.on[phase], self.off[phase])
 
     def cpu_ratio(self, phase: str) -> float | None:
-        """Tokens per second of processor time with guesses over those without: what others take of the machine counts
-        less. None where it is not told."""
+        """Return tokens per CPU second with drafts over those without, less affected by other load; None if unknown."""
         if self.wrong or not self.on_cpu_s.get(phase) or not self.off_cpu_s.get(phase):
             return None
         return self.off_cpu_s[phase] / self.on_cpu_s[phase]
@@ -76,9 +74,9 @@ def learn_answers(model: Path) -> None:
         ConfigurationError: it could not learn them; the message has its last words.
     """
     command = [sys.executable, "-m", "penstock.ops.lab.bench.speculation.learn", "--model", str(model)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LEARN_TIMEOUT_S, check=False)
-    if done.returncode != 0:
-        raise ConfigurationError(f"the answers could not be learnt: {done.stderr.strip()[-1500:]}")
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=LEARN_TIMEOUT_S, check=False)
+    if completed.returncode != 0:
+        raise ConfigurationError(f"the answers could not be learnt: {completed.stderr.strip()[-1500:]}")
 
 
 def measure_speculation(
@@ -98,10 +96,10 @@ def measure_speculation(
 
 
 def make_phases(tokenizer: Tokenizer) -> tuple[list[Phase], dict[str, list[list[int]]]]:
-    """The phases, of which the first warms up, and the tokens of each answer of the others."""
-    asked = all_asked()
-    groups = {kind: [one for one in asked if one.kind == kind] for kind in KINDS}
-    groups[MANY] = (asked + asked)[:NUM_AT_ONCE]
+    """Return the phases, the first for warm-up, and the tokens of each answer of the others."""
+    questions = all_exercises()
+    groups = {kind: [one for one in questions if one.kind == kind] for kind in KINDS}
+    groups[MANY] = (questions + questions)[:NUM_AT_ONCE]
     firsts = [group[0] for group in groups.values()]
     warm_up = [msgspec.structs.replace(_item(tokenizer, one), max_tokens=WARM_UP_TOKENS) for one in firsts]
     phases = [Phase(WARM_UP, warm_up, 1)]
@@ -112,10 +110,10 @@ def make_phases(tokenizer: Tokenizer) -> tuple[list[Phase], dict[str, list[list[
     return phases, answers
 
 
-def _item(tokenizer: Tokenizer, asked: Asked) -> Item:
-    num_tokens = len(tokenizer.encode(asked.answer).ids)
-    grammar = None if asked.schema is None else {"json": asked.schema}
-    return Item(tokenizer.encode(asked.prompt).ids, num_tokens, grammar=grammar)
+def _item(tokenizer: Tokenizer, exercise: Exercise) -> Item:
+    num_tokens = len(tokenizer.encode(exercise.answer).ids)
+    grammar = None if exercise.schema is None else {"json": exercise.schema}
+    return Item(tokenizer.encode(exercise.prompt).ids, num_tokens, grammar=grammar)
 
 
 def _run_pair(
@@ -127,7 +125,7 @@ def _run_pair(
     answers: dict[str, list[list[int]]],
     scratch: Path,
 ) -> None:
-    """Run ``pair`` for a round, and enter into ``row`` what it gave, or why it counts for nothing."""
+    """Run ``pair`` for a round, and add its results to ``row``, or the reason why it does not count."""
     try:
         off, on = pair.run(model, phases, number, scratch)
     except ConfigurationError as error:
@@ -137,18 +135,18 @@ def _run_pair(
     for name in [phase.name for phase in phases[1:]]:
         for way, run, rates, cpu_s in ((WITHOUT, off, row.off, row.off_cpu_s), (WITH, on, row.on, row.on_cpu_s)):
             row.wrong = row.wrong or wrong_answers(f"{pair.name}, {way}", run, name, answers[name])
-            found = run.phase(name)
-            rates.setdefault(name, []).append(found.tokens_per_s)
-            cpu_s[name] = cpu_s.get(name, 0.0) + found.cpu_s
+            result = run.phase(name)
+            rates.setdefault(name, []).append(result.tokens_per_s)
+            cpu_s[name] = cpu_s.get(name, 0.0) + result.cpu_s
         guessed = on.phase(name)
         row.num_guessed[name] = row.num_guessed.get(name, 0) + guessed.num_draft_tokens
         row.num_right[name] = row.num_right.get(name, 0) + guessed.num_accepted_tokens
 
 
 def wrong_answers(side: str, run: SideRun, phase: str, answers: list[list[int]]) -> str:
-    """What is wrong with the tokens of a phase; empty if nothing."""
-    for number, (said, right) in enumerate(zip(run.phase(phase).output_token_ids, answers, strict=True)):
-        if said != right:
-            num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(said, right, strict=False)))
+    """Return the errors in the tokens of a phase; "" for none."""
+    for number, (output, right) in enumerate(zip(run.phase(phase).output_token_ids, answers, strict=True)):
+        if output != right:
+            num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(output, right, strict=False)))
             return f"{side}: answer {number + 1} of {phase} is wrong from token {num_right + 1} on"
     return ""

@@ -1,4 +1,4 @@
-"""Who answers, each without and with guesses from the text."""
+"""The engines, each without and with drafts from the text."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ WITHOUT, WITH = "without guesses", "with guesses"
 
 
 class Pair(Protocol):
-    """One engine without and with guesses.
+    """An engine without and with drafts.
 
     Attributes:
-        is_batching: whether it answers many at once.
-        why_missing: empty if it can be run.
+        is_batching: whether it runs several requests concurrently.
+        why_missing: reason why it cannot be run; empty if it can.
     """
 
     name: str
@@ -34,20 +34,20 @@ class Pair(Protocol):
     def why_missing(self) -> str: ...
 
     def run(self, model: Path, phases: list[Phase], number: int, scratch: Path) -> tuple[SideRun, SideRun]:
-        """Run all phases without and with guesses; the first phase warms up. ``number`` is that of the round: every
-        other one begins with the other of the two.
+        """Run all phases without and with drafts; the first phase is for warm-up. The round ``number`` decides which of
+        the two is first.
 
         Raises:
-            ConfigurationError: it failed; the message says which of the two, and has its last words.
+            ConfigurationError: one of the two failed; the message names it and contains its last output.
         """
         ...
 
 
 class InTurns:
-    """Our engine alone, without Redis: one process gives each answer once without and once with guesses, in turn.
+    """Our engine alone, without Redis: one process generates each answer once without and once with drafts, in turn.
 
-    What two processes differ by, which is several hundredths of their speed, is no part of what guesses save or cost.
-    What an engine that was made to guess costs when it does not is no part of it either (decision 0134 has it: none).
+    So differences between processes, several percent of their speed, do not count. Nor does the cost of enabled but
+    unused speculation (none, by decision 0134).
     """
 
     is_batching = True
@@ -70,7 +70,7 @@ def _run(side: Side, model: Path, phases: list[Phase], scratch: Path) -> SideRun
 
 
 def turns_of(phases: list[Phase], number: int) -> list[Phase]:
-    """Of each phase but the first, which warms up, as many answers as are under way together, without and with."""
+    """Return phases that alternate between without and with drafts, in groups of concurrent answers; warm-up first."""
     turns = phases[:1]
     for phase in phases[1:]:
         for start in range(0, len(phase.items), phase.concurrency):

@@ -1,7 +1,7 @@
-"""What is asked and what has to be answered: a list with one change, JSON by a schema, and prose.
+"""Prompts and expected answers: a list with one change, JSON by a schema, and prose.
 
-How many guesses come true depends on the texts alone. So they are such as people ask for: lists and orders are drawn by
-a seed, and the prose was written for this file.
+The acceptance rate depends only on the texts. So they are realistic: lists and orders are drawn by a seed, and the
+prose was written for this file.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ _PROSE = {
 }
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """One request; ``schema`` is that of its answer, if it is held to one."""
+class Exercise(msgspec.Struct, frozen=True):
+    """A request with its answer; ``schema`` constrains the answer, if not None."""
 
     kind: str
     prompt: str
@@ -98,16 +98,16 @@ class Asked(msgspec.Struct, frozen=True):
     schema: dict[str, Any] | None = None
 
 
-def all_asked() -> list[Asked]:
+def all_exercises() -> list[Exercise]:
     """Four of each kind, the same in every run."""
     rng = Random(_SEED)
     copies = [_copy(rng) for _ in range(4)]
     orders = [_order(rng, name, city) for name, city in zip(_PEOPLE, _CITIES, strict=True)]
-    return [*copies, *orders, *(Asked(PROSE, f"{question}\n\n", answer) for question, answer in _PROSE.items())]
+    return [*copies, *orders, *(Exercise(PROSE, f"{question}\n\n", answer) for question, answer in _PROSE.items())]
 
 
-def _copy(rng: Random) -> Asked:
-    """An inventory, and the same with another number in one of its lines."""
+def _copy(rng: Random) -> Exercise:
+    """Return an inventory, and the same with another number in one line."""
     lines = [
         f"- {rng.choice(_COLOURS)} {thing}, {rng.randint(2, 98)} pieces, in the {rng.choice(_PLACES)}"
         for thing in rng.sample(_THINGS, NUM_LINES)
@@ -116,10 +116,10 @@ def _copy(rng: Random) -> Asked:
     name = lines[changed][2 : lines[changed].index(",")]
     new = f"- {name}, none left, order more"
     prompt = "\n".join([f"The last {name} was sold. Write the list again.", *lines, "", ""])
-    return Asked(COPY, prompt, "\n".join([*lines[:changed], new, *lines[changed + 1 :]]))
+    return Exercise(COPY, prompt, "\n".join([*lines[:changed], new, *lines[changed + 1 :]]))
 
 
-def _order(rng: Random, customer: str, city: str) -> Asked:
+def _order(rng: Random, customer: str, city: str) -> Exercise:
     items = [
         {
             "article": thing,
@@ -134,4 +134,4 @@ def _order(rng: Random, customer: str, city: str) -> Asked:
     how = "by express" if is_express else "by post"
     prompt = f"{customer} in {city} orders {how}: {words}. As JSON:\n"
     order = {"customer": customer, "delivery_city": city, "items": items, "is_express_delivery": is_express}
-    return Asked(JSON, prompt, json.dumps(order), ORDER_SCHEMA)
+    return Exercise(JSON, prompt, json.dumps(order), ORDER_SCHEMA)

@@ -89,7 +89,7 @@ def internvl() -> tuple[transformers.PretrainedConfig, Any]:
 
 
 def llava_onevision() -> tuple[transformers.PretrainedConfig, Any]:
-    """An image as a whole and in tiles, with a token behind each row; several images are not cut up."""
+    """Return a model with an image as a whole and in tiles, a token after each row; several images are not tiled."""
     grids = [[16, 16], [16, 32], [32, 16], [32, 32]]
     vision = ALL.SiglipVisionConfig(**_VISION, image_size=16, vision_use_head=False)
     config = ALL.LlavaOnevisionConfig(
@@ -102,7 +102,7 @@ def llava_onevision() -> tuple[transformers.PretrainedConfig, Any]:
 
 
 def vipllava() -> tuple[transformers.PretrainedConfig, Any]:
-    """As ``llava``, with features of several layers of the tower."""
+    """Return a model as ``llava``, with features of several layers of the vision encoder."""
     _, processor = llava()
     config = ALL.VipLlavaConfig(
         text_config=transformers.LlamaConfig(**TEXT), vision_config=ALL.CLIPVisionConfig(**_VISION, image_size=16),
@@ -112,7 +112,7 @@ def vipllava() -> tuple[transformers.PretrainedConfig, Any]:
 
 
 def llava_next() -> tuple[transformers.PretrainedConfig, Any]:
-    """An image as a whole and in tiles, with a token behind each row."""
+    """Return a model with an image as a whole and in tiles, and a token after each row."""
     grids = [[16, 32], [32, 16], [32, 32]]
     config = ALL.LlavaNextConfig(
         text_config=transformers.LlamaConfig(**TEXT), vision_config=ALL.CLIPVisionConfig(**_VISION, image_size=16),
@@ -129,7 +129,7 @@ def llava_next() -> tuple[transformers.PretrainedConfig, Any]:
 
 
 def smolvlm() -> tuple[transformers.PretrainedConfig, Any]:
-    """As ``idefics3``, whose processor makes the same tokens; its own needs num2words and torchvision for videos."""
+    """Return a model as ``idefics3``, with its processor; its own needs num2words and torchvision for videos."""
     _, processor = idefics3()
     config = ALL.SmolVLMConfig(
         text_config=transformers.LlamaConfig(**TEXT), vision_config={**_VISION, "image_size": 16},
@@ -143,7 +143,7 @@ def _pixtral_vision() -> transformers.PretrainedConfig:
 
 
 def mistral3() -> tuple[transformers.PretrainedConfig, Any]:
-    """A token for 8 by 8 pixels, with one behind each line that is none."""
+    """Return a model with a token per 8 by 8 pixels, and a separator after each line."""
     text = transformers.MistralConfig(**TEXT, head_dim=16, sliding_window=None)
     config = ALL.Mistral3Config(
         text_config=text, vision_config=_pixtral_vision(), image_token_index=PLACEHOLDER, spatial_merge_size=2,
@@ -153,7 +153,7 @@ def mistral3() -> tuple[transformers.PretrainedConfig, Any]:
 
 
 def pixtral() -> tuple[transformers.PretrainedConfig, Any]:
-    """As ``mistral3``, with a token for 4 by 4 pixels."""
+    """Return a model as ``mistral3``, with a token per 4 by 4 pixels."""
     text = transformers.MistralConfig(**TEXT, head_dim=16, sliding_window=None)
     config = ALL.LlavaConfig(
         text_config=text, vision_config=_pixtral_vision(), image_token_index=PLACEHOLDER, vision_feature_layer=-1,
@@ -168,7 +168,7 @@ def _turning(sections: list[int], **more: Any) -> dict[str, Any]:
 
 
 def qwen2_5_vl() -> tuple[transformers.PretrainedConfig, Any]:
-    """A token for 8 by 8 pixels; more of them for larger images; positions in three axes."""
+    """Return a model with a token per 8 by 8 pixels, images of any size, and positions in three axes."""
     vision = {
         "depth": 2, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 64, "num_heads": 4, "patch_size": 4,
         "spatial_merge_size": 2, "window_size": 16, "fullatt_block_indexes": [1],
@@ -181,7 +181,7 @@ def qwen2_5_vl() -> tuple[transformers.PretrainedConfig, Any]:
 
 
 def qwen2_vl() -> tuple[transformers.PretrainedConfig, Any]:
-    """As ``qwen2_5_vl``, with another tower."""
+    """Return a model as ``qwen2_5_vl``, with another vision encoder."""
     vision = {
         "depth": 2, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "num_heads": 4, "patch_size": 4,
         "spatial_merge_size": 2,
@@ -194,7 +194,7 @@ def qwen2_vl() -> tuple[transformers.PretrainedConfig, Any]:
 
 
 def qwen3_vl() -> tuple[transformers.PretrainedConfig, Any]:
-    """Its second and third layers take features, too."""
+    """Return a model whose second and third layers also get features."""
     vision = {
         "depth": 3, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 64, "num_heads": 4, "patch_size": 4,
         "spatial_merge_size": 2, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1],
@@ -208,7 +208,7 @@ def qwen3_vl() -> tuple[transformers.PretrainedConfig, Any]:
 
 
 def qwen3_vl_moe() -> tuple[transformers.PretrainedConfig, Any]:
-    """As ``qwen3_vl``, with experts."""
+    """Return a model as ``qwen3_vl``, with experts."""
     config, processor = qwen3_vl()
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     described = {key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")}
@@ -232,20 +232,20 @@ def _glm_marks() -> dict[str, int]:
 
 
 def glm4v() -> tuple[transformers.PretrainedConfig, Any]:
-    """As ``qwen2_vl``, with a tower, norms and turning of neighbours of its own."""
+    """Return a model as ``qwen2_vl``, with other vision encoder, norms and interleaved rotary pairs."""
     config = ALL.Glm4vConfig(text_config=_turning([2, 3, 3]), vision_config=_glm_vision(), **_glm_marks())
     return config, GlmLike(4)
 
 
 def glm46v() -> tuple[transformers.PretrainedConfig, Any]:
-    """As ``glm4v``, whose parts it is made of."""
+    """Return a model as ``glm4v``, with the same parts."""
     text = ALL.Glm4vTextConfig(**_turning([2, 3, 3]))
     config = ALL.Glm46VConfig(text_config=text, vision_config=ALL.Glm4vVisionConfig(**_glm_vision()), **_glm_marks())
     return config, GlmLike(4)
 
 
 def glm4v_moe() -> tuple[transformers.PretrainedConfig, Any]:
-    """As ``glm4v``, with experts, and half of each head turned."""
+    """Return a model as ``glm4v``, with experts, and rotary positions on half of each head."""
     text = {
         **_turning([1, 1, 2], partial_rotary_factor=0.5), "moe_intermediate_size": 32, "n_routed_experts": 4,
         "num_experts_per_tok": 2,
@@ -255,7 +255,7 @@ def glm4v_moe() -> tuple[transformers.PretrainedConfig, Any]:
 
 
 def glm_ocr() -> tuple[transformers.PretrainedConfig, Any]:
-    """As ``glm4v``, with another tower."""
+    """Return a model as ``glm4v``, with another vision encoder."""
     text = {**_turning([2, 3, 3]), "head_dim": 16}
     config = ALL.GlmOcrConfig(text_config=text, vision_config=_glm_vision(), **_glm_marks())
     return config, GlmLike(4)
@@ -323,7 +323,7 @@ def write_vision_model(name: str, folder: Path, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     config, processor = SEEING[name]()
     model: Any = transformers.AutoModelForImageTextToText.from_config(config)
-    if name == "gemma3":  # whose projection begins as zeros, and all images as one
+    if name == "gemma3":  # its projection is initialised with zeros, so all images would be equal
         torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight, std=0.3)
     model.save_pretrained(folder)
     if isinstance(processor, PartsAlone):

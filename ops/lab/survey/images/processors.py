@@ -1,4 +1,4 @@
-"""Processors of small models, and what stands in for those that need torchvision."""
+"""Processors of small models, and replacements for those that need torchvision."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SPECIAL = ("<pad>", "<s>", "</s>")
 
 
 def byte_tokenizer(*placeholders: str) -> transformers.PreTrainedTokenizerFast:
-    """Of bytes; the first placeholder is ``PLACEHOLDER``."""
+    """Return a tokenizer of bytes; the first placeholder is ``PLACEHOLDER``."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -32,7 +32,7 @@ def byte_tokenizer(*placeholders: str) -> transformers.PreTrainedTokenizerFast:
 
 
 def gemma_tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """Of bytes, with Gemma's marks around images, and line breaks of which up to four are one token."""
+    """Return a tokenizer of bytes, with Gemma's marks around images, and tokens of up to four line breaks."""
     marks = {"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"}
     tokenizer: Any = byte_tokenizer(*marks.values())
     tokenizer.add_tokens([AddedToken("\n" * count, normalized=False) for count in (2, 3, 4)])
@@ -58,14 +58,14 @@ class PixtralLike(StandIn):
         self._size = tokens_per_side
 
     def __call__(self, *, images: list[Image.Image], **_: Any) -> dict[str, Any]:
-        made = dict(self._images(images, return_tensors="pt", patch_size=self._pixels))
+        features = dict(self._images(images, return_tensors="pt", patch_size=self._pixels))
         token_ids: list[int] = []
-        for height, width in made["image_sizes"]:
+        for height, width in features["image_sizes"]:
             rows = int(height) // self._pixels
             columns = int(width) // self._pixels
             token_ids += ([PLACEHOLDER] * columns + [PLACEHOLDER + 1]) * rows
             token_ids[-1] = PLACEHOLDER + 2
-        return {"input_ids": torch.tensor([token_ids]), **made}
+        return {"input_ids": torch.tensor([token_ids]), **features}
 
 
 class InternVLLike(StandIn):
@@ -76,20 +76,20 @@ class InternVLLike(StandIn):
         self._images = ALL.GotOcr2ImageProcessorPil(size=size, crop_to_patches=True, max_patches=4)
 
     def __call__(self, *, images: list[Image.Image], **_: Any) -> dict[str, Any]:
-        made = dict(self._images(images, return_tensors="pt"))
+        features = dict(self._images(images, return_tensors="pt"))
         token_ids: list[int] = []
-        for num_tiles in made.pop("num_patches"):
+        for num_tiles in features.pop("num_patches"):
             token_ids += [PLACEHOLDER + 1, *[PLACEHOLDER] * (4 * int(num_tiles)), PLACEHOLDER + 2]
-        return {"input_ids": torch.tensor([token_ids]), **made}
+        return {"input_ids": torch.tensor([token_ids]), **features}
 
 
 class PartsAlone(StandIn):
-    """One whose videos alone need torchvision. An engine makes its own of the parts that lie in the folder."""
+    """A replacement for a processor that needs torchvision only for videos. An engine builds its own from it."""
 
     images: Any
 
     def save_settings(self, folder: Path) -> None:
-        """Write what the folder has beside the parts."""
+        """Write the files of the folder other than the parts."""
 
 
 class QwenLike(PartsAlone):
@@ -103,13 +103,13 @@ class QwenLike(PartsAlone):
         )
 
     def __call__(self, *, images: list[Image.Image], **_: Any) -> dict[str, Any]:
-        made = dict(self.images(images, return_tensors="pt"))
-        num_tokens = int(made["image_grid_thw"].prod(-1).sum()) // 4
-        return {"input_ids": torch.full((1, num_tokens), PLACEHOLDER), **made}
+        features = dict(self.images(images, return_tensors="pt"))
+        num_tokens = int(features["image_grid_thw"].prod(-1).sum()) // 4
+        return {"input_ids": torch.full((1, num_tokens), PLACEHOLDER), **features}
 
 
 class GlmLike(QwenLike):
-    """``Glm4vProcessor``; of ``glm46v`` and ``glm_ocr``, whose pixels are made in the same way, as well."""
+    """Replacement for ``Glm4vProcessor``, also of ``glm46v`` and ``glm_ocr``, which compute equal pixels."""
 
     image_token = "<|image|>"
 

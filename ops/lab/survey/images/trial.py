@@ -31,12 +31,12 @@ _TWO = [*_WORDS, PLACEHOLDER, 70, 71, PLACEHOLDER, *range(80, 87)]
 _DELIVERED = 5
 # 4 layers x 2 KV heads x 16 dims x key and value x 4 bytes, as ``models.TEXT`` has them.
 _BYTES_PER_TOKEN = 1024
-# In a cache for so many nobody waits for room.
+# A cache for this many tokens delays no request.
 _ROOMY_TOKENS = 8192
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _ImagePrompt:
     prompt: list[int]
     images: list[Image.Image]
 
@@ -44,7 +44,7 @@ class _Asked:
 def try_vision_model(name: str, folder: Path) -> Outcome:
     """Try the model ``name`` of ``models.SEEING`` in this process, in the empty ``folder``.
 
-    What stands in for a processor that needs torchvision takes its place in the engine, too, and is told.
+    A replacement for a processor that needs torchvision is also used in the engine, and noted in the outcome.
     """
     outcome = Outcome(model_type=name)
     stage = "no model to try"
@@ -69,68 +69,74 @@ def try_vision_model(name: str, folder: Path) -> Outcome:
 def compare(
     name: str, folder: Path, processor: Any, bytes_per_token: int = _BYTES_PER_TOKEN, **options: Any
 ) -> dict[str, str]:
-    """What becomes of the model ``name`` of ``models.SEEING`` in each way: ``outcome.SAME``, or how it differs.
+    """Compare the model ``name`` of ``models.SEEING`` in each way. Return ``outcome.SAME`` or the difference, by way.
 
     Args:
-        bytes_per_token: of the KV cache of a rank.
+        bytes_per_token: bytes of a token in the KV cache of a rank.
         options: of ``EngineConfig``, for all engines.
 
     Raises:
-        PenstockError: it reads no images, or a request failed.
+        PenstockError: the model reads no images, or a request failed.
     """
     two = [picture(2, 20, 50), picture(3, 64, 33)]
-    asked = {"one": _Asked(_ONE, [picture(1)]), "two": _Asked(_TWO, two), "other": _Asked(_ONE, two[:1])}
+    prompts = {
+        "one": _ImagePrompt(_ONE, [picture(1)]),
+        "two": _ImagePrompt(_TWO, two),
+        "other": _ImagePrompt(_ONE, two[:1]),
+    }
     options = {"kv_cache_memory": _ROOMY_TOKENS * bytes_per_token, **options}
     with closing(_build(folder, **options)) as roomy:
         if not roomy.ready.max_images:
             raise PenstockError(roomy.ready.image_refusal)
         has_one = roomy.ready.max_images == 1
         if has_one:
-            asked["two"] = _Asked(_ONE, [picture(4, 90, 30)])
+            prompts["two"] = _ImagePrompt(_ONE, [picture(4, 90, 30)])
         theirs = load_by_transformers(folder)
-        wanted = {
-            name: by_transformers(theirs, processor, one.prompt, one.images, NUM_TOKENS) for name, one in asked.items()
+        expected = {
+            name: by_transformers(theirs, processor, one.prompt, one.images, NUM_TOKENS)
+            for name, one in prompts.items()
         }
-        if len({tuple(tokens) for tokens in wanted.values()}) < len(wanted):
+        if len({tuple(tokens) for tokens in expected.values()}) < len(expected):
             raise PenstockError("random models of it do not look at their images")
-        alone = {name: _generate(roomy, {name: one}) for name, one in asked.items()}
-    told = {name: _judge(alone[name], {name: wanted[name]}) for name in ("one", "two")}
+        alone = {name: _generate(roomy, {name: one}) for name, one in prompts.items()}
+    results = {name: _judge(alone[name], {name: expected[name]}) for name in ("one", "two")}
     if has_one:
-        both = {name: wanted[name] for name in told}
-        told = {"one": _judge({**alone["one"], **alone["two"]}, both), "two": ONE_A_REQUEST}
+        both = {name: expected[name] for name in results}
+        results = {"one": _judge({**alone["one"], **alone["two"]}, both), "two": ONE_A_REQUEST}
     with closing(_build(folder, **options)) as engine:
-        told["mixed"] = _judge(_generate(engine, asked), wanted)
+        results["mixed"] = _judge(_generate(engine, prompts), expected)
     small = {**options, "max_num_batched_tokens": small_budget(name), "enable_prefix_caching": False}
     with closing(_build(folder, **small)) as engine:
-        told["chunked"] = _judge(_generate(engine, asked), wanted)
-    told["preempted"] = _preempt(folder, processor, asked, wanted, bytes_per_token, **small)
+        results["chunked"] = _judge(_generate(engine, prompts), expected)
+    results["preempted"] = _preempt(folder, processor, prompts, expected, bytes_per_token, **small)
     with closing(_build(folder, **options)) as engine:
-        rest = _generate(engine, asked, {name: tokens[:_DELIVERED] for name, tokens in wanted.items()})
-    told["resumed"] = _judge(rest, {name: tokens[_DELIVERED:] for name, tokens in wanted.items()})
-    return told
+        rest = _generate(engine, prompts, {name: tokens[:_DELIVERED] for name, tokens in expected.items()})
+    results["resumed"] = _judge(rest, {name: tokens[_DELIVERED:] for name, tokens in expected.items()})
+    return results
 
 
 def _preempt(
     folder: Path,
     processor: Any,
-    asked: dict[str, _Asked],
-    wanted: dict[str, list[int]],
+    prompts: dict[str, _ImagePrompt],
+    expected: dict[str, list[int]],
     bytes_per_token: int,
     **options: Any,
 ) -> str:
     """Room for the prompts of the first two, and not for what they generate; or less, where layers with windows give
     blocks back. Of gemma3 nobody is preempted unless the longest comes first."""
-    lens = {name: _num_tokens(processor, one) for name, one in asked.items()}
-    longest_first = {name: asked[name] for name in sorted(asked, key=lens.__getitem__, reverse=True)}
+    lens = {name: _num_tokens(processor, one) for name, one in prompts.items()}
+    longest_first = {name: prompts[name] for name in sorted(prompts, key=lens.__getitem__, reverse=True)}
     options |= {"max_model_len": max(lens.values()) + NUM_TOKENS, "block_size": 2}
     for num_tokens in rooms(lens["one"] + lens["two"] + 4, max(lens.values()) + NUM_TOKENS):
         options["kv_cache_memory"] = num_tokens * bytes_per_token
         with closing(_build(folder, **options)) as cramped:
-            _generate(cramped, asked)  # the second time no image is waited for, so they come in the order that is asked
+            # The second time no request waits for an image, so they are computed in this order.
+            _generate(cramped, prompts)
             before = cramped.core.scheduler.stats().num_preemptions
-            told = _judge(_generate(cramped, longest_first), wanted)
-            if told != SAME or cramped.core.scheduler.stats().num_preemptions > before:
-                return told
+            results = _judge(_generate(cramped, longest_first), expected)
+            if results != SAME or cramped.core.scheduler.stats().num_preemptions > before:
+                return results
     return "was not preempted"
 
 
@@ -145,23 +151,23 @@ def rooms(most: int, least: int) -> Iterator[int]:
         yield most - smallest
 
 
-def _num_tokens(processor: Any, one: _Asked) -> int:
+def _num_tokens(processor: Any, one: _ImagePrompt) -> int:
     """Tokens of a prompt with those of its images."""
-    made = ImageProcessor(processor)
-    return len(one.prompt) + sum(len(made.process(image).tokens.token_ids) - 1 for image in one.images)
+    image_processor = ImageProcessor(processor)
+    return len(one.prompt) + sum(len(image_processor.process(image).tokens.token_ids) - 1 for image in one.images)
 
 
 def _build(folder: Path, **options: Any) -> Engine:
-    given = {"max_num_seqs": 6, "block_size": 8, "num_threads": 1, **options}
-    return build_engine(EngineConfig(model=str(folder), **given), folder)
+    fields = {"max_num_seqs": 6, "block_size": 8, "num_threads": 1, **options}
+    return build_engine(EngineConfig(model=str(folder), **fields), folder)
 
 
 def _generate(
-    engine: Engine, asked: dict[str, _Asked], delivered: dict[str, list[int]] | None = None
+    engine: Engine, prompts: dict[str, _ImagePrompt], delivered: dict[str, list[int]] | None = None
 ) -> dict[str, list[int]]:
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    tokens: dict[str, list[int]] = {name: [] for name in asked}
-    for name, one in asked.items():
+    tokens: dict[str, list[int]] = {name: [] for name in prompts}
+    for name, one in prompts.items():
         engine.core.add_request(
             EngineCoreRequest(
                 request_id=name,
@@ -180,6 +186,6 @@ def _generate(
     return tokens
 
 
-def _judge(tokens: dict[str, list[int]], wanted: dict[str, list[int]]) -> str:
-    different = [name for name, row in wanted.items() if tokens[name] != row]
-    return SAME if not different else f"{len(different)} of {len(wanted)} differ"
+def _judge(tokens: dict[str, list[int]], expected: dict[str, list[int]]) -> str:
+    different = [name for name, row in expected.items() if tokens[name] != row]
+    return SAME if not different else f"{len(different)} of {len(expected)} differ"

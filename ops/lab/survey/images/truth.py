@@ -1,4 +1,4 @@
-"""Pictures, prompts and what transformers makes of them."""
+"""Pictures, prompts and the outputs of transformers for them."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ def picture(seed: int, width: int = 40, height: int = 30) -> Image.Image:
 
 def png(image: Image.Image) -> bytes:
     """``image`` as a file."""
-    written = io.BytesIO()
-    image.save(written, "PNG")
-    return written.getvalue()
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def load_by_transformers(folder: Path) -> Any:
-    """A model that reads images, as transformers computes it."""
+    """Load a vision model with transformers."""
     return transformers.AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
 
 
 def by_transformers(
     model: Any, processor: Any, prompt: list[int], images: list[Image.Image], num_tokens: int
 ) -> list[int]:
-    """What ``generate`` of ``load_by_transformers``'s ``model`` makes of a prompt with placeholders, greedily."""
+    """Return the greedy output of ``load_by_transformers``'s ``model`` for a prompt with placeholders."""
     if not images:
         inputs: Any = {
             "input_ids": torch.tensor([prompt]),
             "attention_mask": torch.ones(1, len(prompt), dtype=torch.int),
         }
     elif isinstance(processor, StandIn):
-        made = processor(images=images)
+        features = processor(images=images)
         expanded, lines = [], [processor(images=[image])["input_ids"][0].tolist() for image in images]
         for token_id in prompt:
             expanded += lines.pop(0) if token_id == PLACEHOLDER else [token_id]
-        inputs = {**made, "input_ids": torch.tensor([expanded])}
+        inputs = {**features, "input_ids": torch.tensor([expanded])}
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         if isinstance(processor, QwenLike):
             inputs["mm_token_type_ids"] = (inputs["input_ids"] == PLACEHOLDER).int()

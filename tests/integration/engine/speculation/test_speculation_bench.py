@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from penstock.ops.lab.bench.speculation.learn import SHARE, batch_of, become_part, train_tokenizer
 from penstock.ops.lab.bench.speculation.row import MANY, NUM_AT_ONCE, PHASES, make_phases
-from penstock.ops.lab.bench.speculation.texts import all_asked
+from penstock.ops.lab.bench.speculation.texts import all_exercises
 from penstock.ops.lab.bench.workload import WARM_UP
 from penstock.worker.models.lean.reading.decoder import read_decoder
 
@@ -50,7 +50,7 @@ def test_the_large_model_says_what_the_small_one_says() -> None:
 
 
 def test_every_answer_can_be_learnt_and_asked_for() -> None:
-    asked = all_asked()
+    asked = all_exercises()
     tokenizer = train_tokenizer(asked)
     token_ids, labels = batch_of(tokenizer, asked)
     for row, one in enumerate(asked):

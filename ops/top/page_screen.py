@@ -1,4 +1,4 @@
-"""What the screens of ``penstock top`` have in common: a page that they show, and what they tell the application."""
+"""Base class of the screens of ``penstock top``, and their messages to the application."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..views.page import Page, View
 from .table import Detail, Move, Row, Table
 
 
-class Wanted(Message):
-    """Somebody has pressed the key of a change."""
+class ChangeRequested(Message):
+    """The key of a change was pressed."""
 
     def __init__(self, move: Move, row: Row | None, view: View) -> None:
         super().__init__()
@@ -23,12 +23,12 @@ class Wanted(Message):
         self.view = view
 
 
-class Turned(Message):
-    """Something else is to be read now."""
+class PageChanged(Message):
+    """Another page or query must be read now."""
 
 
-class Opened(Message):
-    """A row is to be shown by itself."""
+class RowOpened(Message):
+    """The details of a row were requested."""
 
     def __init__(self, detail: Detail, table: Table, row: Row) -> None:
         super().__init__()
@@ -37,10 +37,10 @@ class Opened(Message):
         self.row = row
 
 
-class Looking(Screen[None]):
-    """A screen whose figures the application reads once a second.
+class PageScreen(Screen[None]):
+    """A screen with a page that the application reads once a second.
 
-    It holds its widgets itself: it may be told something before they are on the screen, and after they have left it.
+    It keeps references to its widgets, because it may be updated before they are mounted and after they are removed.
     """
 
     def __init__(self) -> None:
@@ -49,15 +49,15 @@ class Looking(Screen[None]):
         self._note = Static(id="note")
 
     @property
-    def asks(self) -> tuple[Page, Mapping[str, str]]:
-        """The page to read, and its query."""
+    def request(self) -> tuple[Page, Mapping[str, str]]:
+        """Page to read, and its query."""
         raise NotImplementedError
 
     def show(self, view: View) -> None:
-        """Show what was read."""
+        """Show the values that were read."""
         raise NotImplementedError
 
-    def tell(self, head: Text, note: Text) -> None:
-        """Show where one is, and what has happened."""
+    def show_head(self, head: Text, note: Text) -> None:
+        """Show the head line, and the last message."""
         self._head.update(head)
         self._note.update(note)

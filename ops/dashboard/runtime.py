@@ -1,4 +1,4 @@
-"""The connections of a dashboard, opened by its lifespan or, where an app has mounted it, by the first request."""
+"""The connections of a dashboard, opened by its lifespan or, if an app has mounted it, by the first request."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from .render import Renderer
 from .watcher import Watcher
 
 
-class Hub:
-    """Makes ``Source`` and ``Watcher`` in the event loop that serves the pages, and says that this process is there.
+class DashboardRuntime:
+    """Owner of ``Source`` and ``Watcher``, which are opened in the event loop that serves the pages. It also reports
+    this process to the deployment.
 
     Args:
-        options: what it says of itself, as of ``ProcessRecord``.
+        options: reported options, as of ``ProcessRecord``.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Hub:
         self._is_open = False
 
     async def open(self) -> None:
-        """Connect; doing it again does nothing.
+        """Connect. A second call does nothing.
 
         Raises:
             RedisUnavailableError, RedisUnsupportedError: as ``Source.open``.
@@ -50,7 +51,7 @@ class Hub:
                 self._is_open = True
 
     async def close(self) -> None:
-        """Disconnect; doing it again does nothing."""
+        """Disconnect. A second call does nothing."""
         self._is_open = False
         await self.presence.leave()
         await self.watcher.close()

@@ -1,4 +1,4 @@
-"""What a request asks for, as far as the reader may see it."""
+"""The input and parameters of a request, as far as the operator may see them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .access import Access
 _decoder = msgspec.msgpack.Decoder(EngineCoreRequest)
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """Parameters that are not at their defaults, and the prompt; "" where it may not be seen."""
+class RequestInput(msgspec.Struct, frozen=True):
+    """Parameters that are not at their defaults, and the prompt; "" if the operator may not see it."""
 
     tenant: str
     band: str
@@ -23,12 +23,12 @@ class Asked(msgspec.Struct, frozen=True):
     prompt: str
 
 
-# Parameters that hold what somebody wrote.
+# Parameters that hold text of users.
 _CONTENTS = ("stop", "bad_words", "structured_outputs", "extra_args")
 
 
-def decode_asked(payload: bytes, access: Access) -> Asked | None:
-    """Return what an encoded request asks for; None if it is none."""
+def decode_request_input(payload: bytes, access: Access) -> RequestInput | None:
+    """Return the input of an encoded request; None if ``payload`` is not a request."""
     try:
         request = _decoder.decode(payload)
     except (msgspec.MsgspecError, PenstockError, UnicodeDecodeError):
@@ -37,15 +37,15 @@ def decode_asked(payload: bytes, access: Access) -> Asked | None:
     if not access.sees_contents:
         parameters = {name: "hidden" if name in _CONTENTS else value for name, value in parameters.items()}
     prompt = _prompt(request) if access.sees_contents else ""
-    return Asked(request.tenant, request.band, _form(request), parameters, prompt)
+    return RequestInput(request.tenant, request.band, _form(request), parameters, prompt)
 
 
 def _parameters(request: EngineCoreRequest) -> dict[str, str]:
     params: Any = request.sampling_params or request.pooling_params
     if params is None:
         return {}
-    plain = type(params)()
-    names = [name for name in params.__struct_fields__ if getattr(params, name) != getattr(plain, name)]
+    defaults = type(params)()
+    names = [name for name in params.__struct_fields__ if getattr(params, name) != getattr(defaults, name)]
     return {name: repr(getattr(params, name)) for name in names}
 
 
