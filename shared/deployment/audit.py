@@ -145,9 +145,9 @@ class Audit:
             yield entry_details
         except Exception as error:
             code = error.code if isinstance(error, PenstockError) else type(error).__name__
-            await self._write(action, target, entry_details, code)
+            await self._try_write(action, target, entry_details, code)
             raise
-        await self._write(action, target, entry_details, "ok")
+        await self._try_write(action, target, entry_details, "ok")
 
     async def read(self, *, limit: int = 100, before: str = "") -> list[AuditEntry]:
         """Return ``limit`` entries older than the id ``before``, rarely one more, the newest first."""
@@ -159,10 +159,10 @@ class Audit:
         ]
         rows.sort(key=lambda row: row[0], reverse=True)
         if len(rows) > limit and rows[limit][0] == rows[limit - 1][0]:
-            limit += 1  # an operator's and an app's of the same moment, which the next page would pass over
+            limit += 1  # an operator's and an app's at the same time, of which the next page would skip one
         return [_entry(entry_id, record) for _, entry_id, record in rows[:limit]]
 
-    async def _write(self, action: str, target: str, details: dict[str, Any], result: str) -> None:
+    async def _try_write(self, action: str, target: str, details: dict[str, Any], result: str) -> None:
         """Write an entry if possible in time; otherwise log it, because the change is done anyway."""
         try:
             async with asyncio.timeout(PATIENCE_S):

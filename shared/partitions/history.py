@@ -57,8 +57,8 @@ class WholeHistory(RequestHistory):
         summaries = await asyncio.gather(*(part.find(request_id) for part in self._parts))
         return next((request for request in summaries if request is not None), None)
 
-    async def requests(self, wanted: RequestFilter = RequestFilter(), *, limit: int = 100) -> list[RequestSummary]:  # noqa: B008  # frozen
-        lists = await asyncio.gather(*(part.requests(wanted, limit=limit) for part in self._parts))
+    async def requests(self, selection: RequestFilter = RequestFilter(), *, limit: int = 100) -> list[RequestSummary]:  # noqa: B008  # frozen
+        lists = await asyncio.gather(*(part.requests(selection, limit=limit) for part in self._parts))
         every = [request for requests in lists for request in requests]
         moved = [request for request in every if request.state is not RequestState.QUEUED]
         moved.sort(key=lambda request: -request.at)

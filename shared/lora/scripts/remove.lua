@@ -1,5 +1,5 @@
--- Take a name away. KEYS: names, numbers. ARGV: field, the value that it is to have, its digest.
--- Returns 1 if it had that value. The number goes with the last name that pointed to the adapter.
+-- Remove a name. KEYS: names, numbers. ARGV: field, the expected value, its digest. Returns 1 if it had that value. The
+-- number is removed with the last name of the adapter.
 if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
 redis.call('HDEL', KEYS[1], ARGV[1])
 local number = string.match(ARGV[2], '^%d+')

@@ -1,6 +1,6 @@
--- Keys of the model may be written here, and nobody is served before all are. KEYS: place, moved_by, queue.
--- ARGV: prefix, number of the move, number that it had at first. Returns 1; 2 if all keys are here since the move was cut
--- short; 0 if there is a model here that nobody has moved; -1 if the move is an older one than this server knows of.
+-- Open the target for the keys of a model; no process is served before all are copied. KEYS: place, moved_by, queue.
+-- ARGV: prefix, number of the move, its first number. Returns 1; 2 if all keys are here since the move was cut short; 0
+-- if a model exists here that was not moved; -1 if the move is older than the last one of this server.
 if tonumber(ARGV[2]) < tonumber(redis.call('GET', KEYS[2]) or 0) then return -1 end
 if redis.call('EXISTS', KEYS[1]) == 0 then
   if tonumber(redis.call('GET', KEYS[2]) or 0) >= tonumber(ARGV[3]) then

@@ -1,6 +1,6 @@
--- From now on the model is not here any more: whoever asks is sent to the target. KEYS: place, moved_by, leases.
--- ARGV: prefix, number of the move, target. Returns how many requests engines hold, and only if none is the mark set;
--- -1 if the move is an older one than this server knows of.
+-- Redirect all processes to the target from now on. KEYS: place, moved_by, leases. ARGV: prefix, number of the move,
+-- target. Returns how many requests engines hold, and redirects only if none; -1 if the move is older than the last one
+-- of this server.
 if tonumber(ARGV[2]) < tonumber(redis.call('GET', KEYS[2]) or 0) then return -1 end
 redis.call('SET', KEYS[2], ARGV[2])
 local num_held = 0

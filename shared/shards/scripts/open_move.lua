@@ -1,8 +1,8 @@
--- Begin a move, or take up one that was cut short. Runs at home. KEYS: placements, moves. ARGV: prefix, model, target,
--- whether the queue is paused by others.
--- Returns {'there'}; {'unknown'}; {'other', target} of a move that is not done; or {'begun', number, source, is_paused,
--- whether home says that it is at the target, number that the move had at first}. Numbers rise, also where this server has
--- forgotten some.
+-- Begin a move, or continue one that was cut short. Runs at home. KEYS: placements, moves. ARGV: prefix, model, target,
+-- whether an operator has paused the queue.
+-- Returns {'there'}; {'unknown'}; {'other', target} of an unfinished move; or {'begun', number, source, is_paused,
+-- whether home records the target already, first number of the move}. Numbers increase, also if this server has lost
+-- some.
 local model, target = ARGV[2], ARGV[3]
 local place, move = redis.call('HGET', KEYS[1], model), redis.call('HGET', KEYS[2], model)
 if not place then return {'unknown'} end

@@ -1,7 +1,6 @@
--- Return the shard of a model, which is recorded now if it was not before. Runs at home.
--- KEYS: placements, the model's mark at home, then keys that a model has which is at home. ARGV: prefix, model, the
--- shard that it is to have.
--- The mark refuses processes that know of no shards and believe the model at home.
+-- Return the shard of a model, and record it if it is new. Runs at home. KEYS: placements, the model's mark at home,
+-- then keys of which a model at home has one. ARGV: prefix, model, the shard for a new model. The mark refuses
+-- processes without shards, which expect the model at home.
 local place = redis.call('HGET', KEYS[1], ARGV[2])
 if place then return place end
 place = ARGV[3]

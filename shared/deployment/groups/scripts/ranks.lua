@@ -1,12 +1,12 @@
 -- uses: clock
--- When the ranks of a generation count as gone; put in front of join.lua and renew.lua.
+-- When the ranks of a generation count as gone.
 --
--- A group is a hash. "until:RANK" is the ms at which that rank counts as gone, "standby:ENGINE" the same of an engine that
--- waits for a place, and "seen_at" when anybody last joined or renewed. Ranks renew several times in ttl_ms. If nobody
--- did for longer, the server stood still or its clock was set forward, and every rank gets ttl_ms to renew.
+-- A group is a hash. "until:RANK" is the ms at which that rank counts as gone, "standby:ENGINE" the same for an engine
+-- on standby, and "seen_at" the time of the last join or renewal. Ranks renew several times in ttl_ms. If none did for
+-- longer, the server was stopped or its clock was set forward, and every rank gets ttl_ms to renew.
 local MIN_GAP_MS = 5000
 
-local function set_right(group, count, ttl_ms)
+local function correct_ranks(group, count, ttl_ms)
   local now = now_ms()
   local seen_at = tonumber(redis.call('HGET', group, 'seen_at') or now)
   local is_gap = now - seen_at > math.max(ttl_ms, MIN_GAP_MS)

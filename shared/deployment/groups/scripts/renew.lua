@@ -1,13 +1,13 @@
 -- uses: ranks
--- A rank says that it lives. KEYS: group. ARGV: engine, generation, rank, ttl_ms, address ("" of all but the first rank),
--- "1" once it serves, experts of the model. Returns status, count, size, address: 'stale' where a later generation has
--- begun, 'over' where the next one is to, 'leave' where this rank is to have all ranks leave, else 'ok'.
+-- Renew a rank. KEYS: group. ARGV: engine, generation, rank, ttl_ms, address ("" for all but the first rank), "1" once
+-- it serves, experts of the model. Returns status, count, size, address: 'stale' if a later generation has begun,
+-- 'over' if the next one must begin, 'leave' if this rank must have all ranks leave, otherwise 'ok'.
 local group, rank = KEYS[1], ARGV[3]
 local now, ttl_ms = now_ms(), tonumber(ARGV[4])
 local function field(name) return redis.call('HGET', group, name) end
 
 if field('generation') ~= ARGV[2] or field('engine:' .. rank) ~= ARGV[1] then return {'stale', 0, 0, ''} end
-set_right(group, tonumber(field('count')), ttl_ms)
+correct_ranks(group, tonumber(field('count')), ttl_ms)
 redis.call('HSET', group, 'until:' .. rank, now + ttl_ms)
 if ARGV[5] ~= '' then redis.call('HSET', group, 'address', ARGV[5]) end
 if ARGV[6] == '1' then redis.call('HSET', group, 'serves:' .. rank, '1', 'experts', ARGV[7]) end

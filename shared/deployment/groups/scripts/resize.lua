@@ -1,6 +1,7 @@
 -- uses: clock
--- The next generation has another size, and this one leaves. KEYS: group. ARGV: size, standby_ms. Returns status, number: 'ok';
--- 'absent'; 'few', with the engines that there are; 'experts', with those of the model, which the size does not divide.
+-- Set the size of the next generation, and make this one leave. KEYS: group. ARGV: size, standby_ms. Returns status,
+-- number: 'ok'; 'absent'; 'few', with the number of engines; 'experts', with the model's experts if the size does not
+-- divide them.
 local group, size = KEYS[1], tonumber(ARGV[1])
 local now = now_ms()
 local fields, at = redis.call('HGETALL', group), {}
@@ -13,7 +14,7 @@ local engines = tonumber(at.count)
 for name, value in pairs(at) do
   if string.sub(name, 1, 8) == 'standby:' then
     local left_ms = tonumber(value) - now
-    -- Another clock set what lies further ahead; an engine that still stands by says so again.
+    -- A later time was set by another clock; an engine on standby renews it.
     if left_ms < 0 or left_ms > tonumber(ARGV[2]) then redis.call('HDEL', group, name) else engines = engines + 1 end
   end
 end
