@@ -24,7 +24,7 @@ from ...shared.process.boundary import ends_task, unforeseen
 from ..config.worker_config import WorkerConfig
 from .core.client import CoreClient
 from .partitions.served_partitions import REDIS_PAUSE_S, ServedPartition, ServedPartitions
-from .reporting.request_observer import RequestObserver
+from .reporting.observers import RequestObserver
 from .requests.generation import Generation, SegmentGeneration
 from .requests.intake import Intake, UndecodableEntryError, ids_of
 from .requests.running_generations import RunningGenerations

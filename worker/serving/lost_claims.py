@@ -17,7 +17,7 @@ from .claiming import ClaimLoop
 from .core.client import CoreClient
 from .leaving import LEAVE_PATIENCE_S
 from .partitions.served_partitions import ServedPartition, ServedPartitions
-from .reporting.request_observer import Departure, RequestObserver
+from .reporting.observers import Departure, RequestObserver
 from .requests.generation import Generation
 from .requests.running_generations import RunningGenerations
 

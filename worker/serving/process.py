@@ -34,10 +34,9 @@ from ..text.tokenizer import TextCodec
 from .core.client import CoreClient, CoreLostError, CoreStartupError, LoadTimeoutError
 from .core.stall import StallWatch
 from .leaving import LEAVE_PATIENCE_S, until_leaving
-from .loading.activity import until_hung
-from .reporting.heartbeat import Heartbeat
+from .loading.watch import until_hung
+from .reporting.heartbeat import Heartbeat, StatusLines
 from .reporting.model_card import make_card
-from .reporting.status_lines import StatusLines
 from .reporting.step_log import StepLog
 from .service import WorkerService
 

@@ -26,6 +26,7 @@ from ...shared.messages.commands import CancelCommand
 from ...shared.messages.from_core import EngineCoreOutputs, Ready
 from ...shared.messages.worker_status import EngineState
 from ...shared.partitions import Layouts
+from ...shared.tracing.endpoint import is_enabled
 from ..config.worker_config import WorkerConfig
 from ..text.tokenizer import TextCodec
 from .calls.call_handler import ControlCalls, decode_command
@@ -40,13 +41,10 @@ from .partitions.partition_upkeep import PartitionUpkeep
 from .partitions.served_partitions import ServedPartition, ServedPartitions
 from .publisher import Publisher
 from .redis_pressure import RedisPressure
-from .reporting.engine_meter import EngineMeter
+from .reporting.engine_meter import EngineMeter, SeriesWriter
 from .reporting.heartbeat import Heartbeat
 from .reporting.loaded_adapters import LoadedAdapters
-from .reporting.request_log import RequestLog
-from .reporting.request_observer import Departure, RequestObservers
-from .reporting.series_writer import SeriesWriter
-from .reporting.tracing import attempt_spans
+from .reporting.observers import Departure, RequestLog, RequestObserver, RequestObservers
 from .requests.intake import Intake
 from .requests.running_generations import RunningGenerations
 
@@ -82,7 +80,7 @@ class WorkerService:
         layouts = Layouts(commands, self._keys)
         self._parts = ServedPartitions(self._engine_id, self._make_partition, lambda: layouts.read(self._model))
         request_log = RequestLog(self._model, is_on=config.log_requests, logs_prompts=config.log_prompts)
-        self._observer = RequestObservers([request_log, *attempt_spans(config, self._history_of)])
+        self._observer = RequestObservers([request_log, *_span_observers(config, self._history_of)])
         self._claiming = ClaimLoop(config, self._parts, core, self._live, self._observer)
         self._lost_claims = LostClaims(self._parts, self._live, core, self._claiming, self._observer)
         self._sleep = SleepControl(
@@ -286,3 +284,21 @@ class WorkerService:
 
     def _on_stale(self, partition: int, request_id: str, epoch: int) -> None:
         self._lost_claims.drop_stale(partition, request_id, epoch)
+
+
+def _span_observers(config: WorkerConfig, history_of: Callable[[int], RequestHistory]) -> list[RequestObserver]:
+    """Return the observer that sends spans, in a list; empty if tracing is disabled.
+
+    Args:
+        history_of: returns the history of requests in the partition with a number.
+
+    Raises:
+        ConfigurationError: the endpoint is invalid, or OpenTelemetry is not installed.
+    """
+    endpoint = config.otlp_traces_endpoint
+    if endpoint is None or not is_enabled(endpoint):
+        return []
+    # Imported here, so that OpenTelemetry is loaded only if tracing is enabled.
+    from .reporting.attempt_spans import AttemptSpans
+
+    return [AttemptSpans(endpoint, config.engine.model_name, config.engine_id, history_of)]

@@ -104,7 +104,7 @@ _COUNTS = """
     from penstock.shared.messages.deltas import Delta
     from penstock.shared.messages.outcome import FinishReason, Usage
     from penstock.worker.serving.reporting.engine_meter import EngineMeter
-    from penstock.worker.serving.reporting.series_writer import SeriesWriter
+    from penstock.worker.serving.reporting.engine_meter import SeriesWriter
 
     async def main():
         connection, meter = CommandConnection(sys.argv[1]), EngineMeter()

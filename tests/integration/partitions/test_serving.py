@@ -30,7 +30,7 @@ from penstock.worker.serving.partitions.served_partitions import ServedPartition
 from penstock.worker.serving.publisher import Publisher
 from penstock.worker.serving.redis_pressure import RedisPressure
 from penstock.worker.serving.reporting.engine_meter import EngineMeter
-from penstock.worker.serving.reporting.request_log import RequestLog
+from penstock.worker.serving.reporting.observers import RequestLog
 from penstock.worker.serving.requests.intake import Intake
 from penstock.worker.serving.requests.running_generations import RunningGenerations
 from penstock.worker.text.tokenizer import TextCodec

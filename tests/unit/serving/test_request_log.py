@@ -11,7 +11,7 @@ from penstock.shared.broker import Claim
 from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams
-from penstock.worker.serving.reporting.request_log import RequestLog
+from penstock.worker.serving.reporting.observers import RequestLog
 from penstock.worker.serving.requests.generation import Generation
 from penstock.worker.serving.requests.segments import Segment
 

@@ -13,8 +13,7 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.messages.worker_status import EngineState
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
-from penstock.worker.serving.reporting.heartbeat import Heartbeat
-from penstock.worker.serving.reporting.status_lines import StatusLines
+from penstock.worker.serving.reporting.heartbeat import Heartbeat, StatusLines
 
 CONFIG = WorkerConfig(worker_id="w", engine_id="w-0", redis_url="", engine=EngineConfig(model="m"))
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from penstock.shared.queue.request_events import EventKind, RequestEvent
-from penstock.worker.serving.reporting.attempt_ids import AttemptIds, span_id_of, trace_id_of
-from penstock.worker.serving.reporting.attempt_spans import before_claim
+from penstock.worker.serving.reporting.attempt_spans import AttemptIds, before_claim, span_id_of, trace_id_of
 
 
 def event(at: float, kind: EventKind, epoch: int = 0) -> RequestEvent:

@@ -21,7 +21,7 @@ from ..claiming import ClaimLoop
 from ..core.client import CoreClient
 from ..partitions.served_partitions import ServedPartition, ServedPartitions
 from ..reporting.heartbeat import Heartbeat
-from ..reporting.request_observer import Departure, RequestObserver
+from ..reporting.observers import Departure, RequestObserver
 from ..requests.running_generations import RunningGenerations
 
 log = structlog.get_logger()

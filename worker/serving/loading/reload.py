@@ -14,7 +14,7 @@ from ....shared.messages.from_core import Ready
 from ..calls.sleep import SleepControl
 from ..core.client import CoreClient
 from ..reporting.heartbeat import Heartbeat
-from .activity import until_hung
+from .watch import until_hung
 
 log = structlog.get_logger(__name__)
 

@@ -9,16 +9,20 @@
 
 All spans are created when the request leaves, from data that exists anyway. So they cost nothing while it runs, and
 nothing per step. The sampler, which OTEL_* variables choose, decides then, and follows the decision of the parent.
+
+Ids of attempts are computed from the request, so that an attempt links to the previous one even if that sent no span.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import (
     NoOpTracer,
     Span,
@@ -43,8 +47,7 @@ from ....shared.tracing.endpoint import check_endpoint
 from ....shared.tracing.provider import close_provider, open_provider
 from ....shared.tracing.spans import context_of, tracer_of
 from ..requests.generation import Generation
-from .attempt_ids import AttemptIds, span_id_of, trace_id_of
-from .request_observer import Departure, RequestObserver
+from .observers import Departure, RequestObserver
 
 # Longest wait for the history of a request; after it, the spans are sent without the queue span and the link.
 HISTORY_TIMEOUT_S = 10.0
@@ -230,3 +233,35 @@ def _set_departure(span: Span, departure: Departure, cause: str) -> None:
     if departure is Departure.ENGINE_DIED:
         span.set_attribute(attributes.ERROR, departure.value)
         span.set_status(Status(StatusCode.ERROR))
+
+
+class AttemptIds(RandomIdGenerator):
+    """Generator of random ids, except for ids chosen for the next span. Use it in one thread only."""
+
+    def __init__(self) -> None:
+        self._trace_id = self._span_id = 0
+
+    def choose(self, *, trace_id: int, span_id: int = 0) -> None:
+        """Set the ids of the next span: the trace id if it has no parent, the span id unless it is 0."""
+        self._trace_id, self._span_id = trace_id, span_id
+
+    def generate_trace_id(self) -> int:
+        return self._trace_id or super().generate_trace_id()
+
+    def generate_span_id(self) -> int:
+        chosen, self._span_id = self._span_id, 0
+        return chosen or super().generate_span_id()
+
+
+def trace_id_of(model: str, request_id: str) -> int:
+    """Return the trace id of a request that has no trace context."""
+    return _digest(f"{model} {request_id}", 16)
+
+
+def span_id_of(trace_id: int, request_id: str, epoch: int) -> int:
+    """Return the span id of an attempt."""
+    return _digest(f"{trace_id:032x} {request_id} {epoch}", 8)
+
+
+def _digest(text: str, num_bytes: int) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=num_bytes).digest()) or 1
