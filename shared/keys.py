@@ -2,10 +2,10 @@
 
 All keys of a model carry the hash tag ``{model}``, so that every script touches one slot of a cluster. Files and
 batches of a namespace have one slot, too: a batch's end makes its files in the same script.
-With shards (``shards/``) what has a model's tag is on the model's shard, and all else on the home Redis.
+With shards (``shards/``) keys with a model's tag are on the model's shard, and all others on the home Redis.
 A model may have several partitions (``partitions/``), each with keys of its own: {MODEL} is the first of them, and the
 only one of most models, {MODEL#1} the second. Each is placed on shards, and moved, as a model is.
-A namespace keeps deployments (and tests) on one Redis apart.
+A namespace separates deployments (and tests) on one Redis.
 
 A database of Redis has its own keys, but channels belong to the whole server. So each connection writes the number of
 its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` in database 3. Database 0 has none.
@@ -15,24 +15,24 @@ its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` 
     NS:engines                             set       engine ids; dead ones are dropped by whoever lists them
     NS:engine:ENGINE                       string    heartbeat, expires after heartbeat_ttl_s
     NS:processes                           set       ids of processes beside engines; as engines
-    NS:process:PROCESS                     string    ProcessRecord of one, expires 16 s after it was last said
+    NS:process:PROCESS                     string    ProcessRecord of one, expires 16 s after its last write
     NS:api_keys                            hash      id -> ApiKey of the gateway; until revoked
     NS:operator_keys                       hash      id -> OperatorKey of the dashboard; until revoked
     NS:dashboard_secret                    string    what signs the sessions of dashboards; for ever
-    NS:audit                               stream    AuditEntry of each change that an operator made; the last 10,000
-    NS:audit:apps                          stream    the same of apps, which have no rights to the others'
-    NS:absent                              none      never written: what commands that are only tried name
+    NS:audit                               stream    AuditEntry of each change by an operator; the last 10,000
+    NS:audit:apps                          stream    the same for apps, which may not write the former
+    NS:absent                              none      never written: named by commands that are only tried
     NS:placements                          hash      model -> name of the shard that holds its keys; for ever
-    NS:moves                               hash      model -> ShardMove that is under way, until it is done
+    NS:moves                               hash      model -> unfinished ShardMove
     NS:layouts                             hash      model -> Layout of its partitions, where it has several; for ever
     NS:worker:WORKER:commands              channel   drain and stop, to a supervisor
-    NS:jobs                                zset      arq's queue of our jobs; arq writes what a job is to arq:job:NS:…
+    NS:jobs                                zset      arq's queue of our jobs; arq writes a job to arq:job:NS:…
     NS:jobs:health-check                   string    that a process runs our jobs; arq lets it expire
-    NS:jobs:due                            zset      KIND:ID of what is to be done -> ms at which it is; until it is
+    NS:jobs:due                            zset      KIND:ID of an item -> ms at which it is due; until done
     NS:jobs:set_at                         zset      the same -> ms at which that was last set; as NS:jobs:due
-    NS:jobs:holders                        hash      the same -> token of who is at it; until it lets go
-    NS:webhooks:models                     set       models whose outbox is to be looked at; for ever
-    NS:webhooks:outbox                     stream    ends of what belongs to no model (batches), until a job takes them
+    NS:jobs:holders                        hash      the same -> token of its holder; until released
+    NS:webhooks:models                     set       models whose outbox is read; for ever
+    NS:webhooks:outbox                     stream    ends without a model (batches), until a job takes them
     NS:webhooks:event:EVENT                string    WebhookEvent; until purged, or some days after it was delivered
     NS:webhooks:pending, :delivered, :dead zset      events in that state by the ms of their end; as those
     NS:webhooks:secrets                    hash      tenant and URL -> WebhookSecret; for ever
@@ -40,22 +40,22 @@ its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` 
     NS:webhooks:networks                   string    private networks that the last jobs process may call; for ever
     NS:adapters:{NS}:names                 hash      tenant and name -> number, model, AdapterRecord; until removed
     NS:adapters:{NS}:numbers               hash      digest -> number and back, while a name points to it; the last one
-    NS:response:TENANT:ID                  string    StoredResponse: what a response was asked; as its request's log
+    NS:response:TENANT:ID                  string    StoredResponse: input of a response; as its request's log
     NS:batches:{NS}:file:ID                string    FileRecord; until it is deleted or expires
     NS:batches:{NS}:files:TENANT           zset      files of a tenant by time; as the file
     NS:batches:{NS}:garbage                zset      file and batch ids by the ms from which their folder may be cleared
     NS:batches:{NS}:batch:ID               hash      a batch: spec, status, counts, holder; BATCH_TTL_MS after its end
     NS:batches:{NS}:batches:TENANT         zset      batches of a tenant by time; as the batch
-    NS:batches:{NS}:open                   zset      batches that want a runner -> ms at which the lease of theirs ends
-    NS:{MODEL}:lane:BAND:TENANT            stream    what waits of a tenant, in order of arrival; gone when empty
-    NS:{MODEL}:due:BAND:TENANT             zset      entries of that lane by deadline, where they have one; as the lane
-    NS:{MODEL}:ready:BAND                  zset      tenants to claim from, by virtual time; gone when there is none
+    NS:batches:{NS}:open                   zset      unfinished batches -> ms at which their runner's lease ends
+    NS:{MODEL}:lane:BAND:TENANT            stream    waiting requests of a tenant, by arrival; deleted when empty
+    NS:{MODEL}:due:BAND:TENANT             zset      entries of that lane with a deadline, by it; as the lane
+    NS:{MODEL}:ready:BAND                  zset      tenants to claim from, by virtual time; deleted when empty
     NS:{MODEL}:heads:BAND                  zset      the same, by arrival of their oldest request
     NS:{MODEL}:idle:BAND                   zset      virtual time of tenants with nothing to claim; until it is passed
-    NS:{MODEL}:blocked                     zset      tenants over a quota, by the ms at which to look again
+    NS:{MODEL}:blocked                     zset      tenants over a quota, by the ms at which to check again
     NS:{MODEL}:active                      set       tenants with requests that wait or run
-    NS:{MODEL}:tenant:TENANT               hash      what waits and runs of a tenant; gone when nothing does
-    NS:{MODEL}:usage:TENANT                hash      used in the last minute, where a quota counts; expires after it
+    NS:{MODEL}:tenant:TENANT               hash      counts of a tenant; deleted when it has no request
+    NS:{MODEL}:usage:TENANT                hash      usage of the last minute, if a quota needs it; expires
     NS:{MODEL}:queue                       hash      sums, measured rates, pause; for ever
     NS:{MODEL}:policy                      string    QueuePolicy, where it was configured; for ever
     NS:{MODEL}:tenants                     hash      tenant -> TenantPolicy, where it has its own; for ever
@@ -63,32 +63,32 @@ its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` 
     NS:{MODEL}:payload:ID                  string    encoded request from its first claim to its end
     NS:{MODEL}:image:DIGEST                string    bytes of an image, by their SHA-256; while it has users
     NS:{MODEL}:image_users:DIGEST          set       requests that need it, parked ones as {parked}ID; as those
-    NS:{MODEL}:rooms                       hash      engine -> what it can hold and holds; removed with its claims
-    NS:{MODEL}:reserved                    string    engine that keeps its cache for a large request; expires
-    NS:{MODEL}:returned                    list      ids that were claimed and handed back; claimed before the lanes
+    NS:{MODEL}:rooms                       hash      engine -> its capacity and load; removed with its claims
+    NS:{MODEL}:reserved                    string    engine that reserves its cache for a large request; expires
+    NS:{MODEL}:returned                    list      ids that were claimed and returned; claimed before the lanes
     NS:{MODEL}:suspects                    list      ids that may have killed an engine; claimed first, run alone
-    NS:{MODEL}:ward                        string    engine that empties itself for the suspects; expires
+    NS:{MODEL}:ward                        string    engine that drains for the suspects; expires
     NS:{MODEL}:leases                      zset      engine -> ms at which its lease ends; removed with its claims
-    NS:{MODEL}:claims:ENGINE               hash      request id -> epoch of what the engine holds
+    NS:{MODEL}:claims:ENGINE               hash      request id -> epoch of each claim of the engine
     NS:{MODEL}:clients                     zset      client -> ms at which its lease ends
-    NS:{MODEL}:client:CLIENT               set       interactive requests that live by the client's lease
+    NS:{MODEL}:client:CLIENT               set       interactive requests that depend on the client's lease
     NS:{MODEL}:fail_fast                   set       requests that end when no engine is left
-    NS:{MODEL}:reaper                      hash      when a reaper last looked, and from when on leases count
+    NS:{MODEL}:reaper                      hash      time of the last reap, and from when on leases count
     NS:{MODEL}:dead                        zset      ids of parked requests by time; until replayed or purged
     NS:{MODEL}:parked:ID                   hash      a parked request: payload, cause, counts; as "dead"
-    NS:{MODEL}:vacant                      zset      engines to wake for what comes, by how full they are; as rooms
-    NS:{MODEL}:warm:DIGEST                 string    engine that was last given what began so; warm_ttl_s of the policy
-    NS:{MODEL}:adapter:DIGEST              zset      engines that have it loaded -> ms until that counts; as these say
-    NS:{MODEL}:adapters_of:ENGINE          set       digests of adapters that it has loaded; expires if not said again
-    NS:{MODEL}:warm_for:ENGINE             zset      what waits in lanes and is to come to that engine, by arrival
+    NS:{MODEL}:vacant                      zset      engines to wake for new requests, by how full they are; as rooms
+    NS:{MODEL}:warm:DIGEST                 string    engine that last claimed this prefix; warm_ttl_s of the policy
+    NS:{MODEL}:adapter:DIGEST              zset      engines that have it loaded -> ms until that expires
+    NS:{MODEL}:adapters_of:ENGINE          set       digests of adapters that it has loaded; expires
+    NS:{MODEL}:warm_for:ENGINE             zset      requests in lanes that are warm for that engine, by arrival
     NS:{MODEL}:group:GROUP                 hash      generation of a data-parallel group, its ranks; for ever
     NS:{MODEL}:waves:GROUP                 channel   WaveStarted, from a rank of it to the others
-    NS:{MODEL}:wake                        channel   "look again", to all engines: the queue goes on, policies changed
-    NS:{MODEL}:engine:ENGINE:wake          channel   "something came for you", to one engine with room
+    NS:{MODEL}:wake                        channel   "claim again", to all engines: queue resumed, policies changed
+    NS:{MODEL}:engine:ENGINE:wake          channel   "claim again", to one engine with free capacity
     NS:{MODEL}:request:ID                  hash      state of a request; result_ttl_ms after its end
     NS:{MODEL}:log:ID                      list      its Delta records; result_ttl_ms after its end
     NS:{MODEL}:events                      stream    moves of requests; the last events_kept of the policy
-    NS:{MODEL}:series:STEP:START           hash      what was counted in those seconds; a day, a week or 90 days
+    NS:{MODEL}:series:STEP:START           hash      counts of those seconds; a day, a week or 90 days
     NS:{MODEL}:series_writer:WRITER        string    number of the last addition of a process; an hour
     NS:{MODEL}:outbox                      stream    ends of requests that have a webhook, until a job takes them
     NS:{MODEL}:ends:ID                     hash      answers to a request with a webhook that have ended, until all have
@@ -96,13 +96,13 @@ its database into the names of channels (``channel_in``): ``NS:{MODEL}/3:wake`` 
     NS:{MODEL}:output:ID                   channel   the same records, as they are appended
     NS:{MODEL}:engine:ENGINE:commands      channel   cancellations and control calls, to the engine
     NS:{MODEL}:call:CALL:replies           channel   engines' replies to a control call
-    NS:{MODEL}:call:CALL:reply:ENGINE      string    the same reply, should it be missed; REPLY_TTL_MS
+    NS:{MODEL}:call:CALL:reply:ENGINE      string    the same reply, in case it is missed; REPLY_TTL_MS
     NS:{MODEL}:absent                      none      as NS:absent
-    NS:{MODEL}:place                       string    which shard has the model, at a Redis that has not; for ever
+    NS:{MODEL}:place                       string    shard of the model, at a Redis without it; for ever
     NS:{MODEL}:moved_by                    string    number of the last move that this Redis took part in; for ever
     NS:{MODEL}:layout                      string    version of the Layout that this partition is in; for ever
     NS:{MODEL}:virtual                     hash      clock of a simulation, and its last entry; never in a deployment
-    NS:{MODEL}:expiries                    zset      what expires by that clock -> ms at which it does; as it
+    NS:{MODEL}:expiries                    zset      keys that expire by that clock -> ms; as the clock
 """
 
 from __future__ import annotations

@@ -148,8 +148,8 @@ def log_ids(
 ) -> dict[str, str]:
     """Return the ids of a request for a log line, the same in every process, so that one search finds all of them.
 
-    ``request_id`` is ours, ``x_request_id`` that of who asked, ``trace_id`` that of its trace. What there is not of
-    them, or is no W3C ``traceparent``, is left out.
+    ``request_id`` is ours, ``x_request_id`` the caller's, ``trace_id`` that of its trace. Missing ids are left out, and
+    so is a trace that is not a W3C ``traceparent``.
     """
     trace = _TRACE_PARENT.fullmatch((trace_headers or {}).get("traceparent", ""))
     ids = {"request_id": request_id, "x_request_id": external_req_id, "trace_id": trace and trace.group(1)}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
 # Instructions that affect the speed of a model, by Linux's names.
-_TELLING = (
+_RELEVANT = (
     "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni",
     "amx_tile", "amx_int8", "amx_bf16", "amx_fp16",
     "asimd", "asimddp", "i8mm", "bf16", "sve", "sve2",
@@ -29,4 +29,4 @@ def read_cpuinfo(text: str) -> tuple[str, list[str]]:
         name, _, value = line.partition(":")
         fields[name.strip()] = value.strip()
     flags = (fields.get("flags") or fields.get("Features") or "").split()
-    return fields.get("model name", ""), [flag for flag in _TELLING if flag in flags]
+    return fields.get("model name", ""), [flag for flag in _RELEVANT if flag in flags]

@@ -1,7 +1,7 @@
 """Secrets from the environment: from a variable, or from the file that the variable NAME_FILE names.
 
-A variable is seen by whoever may look into the process, and by all that it starts. A file has an owner and rights, and
-is what Docker (``/run/secrets``), Kubernetes (a mounted Secret) and systemd (``LoadCredential``) give a service.
+A variable can be read by any user who may inspect the process, and by its children. A file has an owner and rights, and
+is how Docker (``/run/secrets``), Kubernetes (a mounted Secret) and systemd (``LoadCredential``) pass secrets.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def context_of(headers: Mapping[str, str] | None) -> Context:
 
 
 def headers_of(span: Span, others: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the headers that make a span the parent of what is done elsewhere, and those of ``others`` that are of no
+    """Return the headers that make a span the parent of work elsewhere, and those of ``others`` that are of no
     trace. They say as well that it is not sampled."""
     if not span.get_span_context().is_valid:  # of a provider that makes none
         return dict(others or {})
