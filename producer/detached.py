@@ -76,9 +76,17 @@ class DetachedRequests(ClientCore):
             for prompt, outgoing in zip(wanted, built, strict=True)
         ]
 
+    async def resolve_model(self, model: str | None = None) -> str:
+        """Return the name of the model that serves requests for ``model``; None means the only model.
+
+        Raises:
+            UnknownModelError: no worker has ever served it.
+        """
+        return (await self._builder.card(model)).model
+
     async def handle(self, request_id: str, *, model: str | None = None, n: int = 1) -> RequestHandle:
         """Return a handle on a request enqueued earlier, here or elsewhere, with the ``n`` that it was given."""
-        return RequestHandle(self, (await self._builder.card(model)).model, request_id, n=n)
+        return RequestHandle(self, await self.resolve_model(model), request_id, n=n)
 
     async def cancel(self, request_id: str, *, model: str | None = None, n: int = 1) -> None:
         """End a request, all ``n`` answers, with finish_reason "cancelled", in any state; after its end does nothing.

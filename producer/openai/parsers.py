@@ -92,7 +92,7 @@ class ModelParsers:
                 self._read_at = time.monotonic()
             if name is not None and name not in self._parsers:
                 with suppress(PenstockError):  # its requests report the error
-                    base = (await self._client.handle("-", model=name)).model
+                    base = await self._client.resolve_model(name)
                     return self._parsers.get(base) or self._choice.for_model(None)
         if name is None and len(self._parsers) == 1:
             return next(iter(self._parsers.values()))

@@ -124,7 +124,7 @@ async def _model_name(gateway: Gateway, prepared: Prepared) -> str:
     Raises:
         UnknownModelError: no worker has ever served it.
     """
-    return (await gateway.client.handle("-", model=prepared.model)).model
+    return await gateway.client.resolve_model(prepared.model)
 
 
 _LAST_EVENT_ID = {

@@ -80,7 +80,7 @@ async def test_without_any_engine_nobody_is_guessed(client: Client, deployment: 
     await deployment.serve("tried")
     await deployment.leave("tried")
     await look_again(client)
-    with pytest.raises(ValidationError, match="this Redis knows m, tried, and no engine serves one of them now"):
+    with pytest.raises(ValidationError, match="this Redis knows m, tried, and no engine serves any of them now"):
         await client.get_num_unfinished_requests()
 
 
@@ -157,3 +157,11 @@ async def test_one_of_many_calls_reads_the_cards_again_for_all(
     reads = 0
     await asyncio.gather(*(client.submit("hi") for _ in range(20)))
     assert reads == 1
+
+
+async def test_the_name_of_a_model_is_resolved(client: Client, deployment: Deployment) -> None:
+    await deployment.serve("m")
+    assert await client.resolve_model() == "m"
+    assert await client.resolve_model("m") == "m"
+    with pytest.raises(UnknownModelError):
+        await client.resolve_model("other")
