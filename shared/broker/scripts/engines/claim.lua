@@ -26,7 +26,7 @@ local LIMITS = { -- one table, since a script has at most 200 local names
   WARD_AFTER_MS = 2000, WARD_TTL_MS = 10000,
   RESERVED_TTL_MS = 10000, -- for how long a cache stays reserved for a request that does not fit yet
   MAX_SKIPPED_LANES = 8, MAX_TURNS = 200, MAX_READ_AHEAD = 16,
-CROWDED_MS = 10, -- retry delay after MAX_SKIPPED_LANES lanes that are left to others: woken engines claim these soon
+  CROWDED_MS = 10, -- retry delay after MAX_SKIPPED_LANES lanes that are left to others, which claim them soon
   OUTPUT_TOKENS = 256, -- expected output length while no request of the model has ended
 }
 
@@ -38,7 +38,7 @@ local mean_output = math.ceil(amount(totals.mean_output or LIMITS.OUTPUT_TOKENS)
 
 -- The claims of this call so far, and the rest of the reply.
 local wave, claimed_tokens, retry_ms, is_saving = {}, 0, -1, 0
--- What affinity.lua needs to know of this call. all is set before the lanes are claimed from.
+-- The facts about this call that affinity.lua needs. all is set before the lanes are claimed from.
 local claim = {prefix = prefix, engine = engine, time_ms = time_ms, num_kept = num_kept, shared_at = totals.shared_at}
 
 local function retry_in(ms)
@@ -172,11 +172,15 @@ end
 
 -- Lanes: requests that were never claimed.
 
--- read_ahead and num_read_ahead: entries that were read and not claimed yet, in order. Each read of a lane fetches
--- twice as many as the last one, up to LIMITS.MAX_READ_AHEAD. Code that removes an entry from its lane must remove it
--- here too, or clear the lane's list. skipped: lanes to skip for the rest of this wave, and their number. has_blocked:
--- whether any tenant is over a quota. own_band: band from which the engine claims only requests that are warm for it;
--- the rest is left to others for PATIENCE_MS. num_before, tokens_before: claims of this call before the lanes.
+-- State of the walk through the lanes:
+--   read_ahead, num_read_ahead    entries that were read and not claimed yet, in order, by lane. Each read of a lane
+--                   fetches twice as many as the last one, up to LIMITS.MAX_READ_AHEAD. Code that removes an entry from
+--                   its lane must remove it here too, or clear the lane's list.
+--   skipped         lanes to skip for the rest of this wave, and their number
+--   has_blocked     whether any tenant is over a quota
+--   own_band        band from which the engine claims only requests that are warm for it; the rest is left to others for
+--                   PATIENCE_MS
+--   num_before, tokens_before    claims of this call before the lanes
 local lanes = {read_ahead = {}, num_read_ahead = {}, skipped = {num = 0}, has_blocked = false, has_started_one = false}
 
 local function first_read(band, tenant)
