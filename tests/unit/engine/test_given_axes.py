@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.core.step_input import IntArray, StepInput
-from penstock.worker.engine.sampling.given_axes import GivenAxesTable
+from penstock.worker.engine.sampling.given_axes import AxesTable
 from penstock.worker.engine.scheduling.image_spans import ImageSpan
 from penstock.worker.engine.scheduling.request import Request
 
@@ -43,14 +43,14 @@ def step(rows: list[int], seq_lens: list[int], query_lens: list[int]) -> StepInp
     )
 
 
-def taken(table: GivenAxesTable, made: StepInput) -> list[list[int]]:
+def taken(table: AxesTable, made: StepInput) -> list[list[int]]:
     axes = table.take(made)
     assert axes is not None
     return axes.tolist()
 
 
 def test_positions_follow_the_grid_in_chunks_and_beyond_the_prompt() -> None:
-    table = GivenAxesTable()
+    table = AxesTable()
     table.set_row(2, request(ImageSpan(2, 8, list(range(2, 8)), b"a", None, GRID)))
     assert taken(table, step([2], [12], [12])) == WHOLE
     # Chunks that end inside of the image and behind the prompt; and, beside them, a request of text alone.
@@ -60,7 +60,7 @@ def test_positions_follow_the_grid_in_chunks_and_beyond_the_prompt() -> None:
 
 
 def test_who_has_no_such_image_has_none() -> None:
-    table = GivenAxesTable()
+    table = AxesTable()
     table.set_row(0, request())
     table.set_row(1, request(ImageSpan(2, 8, list(range(2, 8)), b"a", None)))
     assert table.take(step([0, 1], [4, 4], [4, 4])) is None

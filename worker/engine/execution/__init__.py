@@ -1,1 +1,1 @@
-"""One step's work on the model, and the memory that it needs."""
+"""Execution of a step on the model, and the memory that it needs."""

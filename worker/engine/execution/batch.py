@@ -1,7 +1,7 @@
-"""The requests of the running batch as arrays, kept from step to step.
+"""Requests of the running batch as arrays, kept between steps.
 
-Python touches a request when it enters and when it gets a block; what it does for each in every step is read two
-numbers of it. The rest is vectorised.
+Python code handles a request when it enters and when it gets a block. In every other step it only reads two numbers per
+request; the rest is vectorised.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from .table_rows import GroupTableRows, TableRows
 
 
 class InputBatch:
-    """One row per running request.
+    """Arrays with a row for each running request.
 
     Args:
-        num_groups: of layers, each of which has a block table of its own; None for one table of all layers.
+        num_groups: number of groups of layers with separate block tables; None for one table for all layers.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int | None = None) -> None:
@@ -32,20 +32,20 @@ class InputBatch:
         self._lora_indices = np.full(max_num_seqs, NO_LORA)
         self._rows: dict[str, int] = {}
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
-        # The requests of the last step and their rows: mostly they are those of the next one.
+        # Requests of the last step and their rows: mostly the next step has the same.
         self._last_requests: list[Request] = []
         self._last_rows = np.zeros(0, np.int64)
-        self._has_lora = False  # any of them
+        self._has_lora = False  # whether any of them has an adapter
         self._counting = np.arange(max_num_seqs)
         self._ones = np.ones(max_num_seqs, np.int64)
 
     @property
     def block_table(self) -> IntArray:
-        """``[max_num_seqs, max_blocks]``, the first of each request's tables."""
+        """First table of each request, ``[max_num_seqs, max_blocks]``."""
         return self.tables.table
 
     def prepare(self, output: SchedulerOutput) -> StepInput:
-        """Bring the rows up to date and pack the step's tokens."""
+        """Update the rows and pack the step's tokens."""
         self.release(output.released_ids)
         rows = self._rows_of(output.requests)
         computed = np.array([r.num_computed_tokens + r.num_in_flight_tokens for r in output.requests], np.int64)
@@ -63,8 +63,8 @@ class InputBatch:
         logit_rows, num_guesses = ends[sampled] - 1, num_guesses[sampled]
         if output.guesses:
             counts = num_guesses + 1
-            behind = np.repeat(np.cumsum(counts), counts) - np.arange(counts.sum()) - 1
-            logit_rows = np.repeat(logit_rows, counts) - behind
+            num_following = np.repeat(np.cumsum(counts), counts) - np.arange(counts.sum()) - 1
+            logit_rows = np.repeat(logit_rows, counts) - num_following
         slot_mapping, group_slots = self.tables.slots(row_of_token, positions)
         return StepInput(
             order=order,
@@ -82,7 +82,10 @@ class InputBatch:
         )
 
     def _write_guesses(self, output: SchedulerOutput, rows: IntArray) -> IntArray:
-        """Put guesses behind the known tokens of ``rows``, where new tokens will overwrite them; how many, ``[B]``."""
+        """Write draft tokens after the known tokens of ``rows``; return their numbers, ``[B]``.
+
+        New tokens will overwrite them.
+        """
         num_guesses = np.zeros(len(rows), np.int64)
         for place, guesses in output.guesses.items():
             row, num_guesses[place] = rows[place], len(guesses)
@@ -91,7 +94,7 @@ class InputBatch:
         return num_guesses
 
     def _pack_decodes(self, rows: IntArray, computed: IntArray) -> StepInput:
-        """One token of each row: nothing to repeat, and to reorder only what shares adapters."""
+        """Pack one token of each row: needs no repetition, and sorts rows only to group them by adapter."""
         places = order = self._counting[: len(rows)]
         if self._has_lora:
             order = np.argsort(self._lora_indices[rows], kind="stable")
@@ -125,16 +128,16 @@ class InputBatch:
                 self._free_rows.append(row)
 
     def append_tokens(self, rows: IntArray, token_ids: IntArray) -> None:
-        """Note the new tokens of ``rows``; a request that ends with its token gives its row back next step."""
+        """Record the new tokens of ``rows``. A request that ends with its token releases its row in the next step."""
         last = self.num_tokens[rows]
-        # A request that has just reached the longest length ends with this token, which is never an input.
+        # A request that has just reached the maximum length ends with this token, which is never an input.
         fits = last < self.token_ids.shape[1]
         self.token_ids[rows[fits], last[fits]] = token_ids[fits]
         self.num_tokens[rows] += 1
         self.sampling.append_tokens(rows, token_ids)
 
     def _rows_of(self, requests: list[Request]) -> IntArray:
-        """The rows of ``requests``; the same array again while they are the same. It is not to be written to."""
+        """Return the rows of ``requests``, the same array while they are the same. Do not write to it."""
         if requests != self._last_requests:
             self._last_requests = []
             self._last_rows = np.array([self._row_of(request) for request in requests], np.int64)
@@ -153,6 +156,6 @@ class InputBatch:
             self.tables.forget(row)
             self._lora_indices[row] = request.lora_index
             self.sampling.set_row(row, request)
-            # Last: should anything above raise, the row stays free, and nobody runs with half of it.
+            # Last, so that the row stays free if anything above raises, and no request runs with an incomplete row.
             self._rows[request.request_id] = self._free_rows.pop()
         return row

@@ -1,4 +1,4 @@
-"""What a block of the KV cache takes, and what requests take of blocks."""
+"""Size of a block of the KV cache, and number of blocks that requests need."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from ..scheduling.blocks.block_groups import BlockGroups
 
 
 class CacheShape(Protocol):
-    """What the KV cache is sized by.
+    """Quantities that determine the size of the KV cache.
 
     Attributes:
-        block_bytes: of a block.
-        num_spare: blocks that are no request's.
+        block_bytes: bytes of a block.
+        num_spare: blocks that no request uses.
     """
 
     block_bytes: int
     num_spare: int
 
     def blocks_of(self, num_tokens: int) -> int:
-        """How many blocks a request may hold at once on its way to ``num_tokens`` tokens."""
+        """Return how many blocks a request may hold at any time until it has ``num_tokens`` tokens."""
         ...
 
     def longest(self, num_blocks: int, limit: int) -> int:
-        """The most tokens of a request, up to ``limit``, for which ``num_blocks`` suffice."""
+        """Return the largest number of a request's tokens, up to ``limit``, for which ``num_blocks`` suffice."""
         ...
 
     def num_tokens(self, num_blocks: int, max_model_len: int) -> int:
-        """How many tokens ``num_blocks`` hold."""
+        """Return how many tokens fit into ``num_blocks``."""
         ...
 
 
 class WholeBlocks:
-    """See ``CacheShape``: a block holds its tokens in all layers."""
+    """Implements ``CacheShape`` for blocks that hold their tokens for all layers."""
 
     num_spare = 0
 
@@ -53,7 +53,7 @@ class WholeBlocks:
 
 
 class GroupedPages:
-    """See ``CacheShape``: a block is a page of one group of layers."""
+    """Implements ``CacheShape`` for blocks that are pages of one group of layers."""
 
     # The null block.
     num_spare = 1
@@ -69,18 +69,18 @@ class GroupedPages:
         return self._groups.longest(num_blocks, limit)
 
     def num_tokens(self, num_blocks: int, max_model_len: int) -> int:
-        """Those of requests that are as long as they may be. Of requests shorter than the windows it holds fewer."""
+        """Return how many tokens fit for requests of maximum length. Shorter ones may take more blocks per token."""
         return num_blocks * max_model_len // self._groups.decode_blocks(max_model_len)
 
 
 def groups_of(layout: PageLayout, config: EngineConfig) -> BlockGroups:
-    """What the scheduler has to know of ``layout``."""
+    """Return the properties of ``layout`` that the scheduler needs."""
     num_steps = 2 if config.async_scheduling else 1
     return BlockGroups(layout.windows, config.block_size, num_steps * config.token_budget)
 
 
 def shape_of(layout: PageLayout | None, bytes_per_token: int, config: EngineConfig) -> CacheShape:
-    """Of a cache of which a token takes ``bytes_per_token`` in all layers together."""
+    """Return the shape of a cache with ``bytes_per_token`` bytes of a token in all layers together."""
     if layout is None:
         return WholeBlocks(bytes_per_token, config.block_size)
     return GroupedPages(layout, bytes_per_token, groups_of(layout, config))

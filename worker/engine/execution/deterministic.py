@@ -1,10 +1,10 @@
-"""Executors whose results do not depend on the batch: a request's logits have the same bits in any company.
+"""Executors with batch-invariant results: a request's logits have the same bits in any batch.
 
-So a generation that is cut off at any token and prefilled elsewhere goes on with the tokens it would have had. The
-compiled decoder gives a token the same bits by itself, and what is left is to sample rows one by one. Other models also
-need forwards of fixed sizes (``models/loading/fixed_shapes.py``) and attention in products of fixed shapes
-(``kernels/paged_attention/invariant.py``). That it suffices for a model on this machine is verified when it is loaded
-(``models/loading/fixed_shapes.py``).
+So a generation that is interrupted at any token and prefilled elsewhere continues with the same tokens. The compiled
+decoder gives a token the same bits in any batch, so only sampling must process rows one by one. Other models also need
+forwards of fixed sizes (``models/loading/fixed_shapes.py``) and attention in products of fixed shapes
+(``kernels/paged_attention/invariant.py``). Whether this suffices for a model on this machine is verified when it is
+loaded (``models/loading/fixed_shapes.py``).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 from ...models.loaded import LoadedModel
 from ...models.loading.fixed_shapes import PackedTokens, choose_tile_sizes, forward_in_tiles, is_invariant_in_any_size
 from ..core.step_input import IntArray, StepInput
-from ..sampling.sampler import samples_rows_alone
+from ..sampling.sampler import samples_rows_independently
 from .model_runner import LogprobsByRow, ModelRunner
 
 
 def make_deterministic_runner(model: LoadedModel, *, max_num_seqs: int, block_size: int) -> ModelRunner:
-    """Try the model out, with a cache of its own, and return what computes it with equal bits.
+    """Test the model with a temporary cache, and return a runner that computes it with equal bits.
 
     Raises:
-        ConfigurationError: nothing does; says why.
+        ConfigurationError: no runner does; the message says why.
     """
     if is_invariant_in_any_size(model):
         return DeterministicRunner(model, max_num_seqs=max_num_seqs, block_size=block_size)
@@ -34,27 +34,27 @@ def make_deterministic_runner(model: LoadedModel, *, max_num_seqs: int, block_si
 class DeterministicRunner(ModelRunner):
     """A ``ModelRunner`` for a model whose logits have the same bits in any forward."""
 
-    _works_one_by_one = True
+    _is_batch_invariant = True
 
     def _sample_rows(self, logits: Tensor, rows: IntArray, num_tokens: IntArray) -> tuple[IntArray, LogprobsByRow]:
-        if samples_rows_alone(logits, self._batch.sampling.take(rows, num_tokens)):
+        if samples_rows_independently(logits, self._batch.sampling.take(rows, num_tokens)):
             return super()._sample_rows(logits, rows, num_tokens)
         token_ids = np.zeros(len(rows), np.int64)
         logprobs: LogprobsByRow = {}
         for index in range(len(rows)):
             parameters = self._batch.sampling.take(rows[index : index + 1], num_tokens[index : index + 1])
-            # A copy, so that the row begins where memory is aligned, wherever it was among the others.
-            token_ids[index : index + 1], told = self._sample(logits[index : index + 1].clone(), parameters)
-            if told:
-                logprobs[index] = told[0]
+            # A copy, so that the row begins at aligned memory, wherever it was among the others.
+            token_ids[index : index + 1], row_logprobs = self._sample(logits[index : index + 1].clone(), parameters)
+            if row_logprobs:
+                logprobs[index] = row_logprobs[0]
         return token_ids, logprobs
 
 
 class TiledRunner(DeterministicRunner):
-    """The same for a model with batch-invariant attention, in forwards of few sizes.
+    """A ``DeterministicRunner`` for a model with batch-invariant attention, with forwards of a few sizes.
 
     Args:
-        tile_sizes: numbers of tokens that a forward may have, ascending; any of them gives the same bits.
+        tile_sizes: numbers of tokens that a forward may have, ascending; all of them give the same bits.
     """
 
     def __init__(self, model: LoadedModel, *, tile_sizes: tuple[int, ...], max_num_seqs: int, block_size: int) -> None:

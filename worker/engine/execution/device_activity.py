@@ -1,4 +1,4 @@
-"""For which share of a time a GPU computed; the rest it waited for the host, or between two kernels."""
+"""Share of the time in which a GPU computes; else it waits for the host, or between two kernels."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch.profiler import ProfilerActivity, profile
 
 
 class DeviceActivity:
-    """Records, while entered, when kernels and copies run; nothing without a GPU, or unless ``is_wanted``.
+    """Records, while entered, when kernels and copies run; nothing without a GPU, or unless ``is_enabled``.
 
-    The recorder itself costs the host some microseconds per launch: the share is a little too low.
+    The recorder costs the host some microseconds per launch, so the measured share is a little too low.
     """
 
-    def __init__(self, *, is_wanted: bool) -> None:
+    def __init__(self, *, is_enabled: bool) -> None:
         self.busy_share: float | None = None
-        is_possible = is_wanted and torch.cuda.is_available()
-        self._profile = profile(activities=[ProfilerActivity.CUDA]) if is_possible else None
+        can_record = is_enabled and torch.cuda.is_available()
+        self._profile = profile(activities=[ProfilerActivity.CUDA]) if can_record else None
 
     def __enter__(self) -> DeviceActivity:
         if self._profile is not None:
@@ -34,19 +34,19 @@ class DeviceActivity:
         self.busy_share = covered_share(
             (event.time_range.start, event.time_range.end)
             for event in events
-            # A range that somebody named covers what lies between its kernels, too.
+            # Skip annotated ranges, because they also cover the time between their kernels.
             if event.device_type.name == "CUDA" and not event.is_user_annotation
         )
 
 
 def covered_share(intervals: Iterable[tuple[float, float]]) -> float | None:
-    """How much of the time from the first beginning to the last end they cover; None without any."""
+    """Return the share of the time from the first start to the last end that intervals cover; None without any."""
     ordered = sorted(intervals)
     if not ordered:
         return None
-    begin = seen = ordered[0][0]
+    begin = last_end = ordered[0][0]
     covered = 0.0
     for start, end in ordered:
-        covered += max(0.0, end - max(start, seen))
-        seen = max(seen, end)
-    return covered / (seen - begin) if seen > begin else None
+        covered += max(0.0, end - max(start, last_end))
+        last_end = max(last_end, end)
+    return covered / (last_end - begin) if last_end > begin else None

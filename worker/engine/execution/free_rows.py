@@ -1,4 +1,4 @@
-"""How many tokens a forward computes in little more time than one: what is there for guesses (decision 0083)."""
+"""Measures how many tokens a forward computes in little more time than one, for draft tokens (decision 0083)."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ import torch
 from ..scheduling.guessing import STEP_COST
 from .model_runner import ModelRunner
 
-# Tokens of a forward that are tried. On a CPU products work on 6 rows at a time, or on 16 with matrix tiles.
+# Numbers of tokens to try. On a CPU products process 6 rows at a time, or 16 with matrix tiles.
 _SIZES = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
-# What else runs on the machine makes a forward longer, and never shorter: so the least of so many counts, and a size is
-# given up only when none of so many was short enough.
+# Other load on the machine makes a forward longer, never shorter. So the shortest of this many trials counts, and a
+# size is rejected only if none of them was short enough.
 _NUM_TRIALS = 6
 
 log = structlog.get_logger(__name__)
 
 
 @torch.inference_mode()
-def measure_free_rows(runner: ModelRunner, most: int) -> int:
-    """Return how many tokens a step may have and still take hardly longer than one of a single token: 1 to ``most``.
+def measure_free_rows(runner: ModelRunner, limit: int) -> int:
+    """Return how many tokens a step may have and take hardly longer than a step of one token: 1 to ``limit``.
 
-    Caches have to be allocated, and stay as they are.
+    The caches must be allocated, and stay unchanged.
     """
-    least_s = min(_times_s(runner, 1))
-    found = 1
+    shortest_s = min(_times_s(runner, 1))
+    num_free_rows = 1
     for size in _SIZES:
-        if size > most or not any(time_s <= (1 + STEP_COST) * least_s for time_s in _times_s(runner, size)):
+        if size > limit or not any(time_s <= (1 + STEP_COST) * shortest_s for time_s in _times_s(runner, size)):
             break
-        found = size
-    log.info("free_rows", num_free_rows=found, time_of_one_ms=round(least_s * 1e3, 3))
-    return found
+        num_free_rows = size
+    log.info("free_rows", num_free_rows=num_free_rows, time_of_one_ms=round(shortest_s * 1e3, 3))
+    return num_free_rows
 
 
 def _times_s(runner: ModelRunner, num_tokens: int) -> Iterator[float]:
-    """How long a forward of so many tokens takes, each time that it is computed."""
-    runner.compute_unstored(num_tokens)  # what is made when it is needed, is made
+    """Yield the time of a forward of ``num_tokens`` tokens, once per trial."""
+    runner.compute_unstored(num_tokens)  # a warm-up, because some buffers are allocated on first use
     for _ in range(_NUM_TRIALS):
         started_s = time.perf_counter()
         runner.compute_unstored(num_tokens)

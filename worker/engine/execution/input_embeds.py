@@ -1,4 +1,4 @@
-"""Where prompt embeddings meet the model."""
+"""Passes prompt embeddings and image features to the model."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from ....kernels.paged_attention import PagedBatch
 from ....shared.errors import ConfigurationError
 from ...models.forward import ModelInput, VisionInputs
 from ...models.loaded import LoadedModel
-from ..sampling.given_embeds import GivenEmbeds
+from ..sampling.given_embeds import StepEmbeds
 
-# They fill a block, and blocks have an even number of tokens in some layouts.
+# The probe fills a block, and blocks have an even number of tokens in some layouts.
 _NUM_PROBED_TOKENS = 8
-# Of a prompt by its ids and by their embeddings: the same products, so hardly any rounding.
+# Allowed difference between logits from ids and from their embeddings. Small, since both compute the same products.
 _TOLERANCE = 1e-2
 
 
-def embed_inputs(model: LoadedModel, token_ids: NDArray[np.int64], given: GivenEmbeds) -> Tensor:
-    """Return what a forward begins with, ``[T, hidden size]``: the embeddings of ``token_ids``, or what is given.
+def embed_inputs(model: LoadedModel, token_ids: NDArray[np.int64], embeds: StepEmbeds) -> Tensor:
+    """Return the input of a forward, ``[T, hidden size]``: embeddings of ``token_ids``, partly replaced by ``embeds``.
 
-    Of rows that are wider, what stands behind is for deeper layers (see ``sight_of``).
+    Wider rows continue with features for deeper layers (see ``vision_inputs_of``).
     """
     inputs = _input_embeddings(model)(torch.from_numpy(token_ids).to(model.device))
-    inputs[torch.from_numpy(given.places).to(model.device)] = given.rows[:, : inputs.shape[1]].to(inputs)
+    inputs[torch.from_numpy(embeds.places).to(model.device)] = embeds.rows[:, : inputs.shape[1]].to(inputs)
     return inputs
 
 
-def sight_of(
-    model: LoadedModel, axes: NDArray[np.int64] | None, given: GivenEmbeds | None, hidden_size: int
+def vision_inputs_of(
+    model: LoadedModel, axes: NDArray[np.int64] | None, embeds: StepEmbeds | None, hidden_size: int
 ) -> VisionInputs | None:
-    """Return what a step has of images beside embeddings; None if it has nothing.
+    """Return the vision inputs of a step in addition to embeddings; None if it has none.
 
     Args:
         axes: ``[3, T]``, positions in three axes; None where they are the same.
-        hidden_size: what of each given row is its embedding.
+        hidden_size: width of the embedding at the start of each row of ``embeds``.
     """
-    placed = None if axes is None else torch.from_numpy(axes).to(model.device)
-    if given is None or given.rows.shape[1] == hidden_size:
-        return None if placed is None else VisionInputs(placed)
-    deeper = given.rows[:, hidden_size:].to(model.device, model.dtype).split(hidden_size, dim=1)
-    return VisionInputs(placed, torch.from_numpy(given.places).to(model.device), deeper)
+    positions = None if axes is None else torch.from_numpy(axes).to(model.device)
+    if embeds is None or embeds.rows.shape[1] == hidden_size:
+        return None if positions is None else VisionInputs(positions)
+    deeper = embeds.rows[:, hidden_size:].to(model.device, model.dtype).split(hidden_size, dim=1)
+    return VisionInputs(positions, torch.from_numpy(embeds.places).to(model.device), deeper)
 
 
 @torch.inference_mode()
 def embeds_hidden_size(model: LoadedModel) -> int:
-    """Return the size of a row of prompt embeddings; to be asked before the KV cache is allocated.
+    """Return the width of prompt embeddings. Call it before the KV cache is allocated.
 
     Raises:
-        ConfigurationError: the model cannot be run from embeddings, or gives other results then: some look at the
-            token ids again further up.
+        ConfigurationError: the model cannot be run from embeddings, or gives other results then, because its deeper
+            layers read the token ids again.
     """
     refusal = ConfigurationError(
         f"enable_prompt_embeds: {model.architecture} cannot be run from embeddings; leave --enable-prompt-embeds out"
@@ -63,19 +63,19 @@ def embeds_hidden_size(model: LoadedModel) -> int:
         raise refusal
     token_ids = torch.arange(_NUM_PROBED_TOKENS, device=model.device) * 7919 % model.vocab_size
     embeds = _input_embeddings(model)(token_ids)
-    expected, found = _probe(model, token_ids, None), _probe(model, token_ids, embeds)
-    if not (found - expected).norm() <= _TOLERANCE * expected.norm():
+    expected, actual = _probe(model, token_ids, None), _probe(model, token_ids, embeds)
+    if not (actual - expected).norm() <= _TOLERANCE * expected.norm():
         raise refusal
     return embeds.shape[1]
 
 
 def _input_embeddings(model: LoadedModel) -> Callable[[Tensor], Tensor]:
-    """What makes the model's own embeddings of token ids."""
+    """Return the model's embedding layer."""
     return cast(Any, model.network).get_input_embeddings()
 
 
 def _probe(model: LoadedModel, token_ids: Tensor, inputs_embeds: Tensor | None) -> Tensor:
-    """Logits of one short prompt, in a cache of its own."""
+    """Return the logits of a short prompt, computed with a temporary cache."""
     num_tokens, device = len(token_ids), model.device
     model.forward.allocate(1, num_tokens, 1, device)
     positions = torch.arange(num_tokens, device=device)

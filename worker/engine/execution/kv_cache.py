@@ -1,4 +1,4 @@
-"""How large the KV cache is."""
+"""Size of the KV cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class KVCacheSize:
-    """The outcome of ``size_kv_cache``."""
+    """Result of ``size_kv_cache``."""
 
     num_blocks: int
     block_bytes: int
@@ -25,7 +25,7 @@ class KVCacheSize:
     num_tokens: int
 
     def describe(self, block_size: int) -> dict[str, int]:
-        """Figures for the log."""
+        """Return values for the log."""
         return {
             "kv_cache_mib": self.num_blocks * self.block_bytes // _MIB,
             "state_pool_mib": self.state_bytes // _MIB,
@@ -48,19 +48,19 @@ def size_kv_cache(
 ) -> KVCacheSize:
     """Decide how many blocks the KV cache gets.
 
-    It takes ``kv_cache_memory`` if that is set, else this engine's share of ``free_bytes``, less the states of
-    ``max_num_seqs`` requests, and no more than so many requests of ``max_model_len`` can use. A model's own length
-    limit is lowered to what fits.
+    The cache gets ``kv_cache_memory`` if that is set, else this engine's share of ``free_bytes``, minus the states of
+    ``max_num_seqs`` requests. It gets no more than ``max_num_seqs`` requests of ``max_model_len`` can use. A length
+    limit that comes from the model is lowered to the length that fits.
 
     Args:
         bytes_per_token: cache bytes of one token in all layers; 0 for a model without attention.
-        bytes_per_request: state besides keys and values.
+        bytes_per_request: state in addition to keys and values.
         free_bytes: memory that is free on the device now.
-        is_length_chosen: ``max_model_len`` was asked for, so that it may not be lowered.
-        pages: how layers share it, where some look at the last tokens alone.
+        is_length_chosen: whether the user set ``max_model_len``, so that it must not be lowered.
+        pages: how groups of layers share the cache if some have attention windows; None if none has.
 
     Raises:
-        ConfigurationError: not one request fits; says which option to change.
+        ConfigurationError: not a single request fits; the message says which option to change.
     """
     shape = shape_of(pages, bytes_per_token, config)
     block_bytes = shape.block_bytes
@@ -105,7 +105,7 @@ def _check_is_free(needed: int, free_bytes: int) -> None:
 
 
 def _state_bytes(config: EngineConfig, bytes_per_request: int, share: int, source: str) -> int:
-    """Bytes of the state pool; it may take less than the whole ``share``."""
+    """Return the bytes of the state pool, which must be less than ``share``."""
     state_bytes = bytes_per_request * config.max_num_seqs
     if state_bytes and state_bytes >= share:
         raise ConfigurationError(

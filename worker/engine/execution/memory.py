@@ -1,4 +1,4 @@
-"""What memory there is for the KV cache, once all else has had its own."""
+"""Measures the memory that is left for the KV cache."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..scheduling.prompt_budget import MAX_PROMPT_ROWS
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """The outcome of ``measure_memory``.
+    """Result of ``measure_memory``.
 
     Args:
-        free_bytes: what is left beside the weights and the two below.
-        activation_bytes: of the largest forward, and of the tower of a model that sees; on the CPU nothing is set
-            aside for it.
-        graph_bytes: of the pool in which CUDA graphs compute, beside those of other forwards.
+        free_bytes: memory left after the weights and the two below.
+        activation_bytes: memory of the largest forward, and of the vision encoder of a vision model; 0 on the CPU,
+            where none is reserved for it.
+        graph_bytes: memory of the pool of CUDA graphs, in addition to that of other forwards.
     """
 
     free_bytes: int
@@ -32,7 +32,7 @@ class DeviceMemory:
 
 
 def measure_memory(model: LoadedModel, config: EngineConfig) -> DeviceMemory:
-    """Ask the host, or try the largest forwards out on a GPU. The caches of ``model`` are gone afterwards."""
+    """Return the host's free memory, or run the largest forwards on a GPU. Deallocates the caches of ``model``."""
     if config.device == "cpu":
         return DeviceMemory(free_host_bytes())
     return _measure_gpu(model, config)
@@ -42,23 +42,23 @@ def measure_memory(model: LoadedModel, config: EngineConfig) -> DeviceMemory:
 def _measure_gpu(model: LoadedModel, config: EngineConfig) -> DeviceMemory:
     forward = model.forward
     if isinstance(forward, CapturedForward):
-        # The graphs with which the model was tried out when it was loaded.
+        # Drop the graphs that were captured to test the model when it was loaded.
         forward.allocate(0, config.block_size, 0, model.device)
     num_logit_rows = config.max_num_seqs + MAX_PROMPT_ROWS
     activation_bytes = _peak_bytes(partial(forward.profile, config.token_budget, num_logit_rows))
     if model.vision is not None:
-        # It computes between two steps, or with --async-scheduling during one.
+        # Added, because the vision encoder may compute during a step with --async-scheduling.
         activation_bytes += _peak_bytes(model.vision.profile)
     graph_bytes = 0
     if isinstance(forward, CapturedForward):
-        # The largest graph's; smaller ones compute in the same memory.
+        # Memory of the largest graph; smaller ones share it.
         graph_bytes = _peak_bytes(partial(forward.profile_graphs, config.max_num_seqs))
     free_bytes = torch.cuda.mem_get_info()[0] - activation_bytes - graph_bytes
     return DeviceMemory(free_bytes, activation_bytes, graph_bytes)
 
 
 def _peak_bytes(run: Callable[[], None]) -> int:
-    """The most memory that ``run`` takes at once, which is free again afterwards."""
+    """Return the peak memory of ``run``, which is free again afterwards."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

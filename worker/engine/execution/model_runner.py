@@ -1,4 +1,4 @@
-"""Runs one step's work on the model."""
+"""Runs one scheduled step on the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..sampling.sampling_table import SamplingRows
 from ..scheduling.request import Request
 from ..scheduling.scheduler_output import SampledTokens, SchedulerOutput
 from .batch import InputBatch
-from .input_embeds import embed_inputs, sight_of
+from .input_embeds import embed_inputs, vision_inputs_of
 from .verification import Verification
 
 LogprobsByRow = dict[int, TokenLogprobs]
@@ -29,7 +29,7 @@ LogprobsByRow = dict[int, TokenLogprobs]
 
 @dataclass(slots=True)
 class BegunStep:
-    """A step whose inputs are ready; ``requests`` in the scheduler's order."""
+    """A step with prepared inputs; ``requests`` are in the scheduler's order."""
 
     requests: list[Request]
     step: StepInput
@@ -37,7 +37,7 @@ class BegunStep:
 
     @property
     def logit_rows(self) -> IntArray:
-        """The packed tokens whose logits are wanted, ascending: for new tokens, and for what is told of prompts."""
+        """Packed tokens that need logits, ascending: to sample new tokens, and to score prompt tokens."""
         if self.prompt_rows is None:
             return self.step.logit_rows
         return np.union1d(self.step.logit_rows, self.prompt_rows.logit_rows)
@@ -45,16 +45,17 @@ class BegunStep:
 
 @dataclass(slots=True)
 class ComputedStep:
-    """What the forward of a step gave: logits ``[L, V]`` and, by request_id, what they tell of prompts."""
+    """Result of a step's forward: logits ``[L, V]``, and log probabilities of prompt tokens by request_id."""
 
     logits: torch.Tensor
     prompt_logprobs: dict[str, list[TokenLogprobs]]
 
 
 class ModelRunner:
-    """The executor that computes in this process, on one device."""
+    """Executor that computes in this process, on one device."""
 
-    _works_one_by_one = False
+    # Whether the result of a row must not depend on the other rows.
+    _is_batch_invariant = False
 
     def __init__(self, model: LoadedModel, *, max_num_seqs: int, block_size: int) -> None:
         self._model = model
@@ -75,9 +76,9 @@ class ModelRunner:
         return self.finish(begun, self.compute(begun))
 
     def begin(self, output: SchedulerOutput) -> BegunStep:
-        """The first of three parts of ``execute``, which are for who calls them in inference mode: the inputs.
+        """Prepare the inputs. First of the three stages of ``execute``; call all three in inference mode.
 
-        Nothing computes while it runs, so this is when adapters enter their slots.
+        Adapters are copied into their slots here, because nothing computes meanwhile.
         """
         if self._model.adapters is not None:
             self._model.adapters.flush()
@@ -85,7 +86,7 @@ class ModelRunner:
         return BegunStep(output.requests, step, self._batch.sampling.prompt_rows.take(step))
 
     def compute(self, begun: BegunStep) -> ComputedStep:
-        """The second: the forward. It may run in another thread, since until ``finish`` nobody changes what it reads.
+        """Run the forward: the second stage. May run in another thread, since its inputs stay unchanged meanwhile.
 
         Raises:
             AcceleratorError: see ``Executor``.
@@ -97,7 +98,7 @@ class ModelRunner:
         return self.computed_of(begun, logits)
 
     def finish(self, begun: BegunStep, computed: ComputedStep) -> SampledTokens:
-        """The third: the tokens.
+        """Sample the tokens: the third stage.
 
         Raises:
             AcceleratorError: see ``Executor``.
@@ -110,32 +111,34 @@ class ModelRunner:
             sampled_ids, logprobs = self._sample_rows(logits, step.sampled_rows, step.num_known_tokens)
         except torch.AcceleratorError as error:
             raise AcceleratorError(str(error)) from error
-        # Before anything is noted: should it fail, the step is computed again.
+        # Commit before any token is recorded: if it fails, the step is computed again.
         self._model.forward.commit()
         self._batch.append_tokens(step.sampled_rows, sampled_ids)
         places = step.order[step.sampled]
-        by_request = {begun.requests[places[row]].request_id: [told] for row, told in logprobs.items()}
-        token_ids = _as_lists(places, sampled_ids, len(step.rows))
-        sampled = SampledTokens(token_ids, by_request, computed.prompt_logprobs)
+        request_logprobs = {
+            begun.requests[places[row]].request_id: [token_logprobs] for row, token_logprobs in logprobs.items()
+        }
+        token_ids = _group_by_request(places, sampled_ids, len(step.rows))
+        sampled = SampledTokens(token_ids, request_logprobs, computed.prompt_logprobs)
         if step.num_guesses is not None:
             self._verify(begun, computed.logits, sampled)
         return sampled
 
     def _verify(self, begun: BegunStep, logits: torch.Tensor, sampled: SampledTokens) -> None:
-        """Add to ``sampled``, whose requests have a token each, those that follow right guesses; ``logits [L, V]``."""
+        """Append the tokens that follow accepted draft tokens to ``sampled``; ``logits [L, V]``."""
         verification = Verification(begun.step, begun.requests, sampled)
         while len(wave := verification.next_wave()):
             try:
-                at = to_device(verification.logits_of(wave), self._device)
-                token_ids, told = self._sample_rows(logits[at], *verification.rows_of(wave))
+                logit_rows = to_device(verification.logits_of(wave), self._device)
+                token_ids, logprobs = self._sample_rows(logits[logit_rows], *verification.rows_of(wave))
             except Exception:
-                # The tokens before this one are noted and stand. The next step begins with this one, and raises.
+                # Earlier tokens are recorded and stay valid. The next step begins with this one and raises again.
                 return
             self._batch.append_tokens(verification.rows_of(wave)[0], token_ids)
-            verification.take(wave, token_ids, told)
+            verification.take(wave, token_ids, logprobs)
 
     def warm_up(self, request: Request) -> None:
-        """Prefill and decode ``request`` once in the first block, so that the first real one does not pay for it."""
+        """Prefill and decode ``request`` once in the first block, so that the first real request is not delayed."""
         self._batch.tables.lend_first(request)
         for num_new_tokens in (request.num_tokens, 1):
             (token_ids,) = self.execute(SchedulerOutput([request], [num_new_tokens])).token_ids
@@ -145,12 +148,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute_dummy_batch(self) -> None:
-        """Run one token through the model that is no request's."""
+        """Run one token that belongs to no request through the model."""
         self.compute_unstored(1)
 
     def compute_unstored(self, num_tokens: int) -> None:
-        """Compute that many tokens of a request that is none, with all their logits: it takes no row, and is stored in
-        no slot. For who calls it in inference mode."""
+        """Run ``num_tokens`` tokens that belong to no request through the model, and compute all their logits.
+
+        Uses no row of the batch and writes to no cache slot. Call it in inference mode.
+        """
         zero, count = np.zeros(1, np.int64), np.full(1, num_tokens)
         positions = np.arange(num_tokens)
         step = StepInput(
@@ -170,14 +175,14 @@ class ModelRunner:
             torch.cuda.synchronize(self._device)
 
     def _forward(self, step: StepInput, logit_rows: IntArray) -> torch.Tensor:
-        """Logits of the packed tokens ``logit_rows``, ascending: ``[len(logit_rows), V]``."""
+        """Return the logits of the packed tokens ``logit_rows``, ascending: ``[len(logit_rows), V]``."""
         return self._model.forward.run(self.input_of(step, logit_rows))
 
     def input_of(self, step: StepInput, logit_rows: IntArray) -> ModelInput:
-        """What the forward is given of ``step``, to make logits of the packed tokens ``logit_rows``, ascending."""
+        """Return the forward's input for ``step``, with logits of the packed tokens ``logit_rows``, ascending."""
         max_blocks = -(-int(step.seq_lens.max()) // self._batch.block_size)
         batch = self._paged(step, max_blocks)
-        embeds, vision_inputs = self._seen(step)
+        embeds, vision_inputs = self._vision_inputs(step)
         return ModelInput(
             token_ids=to_device(step.token_ids, self._device),
             positions=to_device(step.positions, self._device),
@@ -191,66 +196,71 @@ class ModelRunner:
         )
 
     def _paged(self, step: StepInput, max_blocks: int) -> PagedBatch:
-        """Where the tokens of ``step`` lie, whose requests have at most ``max_blocks`` blocks."""
+        """Return the cache locations of ``step``; its requests have at most ``max_blocks`` blocks each."""
         lens = step.query_lens.tolist(), step.seq_lens.tolist(), self._batch.block_size
         ends = self._batch.sampling.visible_ends.take(step)
-        there = None if ends is None else to_device(ends, self._device)
+        visible_ends = None if ends is None else to_device(ends, self._device)
         tables = self._batch.tables
         if tables.tables is None or step.group_slots is None:
             table = to_device(tables.table[step.rows, :max_blocks], self._device)
-            return PagedBatch(table, to_device(step.slot_mapping, self._device), *lens, visible_ends=there)
-        of_groups = to_device(np.ascontiguousarray(tables.tables[:, step.rows, :max_blocks]), self._device)
+            slots = to_device(step.slot_mapping, self._device)
+            return PagedBatch(table, slots, *lens, visible_ends=visible_ends)
+        group_tables = to_device(np.ascontiguousarray(tables.tables[:, step.rows, :max_blocks]), self._device)
         slots = to_device(step.group_slots, self._device)
-        return PagedBatch(of_groups[0], slots[0], *lens, visible_ends=there, group_tables=of_groups, group_slots=slots)
+        return PagedBatch(
+            group_tables[0], slots[0], *lens, visible_ends=visible_ends, group_tables=group_tables, group_slots=slots
+        )
 
     def _inputs_embeds(self, step: StepInput) -> torch.Tensor | None:
-        """What the model is to compute with instead of the embeddings of ``step.token_ids``; None if with those."""
-        return self._seen(step)[0]
+        """Return embeddings that replace those of ``step.token_ids``; None to use the latter."""
+        return self._vision_inputs(step)[0]
 
-    def _seen(self, step: StepInput) -> tuple[torch.Tensor | None, VisionInputs | None]:
-        """``_inputs_embeds``, and what else there is of images."""
-        given = self._batch.sampling.given_embeds.take(step)
-        axes = self._batch.sampling.given_axes.take(step)
-        if given is None:
-            return None, None if axes is None else sight_of(self._model, axes, None, 0)
-        embeds = embed_inputs(self._model, step.token_ids, given)
-        return embeds, sight_of(self._model, axes, given, embeds.shape[1])
+    def _vision_inputs(self, step: StepInput) -> tuple[torch.Tensor | None, VisionInputs | None]:
+        """Return ``_inputs_embeds``, and the other inputs from images."""
+        step_embeds = self._batch.sampling.embeds.take(step)
+        axes = self._batch.sampling.axes.take(step)
+        if step_embeds is None:
+            return None, None if axes is None else vision_inputs_of(self._model, axes, None, 0)
+        inputs = embed_inputs(self._model, step.token_ids, step_embeds)
+        return inputs, vision_inputs_of(self._model, axes, step_embeds, inputs.shape[1])
 
     def computed_of(self, begun: BegunStep, logits: torch.Tensor) -> ComputedStep:
-        """What the forward gave, of ``logits`` of ``begun.logit_rows``. Raises as ``compute``."""
+        """Split ``logits`` of ``begun.logit_rows`` into those to sample and those that score prompts. Raises as
+        ``compute``.
+        """
         prompt_rows = begun.prompt_rows
         if prompt_rows is None:
             return ComputedStep(logits, {})
         is_prompt = np.isin(begun.logit_rows, prompt_rows.logit_rows)
-        places = (np.nonzero(chosen)[0] for chosen in (is_prompt, ~is_prompt))
+        places = (np.nonzero(mask)[0] for mask in (is_prompt, ~is_prompt))
         try:
-            of_prompt, of_sampled = (logits[to_device(rows, self._device)] for rows in places)
-            told = prompt_logprobs_of(of_prompt, prompt_rows, one_by_one=self._works_one_by_one)
+            prompt_logits, sampled_logits = (logits[to_device(rows, self._device)] for rows in places)
+            logprobs = prompt_logprobs_of(prompt_logits, prompt_rows, one_by_one=self._is_batch_invariant)
         except torch.AcceleratorError as error:
             raise AcceleratorError(str(error)) from error
-        return ComputedStep(of_sampled, told)
+        return ComputedStep(sampled_logits, logprobs)
 
     def _sample_rows(
         self, logits: torch.Tensor, rows: IntArray, num_tokens: IntArray
     ) -> tuple[IntArray, LogprobsByRow]:
-        """Token ids of ``rows``, ``[R]``, from logits ``[R, V]``; log probabilities of those that ask.
+        """Return token ids of ``rows``, ``[R]``, from logits ``[R, V]``, and log probabilities if requested.
 
         Args:
-            num_tokens: ``[R]``, how many the requests of ``rows`` have.
+            num_tokens: ``[R]``, numbers of tokens of the requests of ``rows``.
         """
         if len(rows) == 0:
             return np.zeros(0, np.int64), {}
         return self._sample(logits, self._batch.sampling.take(rows, num_tokens))
 
     def _sample(self, logits: torch.Tensor, rows: SamplingRows) -> tuple[IntArray, LogprobsByRow]:
-        """As ``_sample_rows``; ``logits`` may be changed."""
+        """Sample as ``_sample_rows``; ``logits`` may be overwritten."""
         raw = None if rows.num_logprobs is None else RawLogprobs.of(logits, rows.num_logprobs)
         token_ids = sample(logits, rows)
         return token_ids.cpu().numpy(), {} if raw is None else raw.at(token_ids)
 
 
-def _as_lists(places: IntArray, token_ids: IntArray, num_requests: int) -> list[list[int]]:
-    """A list for each request: its token of ``token_ids``, ``[R]``, which are those of ``places``; empty for others."""
+def _group_by_request(places: IntArray, token_ids: IntArray, num_requests: int) -> list[list[int]]:
+    """Return a list of tokens per request: ``token_ids``, ``[R]``, for requests ``places``; empty for the others."""
     if len(places) == num_requests:
         ordered = np.empty_like(token_ids)
         ordered[places] = token_ids

@@ -1,4 +1,4 @@
-"""Runs a model's forwards in a thread of their own, so that the engine's loop goes on meanwhile."""
+"""Runs a model's forwards in a separate thread, so that the engine's loop continues meanwhile."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .model_runner import BegunStep, ComputedStep, ModelRunner
 class OverlappingRunner:
     """The ``batch_queue.BatchExecutor`` over a ``ModelRunner``.
 
-    Only the forward is in the thread. Where it is one call of compiled code it leaves the GIL to the loop; where it is
-    many, the two of them take turns, and little is gained.
+    Only the forward runs in the thread. If it is a single call of compiled code, it releases the GIL to the loop. If it
+    is many calls, the two threads alternate, and little is gained.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
-        # A thread begins with a number of torch threads of its own.
+        # Each thread has its own setting for the number of torch threads.
         self._thread = ThreadPoolExecutor(1, "forward", torch.set_num_threads, (torch.get_num_threads(),))
         self._begun: BegunStep | None = None
         self._computed: Future[ComputedStep] = Future()

@@ -1,4 +1,4 @@
-"""Runs the batches of a model that is computed in stages."""
+"""Runs the batches of a model that is split into stages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class StagedRunner:
     """The ``staged_batches.StagedExecutor`` over a ``ModelRunner``: this process computes the first stage.
 
     Args:
-        runner: makes inputs and tokens.
-        steps: of its model.
+        runner: prepares the inputs and samples the tokens.
+        steps: forwards of its model.
     """
 
     def __init__(self, runner: ModelRunner, steps: StagedSteps) -> None:

@@ -1,4 +1,4 @@
-"""The block tables of the running batch as arrays, a row for each request."""
+"""Block tables of the running batch as arrays, a row for each request."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..scheduling.request import Request
 
 
 class TableRows:
-    """Of requests that have one table.
+    """Rows of requests with a single table.
 
     Attributes:
-        table: ``[max_num_seqs, max_blocks]``; past a request's last block there is nothing to be read.
-        tables: ``[G, max_num_seqs, max_blocks]`` where groups of layers have their own; None here.
+        table: ``[max_num_seqs, max_blocks]``; entries after a request's last block are undefined.
+        tables: ``[G, max_num_seqs, max_blocks]`` if groups of layers have separate tables; None here.
     """
 
     tables: IntArray | None = None
@@ -25,33 +25,33 @@ class TableRows:
         self._num_blocks = np.zeros(max_num_seqs, np.int64)
 
     def forget(self, row: int) -> None:
-        """The row is another request's from now on."""
+        """Reset the row for another request."""
         self._num_blocks[row] = 0
 
     def update(self, rows: IntArray, requests: list[Request]) -> None:
-        """Take over what has changed of the requests in ``rows``."""
+        """Copy the changed block tables of the requests in ``rows``."""
         num_blocks = np.array([len(request.block_table) for request in requests], np.int64)
         for index in np.nonzero(num_blocks != self._num_blocks[rows])[0].tolist():
-            row, known, blocks = rows[index], self._num_blocks[rows[index]], requests[index].block_table
-            self.table[row, known : len(blocks)] = blocks[known:]
+            row, num_copied, blocks = rows[index], self._num_blocks[rows[index]], requests[index].block_table
+            self.table[row, num_copied : len(blocks)] = blocks[num_copied:]
         self._num_blocks[rows] = num_blocks
 
     def slots(self, row_of_token: IntArray, positions: IntArray) -> tuple[IntArray, IntArray | None]:
-        """``StepInput.slot_mapping`` and ``StepInput.group_slots`` of tokens at ``positions``."""
+        """Return ``StepInput.slot_mapping`` and ``StepInput.group_slots`` for tokens at ``positions``."""
         blocks, offsets = np.divmod(positions, self.block_size)
         return self.table[row_of_token, blocks] * self.block_size + offsets, None
 
     def no_slots(self, num_tokens: int) -> IntArray | None:
-        """``StepInput.group_slots`` of tokens that are stored nowhere."""
+        """Return ``StepInput.group_slots`` for tokens that are not stored."""
         return None
 
     def lend_first(self, request: Request) -> None:
-        """Give ``request`` the first blocks of all, as many as it needs to begin; nobody else has any."""
+        """Assign the first blocks to ``request``, as many as it needs to begin. No other request may hold blocks."""
         request.block_table = [0]
 
 
 class GroupTableRows(TableRows):
-    """Of requests that have a table for each of ``num_groups``; ``table`` is the first."""
+    """Rows of requests with a table for each of ``num_groups`` groups; ``table`` is the first."""
 
     def __init__(self, max_num_seqs: int, max_blocks: int, block_size: int, num_groups: int) -> None:
         super().__init__(0, 0, block_size)
@@ -65,24 +65,24 @@ class GroupTableRows(TableRows):
         self._versions[row], self._lengths[row], self._firsts[row] = -1, 0, 0
 
     def update(self, rows: IntArray, requests: list[Request]) -> None:
-        found = [_tables_of(request) for request in requests]
-        versions = np.array([tables.version for tables in found], np.int64)
+        grouped = [_tables_of(request) for request in requests]
+        versions = np.array([tables.version for tables in grouped], np.int64)
         for index in np.nonzero(versions != self._versions[rows])[0].tolist():
-            self._take(rows[index], found[index])
+            self._copy_changes(rows[index], grouped[index])
         self._versions[rows] = versions
 
-    def _take(self, row: int, found: GroupTables) -> None:
+    def _copy_changes(self, row: int, grouped: GroupTables) -> None:
         assert self.tables is not None
-        for group, (table, first) in enumerate(zip(found.tables, found.firsts, strict=True)):
-            into, length, known_first = self.tables[group, row], self._lengths[row, group], self._firsts[row, group]
-            into[length : len(table)] = table[length:]
-            into[known_first:first] = table[known_first:first]
+        for group, (table, first) in enumerate(zip(grouped.tables, grouped.firsts, strict=True)):
+            target, length, old_first = self.tables[group, row], self._lengths[row, group], self._firsts[row, group]
+            target[length : len(table)] = table[length:]
+            target[old_first:first] = table[old_first:first]
             self._lengths[row, group], self._firsts[row, group] = len(table), first
 
     def slots(self, row_of_token: IntArray, positions: IntArray) -> tuple[IntArray, IntArray | None]:
         assert self.tables is not None
         blocks, offsets = np.divmod(positions, self.block_size)
-        # numpy puts the axis of groups elsewhere in memory than in the shape.
+        # Contiguous, because numpy's memory order of the group axis differs from the shape's.
         slots = np.ascontiguousarray(self.tables[:, row_of_token, blocks] * self.block_size + offsets)
         return slots[0], slots
 

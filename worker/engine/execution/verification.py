@@ -1,9 +1,10 @@
-"""Which guesses of a step came true, found in waves (decision 0083).
+"""Verifies the draft tokens of a step in waves (decision 0083).
 
-The forward has given logits behind the last known token of a request and behind each of its guesses. Every request gets
-its next token as without guesses. Those whose guess it was get a further one, from the logits behind that guess, and so
-on: a wave is one call of the sampler for all that are left. Between two waves the tokens are noted as between two
-steps, so penalties, rules and grammars see what they would have seen, and nothing is ever taken back.
+The forward returns logits after the last known token of a request and after each of its draft tokens. Every request
+gets its next token as without drafts. If the token equals the draft token, the request gets a further one, from the
+logits after that draft token, and so on. A wave is one call of the sampler for all requests that continue. Between two
+waves the tokens are recorded as between two steps, so penalties, rules and grammars have the same state as without
+drafts, and nothing is ever undone.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from ..scheduling.scheduler_output import SampledTokens
 
 
 class Verification:
-    """Follows the guesses of one step.
+    """Verifies the draft tokens of one step.
 
-    A wave is the indices ``[W]`` of its requests among those that ``step`` samples.
+    A wave is given by the indices ``[W]`` of its requests among the requests that ``step`` samples.
 
     Args:
-        requests: of the batch, in the scheduler's order.
-        sampled: has the first token of each. Tokens and log probabilities of the waves are added to it.
+        requests: requests of the batch, in the scheduler's order.
+        sampled: holds the first token of each request. Tokens and log probabilities of the waves are added to it.
     """
 
     def __init__(self, step: StepInput, requests: list[Request], sampled: SampledTokens) -> None:
@@ -39,33 +40,33 @@ class Verification:
         self._number = 0
 
     def next_wave(self) -> IntArray:
-        """Return who may have a further token: the last one of each was guessed, and has not ended its grammar."""
-        self._wave = np.array([i for i in self._wave.tolist() if self._goes_on(i)], np.int64)
+        """Return the requests that get another token: their last one was drafted, and has not ended their grammar."""
+        self._wave = np.array([i for i in self._wave.tolist() if self._continues(i)], np.int64)
         self._number += 1
         return self._wave
 
     def logits_of(self, wave: IntArray) -> IntArray:
-        """``[W]``, where in the step's logits those for the wave's tokens are."""
+        """Return the indices of the wave's logits among the step's logits, ``[W]``."""
         return self._first_logits[wave] + self._number
 
     def rows_of(self, wave: IntArray) -> tuple[IntArray, IntArray]:
-        """``[W]`` rows of the ``InputBatch``, and how many tokens each has now."""
+        """Return the rows of the wave in the ``InputBatch``, and their current numbers of tokens, both ``[W]``."""
         return self._step.rows[self._step.sampled[wave]], self._num_known_tokens[wave] + self._number
 
     def take(self, wave: IntArray, token_ids: IntArray, logprobs: Mapping[int, TokenLogprobs]) -> None:
-        """Add the tokens of ``wave``, ``[W]``, and by index in it what is told of them."""
+        """Add the tokens of ``wave``, ``[W]``, and their log probabilities by index in ``wave``."""
         places = self._places[wave].tolist()
         for place, token_id in zip(places, token_ids.tolist(), strict=True):
             self._sampled.token_ids[place].append(token_id)
-        for index, told in logprobs.items():
-            self._sampled.logprobs[self._requests[places[index]].request_id].append(told)
+        for index, token_logprobs in logprobs.items():
+            self._sampled.logprobs[self._requests[places[index]].request_id].append(token_logprobs)
 
-    def _goes_on(self, index: int) -> bool:
+    def _continues(self, index: int) -> bool:
         if self._number >= self._num_guesses[index]:
             return False
         place = self._places[index]
-        behind = self._step.logit_rows[self._first_logits[index] + self._number] + 1
-        if self._step.token_ids[behind] != self._sampled.token_ids[place][-1]:
+        next_input = self._step.logit_rows[self._first_logits[index] + self._number] + 1
+        if self._step.token_ids[next_input] != self._sampled.token_ids[place][-1]:
             return False
         constraint = self._requests[place].constraint
         return constraint is None or not (constraint.is_terminated or constraint.failure is not None)

@@ -130,7 +130,7 @@ def run_phases(core: EngineCore, phases: list[Phase], *, keeps_steps: bool = Fal
         core.scheduler.set_guessing(phase.is_guessing)
         if phase.is_fresh:
             core.forget_blocks()
-        activity = DeviceActivity(is_wanted=phase.observes_device)
+        activity = DeviceActivity(is_enabled=phase.observes_device)
         with activity:
             result = run_workload(core, phase.requests, ready_s, concurrency=phase.concurrency, keeps_steps=keeps_steps)
         result = msgspec.structs.replace(result, name=phase.name, device_busy_share=activity.busy_share)

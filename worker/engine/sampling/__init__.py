@@ -1,1 +1,1 @@
-"""From logits to tokens: the parameters of the running requests as arrays, and what they change."""
+"""Sampling: the parameters of the running requests as arrays, the changes to logits, and the choice of tokens."""

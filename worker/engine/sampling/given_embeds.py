@@ -1,4 +1,4 @@
-"""The rows of a step that are not looked up by their token: prompts that are given as embeddings, and images."""
+"""Input embeddings that are not looked up by token id: prompt embeddings and image features."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..scheduling.request import Request
 
 
 @dataclass
-class GivenEmbeds:
-    """The ``E`` tokens of a step whose embeddings are given.
+class StepEmbeds:
+    """The ``E`` tokens of a step with embeddings from the request.
 
     Args:
-        places: ``[E]``, among the packed tokens.
-        rows: ``[E, hidden size]``, on the CPU, of the requests' dtypes made float32.
+        places: ``[E]``, indices among the packed tokens.
+        rows: ``[E, hidden size]``, on the CPU, converted from the requests' dtypes to float32.
     """
 
     places: NDArray[np.int64]
@@ -29,22 +29,20 @@ class GivenEmbeds:
 
 @dataclass
 class _RowEmbeds:
-    """What is given of one request: ``places [E]`` in its prompt, ascending, and ``rows [E, hidden size]``."""
+    """Embeddings of one request: ``places [E]`` in its prompt, ascending, and ``rows [E, hidden size]``."""
 
     places: NDArray[np.int64]
     rows: Tensor
 
 
-class GivenEmbedsTable:
-    """Those rows of the batch whose requests have prompt embeddings or images; empty, and free of cost, while none
-    has.
-    """
+class EmbedsTable:
+    """Embeddings by row of the batch. Empty, and without cost, while no request has prompt embeddings or images."""
 
     def __init__(self) -> None:
         self._rows: dict[int, _RowEmbeds] = {}
 
     def set_row(self, row: int, request: Request) -> None:
-        """Take up ``request`` in ``row``, if its prompt is embeddings or has images."""
+        """Store the embeddings of ``request`` in ``row``, if it has prompt embeddings or images."""
         if request.prompt_embeds is not None:
             embeds = _tensor(request.prompt_embeds)
             self._rows[row] = _RowEmbeds(np.arange(len(embeds)), embeds)
@@ -53,11 +51,11 @@ class GivenEmbedsTable:
             self._rows[row] = _RowEmbeds(places, torch.cat([image.features for image in request.images]))
 
     def forget_row(self, row: int) -> None:
-        """Drop ``row``, if it is here."""
+        """Drop ``row``, if it is stored."""
         self._rows.pop(row, None)
 
-    def take(self, step: StepInput) -> GivenEmbeds | None:
-        """What ``step`` computes of the given embeddings; None if that is nothing."""
+    def take(self, step: StepInput) -> StepEmbeds | None:
+        """Return the embeddings of the tokens of ``step``; None if it has none."""
         if not self._rows:
             return None
         places: list[NDArray[np.int64]] = []
@@ -73,7 +71,7 @@ class GivenEmbedsTable:
             if start < stop:
                 places.append(embeds.places[start:stop] + end - num_tokens)
                 rows.append(embeds.rows[start:stop].float())
-        return GivenEmbeds(np.concatenate(places), torch.cat(rows)) if places else None
+        return StepEmbeds(np.concatenate(places), torch.cat(rows)) if places else None
 
 
 def _tensor(embeds: PromptEmbeds) -> Tensor:

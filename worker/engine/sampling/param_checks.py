@@ -1,4 +1,4 @@
-"""What can be said of sampling parameters only by an engine, which knows the vocabulary and the prompt's tokens."""
+"""Checks of sampling parameters that need an engine, because they depend on the vocabulary and the prompt's tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from ....shared.errors import UnsupportedParameterError, ValidationError
 from ....shared.params.sampling import SamplingParams
 
-# They come in one record: 3.5 MB, which a worker process decodes in 200 ms and encodes in 22.
+# They are sent in one record: 3.5 MB, which a worker process decodes in 200 ms and encodes in 22 ms.
 MAX_PROMPT_LOGPROBS = 1 << 18
 
 
@@ -15,7 +15,7 @@ def check_params(params: SamplingParams, num_prompt_tokens: int, vocab_size: int
     """Refuse parameters that this engine cannot honour.
 
     Raises:
-        UnsupportedParameterError: no engine of this version can, or the model lacks what it takes.
+        UnsupportedParameterError: no engine of this version can, or the model lacks the tokens that it needs.
         ValidationError: token ids are not in the vocabulary, or no token would be left to choose.
     """
     params.check_supported()
@@ -50,7 +50,7 @@ def check_params(params: SamplingParams, num_prompt_tokens: int, vocab_size: int
     if params.prompt_logprobs is not None and num_logprobs > MAX_PROMPT_LOGPROBS:
         raise ValidationError(
             f"prompt_logprobs={params.prompt_logprobs} for a prompt of {num_prompt_tokens} tokens makes {num_logprobs} "
-            f"log probabilities, and at most {MAX_PROMPT_LOGPROBS} are told; ask for fewer alternatives or shorten it"
+            f"log probabilities, and at most {MAX_PROMPT_LOGPROBS} are sent; ask for fewer alternatives or shorten it"
         )
 
 
@@ -58,7 +58,7 @@ def check_in_vocabulary(name: str, token_ids: Collection[int], vocab_size: int) 
     """Refuse ids that are not in ``[0, vocab_size)``.
 
     Raises:
-        ValidationError: there is one; the message names the first.
+        ValidationError: an id is outside; the message names the first.
     """
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         wrong = next(t for t in token_ids if not 0 <= t < vocab_size)
@@ -66,10 +66,11 @@ def check_in_vocabulary(name: str, token_ids: Collection[int], vocab_size: int) 
 
 
 def _check_some_token_is_left(params: SamplingParams, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
-    """Refuse what leaves no token for certain; a sequence of several tokens may do so for a step, see ``token_rules``.
+    """Refuse parameters that can never leave a token.
 
-    Without a list of allowed tokens all that may be banned is counted, so that the sampler need not ask: only a
-    vocabulary of a few hundred tokens could be used up.
+    A bad word of several tokens may ban the last token for a single step; ``token_rules`` handles that. Without a list
+    of allowed tokens all tokens that may ever be banned count, so that the sampler need not check. Only a vocabulary of
+    a few hundred tokens could be exhausted.
     """
     bad_words = params.bad_words_token_ids or []
     ending = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else set(eos_token_ids))

@@ -1,6 +1,6 @@
-"""The random numbers of requests: a function of seed and position, and of nothing else.
+"""Random numbers of requests, which depend on seed and position alone.
 
-So a request draws the same numbers whoever shares its batch, and an engine that resumes it goes on in its stream.
+So a request draws the same numbers in any batch, and an engine that resumes it continues the same stream.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64 (Steele et al. 2014): every input bit reaches every output bit."""
+    """Apply the finaliser of splitmix64 (Steele et al. 2014): every input bit affects every output bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

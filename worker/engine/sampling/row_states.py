@@ -1,4 +1,4 @@
-"""What is kept from step to step for those rows of the batch whose requests want something out of the ordinary."""
+"""State kept between steps for rows of the batch with uncommon sampling parameters."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 
 class RowState(Protocol):
-    """What one request has come to."""
+    """State of one request."""
 
     def append(self, token_id: int) -> None:
-        """Note the next output token."""
+        """Record the next output token."""
         ...
 
 
@@ -20,7 +20,7 @@ State = TypeVar("State", bound=RowState)
 
 
 class RowStates(Generic[State]):
-    """A state for each such row. Most requests want nothing, and then this is empty and costs nothing."""
+    """States by row. Usually empty and without cost, since few requests need one."""
 
     def __init__(self) -> None:
         self._rows: dict[int, State] = {}
@@ -30,14 +30,14 @@ class RowStates(Generic[State]):
         self._rows.pop(row, None)
 
     def append_tokens(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
-        """Note one more output token of each row, both ``[R]``."""
+        """Record the next output token of each row, both ``[R]``."""
         if self._rows:
             for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
                 if row in self._rows:
                     self._rows[row].append(token_id)
 
     def _among(self, rows: NDArray[np.int64]) -> list[tuple[int, State]]:
-        """Those of ``rows``, ``[R]``, that have a state, by their index, with it."""
+        """Return the states of ``rows``, ``[R]``, each with its index; rows without a state are left out."""
         if not self._rows:
             return []
         return [(index, self._rows[row]) for index, row in enumerate(rows.tolist()) if row in self._rows]

@@ -1,9 +1,9 @@
 """Chooses the next tokens from logits.
 
-What single requests want changed comes first, in vLLM's order: rules about tokens (``token_rules.py``), an operator's
-own processors (``processed_rows.py``), penalties (``penalties.py``), a forced end of thinking (``thinking.py``),
-grammars (``structured/table.py``). Then filters, also in vLLM's order: temperature, ``min_p``, ``top_k``, ``top_p``. A
-row draws from what they leave with the one uniform number of its seed and position (``kernels/sampling``).
+Changes for single requests are applied first, in vLLM's order: rules about tokens (``token_rules.py``), the operator's
+processors (``processed_rows.py``), penalties (``penalties.py``), a forced end of thinking (``thinking.py``), grammars
+(``structured/table.py``). Filters follow, also in vLLM's order: temperature, ``min_p``, ``top_k``, ``top_p``. A row
+draws from the remaining tokens with one uniform number of its seed and position (``kernels/sampling``).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .randomness import uniforms
 from .sampling_table import SamplingRows
 
 
-def samples_rows_alone(logits: Tensor, rows: SamplingRows) -> bool:
-    """Whether ``sample`` works on each row by itself, so that its bits depend on no other row."""
+def samples_rows_independently(logits: Tensor, rows: SamplingRows) -> bool:
+    """Return whether ``sample`` processes each row independently, so that its bits depend on no other row."""
     is_plain = not rows.changes and rows.num_logprobs is None
     return is_plain and sampling.is_row_independent(logits, torch.from_numpy(rows.top_k))
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """Return one token id per row: ``[R, V]`` logits of any float dtype to ``[R]`` int64. ``logits`` may be changed."""
+    """Return one token id per row, ``[R]`` int64. ``logits``, ``[R, V]`` of any float dtype, may be overwritten."""
     for change in rows.changes:
         logits = change.apply(logits)
     if not rows.temperature.any():

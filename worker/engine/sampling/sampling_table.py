@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..scheduling.request import Request
 from ..structured.table import GrammarTable
-from .given_axes import GivenAxesTable
-from .given_embeds import GivenEmbedsTable
+from .given_axes import AxesTable
+from .given_embeds import EmbedsTable
 from .penalties import PenaltyTable
 from .processed_rows import ProcessorTable
 from .prompt_rows import PromptRowTable
@@ -20,21 +20,21 @@ from .thinking import ThinkingTable
 from .token_rules import TokenRuleTable
 from .visible_ends import VisibleEndsTable
 
-# Below it a division would overflow; vLLM draws the same line.
+# A division by less would overflow; vLLM has the same limit.
 GREEDY_TEMPERATURE = 1e-5
 NO_LOGPROBS = -1
 
 
 class LogitsChange(Protocol):
-    """What requests want changed in the logits of one step."""
+    """A change to the logits of one step."""
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Change ``logits``, ``[R, V]`` of any float dtype, each row by itself; in place if it can be done so."""
+        """Change ``logits``, ``[R, V]`` of any float dtype, each row independently; in place if possible."""
         ...
 
 
 class ChangeTable(Protocol):
-    """One kind of change, for those rows of the batch whose requests want it; empty while none does."""
+    """Changes of one kind by row of the batch; empty while no request needs them."""
 
     def set_row(self, row: int, request: Request) -> None: ...
 
@@ -47,16 +47,16 @@ class ChangeTable(Protocol):
 
 @dataclass
 class SamplingRows:
-    """What the sampler needs to know of the ``R`` requests that get a token.
+    """Sampling parameters of the ``R`` requests that get a token.
 
     Args:
-        temperature: ``[R]``, 0 for a row that takes its most probable token.
-        top_k, top_p, min_p: ``[R]``; a ``top_k`` of 0 keeps all.
+        temperature: ``[R]``, 0 for greedy rows.
+        top_k, top_p, min_p: ``[R]``; a ``top_k`` of 0 keeps all tokens.
         seeds: ``[R]``.
-        positions: ``[R]``, place of the new token among the output tokens.
-        changes: to the logits, in this order, before anything else.
-        num_logprobs: ``[R]``, how many alternatives each row's log probabilities shall have, or ``NO_LOGPROBS``; None
-            if no row asks.
+        positions: ``[R]``, index of the new token among the output tokens.
+        changes: changes to the logits, in the order in which they are applied before all else.
+        num_logprobs: ``[R]``, number of alternatives in each row's log probabilities, or ``NO_LOGPROBS``; None if no
+            row requests any.
     """
 
     temperature: NDArray[np.float32]
@@ -69,7 +69,7 @@ class SamplingRows:
     num_logprobs: NDArray[np.int64] | None = None
 
     def take(self, rows: NDArray[np.int64]) -> SamplingRows:
-        """The random part of some rows; ``changes`` have been applied before."""
+        """Select some rows, without ``changes``, which have been applied before, and without ``num_logprobs``."""
         return SamplingRows(
             self.temperature[rows],
             self.top_k[rows],
@@ -81,7 +81,7 @@ class SamplingRows:
 
 
 class SamplingTable:
-    """Sampling parameters by row of the batch, kept from step to step."""
+    """Sampling parameters by row of the batch, kept between steps."""
 
     def __init__(self, num_rows: int) -> None:
         self._num_prompt_tokens = np.zeros(num_rows, np.int64)
@@ -94,9 +94,9 @@ class SamplingTable:
             positions=np.zeros(num_rows, np.int64),
         )
         self._num_logprobs = np.full(num_rows, NO_LOGPROBS)
-        # What the last step took: the batch gives the same array again while its requests are the same.
-        self._taken_rows: NDArray[np.int64] | None = None
-        self._taken = self._rows
+        # Result of the last step: the batch passes the same array again while its requests are the same.
+        self._last_rows: NDArray[np.int64] | None = None
+        self._last_constants = self._rows
         # In the order in which they are applied.
         self._changes: tuple[ChangeTable, ...] = (
             TokenRuleTable(),
@@ -106,14 +106,14 @@ class SamplingTable:
             GrammarTable(),
         )
         self.prompt_rows = PromptRowTable()
-        self.given_embeds = GivenEmbedsTable()
-        self.given_axes = GivenAxesTable()
+        self.embeds = EmbedsTable()
+        self.axes = AxesTable()
         self.visible_ends = VisibleEndsTable()
 
     def set_row(self, row: int, request: Request) -> None:
         """Write the parameters of ``request`` into ``row``."""
         self.forget_row(row)
-        self._taken_rows = None
+        self._last_rows = None
         params = request.params
         self._num_prompt_tokens[row] = request.num_prompt_tokens
         is_greedy = params.temperature < GREEDY_TEMPERATURE
@@ -126,36 +126,36 @@ class SamplingTable:
         for table in self._changes:
             table.set_row(row, request)
         self.prompt_rows.set_row(row, request)
-        self.given_embeds.set_row(row, request)
-        self.given_axes.set_row(row, request)
+        self.embeds.set_row(row, request)
+        self.axes.set_row(row, request)
         self.visible_ends.set_row(row, request)
 
     def forget_row(self, row: int) -> None:
-        """Drop what ``row`` has beyond its numbers; its request has left."""
+        """Drop the state of ``row`` in all tables, after its request has left."""
         for table in self._changes:
             table.forget_row(row)
         self.prompt_rows.forget_row(row)
-        self.given_embeds.forget_row(row)
-        self.given_axes.forget_row(row)
+        self.embeds.forget_row(row)
+        self.axes.forget_row(row)
         self.visible_ends.forget_row(row)
 
     def append_tokens(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
-        """Note the new tokens of ``rows``, both ``[R]``."""
+        """Record the new tokens of ``rows``, both ``[R]``."""
         for table in self._changes:
             table.append_tokens(rows, token_ids)
 
     def take(self, rows: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> SamplingRows:
-        """The parameters of ``rows``, whose requests have ``num_tokens`` tokens, both ``[R]``."""
-        if rows is not self._taken_rows:
-            self._taken_rows, self._taken = rows, self._constants(rows)
+        """Return the parameters of ``rows``; their requests have ``num_tokens`` tokens; both ``[R]``."""
+        if rows is not self._last_rows:
+            self._last_rows, self._last_constants = rows, self._constants(rows)
         positions = num_tokens - self._num_prompt_tokens[rows]
         changes = [change for table in self._changes if (change := table.take(rows, positions)) is not None]
-        return replace(self._taken, positions=positions, changes=changes)
+        return replace(self._last_constants, positions=positions, changes=changes)
 
     def _constants(self, rows: NDArray[np.int64]) -> SamplingRows:
-        """What stays as it is while the requests of ``rows`` are the same."""
-        taken = self._rows.take(rows)
+        """Return the parameters that do not change while the requests of ``rows`` are the same."""
+        constants = self._rows.take(rows)
         num_logprobs = self._num_logprobs[rows]
         if num_logprobs.max(initial=NO_LOGPROBS) != NO_LOGPROBS:
-            taken.num_logprobs = num_logprobs
-        return taken
+            constants.num_logprobs = num_logprobs
+        return constants

@@ -1,8 +1,8 @@
-"""thinking_token_budget: the end of thinking is forced on a request that has thought for so many tokens.
+"""thinking_token_budget: forces the end of thinking after this many tokens.
 
-Thinking lasts from one token, ``<think>`` or what the model has in its place, to another. The prompt may begin it
-(chat templates do): then its last start counts, and the tokens behind that. A second start inside changes nothing, so a
-model cannot begin its count anew.
+Thinking lasts from one token, ``<think>`` or the model's equivalent, to another. The prompt may begin it (chat
+templates do): then the tokens after its last start count. A second start during thinking changes nothing, so a model
+cannot restart its count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .row_states import RowStates
 
 @dataclass
 class ForcedTokens:
-    """Rows of a step that get one certain token.
+    """Rows of a step with a forced token.
 
     Args:
         rows, token_ids: ``[F]``.
@@ -31,7 +31,7 @@ class ForcedTokens:
     token_ids: NDArray[np.int64]
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Leave those rows of ``logits``, ``[R, V]``, nothing else; in place."""
+        """Leave only the forced token in those rows of ``logits``, ``[R, V]``; in place."""
         rows, token_ids = (torch.from_numpy(array).to(logits.device) for array in (self.rows, self.token_ids))
         logits[rows] = float("-inf")
         logits[rows, token_ids] = 0.0
@@ -39,15 +39,15 @@ class ForcedTokens:
 
 
 class ThinkingTable(RowStates["_Thinking"]):
-    """Those rows of the batch whose requests have a budget, kept from step to step."""
+    """Rows of the batch with a thinking budget, kept between steps."""
 
     def set_row(self, row: int, request: Request) -> None:
-        """Begin to count for ``request`` in ``row``, if it has a budget."""
+        """Count the thinking tokens of ``request`` in ``row``, if it has a budget."""
         if request.params.is_thinking_limited and request.params.think_token_ids is not None:
             self._rows[row] = _Thinking(request)
 
     def take(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> ForcedTokens | None:
-        """The rows among ``rows``, ``[R]``, whose thinking ends now; None if there is none."""
+        """Return the rows among ``rows``, ``[R]``, with an exhausted budget; None if there are none."""
         forced = [(index, thinking.end) for index, thinking in self._among(rows) if thinking.is_exhausted]
         if not forced:
             return None
@@ -55,7 +55,7 @@ class ThinkingTable(RowStates["_Thinking"]):
 
 
 class _Thinking:
-    """Where one request stands; ``_num_tokens`` is how many it has thought, None outside of thinking."""
+    """State of one request; ``_num_tokens`` counts its thinking tokens, None outside of thinking."""
 
     def __init__(self, request: Request) -> None:
         budget, token_ids = request.params.thinking_token_budget, request.params.think_token_ids
@@ -64,7 +64,7 @@ class _Thinking:
         self._budget = budget
         self._start, self.end = token_ids
         self._num_tokens = num_thought(request.prompt_token_ids, *token_ids)
-        # Behind the thinking before a grammar, all is the grammar's: marks in its strings are text.
+        # With a grammar, thinking ends before the grammar begins: later thinking tokens are text in its strings.
         self._is_single = request.params.structured_outputs is not None
         self._is_over = False
         for token_id in request.token_ids[request.num_prompt_tokens :]:

@@ -1,7 +1,7 @@
-"""Which tokens a row may get: allowed_token_ids, bad_words, min_tokens and logit_bias, in vLLM's order.
+"""Rules about the next token: allowed_token_ids, bad_words, min_tokens and logit_bias, in vLLM's order.
 
-All are kept as lists of token ids, never as masks over the vocabulary (39 MB at 256 rows of 152k), and a step joins
-those of its rows. Like the penalties, what a row may get follows from ``Request.token_ids`` alone.
+All are stored as lists of token ids, not as masks over the vocabulary (39 MB at 256 rows of 152k); a step concatenates
+the lists of its rows. Like the penalties, the rules depend on ``Request.token_ids`` alone.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ class Places:
 
     @classmethod
     def of(cls, rows: list[int], token_ids: list[NDArray[np.int64]]) -> Places:
-        """Those of ``token_ids[i]`` in row ``rows[i]``."""
+        """Concatenate the places of ``token_ids[i]`` in row ``rows[i]``."""
         lengths = [len(ids) for ids in token_ids]
         return cls(np.repeat(np.array(rows, np.int64), lengths), np.concatenate([_NONE, *token_ids]))
 
     def on(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The index of these logits."""
+        """Return the index of these places in ``logits``."""
         return torch.from_numpy(self.rows).to(logits.device), torch.from_numpy(self.token_ids).to(logits.device)
 
 
 @dataclass
 class TokenRules:
-    """The rules of one step.
+    """Rules of one step.
 
     Args:
-        restricted: ``[A]``, the rows that may get allowed tokens only.
-        allowed: what those may get.
-        banned: what no row may get.
-        biased: no place comes twice.
-        bias: one per place of ``biased``.
+        restricted: ``[A]``, rows with a list of allowed tokens.
+        allowed: places that remain in those rows.
+        banned: places that are excluded.
+        biased: places with a bias; no place occurs twice.
+        bias: one value per place of ``biased``.
     """
 
     restricted: NDArray[np.int64]
@@ -61,12 +61,12 @@ class TokenRules:
     bias: NDArray[np.float32]
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Change ``logits``, ``[R, V]``, in place where that can be; each row by itself, whatever the others are."""
+        """Change ``logits``, ``[R, V]``, in place if possible; each row independently of the others."""
         if len(self.restricted):
             places = self.allowed.on(logits)
-            kept = logits[places]
+            allowed_logits = logits[places]
             logits[torch.from_numpy(self.restricted).to(logits.device)] = float("-inf")
-            logits[places] = kept
+            logits[places] = allowed_logits
         if len(self.banned.rows):
             logits[self.banned.on(logits)] = float("-inf")
         if len(self.bias):
@@ -76,39 +76,39 @@ class TokenRules:
 
 
 class TokenRuleTable(RowStates["_RequestRules"]):
-    """The rules of those rows of the batch whose requests have any, kept from step to step."""
+    """Rules by row of the batch, kept between steps."""
 
     def set_row(self, row: int, request: Request) -> None:
-        """Take up the rules of ``request`` in ``row``, if it has any."""
+        """Store the rules of ``request`` in ``row``, if it has any."""
         params = request.params
         has_ending = params.min_tokens > 0 and bool(request.ending_token_ids)
         if has_ending or params.logit_bias or params.bad_words_token_ids or params.allowed_token_ids is not None:
             self._rows[row] = _RequestRules(request)
 
     def take(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> TokenRules | None:
-        """What to change in the logits of ``rows``; None if none has a rule.
+        """Return the rules of ``rows``; None if no row has any.
 
         Args:
             rows: ``[R]``.
-            positions: ``[R]``, places of their next tokens among the output tokens.
+            positions: ``[R]``, indices of their next tokens among the output tokens.
         """
-        found = self._among(rows)
-        if not found:
+        ruled = self._among(rows)
+        if not ruled:
             return None
-        indices = [index for index, _ in found]
-        restricted = [(index, rules.allowed) for index, rules in found if rules.allowed is not None]
+        indices = [index for index, _ in ruled]
+        restricted = [(index, rules.allowed) for index, rules in ruled if rules.allowed is not None]
         restricted_rows = [index for index, _ in restricted]
         return TokenRules(
             restricted=np.array(restricted_rows, np.int64),
             allowed=Places.of(restricted_rows, [allowed for _, allowed in restricted]),
-            banned=Places.of(indices, [rules.banned_ids(int(positions[index])) for index, rules in found]),
-            biased=Places.of(indices, [rules.biased_ids for _, rules in found]),
-            bias=np.concatenate([rules.bias for _, rules in found]),
+            banned=Places.of(indices, [rules.banned_ids(int(positions[index])) for index, rules in ruled]),
+            biased=Places.of(indices, [rules.biased_ids for _, rules in ruled]),
+            bias=np.concatenate([rules.bias for _, rules in ruled]),
         )
 
 
 class _RequestRules:
-    """The rules of one request. ``allowed`` is None where any token is."""
+    """Rules of one request. ``allowed`` is None if any token is allowed."""
 
     def __init__(self, request: Request) -> None:
         params = request.params
@@ -121,11 +121,11 @@ class _RequestRules:
         self._ending = np.array(sorted(request.ending_token_ids), np.int64)
 
     def append(self, token_id: int) -> None:
-        """Note the next output token."""
+        """Record the next output token."""
         self.bad_words.append(token_id)
 
     def banned_ids(self, position: int) -> NDArray[np.int64]:
-        """What the token at ``position`` may not be. Where an allowed list would be left empty, less is banned."""
+        """Return the tokens banned at ``position``; fewer if they would leave no allowed token."""
         bad = self.bad_words.banned_ids()
         both = np.concatenate([bad, self._ending]) if position < self._min_tokens else bad
         if self.allowed is None or not len(both):

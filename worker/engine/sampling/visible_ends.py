@@ -1,4 +1,4 @@
-"""The rows of the batch whose prompts have tokens that see what follows them: images of models that look at them so."""
+"""Rows of the batch with prompt tokens that attend to later tokens: images of models with bidirectional attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ Ends = NDArray[np.int64]
 
 
 def visible_ends(images: Sequence[ImageSpan], num_tokens: int) -> Ends:
-    """Where what each of the first ``num_tokens`` tokens sees ends: behind itself, or behind its part of an image."""
+    """Return the end of the range that each of the first ``num_tokens`` tokens attends to: after the token itself, or
+    after its run of image tokens.
+    """
     ends = np.arange(1, num_tokens + 1)
     for image in images:
         for first, end in image.wholes:
@@ -24,22 +26,22 @@ def visible_ends(images: Sequence[ImageSpan], num_tokens: int) -> Ends:
 
 
 class VisibleEndsTable:
-    """Empty, and free of cost, while no request has such an image."""
+    """Visible ends by row. Empty, and without cost, while no request has such an image."""
 
     def __init__(self) -> None:
         self._rows: dict[int, Ends] = {}
 
     def set_row(self, row: int, request: Request) -> None:
-        """Take up ``request`` in ``row``, if it has such images."""
+        """Store the visible ends of ``request`` in ``row``, if it has such images."""
         if any(image.wholes for image in request.images):
             self._rows[row] = visible_ends(request.images, request.num_prompt_tokens)
 
     def forget_row(self, row: int) -> None:
-        """Drop ``row``, if it is here."""
+        """Drop ``row``, if it is stored."""
         self._rows.pop(row, None)
 
     def take(self, step: StepInput) -> Ends | None:
-        """``[T]``, see ``kernels.paged_attention.PagedBatch``; None if no token of ``step`` sees beyond itself."""
+        """Return ``[T]``, see ``kernels.paged_attention.PagedBatch``; None if the attention of ``step`` is causal."""
         if not self._rows:
             return None
         ends = step.positions + 1
@@ -47,8 +49,8 @@ class VisibleEndsTable:
         for row, num_tokens, num_new_tokens in zip(
             step.rows.tolist(), step.seq_lens.tolist(), step.query_lens.tolist(), strict=True
         ):
-            if (own := self._rows.get(row)) is not None:
-                known = own[num_tokens - num_new_tokens : num_tokens]
-                ends[token : token + len(known)] = known
+            if (row_ends := self._rows.get(row)) is not None:
+                new_ends = row_ends[num_tokens - num_new_tokens : num_tokens]
+                ends[token : token + len(new_ends)] = new_ends
             token += num_new_tokens
         return None if np.array_equal(ends, step.positions + 1) else ends
