@@ -116,7 +116,7 @@ class EngineControl(ClientCore):
         return await self._reset_input_cache(MULTIMODAL, options)
 
     async def reset_encoder_cache(self, **options: Unpack[CallOptions]) -> dict[str, int]:
-        """Forget what the model's tower has made of images; returns of how many, by engine."""
+        """Forget the vision encoder's features of images; return their number by engine."""
         return await self._reset_input_cache(ENCODER, options)
 
     async def _reset_input_cache(self, cache: str, options: CallOptions) -> dict[str, int]:

@@ -94,7 +94,7 @@ ENGINES = (
     ),
     MetricSpec("mm_cache_queries", COUNTER, "Images looked for among those kept", OF_ENGINE, is_vllms=True),
     MetricSpec("mm_cache_hits", COUNTER, "Of these, those whose features were kept", OF_ENGINE, is_vllms=True),
-    MetricSpec("images_processed", COUNTER, "Images decoded and cut up for the model's tower", OF_ENGINE),
+    MetricSpec("images_processed", COUNTER, "Images decoded and processed for the model's vision encoder", OF_ENGINE),
     MetricSpec("image_cache_bytes", GAUGE, "Host memory that kept images and their features take", OF_ENGINE),
     MetricSpec("engine_steps", COUNTER, "Steps of the engine", OF_ENGINE),
     MetricSpec("engine_prefill_tokens", COUNTER, "Tokens computed in prefills; recomputed ones count again", OF_ENGINE),

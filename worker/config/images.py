@@ -23,8 +23,8 @@ MaxImages = Annotated[
 ImageCacheMemory = Annotated[
     int,
     Option(
-        "memory for what was made of earlier images, so that one which comes again is not computed again: half for "
-        "processed images, half for what the model's tower made of them",
+        "memory for results of earlier images, so that an image that is sent again is not computed again: half for "
+        "processed images, half for the vision encoder's features of them",
         Size(0, 1 << 50),
         default="512MiB",
         group=_GROUP,

@@ -199,7 +199,7 @@ def _make_adapters(config: EngineConfig, model: LoadedModel) -> AdapterLibrary |
         is_deterministic=config.deterministic,
     )
     folder = Path(config.lora_folder) if config.lora_folder else None
-    return AdapterLibrary(model.adapters, max_held=config.max_cpu_loras, folder=folder)
+    return AdapterLibrary(model.adapters, max_adapters=config.max_cpu_loras, folder=folder)
 
 
 def _token_budget(config: EngineConfig, model: LoadedModel) -> int:

@@ -1,1 +1,1 @@
-"""Adapters of an engine: loaded beside the step loop, kept in host memory, in slots while requests run with them."""
+"""Adapters of an engine: loaded by a thread, kept in host memory, and in device slots while requests run with them."""

@@ -1,8 +1,8 @@
-"""Requests that wait for their adapters, and the adapters that engines have for them.
+"""Requests that wait for their adapters, and the adapters of the engine.
 
-A request comes here before it goes to the scheduler. Its adapter is on the shelf, or a thread reads it, once for all
-that ask for it at a time; the step loop only looks whether that is done. While all that are on the shelf are used by
-others, it waits, and those behind it do too: nothing overtakes it for the place.
+A request is handled here before the scheduler. If its adapter is not in memory, a thread reads it, once for all
+requests that need it at the time; the step loop only checks whether the thread is done. While all adapters in memory
+are in use, the request waits, and so do later ones that need a load, so that none overtakes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...models.adapters.load import LoadedAdapter, load_adapter
 from ...models.adapters.slots import AdapterSlots
 from ..scheduling.request import NO_LORA, Request, RequestStatus
 from ..structured.threads import CompileThreads, Task
-from .shelf import AdapterShelf, HeldAdapter
+from .pool import AdapterEntry, AdapterPool
 
 NUM_THREADS = 1
 LOAD_FAILED = "adapter_load_failed"
@@ -37,30 +37,31 @@ class _Waiting:
 
 
 class AdapterLibrary:
-    """See ``scheduling.admission.adapters.Adapters``, and ``engine.control.adapters`` for what else it is asked.
+    """Implements ``scheduling.admission.adapters.Adapters``, and the operations of ``engine.control.adapters``.
 
     Args:
-        max_held: most adapters in host memory, at least as many as slots.
-        folder: where adapters lie by their digests; None for nowhere.
-        load: reads one; a test holds it up.
+        max_adapters: limit on adapters in host memory, at least the number of slots.
+        folder: folder with adapters by digest; None for none.
+        load: reads an adapter; a parameter, so that tests can delay it.
     """
 
     def __init__(
         self,
         slots: AdapterSlots,
         *,
-        max_held: int,
+        max_adapters: int,
         folder: Path | None,
         load: Callable[[Path, str, AdapterSlots], LoadedAdapter] = load_adapter,
     ) -> None:
-        self._shelf = AdapterShelf(slots, max_held)
+        self._pool = AdapterPool(slots, max_adapters)
         self._folder = folder
         self._load = load
         self._threads = CompileThreads(NUM_THREADS, NUM_THREADS, "adapter")
         self._loading: dict[tuple[str, str], Task] = {}
-        self._called: dict[tuple[str, str], Task] = {}
+        # Loads that an operator requested.
+        self._operator_loads: dict[tuple[str, str], Task] = {}
         self._waiting: dict[str, _Waiting] = {}
-        self._of_request: dict[str, HeldAdapter] = {}
+        self._of_request: dict[str, AdapterEntry] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -69,20 +70,20 @@ class AdapterLibrary:
         return request_id in self._waiting
 
     def check(self, adapter: LoRARequest | None) -> None:
-        """Any may be named: whether there is one shows when it is loaded."""
+        """Accept any adapter: whether it exists is known after the load."""
 
     def add(self, request: Request) -> bool:
         assert request.lora_request is not None
-        held = self._shelf.get(request.lora_request.digest)
-        if held is not None:
-            self._bind(request, request.lora_request, held)
+        entry = self._pool.get(request.lora_request.digest)
+        if entry is not None:
+            self._bind(request, request.lora_request, entry)
             return True
         request.move_to(RequestStatus.WAITING_FOR_ADAPTER)
         self._waiting[request.request_id] = _Waiting(request, request.lora_request)
         return False
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """What is being read for them is read to its end, and kept."""
+        """Forget these requests. Adapters being read for them are loaded and kept."""
         for request_id in request_ids:
             waiting = self._waiting.pop(request_id, None)
             if waiting is not None:
@@ -100,151 +101,153 @@ class AdapterLibrary:
         may_load = True
         for request_id, waiting in list(self._waiting.items()):
             try:
-                held = self._advance(waiting, may_load=may_load)
-            except PenstockError as refused:
-                ready.append(self._fail(request_id, RequestError(refused.code, str(refused), refused.retryable)))
-            except Exception as failed:  # of torch, of a file system
-                error = RequestError(LOAD_FAILED, f"lora_request: {type(failed).__name__}: {failed}", retryable=True)
-                ready.append(self._fail(request_id, error))
+                entry = self._advance(waiting, may_load=may_load)
+            except PenstockError as error:
+                ready.append(self._fail(request_id, RequestError(error.code, str(error), error.retryable)))
+            except Exception as error:  # torch and file systems may raise anything
+                reason = f"lora_request: {type(error).__name__}: {error}"
+                ready.append(self._fail(request_id, RequestError(LOAD_FAILED, reason, retryable=True)))
             else:
-                if held is not None:
+                if entry is not None:
                     del self._waiting[request_id]
                     waiting.request.move_to(RequestStatus.WAITING)
-                    self._bind(waiting.request, waiting.adapter, held)
+                    self._bind(waiting.request, waiting.adapter, entry)
                     ready.append((waiting.request, None))
                 elif waiting.task is None:
                     may_load = False
-        self._keep_what_nobody_waits_for()
+        self._keep_aborted_loads()
         return ready
 
     def hold(self, request: Request) -> bool:
-        held = self._of_request.get(request.request_id)
-        if held is None:
+        entry = self._of_request.get(request.request_id)
+        if entry is None:
             return True
-        if not self._shelf.enter_slot(held):
+        if not self._pool.enter_slot(entry):
             return False
-        assert held.slot is not None
-        held.num_running += 1
-        request.lora_index = held.slot
+        assert entry.slot is not None
+        entry.num_running += 1
+        request.lora_index = entry.slot
         return True
 
     def let_go(self, request: Request) -> None:
-        held = self._of_request.get(request.request_id)
-        if held is None:
+        entry = self._of_request.get(request.request_id)
+        if entry is None:
             return
         if request.lora_index != NO_LORA:
-            held.num_running -= 1
+            entry.num_running -= 1
             request.lora_index = NO_LORA
         if request.is_finished:
             del self._of_request[request.request_id]
-            held.num_users -= 1
-            if held.is_leaving and not held.num_users:
-                self._shelf.drop(held)
+            entry.num_users -= 1
+            if entry.is_leaving and not entry.num_users:
+                self._pool.drop(entry)
 
     def take_digests(self) -> list[str] | None:
-        return self._shelf.take_digests()
+        return self._pool.take_digests()
 
     def load(self, adapter: LoRARequest) -> bool | None:
-        """Load it for requests to come; False if it is here already, None while it is being read: ask again.
+        """Load an adapter for later requests; return False if it is loaded already, None while it is being read.
+
+        Call it again after None.
 
         Raises:
-            EngineStateError: all that are here are used or pinned.
+            EngineStateError: all adapters in memory are in use or pinned.
             AdapterFileError, UnsupportedAdapterError: see ``load_adapter``.
         """
-        key, held = _key_of(adapter), self._shelf.get(adapter.digest)
-        task = self._called.get(key)
-        if task is None and held is None:
+        key, entry = _key_of(adapter), self._pool.get(adapter.digest)
+        task = self._operator_loads.get(key)
+        if task is None and entry is None:
             task = self._loading.get(key) or self._begin(adapter)
             if task is None:
                 raise EngineStateError("add_lora: all adapters in memory (--max-cpu-loras) are used or pinned")
-            self._called[key] = task
+            self._operator_loads[key] = task
         if task is not None:
             if not task.is_done:
                 return None
-            del self._called[key]
-            held = self._take(task)
-        assert held is not None
-        held.is_leaving = False
-        self._shelf.name(held, adapter.lora_int_id)
-        return task is not None and task.result is held.loaded
+            del self._operator_loads[key]
+            entry = self._finish_load(task)
+        assert entry is not None
+        entry.is_leaving = False
+        self._pool.name(entry, adapter.lora_int_id)
+        return task is not None and task.result is entry.loaded
 
     def remove(self, lora_id: int) -> bool:
-        """Unload it, once the requests that have it have ended; False if it is not loaded."""
-        held = self._shelf.by_id(lora_id)
-        if held is None or held.is_leaving:
+        """Unload an adapter after its requests have ended; return False if it is not loaded."""
+        entry = self._pool.by_id(lora_id)
+        if entry is None or entry.is_leaving:
             return False
-        held.is_pinned, held.is_leaving = False, True
-        if not held.num_users:
-            self._shelf.drop(held)
+        entry.is_pinned, entry.is_leaving = False, True
+        if not entry.num_users:
+            self._pool.drop(entry)
         return True
 
     def ids(self) -> list[int]:
-        """Numbers of those that are loaded, sorted."""
-        return self._shelf.ids()
+        """Return the ids of the loaded adapters, sorted."""
+        return self._pool.ids()
 
     def pin(self, lora_id: int) -> bool:
-        """Keep it, whatever others come; False if it is not loaded. Raises ``EngineStateError``: see the shelf."""
-        held = self._shelf.by_id(lora_id)
-        if held is None or held.is_leaving:
+        """Pin an adapter in memory; return False if it is not loaded. Raises as ``AdapterPool.pin``."""
+        entry = self._pool.by_id(lora_id)
+        if entry is None or entry.is_leaving:
             return False
-        self._shelf.pin(held)
+        self._pool.pin(entry)
         return True
 
     def unpin(self, lora_id: int) -> bool:
-        """Keep it no longer than others; False if it is not loaded, or was not pinned."""
-        held = self._shelf.by_id(lora_id)
-        was_pinned = held is not None and held.is_pinned
-        if held is not None:
-            held.is_pinned = False
+        """Unpin an adapter; return False if it is not loaded, or was not pinned."""
+        entry = self._pool.by_id(lora_id)
+        was_pinned = entry is not None and entry.is_pinned
+        if entry is not None:
+            entry.is_pinned = False
         return was_pinned
 
-    def _advance(self, waiting: _Waiting, *, may_load: bool) -> HeldAdapter | None:
-        """The adapter of a request that waits; None while there is none. Raises why there will be none."""
+    def _advance(self, waiting: _Waiting, *, may_load: bool) -> AdapterEntry | None:
+        """Return the adapter of a waiting request; None while it is not loaded. Raises the error of its load."""
         adapter = waiting.adapter
-        held = self._shelf.get(adapter.digest)
-        if held is not None:
-            return held
+        entry = self._pool.get(adapter.digest)
+        if entry is not None:
+            return entry
         if waiting.task is None:
             waiting.task = self._loading.get(_key_of(adapter))
         if waiting.task is None and may_load:
             waiting.task = self._begin(adapter)
         if waiting.task is None or not waiting.task.is_done:
             return None
-        return self._take(waiting.task)
+        return self._finish_load(waiting.task)
 
     def _begin(self, adapter: LoRARequest) -> Task | None:
-        """Have it read by the thread; None if there would be no room for it."""
-        if not self._shelf.make_room(1 + len(self._loading)):
+        """Let the thread read an adapter; return None if it would not fit into memory."""
+        if not self._pool.make_room(1 + len(self._loading)):
             return None
         task = self._loading[_key_of(adapter)] = self._threads.submit(lambda _: self._read(adapter))
         return task
 
-    def _take(self, task: Task) -> HeldAdapter:
-        """What a task that is done has read; raises why it could not."""
+    def _finish_load(self, task: Task) -> AdapterEntry:
+        """Add the adapter of a completed task; raise the task's error if it has one."""
         self._loading = {key: other for key, other in self._loading.items() if other is not task}
         if isinstance(task.error, Exception):
             raise task.error
         if task.error is not None:
             raise RuntimeError(f"{type(task.error).__name__}: {task.error}") from task.error
-        # One that was asked for without its digest may be here already.
-        return self._shelf.get(task.result.digest) or self._shelf.put(task.result)
+        # An adapter that was requested without its digest may be loaded already.
+        return self._pool.get(task.result.digest) or self._pool.put(task.result)
 
-    def _keep_what_nobody_waits_for(self) -> None:
-        """Its requests were aborted while it was read."""
-        wanted = {*(id(waiting.task) for waiting in self._waiting.values()), *map(id, self._called.values())}
-        for task in [task for task in self._loading.values() if task.is_done and id(task) not in wanted]:
+    def _keep_aborted_loads(self) -> None:
+        """Keep adapters that were read for requests aborted meanwhile."""
+        needed = {*(id(waiting.task) for waiting in self._waiting.values()), *map(id, self._operator_loads.values())}
+        for task in [task for task in self._loading.values() if task.is_done and id(task) not in needed]:
             try:
-                self._take(task)
+                self._finish_load(task)
             except Exception as error:
                 log.warning("adapter_load_failed", error=f"{type(error).__name__}: {error}")
 
-    def _bind(self, request: Request, adapter: LoRARequest, held: HeldAdapter) -> None:
-        """From now on until it is finished ``request`` has that adapter."""
-        held.num_users += 1
-        held.is_leaving = False
-        self._shelf.name(held, adapter.lora_int_id)
-        self._of_request[request.request_id] = held
-        request.extra_keys = (*request.extra_keys, f"lora {held.digest}")
+    def _bind(self, request: Request, adapter: LoRARequest, entry: AdapterEntry) -> None:
+        """Assign an adapter to ``request`` until the request is finished."""
+        entry.num_users += 1
+        entry.is_leaving = False
+        self._pool.name(entry, adapter.lora_int_id)
+        self._of_request[request.request_id] = entry
+        request.extra_keys = (*request.extra_keys, f"lora {entry.digest}")
 
     def _fail(self, request_id: str, error: RequestError) -> tuple[Request, RequestError]:
         request = self._waiting.pop(request_id).request
@@ -252,9 +255,9 @@ class AdapterLibrary:
         return request, error
 
     def _read(self, adapter: LoRARequest) -> LoadedAdapter:
-        """In a thread beside the loop."""
+        """Read an adapter, in the thread."""
         started = time.monotonic()
-        loaded = self._load(self._folder_of(adapter), adapter.digest, self._shelf.slots)
+        loaded = self._load(self._folder_of(adapter), adapter.digest, self._pool.slots)
         log.info(
             "adapter_loaded",
             digest=loaded.digest,
@@ -265,19 +268,19 @@ class AdapterLibrary:
         return loaded
 
     def _folder_of(self, adapter: LoRARequest) -> Path:
-        named = Path(adapter.lora_path)
-        if self._folder is not None and adapter.digest and not (named.is_absolute() and named.is_dir()):
+        path = Path(adapter.lora_path)
+        if self._folder is not None and adapter.digest and not (path.is_absolute() and path.is_dir()):
             by_digest = self._folder / adapter.digest
-            if by_digest.is_dir() or not named.is_absolute():
+            if by_digest.is_dir() or not path.is_absolute():
                 return by_digest
-        if not named.is_absolute():
+        if not path.is_absolute():
             raise AdapterFileError(
-                f"lora_path {adapter.lora_path!r} is no absolute path, and this engine has no folder of adapters where "
-                f"its digest could be looked for; give a path that all hosts have, or start workers with --lora-folder"
+                f"lora_path {adapter.lora_path!r} is not an absolute path, and this engine has no folder of adapters "
+                f"by digest; give a path that all hosts have, or start workers with --lora-folder"
             )
-        return named
+        return path
 
 
 def _key_of(adapter: LoRARequest) -> tuple[str, str]:
-    """What is read once for all that ask for it."""
+    """Return the key by which requests share a load."""
     return adapter.digest, "" if adapter.digest else adapter.lora_path

@@ -1,1 +1,1 @@
-"""From the bytes of images to features in the place of a prompt's tokens."""
+"""Converts images into features that replace placeholder tokens of a prompt."""

@@ -1,12 +1,13 @@
 """Requests that wait for their images.
 
-A message with images comes here before it becomes a request. A thread decodes and processes each image, once for all
-that wait for the same; Pillow and numpy let the step loop go on meanwhile. Then the tower makes features, in the loop's
-own thread, since it computes on the engine's device: one image between two steps, so that those who are generating wait
-for no more than one. With the features of all its images the message has its prompt, and goes the way of any other.
+A message with images is processed here before it becomes a request. A thread decodes and processes each image, once for
+all messages with the same image; Pillow and numpy release the GIL, so the step loop continues meanwhile. Then the
+vision encoder computes features in the loop's thread, because it uses the engine's device: one image between two steps,
+so that running requests wait for no more than one. With the features of all its images the message has its prompt, and
+continues as any other.
 
-What was made of an image is kept by tenant, cache salt and digest, as blocks of the KV cache are: nobody learns from a
-quick answer what others have shown.
+Results are cached by tenant, cache salt and digest, like blocks of the KV cache, so that a client cannot learn from a
+quick answer which images others have sent.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class _Key(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EncodedImage:
-    """What the tower has made of an image; ``features [num_placeholders, hidden size]`` on the CPU."""
+    """Result of the vision encoder for an image; ``features [num_placeholders, hidden size]`` on the CPU."""
 
     tokens: ImageTokens
     features: Any
@@ -63,20 +64,20 @@ class EncodedImage:
 class _Waiting:
     message: EngineCoreRequest
     images: list[ImageInput]
-    found: dict[_Key, EncodedImage]
+    encoded: dict[_Key, EncodedImage]
 
 
 class ImageAdmission:
-    """Gives each message with images the tokens and features that stand for them.
+    """Adds tokens and features to each message with images.
 
     Args:
-        max_images: of one message.
+        max_images: limit per message.
         cache_bytes: for processed images and for features, half each.
-        busy: entered while the tower computes, which may take long.
+        busy: context that is entered while the vision encoder computes, which may take long.
 
     Attributes:
-        num_processed, num_encoded: images since the start; those that were found in a cache do not count.
-        num_cache_hits: those of messages whose features were found.
+        num_processed, num_encoded: images since the start, without cache hits.
+        num_cache_hits: images of messages with cached features.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class ImageAdmission:
         self._processed: ImageCache[ProcessedImage] = ImageCache(cache_bytes // 2)
         self._encoded: ImageCache[EncodedImage] = ImageCache(cache_bytes // 2)
         self._tasks: dict[_Key, Task] = {}
-        # What somebody waits for, whatever the cache has room for.
+        # Images that messages wait for, whether or not they fit into the cache.
         self._unencoded: dict[_Key, ProcessedImage] = {}
         self._waiting: dict[str, _Waiting] = {}
         self.num_processed = 0
@@ -110,10 +111,10 @@ class ImageAdmission:
         return request_id in self._waiting
 
     def add(self, message: EngineCoreRequest) -> None:
-        """Let ``message`` wait for its images; ``take_ready`` gives it back.
+        """Let ``message`` wait for its images until ``take_ready`` returns it.
 
         Raises:
-            ValidationError: it has too many of them, or asks for what cannot be had with images.
+            ValidationError: it has too many images, or parameters that cannot be combined with images.
         """
         images = message.images or []
         check_images_served(message, self._max_images, "")
@@ -124,61 +125,61 @@ class ImageAdmission:
         self._waiting[message.request_id] = _Waiting(message, images, {})
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Forget these requests; what is processed for them goes on and is kept."""
+        """Forget these requests. Images being processed for them are finished and cached."""
         for request_id in request_ids:
             self._waiting.pop(request_id, None)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a thread has done something, at most ``timeout_s``; not while the tower has work."""
+        """Wait at most ``timeout_s`` until a thread has a result; return immediately if the encoder has work."""
         if self._tasks and not self._unencoded and not any(task.is_done for task in self._tasks.values()):
             self._threads.wait(timeout_s)
 
     def take_ready(self) -> list[ReadyMessage]:
-        """Messages that wait no longer, in their order, each with its whole prompt or with why it has none."""
+        """Return the messages that no longer wait, in order, each with its complete prompt or an error."""
         ready: list[ReadyMessage] = []
         may_encode = True
         for request_id, waiting in list(self._waiting.items()):
             try:
                 for index, image in enumerate(waiting.images):
                     may_encode = self._advance(waiting, index, image, may_encode) and may_encode
-                if any(self._key(waiting, image) not in waiting.found for image in waiting.images):
+                if any(self._key(waiting, image) not in waiting.encoded for image in waiting.images):
                     continue
                 ready.append(self._complete(waiting))
             except PenstockError as error:
                 ready.append(ReadyMessage(waiting.message, (), RequestError(error.code, str(error), error.retryable)))
-            except BaseException as error:  # of the tower, or of a library of images, whose panic is no Exception
+            except BaseException as error:  # a panic of an image library is no Exception
                 log.exception("image_failed", request_id=request_id)
-                told = f"images: the model's tower failed: {type(error).__name__}"
-                ready.append(ReadyMessage(waiting.message, (), RequestError(FAILED, told, retryable=True)))
+                reason = f"images: the model's vision encoder failed: {type(error).__name__}"
+                ready.append(ReadyMessage(waiting.message, (), RequestError(FAILED, reason, retryable=True)))
             del self._waiting[request_id]
         if not self._waiting:
-            # Nobody waits for what aborted requests have left behind.
+            # No message waits, so drop the leftovers of aborted requests.
             self._tasks = {key: task for key, task in self._tasks.items() if not task.is_done}
             self._unencoded.clear()
         return ready
 
     def stats(self) -> ImageStats:
-        """What was computed and is kept."""
+        """Return counters and cache sizes."""
         num_bytes = self._processed.num_bytes + self._encoded.num_bytes
         return ImageStats(self.num_cache_hits, self.num_encoded, self.num_processed, num_bytes)
 
     def forget_processed(self) -> int:
-        """Forget processed images; returns how many."""
+        """Clear the cache of processed images; return how many it had."""
         return self._processed.clear()
 
     def forget_encoded(self) -> int:
-        """Forget what the tower has made; returns of how many images. Requests under way keep theirs."""
+        """Clear the cache of features; return how many images it had. Running requests keep theirs."""
         return self._encoded.clear()
 
     def _advance(self, waiting: _Waiting, index: int, image: ImageInput, may_encode: bool) -> bool:
-        """Bring one image of a message further, if it can be; False if the tower has computed for it."""
+        """Advance one image of a message, if possible; return False if the vision encoder was used for it."""
         key = self._key(waiting, image)
-        if key in waiting.found:
+        if key in waiting.encoded:
             return True
         encoded = self._encoded.get(key)
         if encoded is not None:
             self.num_cache_hits += 1
-            waiting.found[key] = encoded
+            waiting.encoded[key] = encoded
             return True
         processed = self._process(key, index, image)
         if processed is None or not may_encode:
@@ -186,21 +187,21 @@ class ImageAdmission:
         with self._busy():
             features = self._vision.encoder.encode(processed)
         self.num_encoded += 1
-        waiting.found[key] = encoded = EncodedImage(processed.tokens, features)
+        waiting.encoded[key] = encoded = EncodedImage(processed.tokens, features)
         self._encoded.put(key, encoded)
         del self._unencoded[key]
         return False
 
     def _process(self, key: _Key, index: int, image: ImageInput) -> ProcessedImage | None:
-        """The processed image, once there is one.
+        """Return the processed image; None while it is being processed.
 
         Raises:
-            ValidationError: it is not to be had from these bytes.
+            ValidationError: these bytes cannot be processed.
         """
-        known = self._unencoded.get(key) or self._processed.get(key)
-        if known is not None:
-            self._unencoded[key] = known
-            return known
+        processed = self._unencoded.get(key) or self._processed.get(key)
+        if processed is not None:
+            self._unencoded[key] = processed
+            return processed
         task = self._tasks.get(key)
         if task is None:
             self._tasks[key] = self._threads.submit(lambda _: self._decode_and_process(image))
@@ -223,20 +224,20 @@ class ImageAdmission:
 
     def _decode_and_process(self, image: ImageInput) -> ProcessedImage:
         if not image.data:
-            raise ValidationError("its bytes did not come")
+            raise ValidationError("its bytes are missing")
         if digest_of(image.data) != image.digest:
-            raise ValidationError("its bytes are not those that its digest is of; send it again")
+            raise ValidationError("its bytes do not match its digest; send it again")
         return self._vision.processor.process(decode_image(image.data))
 
     def _complete(self, waiting: _Waiting) -> ReadyMessage:
-        found = [
+        images = [
             (bytes.fromhex(image.digest), encoded.tokens, encoded.features)
             for image in waiting.images
-            for encoded in (waiting.found[self._key(waiting, image)],)
+            for encoded in (waiting.encoded[self._key(waiting, image)],)
         ]
         message = waiting.message
         processor = self._vision.processor
-        token_ids, spans = expand(message.prompt_token_ids or [], processor.image_token_id, found, processor.joiner)
+        token_ids, spans = expand(message.prompt_token_ids or [], processor.image_token_id, images, processor.joiner)
         check_wholes(spans, self._vision.longest_bidirectional)
         whole = msgspec.structs.replace(message, prompt_token_ids=token_ids, images=None)
         return ReadyMessage(whole, spans, None)

@@ -1,4 +1,4 @@
-"""What was made of images, kept within a budget of bytes."""
+"""Cache of processed and encoded images with a limit in bytes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Hashable
 from typing import Generic, Protocol, TypeVar
 
 
-class Sized(Protocol):
-    """Something that says how much memory it takes."""
+class HasNumBytes(Protocol):
+    """A value with a size in bytes."""
 
     @property
     def num_bytes(self) -> int: ...
 
 
-Value = TypeVar("Value", bound=Sized)
+Value = TypeVar("Value", bound=HasNumBytes)
 
 
 class ImageCache(Generic[Value]):
-    """Drops what was not asked for the longest. Of one thread.
+    """Cache that drops the least recently used values. For a single thread.
 
     Args:
-        max_bytes: 0 keeps nothing.
+        max_bytes: 0 to cache nothing.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -33,17 +33,17 @@ class ImageCache(Generic[Value]):
         return len(self._entries)
 
     def get(self, key: Hashable) -> Value | None:
-        """What is kept under ``key``."""
+        """Return the value of ``key``; None if it is not cached."""
         value = self._entries.get(key)
         if value is not None:
             self._entries.move_to_end(key)
         return value
 
     def put(self, key: Hashable, value: Value) -> None:
-        """Keep ``value``, if it is not larger than all that may be kept."""
-        old = self._entries.pop(key, None)
-        if old is not None:
-            self.num_bytes -= old.num_bytes
+        """Cache ``value``, unless it is larger than the whole cache."""
+        replaced = self._entries.pop(key, None)
+        if replaced is not None:
+            self.num_bytes -= replaced.num_bytes
         if value.num_bytes > self._max_bytes:
             return
         self._entries[key] = value
@@ -53,7 +53,7 @@ class ImageCache(Generic[Value]):
             self.num_bytes -= dropped.num_bytes
 
     def clear(self) -> int:
-        """Forget everything; returns how many entries there were."""
+        """Drop all entries; return how many there were."""
         num_entries = len(self._entries)
         self._entries.clear()
         self.num_bytes = 0

@@ -1,7 +1,7 @@
-"""Decodes image files that anybody may have sent.
+"""Decodes image files from untrusted clients.
 
-The size is read from the header and judged before a pixel is decoded: a file of some kilobytes can say that it has
-billions of them.
+The size is read from the header and checked before any pixel is decoded, because a file of some kilobytes can claim
+billions of pixels.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from ....shared.params.images import FORMATS, check_image_bytes, image_format
 
 # 192 MB as RGB; a camera of 2026 makes 12 to 50 million.
 MAX_PIXELS = 64_000_000
-# Longer strips are no pictures; processors would make them a pixel high, or fail.
+# Processors would shrink longer strips to a height of one pixel, or fail.
 MAX_ASPECT_RATIO = 200
 
 
 def decode_image(data: bytes) -> Image.Image:
-    """Return the picture that ``data`` is, upright and in RGB; what is transparent is on white.
+    """Return the image in ``data``, upright and in RGB; transparent parts are on white.
 
     Raises:
-        ValidationError: it is none, is damaged, moves, or has a size or a shape that is not read.
+        ValidationError: it is no image, is damaged or animated, or has an unsupported size or shape.
     """
     kind = image_format(check_image_bytes("it", data))
     try:
         with warnings.catch_warnings():
-            # What Pillow warns of is judged below, by bounds of our own.
+            # Ignore Pillow's warning, because the size is checked below with other limits.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(data), formats=[kind] if kind else None)
     except Image.DecompressionBombError:
         raise _too_large("by far too many") from None
     except Exception as error:  # a damaged header raises anything
-        raise ValidationError(f"it is no {FORMATS} image that can be read; send it as one") from error
+        raise ValidationError(f"it is not a readable {FORMATS} image; send it as one") from error
     with image:
         _check_size(*image.size)
         if _num_frames(image) > 1:
-            raise ValidationError("it is animated, and only still images are read; send one of its frames")
+            raise ValidationError("it is animated, and only still images are supported; send one of its frames")
         try:
             image.load()
             upright = ImageOps.exif_transpose(image)
             return _on_white(_in_bytes(upright))
-        except Exception as error:  # OSError, SyntaxError, struct.error, MemoryError …: each decoder has its own
+        except Exception as error:  # OSError, SyntaxError, struct.error, MemoryError …: it depends on the decoder
             raise ValidationError(f"it is truncated or damaged: its {kind} data cannot be decoded") from error
 
 
 def _in_bytes(image: Image.Image) -> Image.Image:
-    """Grey of 16 bits as that of 8, which Pillow would cut off at 255: nearly all of it would be white."""
+    """Convert 16-bit grey to 8 bits. Pillow would clip it at 255, so that nearly all of it would be white."""
     transparent = image.info.get("transparency")
     if not image.mode.startswith("I"):
-        if isinstance(transparent, tuple) and max(transparent) > 255:  # of a file with 16 bits, read as 8 by Pillow
+        if isinstance(transparent, tuple) and max(transparent) > 255:  # a 16-bit file, which Pillow reads as 8 bits
             image.info["transparency"] = tuple(value >> 8 for value in transparent)
         return image
     values = np.asarray(image).clip(0, 65535)
@@ -88,5 +88,5 @@ def _too_large(size: str) -> ValidationError:
 def _num_frames(image: Image.Image) -> int:
     try:
         return getattr(image, "n_frames", 1)
-    except Exception:  # its frames cannot be counted: then it is damaged, which the decoder will say
+    except Exception:  # its frames cannot be counted, so it is damaged, and the decoder will report that
         return 1

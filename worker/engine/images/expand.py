@@ -1,4 +1,4 @@
-"""Puts the tokens of images into prompts."""
+"""Inserts the tokens of images into prompts."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ def expand(
     images: Sequence[tuple[bytes, ImageTokens, Any]],
     joiner: TokenJoiner,
 ) -> tuple[list[int], tuple[ImageSpan, ...]]:
-    """Put the tokens of each image in the place of the placeholder that stands for it.
+    """Replace the placeholder of each image by the image's tokens.
 
     Args:
-        prompt_token_ids: with one placeholder for each image.
-        images: key, tokens and features of each, in the order of their placeholders.
-        joiner: joins an image's tokens with those beside it.
+        prompt_token_ids: prompt with one placeholder per image.
+        images: key, tokens and features of each image, in the order of the placeholders.
+        joiner: joins an image's tokens with the tokens around them.
 
     Raises:
-        ValidationError: there are more images than placeholders, or fewer.
+        ValidationError: the numbers of images and placeholders differ.
     """
     num_places = sum(token_id == image_token_id for token_id in prompt_token_ids)
     if num_places != len(images):
         raise ValidationError(
-            f"images: the prompt has {num_places} places for images (token {image_token_id}), and {len(images)} came; "
+            f"images: the prompt has {num_places} placeholders (token {image_token_id}) for {len(images)} images; "
             "write the model's placeholder once for each image, or send chat messages"
         )
     token_ids: list[int] = []
     spans: list[ImageSpan] = []
     remaining = iter(images)
-    is_behind_image = False
+    follows_image = False
     for token_id in prompt_token_ids:
         if token_id != image_token_id:
-            joiner.append(token_ids, [token_id]) if is_behind_image else token_ids.append(token_id)
-            is_behind_image = False
+            joiner.append(token_ids, [token_id]) if follows_image else token_ids.append(token_id)
+            follows_image = False
             continue
         key, tokens, features = next(remaining)
         start = joiner.append(token_ids, tokens.token_ids)
         places = [start + place for place in tokens.places]
         wholes = tuple((start + first, start + stop) for first, stop in tokens.bidirectional)
         spans.append(ImageSpan(start, len(token_ids), places, key, features, tokens.axes, wholes))
-        is_behind_image = True
+        follows_image = True
     return token_ids, tuple(spans)
 
 
 def check_wholes(images: Sequence[ImageSpan], longest: int) -> None:
-    """Refuse an image of which a step would have to compute more tokens than it is known to have room for.
+    """Refuse an image with a run of tokens that may not fit into a step.
 
     Raises:
-        ValidationError: one has more than ``longest`` that see each other.
+        ValidationError: more than ``longest`` tokens of an image attend to each other.
     """
     for index, image in enumerate(images):
         if (num_tokens := max((end - first for first, end in image.wholes), default=0)) > longest:
             raise ValidationError(
-                f"images[{index}]: {num_tokens} of its tokens see each other, and this engine computes at most "
-                f"{longest} such in a step; send it smaller"
+                f"images[{index}]: {num_tokens} of its tokens attend to each other, and this engine computes at most "
+                f"{longest} of them in a step; send a smaller image"
             )

@@ -1,4 +1,4 @@
-"""What the core asks of whoever makes prompts of images, before a message with some becomes a request."""
+"""Interface through which the core completes a message with images before it becomes a request."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..scheduling.image_spans import ImageSpan
 
 
 class ReadyMessage(NamedTuple):
-    """A message that waits no longer.
+    """A message that no longer waits.
 
     Args:
-        message: with the tokens of its images in its prompt, and without ``images``.
-        spans: where they are.
-        error: why there is no such prompt.
+        message: message with the tokens of its images in its prompt, and without ``images``.
+        spans: positions of the images.
+        error: reason why there is no such prompt; None if there is.
     """
 
     message: EngineCoreRequest
@@ -27,17 +27,17 @@ class ReadyMessage(NamedTuple):
 
 
 class Images(Protocol):
-    """Messages that wait for their images; ``images/admission.py`` has it."""
+    """Messages that wait for their images; implemented by ``images/admission.py``."""
 
     def __len__(self) -> int: ...
 
     def __contains__(self, request_id: object) -> bool: ...
 
     def add(self, message: EngineCoreRequest) -> None:
-        """Take a message with ``images``.
+        """Process a message with ``images``.
 
         Raises:
-            ValidationError: it can be told at once that there will be no prompt.
+            ValidationError: the message is invalid for a reason that is known before processing.
         """
         ...
 
@@ -46,31 +46,31 @@ class Images(Protocol):
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until something has been done, at most ``timeout_s``."""
+        """Wait at most ``timeout_s`` until an image has been processed."""
         ...
 
     def take_ready(self) -> Sequence[ReadyMessage]:
-        """Messages that wait no longer, in their order."""
+        """Return the messages that no longer wait, in order."""
         ...
 
     def stats(self) -> ImageStats | None:
-        """What was computed and is kept; None where no request may have an image."""
+        """Return counters and cache sizes; None if no request may have an image."""
         ...
 
     def forget_processed(self) -> int:
-        """Forget processed images; returns how many."""
+        """Clear the cache of processed images; return how many it had."""
         ...
 
     def forget_encoded(self) -> int:
-        """Forget what was computed of images; returns of how many."""
+        """Clear the cache of features; return how many images it had."""
         ...
 
 
 class NoImages:
-    """No request may have one.
+    """Refuses every message with images.
 
     Args:
-        reason: why.
+        reason: reason in the error message.
     """
 
     def __init__(self, reason: str = "this engine was made without images") -> None:

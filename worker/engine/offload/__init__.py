@@ -1,1 +1,1 @@
-"""KV blocks kept beside the KV cache, in host memory and in a folder, to be read instead of computed."""
+"""Copies of KV blocks in host memory and in a folder, which are read back instead of computing their tokens again."""

@@ -1,4 +1,4 @@
-"""Builds what keeps KV blocks beside the KV cache, or refuses to."""
+"""Builds the KV offload, or refuses to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 
 def check_model(config: EngineConfig, model: LoadedModel) -> None:
-    """Raises ``ConfigurationError`` if blocks of ``model`` say nothing without what else it keeps."""
+    """Raise ``ConfigurationError`` if KV blocks alone do not suffice to resume a request of ``model``."""
     if not config.offloads_kv:
         return
     if model.pooling is not None and model.pooling.is_encoder:
@@ -40,20 +40,21 @@ def check_model(config: EngineConfig, model: LoadedModel) -> None:
 
 
 def make_offload(config: EngineConfig, folder: Path, model: LoadedModel, pool: BlockPool) -> KVOffload | None:
-    """Start the threads of what ``config`` asks for; None if that is nothing. The caches of ``model`` are allocated.
+    """Start the offload that ``config`` requests; None if it requests none. The caches of ``model`` must be allocated.
 
     Raises:
-        ConfigurationError: there is not so much memory, or no room for a single block.
+        ConfigurationError: too little memory is free, or the limit is below a single block.
     """
     if not config.offloads_kv:
         return None
-    ways = [make_device_blocks(lambda: model.forward.caches, model.device) for _ in range(2)]
-    block_bytes = ways[0].block_bytes
-    # Its memory is taken as it is filled, and counts as free until then.
+    writer_blocks, loader_blocks = (make_device_blocks(lambda: model.forward.caches, model.device) for _ in range(2))
+    block_bytes = writer_blocks.block_bytes
+    # The memory of a CPU's cache counts as free until it is filled, so it is subtracted.
     cache_bytes = pool.num_blocks * block_bytes if config.device == "cpu" else 0
     tiers = Tiers(_memory_tier(config, block_bytes, cache_bytes), _folder_tier(config, block_bytes))
-    write_behind = WriteBehind(tiers, ways[0], pool)
-    offload = KVOffload(tiers, write_behind, Loader(tiers, ways[1]), partial(identity_of, config, folder, model))
+    write_behind = WriteBehind(tiers, writer_blocks, pool)
+    loader = Loader(tiers, loader_blocks)
+    offload = KVOffload(tiers, write_behind, loader, partial(identity_of, config, folder, model))
     offload.renew_identity()
     return offload
 
@@ -68,7 +69,7 @@ def _memory_tier(config: EngineConfig, block_bytes: int, cache_bytes: int) -> Me
             f"kv_offload_memory lets KV blocks take {format_bytes(num_bytes)} of the host's memory, but "
             f"{format_bytes(free_bytes)} is free: lower it"
         )
-    _check_room("kv_offload_memory", num_bytes, block_bytes)
+    _check_fits_block("kv_offload_memory", num_bytes, block_bytes)
     if config.device == "cpu":
         log.info("kv_offload_memory_beside_cache", instead="kv_cache_memory")
     return MemoryTier(num_bytes, block_bytes)
@@ -77,11 +78,11 @@ def _memory_tier(config: EngineConfig, block_bytes: int, cache_bytes: int) -> Me
 def _folder_tier(config: EngineConfig, block_bytes: int) -> FolderTier | None:
     if not config.kv_offload_dir:
         return None
-    _check_room("kv_offload_dir_size", config.kv_offload_dir_size, block_bytes + HEADER_BYTES)
+    _check_fits_block("kv_offload_dir_size", config.kv_offload_dir_size, block_bytes + HEADER_BYTES)
     return FolderTier(Path(config.kv_offload_dir), config.kv_offload_dir_size, block_bytes)
 
 
-def _check_room(option: str, num_bytes: int, needed: int) -> None:
+def _check_fits_block(option: str, num_bytes: int, needed: int) -> None:
     if num_bytes < needed:
         raise ConfigurationError(
             f"{option} is {format_bytes(num_bytes)}, and one block takes {needed:,} bytes: raise it"

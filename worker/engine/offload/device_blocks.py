@@ -1,4 +1,4 @@
-"""The bytes of KV-cache blocks: all layers' parts of a block one after the other, in whatever layout they have."""
+"""Bytes of KV-cache blocks: the parts of a block in all layers, concatenated, in each cache's layout."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# What is copied at a time, in between which another thread may have the device.
+# Bytes copied at a time; between two copies another thread may use the device.
 _CHUNK_BYTES = 8 << 20
 _MAX_CHUNK_BLOCKS = 64
 Rows = NDArray[np.uint8]
 
 
 class DeviceBlocks(Protocol):
-    """Copies between blocks and rows of bytes. Any one thread at a time may call it."""
+    """Copies between blocks and rows of bytes. Only one thread at a time may call it."""
 
     @property
     def block_bytes(self) -> int: ...
 
     @property
     def rows(self) -> Rows:
-        """Room for some blocks, ``[N, block_bytes]``, which the device reaches quickly."""
+        """Buffer for some blocks, ``[N, block_bytes]``, in memory that the device accesses fast."""
         ...
 
     def read(self, blocks: Sequence[int], rows: Rows) -> None:
-        """Copy ``blocks``, whose steps have ended, to ``rows``, as many; done when it returns."""
+        """Copy ``blocks`` to as many ``rows``, and return when done. The steps that fill the blocks must have ended."""
         ...
 
     def write(self, rows: Rows, blocks: Sequence[int]) -> None:
-        """Copy ``rows`` to ``blocks``, which no step reads; done when it returns."""
+        """Copy ``rows`` to ``blocks``, which no step may read, and return when done."""
         ...
 
 
 def layout_of(caches: Sequence[Tensor]) -> list[tuple[str, tuple[int, ...]]]:
-    """What a block is: dtype and shape of each of its parts."""
+    """Return dtype and shape of each part of a block."""
     return [(str(cache.dtype), tuple(cache.shape[1:])) for cache in caches]
 
 
 def make_device_blocks(caches: Callable[[], list[Tensor]], device: torch.device) -> DeviceBlocks:
-    """Return what copies the blocks of ``caches``, ``[NB, ...]`` each, which may be others after a while."""
+    """Return the ``DeviceBlocks`` of ``caches()``, ``[NB, ...]`` each, which may return new tensors later."""
     return (HostBlocks if device.type == "cpu" else GpuBlocks)(caches)
 
 
 def _bytes_of(cache: Tensor) -> Tensor:
-    """A cache as ``[NB, bytes]``, the same memory."""
+    """Return a view of a cache as ``[NB, bytes]``."""
     return cache.detach().flatten(1).view(torch.uint8)
 
 
@@ -64,7 +64,7 @@ class HostBlocks:
         self.rows = np.empty((_num_rows(self.block_bytes), self.block_bytes), np.uint8)
 
     def read(self, blocks: Sequence[int], rows: Rows) -> None:
-        """See ``DeviceBlocks``. numpy copies in this thread alone, and without the GIL; torch would ask others."""
+        """See ``DeviceBlocks``. numpy copies in this thread only, without the GIL; torch would use more threads."""
         index = np.asarray(blocks)
         for part, columns in self._parts():
             rows[: len(blocks), columns] = part[index]
@@ -85,7 +85,7 @@ class HostBlocks:
 
 
 class GpuBlocks:
-    """Blocks on a GPU, copied beside its steps: by a stream of its own, through pinned memory."""
+    """Blocks on a GPU, copied during its steps: in a separate stream, through pinned memory."""
 
     def __init__(self, caches: Callable[[], list[Tensor]]) -> None:
         self._caches = caches

@@ -1,4 +1,4 @@
-"""Which block files a folder holds, the least recently used first."""
+"""Index of the block files in a folder, the least recently used first."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from pathlib import Path
 
 SUFFIX = ".kv"
 _TEMPORARY = ".tmp"
-# Of a file that is being written; what is older was left by a process that died.
+# Limit on the age of a file that is being written; an older one was left by a process that died.
 _TEMPORARY_LIFE_S = 60.0
-# A folder's time of change is as coarse as the kernel's clock ticks.
+# Resolution of a folder's modification time.
 _CLOCK_TICK_S = 1.0
 
 
 def file_name(identity: bytes, block_hash: bytes) -> str:
-    """Where a block lies, from the folder on: engines whose blocks differ in any way have folders of their own."""
+    """Return a block's path in the folder. Engines with different identities use separate subfolders."""
     name = block_hash.hex()
     return f"{identity.hex()}/{name[:2]}/{name}{SUFFIX}"
 
 
 def temporary_name(name: str) -> str:
-    """Where it lies until it is whole; engines in containers may have the same process id."""
+    """Return the path of a file until it is complete. Random, because engines in containers may share process ids."""
     return f"{name}.{secrets.token_hex(8)}{_TEMPORARY}"
 
 
 class FileIndex:
-    """By name, when each file was last used (ns, as its time of change has it).
+    """Time of last use (ns, the file's modification time) by name of each file.
 
-    Threads may call it at the same time. ``in`` takes no lock, and never waits.
+    Safe for several threads. ``in`` takes no lock, and never waits.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,23 +45,23 @@ class FileIndex:
         return name in self._used_ns
 
     def note_use(self, name: str, used_ns: int | None = None) -> None:
-        """``name`` is there, and was used now, or then."""
+        """Record that file ``name`` exists and was used at ``used_ns``, now by default."""
         with self._lock:
             self._used_ns[name] = time.time_ns() if used_ns is None else used_ns
             self._used_ns.move_to_end(name)
 
     def discard(self, name: str) -> None:
-        """``name`` is not there."""
+        """Record that file ``name`` does not exist."""
         with self._lock:
             self._used_ns.pop(name, None)
 
     def names(self) -> list[str]:
-        """All that are known."""
+        """Return all known names."""
         with self._lock:
             return list(self._used_ns)
 
     def least_recently_used(self) -> Iterator[tuple[str, int]]:
-        """Names from the front, each again and again until it is discarded or used."""
+        """Yield the least recently used name and its time, repeatedly until the name is discarded or used."""
         while True:
             with self._lock:
                 if not self._used_ns:
@@ -70,24 +70,24 @@ class FileIndex:
             yield first
 
     def read_all(self) -> int:
-        """Read the whole folder anew; returns the bytes of all blocks. Removes what dead writers have left.
+        """Read the whole folder again, and remove files of dead writers; return the bytes of all blocks.
 
         Raises:
             OSError: the folder cannot be read.
         """
-        found: list[tuple[int, str]] = []
+        files: list[tuple[int, str]] = []
         num_bytes = 0
         for parent in _subfolders(self._folder):
             for leaf in _subfolders(parent):
                 for name, size, used_ns in _block_files(leaf):
                     num_bytes += size
-                    found.append((used_ns, f"{parent.name}/{leaf.name}/{name}"))
+                    files.append((used_ns, f"{parent.name}/{leaf.name}/{name}"))
         with self._lock:
-            self._used_ns = OrderedDict((name, used_ns) for used_ns, name in sorted(found))
+            self._used_ns = OrderedDict((name, used_ns) for used_ns, name in sorted(files))
         return num_bytes
 
     def read_new(self, identity: bytes) -> None:
-        """Find what other engines of ``identity`` have written since: reads what has changed.
+        """Find blocks that other engines of ``identity`` have written since; read only changed subfolders.
 
         Raises:
             OSError: the folder cannot be read.
@@ -114,7 +114,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _block_files(folder: Path) -> Iterator[tuple[str, int, int]]:
-    """Name, bytes and time of change of each block in ``folder``."""
+    """Yield name, bytes and modification time of each block in ``folder``."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:

@@ -1,9 +1,9 @@
-"""KV blocks in a folder, a file each, which outlive the process and which several engines of a host share.
+"""KV blocks in a folder, one file each. They outlive the process, and several engines of a host share them.
 
-A file's name is the engine's identity and the block's hash, so what has a name never changes: an engine reads what any
-other has written, and nobody waits for anybody but while a file is entered into the sum of all (``folder_usage.py``).
-A file is written beside its place and renamed, so it is there whole or not at all. Nothing is synced to the disk: what
-a crash of the host leaves torn has a wrong checksum.
+A file's name consists of the engine's identity and the block's hash, so its contents never change, and an engine reads
+files of any other. Engines wait for each other only while they update the total size (``folder_usage.py``). A file is
+written under a temporary name and renamed, so it exists completely or not at all. Nothing is synced to the disk: a file
+torn by a crash of the host has a wrong checksum.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from .records import HEADER_BYTES, CorruptBlockError, Row, check_record, make_he
 
 _USAGE_FILE = "usage"
 _BLOCKS_FOLDER = "blocks"
-# A whole folder is read anew so seldom, to see which files are the oldest of all.
+# Shortest time between two reads of the whole folder, which find the oldest files of all engines.
 REREAD_S = 60.0
 
 
 class FolderTier:
-    """At most ``max_bytes`` of block files, those of all engines together; the least recently used make room.
+    """Block files of all engines together, at most ``max_bytes``; the least recently used are removed.
 
-    ``in`` asks what is known of the folder and never waits. One thread writes, one reads; all else raises ``OSError``
-    where the folder cannot be used.
+    ``in`` reads the index only and never waits. One thread writes and one reads. All other methods raise ``OSError`` if
+    the folder cannot be used.
 
     Args:
-        folder: made when it is first needed.
+        folder: created when first needed.
     """
 
     def __init__(self, folder: Path, max_bytes: int, block_bytes: int) -> None:
@@ -44,11 +44,11 @@ class FolderTier:
 
     @property
     def num_bytes(self) -> int:
-        """Of all engines, when this one last looked."""
+        """Bytes of all engines' blocks, as of this engine's last access."""
         return self._usage.last_seen_bytes
 
     def use(self, identity: bytes) -> None:
-        """From now on read and write blocks of ``identity``; learns what is there."""
+        """Use blocks of ``identity`` from now on, and index the folder."""
         self._identity = identity
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._usage.changing() as usage:
@@ -58,12 +58,12 @@ class FolderTier:
         return self._identity is not None and file_name(self._identity, block_hash) in self._index
 
     def look_for_new(self) -> None:
-        """Learn what other engines have written."""
+        """Index blocks that other engines have written."""
         if self._identity is not None:
             self._index.read_new(self._identity)
 
     def write(self, block_hash: bytes, row: Row) -> bool:
-        """Keep a block; False if it is there already, or there cannot be room for it."""
+        """Store a block; return False if it exists already, or does not fit."""
         assert self._identity is not None
         name = file_name(self._identity, block_hash)
         path = self._folder / name
@@ -85,10 +85,10 @@ class FolderTier:
         return is_new
 
     def read(self, block_hash: bytes, out: Row) -> bool:
-        """Read a block into ``out``; False if it is not there.
+        """Read a block into ``out``; return False if it does not exist.
 
         Raises:
-            CorruptBlockError: it is not what was written; it is there no longer.
+            CorruptBlockError: the file is damaged; it has been removed.
         """
         assert self._identity is not None
         name = file_name(self._identity, block_hash)
@@ -97,23 +97,23 @@ class FolderTier:
                 header = file.read(HEADER_BYTES) or b""
                 num_bytes = file.readinto(out.data) or 0
                 has_more = bool(file.read(1))
-        except FileNotFoundError:  # another engine has made room
+        except FileNotFoundError:  # another engine has removed it
             self._index.discard(name)
             return False
         try:
             if num_bytes < out.nbytes or has_more:
-                raise CorruptBlockError(f"it has {num_bytes}{' and more' * has_more} of {out.nbytes} bytes")
+                raise CorruptBlockError(f"wrong size: {num_bytes}{' and more' * has_more} of {out.nbytes} bytes")
             check_record(header, self._identity, block_hash, out)
         except CorruptBlockError as error:
             self.discard(block_hash)
             raise CorruptBlockError(f"{self._folder / name}: {error}") from None
-        with suppress(OSError):  # a folder that may only be read
+        with suppress(OSError):  # the folder may be read-only
             os.utime(self._folder / name)
         self._index.note_use(name)
         return True
 
     def discard(self, block_hash: bytes) -> None:
-        """Remove a block. One that cannot be removed is not known any more."""
+        """Remove a block from the index, and its file if possible."""
         assert self._identity is not None
         name = file_name(self._identity, block_hash)
         self._index.discard(name)
@@ -121,33 +121,33 @@ class FolderTier:
             self._remove(name, usage)
 
     def clear(self) -> None:
-        """Remove all blocks of this identity, those that other engines have written as well."""
+        """Remove all blocks of this identity, including those of other engines."""
         if self._identity is None:
             return
         self._index.read_new(self._identity)
-        own = self._identity.hex() + "/"
+        prefix = self._identity.hex() + "/"
         with self._usage.changing() as usage:
-            for name in [name for name in list(self._index.names()) if name.startswith(own)]:
+            for name in [name for name in list(self._index.names()) if name.startswith(prefix)]:
                 self._remove(name, usage)
 
     def _make_room(self, usage: Usage) -> bool:
-        """Remove the least recently used until one more file fits."""
-        most = self._max_bytes - self._file_bytes
-        if usage.num_bytes > most and time.monotonic() > self._read_all_at_s + REREAD_S:
-            self._read_all()  # what engines of other models have written and used
-        self._remove_down_to(most, usage)
-        if usage.num_bytes > most:
+        """Remove the least recently used files until another file fits; return False if it does not."""
+        limit = self._max_bytes - self._file_bytes
+        if usage.num_bytes > limit and time.monotonic() > self._read_all_at_s + REREAD_S:
+            self._read_all()  # index files written and used by engines of other models
+        self._remove_down_to(limit, usage)
+        if usage.num_bytes > limit:
             self._read_all()
-            self._remove_down_to(most, usage)
-        if usage.num_bytes > most:
-            # Nothing is left to remove, so the sum is wrong: of engines that died while they wrote.
+            self._remove_down_to(limit, usage)
+        if usage.num_bytes > limit:
+            # Nothing is left to remove, so the sum is wrong: engines died while they wrote.
             usage.num_bytes = self._read_all()
-        return usage.num_bytes <= most
+        return usage.num_bytes <= limit
 
-    def _remove_down_to(self, most: int, usage: Usage) -> None:
-        """Remove the least recently used files that are known of, until ``most`` bytes are left."""
+    def _remove_down_to(self, limit: int, usage: Usage) -> None:
+        """Remove the least recently used files in the index, until at most ``limit`` bytes are left."""
         for name, used_ns in self._index.least_recently_used():
-            if usage.num_bytes <= most:
+            if usage.num_bytes <= limit:
                 return
             try:
                 last_used_ns = (self._folder / name).stat().st_mtime_ns
@@ -155,7 +155,7 @@ class FolderTier:
                 self._index.discard(name)
                 continue
             if last_used_ns > used_ns:
-                self._index.note_use(name, last_used_ns)  # by another engine
+                self._index.note_use(name, last_used_ns)  # another engine has used it
             else:
                 self._remove(name, usage)
 
@@ -174,7 +174,7 @@ class FolderTier:
         usage.num_bytes -= num_bytes
 
     def _write_file(self, name: str, header: bytes, row: Row) -> bool:
-        """False if another engine was first."""
+        """Write a file; return False if another engine was first."""
         path, temporary = self._folder / name, self._folder / temporary_name(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -1,4 +1,4 @@
-"""How many bytes all engines together have in a folder: one number, in a file, under a lock of the host's kernel."""
+"""Total bytes of all engines in a folder: a number in a file, protected by a lock of the host's kernel."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _NUMBER_BYTES = 8
 
 @dataclass
 class Usage:
-    """The number while the lock is held; what it is at the end is written."""
+    """The number while the lock is held; its last value is written when the lock is released."""
 
     num_bytes: int
 
 
 class FolderUsage:
-    """Engines change the number one at a time, whatever becomes of them: a lock ends with its process."""
+    """Lets one engine at a time change the number. The kernel releases the lock of an engine that dies."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -28,7 +28,7 @@ class FolderUsage:
 
     @contextmanager
     def changing(self) -> Iterator[Usage]:
-        """Hold the lock, and let the number be changed.
+        """Hold the lock while the number is changed.
 
         Raises:
             OSError: the file cannot be opened or written.

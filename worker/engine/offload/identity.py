@@ -1,8 +1,8 @@
-"""What has to be the same, beside a block's hash, for its bytes to be those that an engine would compute.
+"""Identity of an engine's KV blocks: together with a block's hash it determines the block's bytes.
 
-All weights, as they lie in memory, and all that decides how keys and values are computed and laid out. An engine that
-differs in any of it has blocks of its own and never meets these. The weights are read, not their files: a method of the
-operator's may have changed them, and random ones (``load_format`` "dummy") have no file.
+It covers all weights in memory, and all settings that affect how keys and values are computed and laid out. Engines
+with different identities never share blocks. The weights in memory are read instead of their files, because the
+operator's code may have changed them, and random ones (``load_format`` "dummy") have no file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ...models.placing.packed_linear import PackedLinear
 from ..setup.host import processor
 from .device_blocks import layout_of
 
-# To be raised when blocks of the same model would mean something else.
+# Raise it when the contents of blocks of the same model change.
 _FORMAT = 1
 _PART_BYTES = 64 << 20
 _CONFIG_FILE = "config.json"
@@ -33,14 +33,14 @@ _LIBRARIES = ("penstock", "torch", "transformers")
 
 
 def identity_of(config: EngineConfig, folder: Path, model: LoadedModel) -> bytes | None:
-    """32 bytes; None while the weights are not there. Reads all of them: a second for 1 to 2 GB, by all cores."""
+    """Return 32 bytes; None while the weights are unloaded. Reads all weights: a second per 1 to 2 GB on all cores."""
     weights = _digest_of(model.weights)
     if weights is None:
         return None
     forward, library = model.forward, native.loaded()
     formats = [call.cache_format for call in forward.attention_calls]
     config_file = folder / _CONFIG_FILE
-    told = {
+    properties = {
         "format": _FORMAT,
         "versions": [metadata.version(name) for name in _LIBRARIES],
         "weights": weights,
@@ -48,16 +48,16 @@ def identity_of(config: EngineConfig, folder: Path, model: LoadedModel) -> bytes
         "forward": [type(forward).__name__, forward.mode, model.attention_backend],
         "computing": [str(model.dtype), config.quantization, config.deterministic, config.enforce_eager],
         "caches": layout_of(forward.caches),
-        "formats": [[str(one.dtype), one.key_scale, one.value_scale] for one in formats],
+        "formats": [[str(cache.dtype), cache.key_scale, cache.value_scale] for cache in formats],
         "block_size": config.block_size,
         "processor": processor(config.device),
         "kernels": None if library is None else library.instructions,
     }
-    return hashlib.sha256(msgspec.json.encode(told)).digest()
+    return hashlib.sha256(msgspec.json.encode(properties)).digest()
 
 
 def _digest_of(network: nn.Module) -> str | None:
-    """Of names, forms and numbers of all tensors of ``network``."""
+    """Return a digest of the names, dtypes, shapes and values of all tensors; None if some are unloaded."""
     whole = hashlib.sha256()
     with ThreadPoolExecutor(usable_cores(), "kv-identity") as pool:
         for name, tensor in _tensors(network):
@@ -70,21 +70,21 @@ def _digest_of(network: nn.Module) -> str | None:
 
 
 def _tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, buffers, and what packed layers hold, each once."""
-    seen: set[int] = set()
+    """Yield parameters, buffers, and the tensors of packed layers, each once."""
+    yielded: set[int] = set()
     for path, module in network.named_modules():
         plain = vars(module) if isinstance(module, PackedLinear) else {}
         for holder in (module._parameters, module._buffers, plain):
             for name, tensor in holder.items():
-                if isinstance(tensor, Tensor) and id(tensor) not in seen:
-                    seen.add(id(tensor))
+                if isinstance(tensor, Tensor) and id(tensor) not in yielded:
+                    yielded.add(id(tensor))
                     yield f"{path}.{name}", tensor
 
 
 def _parts(tensor: Tensor) -> Iterator[Tensor]:
-    """The bytes of ``tensor``, some at a time."""
+    """Yield the bytes of ``tensor`` in parts."""
     plain = tensor.detach()
-    if plain.layout is not torch.strided:  # oneDNN's own
+    if plain.layout is not torch.strided:  # oneDNN's layout
         plain = plain.to_dense()
     if plain.numel() == 0:
         return

@@ -1,8 +1,8 @@
-"""Reads blocks back into the KV cache, beside the steps.
+"""Reads blocks back into the KV cache, concurrently with the steps.
 
-A load has blocks of its own, which nobody else reads or writes until it has ended; then they are named by their hashes
-and found like any others. A thread reads one load after another and stops in the middle of one at the first block that
-cannot be had. It looks at the clock between blocks, so a slow disk holds nobody up for long.
+A load has reserved blocks that nothing else reads or writes until it has ended; then they get their hashes and are
+found like any others. A thread reads one load after another, and ends a load at the first block that cannot be read. It
+checks the time between blocks, so a slow disk does not delay requests for long.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..scheduling.request import Request
 from .device_blocks import DeviceBlocks
 from .tiers import Tiers
 
-# From its beginning, after which no further block is read; a thread that hangs in a read is waited for no longer.
+# Limit on the time of a load. Afterwards no further block is read, and its requests no longer wait for a hanging read.
 LOAD_TIMEOUT_S = 10.0
 MAX_LOADS = 16
 
@@ -27,16 +27,16 @@ log = structlog.get_logger(__name__)
 
 @dataclass(eq=False)
 class Load:
-    """Blocks that are read.
+    """Blocks to read.
 
     Args:
-        hashes: of the blocks that are wanted, in their order.
-        blocks: of the KV cache, one for each.
-        held: blocks in front of them, which have to stay meanwhile.
-        requests: that wait for them.
+        hashes: hashes of the blocks, in order.
+        blocks: a block of the KV cache for each hash.
+        held: preceding cached blocks, which are held meanwhile.
+        requests: requests that wait for the load.
 
     Attributes:
-        num_loaded: of the first blocks, how many hold what they should; valid once it ``has_ended``.
+        num_loaded: how many blocks, from the first on, were read; valid once it ``has_ended``.
     """
 
     hashes: list[bytes]
@@ -50,12 +50,12 @@ class Load:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether its requests wait no longer."""
+        """Whether its requests no longer wait for it."""
         return time.monotonic() > self.give_up_at_s
 
 
 class Loader:
-    """Owns the thread that reads loads. ``device`` is that thread's own."""
+    """Owns the thread that reads loads. Only that thread uses ``device``."""
 
     def __init__(self, tiers: Tiers, device: DeviceBlocks) -> None:
         self._tiers = tiers
@@ -65,11 +65,11 @@ class Loader:
         threading.Thread(target=self._run, name="kv-offload-read", daemon=True).start()
 
     def begin(self, load: Load) -> None:
-        """Read ``load`` when its turn comes."""
+        """Queue ``load`` for the thread."""
         self._loads.put(load)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a load has ended since the last call, at most ``timeout_s``."""
+        """Wait at most ``timeout_s`` until a load has ended since the last call."""
         self._progress.wait(timeout_s)
         self._progress.clear()
 
@@ -78,7 +78,7 @@ class Loader:
             load = self._loads.get()
             try:
                 self._read(load)
-            except Exception:  # of a driver: the requests are computed
+            except Exception:  # a driver may raise anything; the requests' tokens are computed instead
                 log.exception("kv_offload_failed")
             load.has_ended = True
             self._progress.set()
@@ -86,14 +86,14 @@ class Loader:
     def _read(self, load: Load) -> None:
         rows, num_read = self._device.rows, 0
         while num_read < len(load.blocks) and not load.is_overdue:
-            wanted = load.hashes[num_read : num_read + len(rows)]
+            hashes = load.hashes[num_read : num_read + len(rows)]
             count = 0
-            while count < len(wanted) and not load.is_overdue and self._tiers.read(wanted[count], rows[count]):
+            while count < len(hashes) and not load.is_overdue and self._tiers.read(hashes[count], rows[count]):
                 count += 1
             if count:
                 self._device.write(rows[:count], load.blocks[num_read : num_read + count])
                 self._tiers.counters.num_read_bytes += count * self._device.block_bytes
             num_read += count
             load.num_loaded = num_read
-            if count < len(wanted):
+            if count < len(hashes):
                 return

@@ -1,4 +1,4 @@
-"""Blocks beside an engine's KV cache as a whole: their identity, the tiers, and the threads that fill and read them."""
+"""KV offload of an engine as a whole: the blocks' identity, the tiers, and the threads that write and read them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .loading import Loader
 from .tiers import Tiers
 from .write_behind import WriteBehind
 
-# For blocks that are still to be written when the engine is told to end.
+# Limit on the time to write pending blocks when the engine stops.
 _CLOSE_TIMEOUT_S = 5.0
 
 log = structlog.get_logger(__name__)
@@ -21,8 +21,7 @@ class KVOffload:
     """Composition of the parts.
 
     Args:
-        read_identity: reads all weights, and says what blocks that are computed with them are; None if the weights are
-            not there.
+        read_identity: reads all weights and returns the identity of their blocks; None if the weights are unloaded.
     """
 
     def __init__(
@@ -34,28 +33,31 @@ class KVOffload:
         self._read_identity = read_identity
 
     def renew_identity(self) -> None:
-        """The weights may be others: at the start, after a sleep, and after a reset. Nothing may be under way."""
+        """Read the identity again, since the weights may have changed: at the start, after a sleep, after a reset.
+
+        No load or write may be in progress.
+        """
         self.write_behind.stop()
         identity = self._read_identity()
         self._tiers.use(identity)
         log.info("kv_offload", identity=None if identity is None else identity.hex())
 
     def look_up(self, hashes: Sequence[bytes], block_size: int) -> int:
-        """How many of the blocks ``hashes``, from the first on, could be read."""
+        """Return how many of the blocks ``hashes``, from the first on, can be read."""
         self._tiers.counters.num_queried_tokens += len(hashes) * block_size
         return self._tiers.find(hashes)
 
     def note_loaded(self, num_tokens: int) -> None:
-        """So many tokens were read and not computed."""
+        """Count tokens that were read instead of computed."""
         self._tiers.counters.num_hit_tokens += num_tokens
 
     def clear(self) -> None:
-        """Forget what is kept of this identity, and read it anew: weights may have been changed in place."""
+        """Forget the blocks of this identity, and read it again, since weights may have been changed in place."""
         self._tiers.clear()
         self.renew_identity()
 
     def stats(self) -> KVOffloadStats:
-        """See ``KVOffloadStats``."""
+        """Return statistics; see ``KVOffloadStats``."""
         counters = self._tiers.counters
         return KVOffloadStats(
             num_queried_tokens=counters.num_queried_tokens,
@@ -69,5 +71,5 @@ class KVOffload:
         )
 
     def close(self) -> None:
-        """Write what is still to be written, for a while."""
+        """Write the pending blocks, within a time limit."""
         self.write_behind.finish(_CLOSE_TIMEOUT_S)

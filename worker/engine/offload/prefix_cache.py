@@ -1,4 +1,4 @@
-"""The prefix cache of an engine that keeps blocks beside its KV cache, too."""
+"""Prefix cache of an engine with KV offload."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .write_behind import WriteBehind
 
 
 class OffloadingPrefixCache(BlockHashCache):
-    """As ``BlockHashCache``; leaves a note of each block that can be found from now on."""
+    """A ``BlockHashCache`` that also queues each new findable block for writing."""
 
     def __init__(self, block_pool: BlockPool, write_behind: WriteBehind) -> None:
         super().__init__(block_pool)
@@ -21,6 +21,6 @@ class OffloadingPrefixCache(BlockHashCache):
         end = request.num_computed_tokens // self._block_size
         for index in range(first, end):
             block = request.block_table[index]
-            # Of two blocks with the same contents one has the hash, and is enough.
+            # Of two blocks with the same contents only one has the hash; one copy suffices.
             if self._pool.hash_of(block) is not None:
-                self._write_behind.note(block, request.block_hashes[index])
+                self._write_behind.enqueue(block, request.block_hashes[index])

@@ -1,7 +1,7 @@
-"""A KV block outside of the KV cache: its bytes, and a header by which they are known to be whole and the right ones.
+"""Format of a KV block in a file: a header that identifies and verifies the block, and its bytes.
 
-The checksum is CRC-32, which finds any flipped byte and takes a third of the time of SHA-256. It guards against disks
-and torn writes; whoever may write into the folder is trusted, as with the model's files.
+The checksum is CRC-32, which detects any flipped byte and takes a third of the time of SHA-256. It protects against
+disk errors and torn writes. Everyone with write access to the folder is trusted, as with the model's files.
 """
 
 from __future__ import annotations
@@ -12,39 +12,39 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-# A block's bytes, as they lie in the caches of all layers, one after the other.
+# Bytes of a block: its parts in the caches of all layers, concatenated.
 Row = NDArray[np.uint8]
 
 _MAGIC = b"penstkv\x01"  # the last byte is the header's version
-# Magic, identity, hash of the block, bytes that follow, their checksum.
+# Magic, identity, hash of the block, number of bytes that follow, their checksum.
 _HEADER = struct.Struct("<8s32s32sQI")
 HEADER_BYTES = _HEADER.size
 
 
 class CorruptBlockError(Exception):
-    """What was read is not the block that had been written; the message says in what."""
+    """A block that was read differs from the block that was written; the message says how."""
 
 
 def checksum(row: Row) -> int:
-    """CRC-32 of a block."""
+    """Return the CRC-32 of a block."""
     return zlib.crc32(row.data)
 
 
 def make_header(identity: bytes, block_hash: bytes, row: Row) -> bytes:
-    """What stands before ``row`` in a file."""
+    """Return the header of ``row`` in a file."""
     return _HEADER.pack(_MAGIC, identity, block_hash, row.nbytes, checksum(row))
 
 
 def check_record(header: bytes, identity: bytes, block_hash: bytes, row: Row) -> None:
-    """Verify that ``row``, read behind ``header``, is the block ``block_hash`` of the engine's ``identity``.
+    """Verify that ``row``, read after ``header``, is the block ``block_hash`` of ``identity``.
 
     Raises:
         CorruptBlockError: it is not.
     """
     if len(header) < HEADER_BYTES:
-        raise CorruptBlockError("it ends within its header")
-    magic, found_identity, found_hash, num_bytes, found_checksum = _HEADER.unpack(header)
-    if magic != _MAGIC or found_identity != identity or found_hash != block_hash or num_bytes != row.nbytes:
-        raise CorruptBlockError("its header is of another block")
-    if found_checksum != checksum(row):
-        raise CorruptBlockError("its checksum is of other bytes")
+        raise CorruptBlockError("the file ends within its header")
+    magic, stored_identity, stored_hash, num_bytes, stored_checksum = _HEADER.unpack(header)
+    if magic != _MAGIC or stored_identity != identity or stored_hash != block_hash or num_bytes != row.nbytes:
+        raise CorruptBlockError("the header belongs to another block")
+    if stored_checksum != checksum(row):
+        raise CorruptBlockError("checksum mismatch")

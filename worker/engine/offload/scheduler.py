@@ -1,11 +1,11 @@
-"""Scheduling of requests whose beginnings may have to be read first.
+"""Scheduling of requests with blocks that can be read from the KV offload.
 
-A request that could be admitted, and of which the tiers have more than the KV cache, leaves the line until that has
-been read, and then comes back to its place. Others go on meanwhile. Blocks that were read are free blocks with a hash,
-as those that an earlier request has left, so admission finds them and counts them without knowing where they come from.
+If a request could be admitted, and the tiers have more of its blocks than the KV cache, it leaves the queue until they
+have been read, and then returns to its place. Other requests continue meanwhile. Blocks that were read are free blocks
+with a hash, like those of earlier requests, so admission finds and counts them without knowing their origin.
 
-A request has one load each time that it waits. One whose first missing block is being read for another one waits for
-that, and looks again.
+A request has one load each time that it waits. If its first missing block is being read for another request, it waits
+for that load, and then checks again.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .offload import KVOffload
 
 
 class OffloadingScheduler(Scheduler):
-    """As ``Scheduler``.
+    """A ``Scheduler`` that reads blocks from the KV offload before it admits a request.
 
     Args:
-        num_batches_ahead: how many batches may be in flight when one is scheduled. They may still write to blocks that
-            were freed since, so nothing is read into a block before they have landed.
+        num_batches_ahead: number of batches that may be in flight when one is scheduled. They may still write to blocks
+            that were freed since, so nothing is read into a block before they have landed.
         parts, named: the arguments of ``Scheduler``.
     """
 
@@ -36,8 +36,8 @@ class OffloadingScheduler(Scheduler):
         self._offload = offload
         self._num_batches_ahead = num_batches_ahead
         self._loads: list[Load] = []
-        # Requests in the line that have had their load.
-        self._looked: set[str] = set()
+        # Requests in the queue that have had their load.
+        self._checked_ids: set[str] = set()
 
     def schedule(self) -> SchedulerOutput:
         self._take_loaded()
@@ -56,7 +56,7 @@ class OffloadingScheduler(Scheduler):
         super().finish_requests(request_ids, status)
 
     def forget_blocks(self) -> bool:
-        """As ``Scheduler``; nothing is read or written when it returns, unless a disk hangs."""
+        """Forget the contents of free blocks. No read or write is in progress afterwards, unless a disk hangs."""
         while any(not load.is_overdue and not load.has_ended for load in self._loads):
             self._hand_over()
             self.wait(0.01)
@@ -65,7 +65,7 @@ class OffloadingScheduler(Scheduler):
         return super().forget_blocks()
 
     def reset_prefix_cache(self) -> bool:
-        """As ``Scheduler``; the tiers forget what they have of this model as well."""
+        """Forget the contents of free blocks, and this model's blocks in the tiers."""
         if not super().reset_prefix_cache():
             return False
         self._offload.clear()
@@ -90,50 +90,50 @@ class OffloadingScheduler(Scheduler):
     def _admit(self, request: Request, budget: int, output: SchedulerOutput) -> bool:
         is_admitted = super()._admit(request, budget, output)
         if is_admitted:
-            self._looked.discard(request.request_id)
+            self._checked_ids.discard(request.request_id)
         return is_admitted
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
-        self._looked.discard(request.request_id)
+        self._checked_ids.discard(request.request_id)
         super()._finish(request, status)
 
     def _begin_loads(self) -> None:
-        """For those that come next and could be admitted now, in their order."""
-        seats = self.max_num_seqs - len(self._running) - sum(1 for _ in self._requests_beside())
-        for request in list(islice(self._waiting, max(0, seats))):
+        """Begin the loads of the next requests that could be admitted now, in order."""
+        num_free_seqs = self.max_num_seqs - len(self._running) - sum(1 for _ in self._requests_beside())
+        for request in list(islice(self._waiting, max(0, num_free_seqs))):
             if request.num_in_flight_tokens:
                 return
-            if request.request_id not in self._looked and not self._begin_load(request):
+            if request.request_id not in self._checked_ids and not self._begin_load(request):
                 return
 
     def _begin_load(self, request: Request) -> bool:
-        """Begin what ``request`` needs; False if it could not be admitted yet."""
+        """Begin the load of ``request``, if it needs one; return False if it could not be admitted yet."""
         cached = self._prefix_cache.find(request)
         free = self.block_pool.num_free - self.block_pool.num_free_among(cached)
         if self.block_pool.blocks_for(request.num_tokens) - len(cached) > free:
             return False
         num_blocks = (request.num_tokens - 1) // self.block_pool.block_size
-        wanted = request.block_hashes[len(cached) : num_blocks] if request.reads_prefix_cache else []
+        missing = request.block_hashes[len(cached) : num_blocks] if request.reads_prefix_cache else []
         for load in self._loads:
-            if wanted and wanted[0] in load.hashes and not load.is_overdue:
+            if missing and missing[0] in load.hashes and not load.is_overdue:
                 self._waiting.remove(request)
                 load.requests.append(request)
                 return True
-        self._looked.add(request.request_id)
-        # Those that run keep a block each to go on with.
-        room = free - len(self._running) if len(self._loads) < MAX_LOADS else 0
-        count = min(self._offload.look_up(wanted, self.block_pool.block_size), room)
+        self._checked_ids.add(request.request_id)
+        # Reserve a block for each running request.
+        max_blocks = free - len(self._running) if len(self._loads) < MAX_LOADS else 0
+        count = min(self._offload.look_up(missing, self.block_pool.block_size), max_blocks)
         if count > 0:
             self.block_pool.hold(cached)
             self._waiting.remove(request)
             blocks = self.block_pool.allocate(count)
-            self._loads.append(Load(wanted[:count], blocks, cached, [request], self._num_batches_ahead))
+            self._loads.append(Load(missing[:count], blocks, cached, [request], self._num_batches_ahead))
             if not self._num_batches_ahead:
                 self._offload.loader.begin(self._loads[-1])
         return True
 
     def _hand_over(self) -> None:
-        """Have those read that had to wait for batches in flight: one has landed."""
+        """Start loads that had to wait for batches in flight, one of which has landed."""
         for load in self._loads:
             if load.num_steps_to_wait:
                 load.num_steps_to_wait -= 1
@@ -141,7 +141,7 @@ class OffloadingScheduler(Scheduler):
                     self._offload.loader.begin(load)
 
     def _take_loaded(self) -> None:
-        """Name the blocks of loads that have ended, and let their requests come back."""
+        """Set the hashes of blocks of finished loads, and requeue their requests."""
         for load in [load for load in self._loads if load.has_ended]:
             self._loads.remove(load)
             for block, block_hash in zip(load.blocks[: load.num_loaded], load.hashes, strict=False):
@@ -150,7 +150,7 @@ class OffloadingScheduler(Scheduler):
             self._offload.note_loaded(load.num_loaded * self.block_pool.block_size)
             self._bring_back(load.requests)
         for load in self._loads:
-            if load.is_overdue:  # its blocks stay its own until the thread is through
+            if load.is_overdue:  # its blocks stay reserved until the thread has finished with it
                 self._bring_back(load.requests)
 
     def _bring_back(self, requests: Iterable[Request]) -> None:

@@ -1,4 +1,4 @@
-"""The places beside the KV cache where blocks are kept: host memory first, then a folder; either may be missing."""
+"""Storage tiers of the KV offload: host memory first, then a folder; either may be missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .folder_tier import FolderTier
 from .memory_tier import MemoryTier
 from .records import CorruptBlockError, Row
 
-# After a folder could not be used: nothing is written meanwhile.
+# Time without writes after an error of the folder.
 PAUSE_S = 30.0
 
 log = structlog.get_logger(__name__)
@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass
 class Counters:
-    """See ``KVOffloadStats``. Each number has one thread that changes it, but for ``num_dropped_blocks``' few."""
+    """Counters of ``KVOffloadStats``. One thread changes each number; only ``num_dropped_blocks`` has several."""
 
     num_queried_tokens: int = 0
     num_hit_tokens: int = 0
@@ -31,10 +31,10 @@ class Counters:
 
 
 class Tiers:
-    """Blocks by hash, of one identity at a time. Nothing raises: what cannot be had is computed.
+    """Blocks by hash, of one identity at a time. No method raises: blocks that cannot be read are computed.
 
     Args:
-        memory, folder: None where there is none.
+        memory, folder: None if missing.
     """
 
     def __init__(self, memory: MemoryTier | None, folder: FolderTier | None) -> None:
@@ -47,7 +47,7 @@ class Tiers:
 
     @property
     def is_open(self) -> bool:
-        """Whether blocks can be put and read: their identity is known."""
+        """Whether blocks can be stored and read, because their identity is known."""
         return self._identity is not None
 
     @property
@@ -59,7 +59,7 @@ class Tiers:
         return 0 if self._folder is None else self._folder.num_bytes
 
     def use(self, identity: bytes | None) -> None:
-        """From now on keep blocks of ``identity``; of none if that is not known. No thread may be at work here."""
+        """Use blocks of ``identity`` from now on; None if it is unknown. No thread may use the tiers meanwhile."""
         if identity == self._identity:
             return
         if self._memory is not None:
@@ -79,7 +79,7 @@ class Tiers:
                 self._tell_unusable(error)
 
     def find(self, hashes: Sequence[bytes]) -> int:
-        """How many of ``hashes``, from the first on, are kept. Waits for nothing."""
+        """Return how many of ``hashes``, from the first on, are stored. Never waits."""
         if self._identity is None:
             return 0
         folder = self._folder if self._is_folder_open else None
@@ -90,7 +90,9 @@ class Tiers:
         return len(hashes)
 
     def wants(self, block_hash: bytes) -> bool:
-        """Whether a block is to be put: it is not everywhere yet. One that the folder cannot take now is dropped."""
+        """Return whether a block should be stored, because a tier lacks it. Counts it as dropped if the folder that
+        lacks it is unusable now.
+        """
         if self._memory is not None and block_hash not in self._memory:
             return True
         if self._folder is None or block_hash in self._folder:
@@ -101,7 +103,7 @@ class Tiers:
         return False
 
     def put(self, block_hash: bytes, row: Row) -> None:
-        """Keep a block."""
+        """Store a block."""
         if self._memory is not None:
             self._memory.put(block_hash, row)
         if self._folder is None or self._write(self._folder, block_hash, row):
@@ -110,7 +112,7 @@ class Tiers:
             self.counters.num_dropped_blocks += 1
 
     def _write(self, folder: FolderTier, block_hash: bytes, row: Row) -> bool:
-        """Whether the block is in the folder then."""
+        """Write the block; return whether the folder has it afterwards."""
         if not self._open_folder():
             return False
         try:
@@ -120,7 +122,7 @@ class Tiers:
             return False
 
     def read(self, block_hash: bytes, out: Row) -> bool:
-        """Read a block into ``out``; False if it cannot be had, or is not what was put."""
+        """Read a block into ``out``; return False if it is missing, unreadable or damaged."""
         try:
             if self._memory is not None and self._memory.read(block_hash, out):
                 return True
@@ -139,7 +141,7 @@ class Tiers:
         return True
 
     def look_for_new(self) -> None:
-        """Learn what other engines have written."""
+        """Index blocks that other engines have written."""
         if self._folder is not None and self._is_folder_open:
             try:
                 self._folder.look_for_new()
@@ -147,7 +149,7 @@ class Tiers:
                 self._tell_unusable(error)
 
     def _open_folder(self) -> bool:
-        """Whether the folder can be written; tries again after a pause."""
+        """Open the folder, again after a pause; return whether it can be used."""
         if self._folder is None or self._identity is None or time.monotonic() < self._paused_until_s:
             return False
         if not self._is_folder_open:

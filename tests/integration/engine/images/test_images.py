@@ -294,15 +294,15 @@ def test_what_cannot_be_served_is_refused_in_words(make: Make) -> None:
     engine = make(max_images=2, max_model_len=64)
     image = png(picture(1))
     assert "at most 2 in a request, got 3" in told(engine, seeing("r", [*TWO, PLACEHOLDER], [image] * 3))
-    assert "2 places for images (token 259), and 1 came" in told(engine, seeing("r", TWO, [image]))
+    assert "2 placeholders (token 259) for 1 images" in told(engine, seeing("r", TWO, [image]))
     assert "0 places" in told(engine, seeing("r", WORDS, [image]))
     assert "truncated or damaged" in told(engine, seeing("r", TWO, [image, image[:300]]))
     assert told(engine, seeing("r", TWO, [image, image[:300]])).startswith("images[1]: it is")
     wrong = seeing("r", ONE, [image])
     wrong.images = [ImageInput("0" * 64, image)]
-    assert "not those that its digest is of" in told(engine, wrong)
+    assert "do not match its digest" in told(engine, wrong)
     wrong.images = [ImageInput("1" * 64)]
-    assert "its bytes did not come" in told(engine, wrong)
+    assert "its bytes are missing" in told(engine, wrong)
     logprobs = SamplingParams(prompt_logprobs=1)
     assert "prompt_logprobs" in told(engine, seeing("r", ONE, [image], sampling_params=logprobs))
     assert "max_model_len is 64" in told(engine, seeing("r", [*TWO, *WORDS], [image, image]))

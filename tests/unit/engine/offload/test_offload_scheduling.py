@@ -254,7 +254,7 @@ def test_a_block_that_is_taken_while_it_is_copied_is_not_kept() -> None:
 
     (block,) = pool.allocate(1)
     behind = WriteBehind(tiers, Slow(lambda: [cache]), pool)
-    behind.note(block, b"h" * 32)
+    behind.enqueue(block, b"h" * 32)
     behind.finish(DEADLINE_S)
     give_up_at = time.monotonic() + DEADLINE_S
     while not tiers.counters.num_dropped_blocks:
@@ -269,8 +269,8 @@ def test_notes_are_bounded() -> None:
     blocks = pool.allocate(3)
     with behind._working:
         for number in range(30):
-            behind.note(blocks[0], bytes([number]) * 32)
-        assert len(behind._notes) <= 3
+            behind.enqueue(blocks[0], bytes([number]) * 32)
+        assert len(behind._queue) <= 3
     behind.finish(DEADLINE_S)
     assert tiers.counters.num_dropped_blocks >= 26
 
