@@ -58,7 +58,7 @@ from .scheduling.batches.staged_batches import StagedBatches
 from .scheduling.blocks.block_pool import BlockPool
 from .scheduling.blocks.prefix_cache import NoPrefixCache, PrefixCache
 from .scheduling.chunking import AnyChunks, Chunking, GeneratedTokensAlone
-from .scheduling.guessing import Guessing, NoGuessing
+from .scheduling.drafting import Drafting, NoDrafting
 from .scheduling.request import Request
 from .scheduling.scheduler import Scheduler
 from .scheduling.timeline import ClockedTimeline
@@ -133,7 +133,7 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
     with progress.compiling():
         allocate_cache()
         runner.warm_up(Request("warm-up", [0], SamplingParams(seed=0), max_model_len=size.max_model_len))
-        guessing = _make_guessing(config, runner, size.max_model_len)
+        drafting = _make_drafting(config, runner, size.max_model_len)
     flights = make_flights(config, model, runner)
     block_pool = BlockPool(size.num_blocks, config.block_size)
     offload = make_offload(config, folder, model, block_pool)
@@ -145,7 +145,7 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
         policy=ordering.policy,
         prefix_cache=_make_prefix_cache(config, model, block_pool, offload),
         timeline=ClockedTimeline(),
-        guessing=guessing,
+        drafting=drafting,
         residency=adapters,
         flights=flights,
         tables=make_tables(config, model, block_pool),
@@ -168,16 +168,16 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
     control = GroupedControl(core, parts, progress) if isinstance(core, GroupedCore) else EngineControl(parts, progress)
     if model.expert_ranks is not None:
         model.expert_ranks.settle()
-    ready = _ready(config, model, size, guessing.num_free_rows, processors.names)
+    ready = _ready(config, model, size, drafting.num_free_rows, processors.names)
     ready.weights_version = control.weights_version
     ready.ranks = ranks.setup(size.num_blocks, model.pages)
     return Engine(core, control, ready, ranks, offload)
 
 
-def _make_guessing(config: EngineConfig, runner: ModelRunner, max_model_len: int) -> Guessing:
-    """Return what guesses, once it is measured how many rows of a step are free; caches have to be allocated."""
+def _make_drafting(config: EngineConfig, runner: ModelRunner, max_model_len: int) -> Drafting:
+    """Return what drafts, once it is measured how many rows of a step are free; caches have to be allocated."""
     if not config.max_draft_tokens:
-        return NoGuessing()
+        return NoDrafting()
     memory = SuffixMemory() if config.speculative.startswith("suffix") else NoMemory()
     num_free_rows = measure_free_rows(runner, min(config.token_budget, max_model_len))
     return Speculation(config.max_draft_tokens, num_free_rows, memory)

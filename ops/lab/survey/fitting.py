@@ -19,7 +19,7 @@ from ....shared.params.sampling import SamplingParams
 from ....worker.config.batch import DEFAULT_TOKEN_BUDGET
 from ....worker.engine.scheduling.blocks.block_groups import BlockGroups
 from ....worker.engine.scheduling.blocks.block_pool import BlockPool
-from ....worker.engine.scheduling.blocks.block_tables import BlockTables, OneTable
+from ....worker.engine.scheduling.blocks.block_tables import BlockTables, SingleBlockTable
 from ....worker.engine.scheduling.blocks.group_tables import GroupedTables
 from ....worker.engine.scheduling.request import Request
 from ....worker.engine.scheduling.scheduler import Scheduler
@@ -104,7 +104,7 @@ def compare(shape: Shape, num_tokens: int, num_requests: int, budget: int) -> tu
     layout = plan_pages(calls, _MAX_MODEL_LEN, _BLOCK_SIZE)
     num_blocks = num_requests * -(-num_tokens // _BLOCK_SIZE)
     one = count_fitting(
-        lambda: OneTable(BlockPool(num_blocks, _BLOCK_SIZE)), num_tokens, budget, at_most=num_requests + 1
+        lambda: SingleBlockTable(BlockPool(num_blocks, _BLOCK_SIZE)), num_tokens, budget, at_most=num_requests + 1
     )
     if layout is None:
         return one, one, "one table"

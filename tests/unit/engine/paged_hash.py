@@ -24,7 +24,7 @@ from penstock.worker.engine.scheduling.batches.batch_queue import BatchQueue
 from penstock.worker.engine.scheduling.batches.staged_batches import StagedBatches
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
 from penstock.worker.engine.scheduling.blocks.prefix_cache import BlockHashCache
-from penstock.worker.engine.scheduling.guessing import Guessing
+from penstock.worker.engine.scheduling.drafting import Drafting
 from penstock.worker.engine.scheduling.ordering import OrderingPolicy
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler import Scheduler
@@ -35,7 +35,7 @@ EOS = 2
 MAX_MODEL_LEN = 24
 BLOCK_SIZE = 4
 # In the cache, nothing that a model may read.
-WRONG_GUESS = -7
+WRONG_DRAFT = -7
 
 
 class PagedHash:
@@ -43,8 +43,8 @@ class PagedHash:
 
     So a wrong input, position or block shows in the tokens. What was launched is computed as late as can be.
 
-    ``num_at_once`` says how many tokens a request gets in a step. With ``guesses`` all but the last of them were inputs
-    of the step, as guesses that came true, and then one that did not where there is room for it. Guesses that the
+    ``num_at_once`` says how many tokens a request gets in a step. With ``drafts`` all but the last of them were inputs
+    of the step, as drafts that came true, and then one that did not where there is room for it. Guesses that the
     scheduler gives are verified as a ``ModelRunner`` does.
     """
 
@@ -61,7 +61,7 @@ class PagedHash:
         self.is_launching_poison = False
         self.poison: str | None = None
         self.num_at_once: Callable[[Request], int] = lambda request: 1
-        self.guesses = False
+        self.drafts = False
 
     def execute(self, output: SchedulerOutput) -> SampledTokens:
         self.launch(output)
@@ -92,7 +92,7 @@ class PagedHash:
         work = zip(output.requests, token_ids, strict=True)
         logprobs = {r.request_id: [judged(t) for t in tokens] for r, tokens in work if tokens}
         sampled = SampledTokens(token_ids, logprobs)
-        if step.num_guesses is not None:
+        if step.num_drafts is not None:
             self._verify(output, step, sampled)
         return sampled
 
@@ -110,21 +110,21 @@ class PagedHash:
             # Behind the guess that came true, there are the logits of the next token.
             assert (step.positions[step.logit_rows[verification.logits_of(wave)]] == num_tokens - 1).all()
             self._batch.append_tokens(rows, np.array(found))
-            verification.take(wave, np.array(found), {place: judged(found[place]) for place in range(len(found))})
+            verification.add_wave(wave, np.array(found), {place: judged(found[place]) for place in range(len(found))})
 
     def _tokens(self, output: SchedulerOutput, step: StepInput, index: int, num_known: int) -> list[int]:
         """The tokens of one request: as many as ``num_at_once`` says, whether or not one of them ends it."""
         place = step.order[index]
         request = output.requests[place]
         num_tokens, room = self.num_at_once(request), len(request.block_table) * BLOCK_SIZE - num_known
-        if self.guesses:
+        if self.drafts:
             num_tokens = min(num_tokens, room + 1)
         tokens: list[int] = []
         for _ in range(num_tokens):
             tokens.append(self._token(step, index, num_known, tokens))
             self._batch.append_tokens(step.rows[index : index + 1], np.array(tokens[-1:]))
-        if self.guesses:
-            inputs = [*tokens[:-1], WRONG_GUESS][:room]
+        if self.drafts:
+            inputs = [*tokens[:-1], WRONG_DRAFT][:room]
             positions = np.arange(num_known, num_known + len(inputs))
             self._cache[self._slots(step, index, positions)] = inputs
             output.num_new_tokens[place] += len(inputs)
@@ -193,7 +193,7 @@ def make_core(
     *,
     is_caching: bool = False,
     is_ahead: bool = True,
-    guessing: Guessing | None = None,
+    drafting: Drafting | None = None,
     num_stages: int = 1,
 ) -> tuple[EngineCore, PagedHash]:
     executor, pool = PagedHash(num_blocks, max_num_seqs, num_stages), BlockPool(num_blocks, BLOCK_SIZE)
@@ -205,7 +205,7 @@ def make_core(
         max_model_len=MAX_MODEL_LEN,
         policy=policy,
         prefix_cache=BlockHashCache(pool) if is_caching else None,
-        guessing=guessing,
+        drafting=drafting,
         flights=stages,
     )
     parts: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "eos_token_ids": [EOS]}

@@ -44,7 +44,7 @@ def step(rows: list[int], seq_lens: list[int], query_lens: list[int]) -> StepInp
 
 
 def taken(table: AxesTable, made: StepInput) -> list[list[int]]:
-    axes = table.take(made)
+    axes = table.select(made)
     assert axes is not None
     return axes.tolist()
 
@@ -63,9 +63,9 @@ def test_who_has_no_such_image_has_none() -> None:
     table = AxesTable()
     table.set_row(0, request())
     table.set_row(1, request(ImageSpan(2, 8, list(range(2, 8)), b"a", None)))
-    assert table.take(step([0, 1], [4, 4], [4, 4])) is None
+    assert table.select(step([0, 1], [4, 4], [4, 4])) is None
     table.set_row(1, request(ImageSpan(2, 8, list(range(2, 8)), b"a", None, GRID)))
-    assert table.take(step([0], [4], [4])) is None
-    assert table.take(step([0, 1], [4, 4], [4, 4])) is not None
+    assert table.select(step([0], [4], [4])) is None
+    assert table.select(step([0, 1], [4, 4], [4, 4])) is not None
     table.forget_row(1)
-    assert table.take(step([0, 1], [4, 4], [4, 4])) is None
+    assert table.select(step([0, 1], [4, 4], [4, 4])) is None

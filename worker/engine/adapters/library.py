@@ -96,7 +96,7 @@ class AdapterLibrary:
     def wait(self, timeout_s: float) -> None:
         self._threads.wait(timeout_s)
 
-    def take_ready(self) -> list[tuple[Request, RequestError | None]]:
+    def pop_ready(self) -> list[tuple[Request, RequestError | None]]:
         ready: list[tuple[Request, RequestError | None]] = []
         may_load = True
         for request_id, waiting in list(self._waiting.items()):
@@ -118,7 +118,7 @@ class AdapterLibrary:
         self._keep_aborted_loads()
         return ready
 
-    def hold(self, request: Request) -> bool:
+    def acquire_slot(self, request: Request) -> bool:
         entry = self._of_request.get(request.request_id)
         if entry is None:
             return True
@@ -129,7 +129,7 @@ class AdapterLibrary:
         request.lora_index = entry.slot
         return True
 
-    def let_go(self, request: Request) -> None:
+    def release_slot(self, request: Request) -> None:
         entry = self._of_request.get(request.request_id)
         if entry is None:
             return
@@ -142,8 +142,8 @@ class AdapterLibrary:
             if entry.is_leaving and not entry.num_users:
                 self._pool.drop(entry)
 
-    def take_digests(self) -> list[str] | None:
-        return self._pool.take_digests()
+    def pop_changed_digests(self) -> list[str] | None:
+        return self._pool.pop_changed_digests()
 
     def load(self, adapter: LoRARequest) -> bool | None:
         """Load an adapter for later requests; return False if it is loaded already, None while it is being read.

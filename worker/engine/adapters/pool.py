@@ -122,7 +122,7 @@ class AdapterPool:
         self.slots.assign(slot, entry.loaded.prepared)
         return True
 
-    def take_digests(self) -> list[str] | None:
+    def pop_changed_digests(self) -> list[str] | None:
         """See ``scheduling.admission.adapters.Adapters``."""
         digests = sorted(digest for digest, entry in self._entries.items() if not entry.is_leaving)
         if digests == self._reported_digests:

@@ -185,7 +185,7 @@ class EngineCore:
 
     def take_lora_digests(self) -> list[str] | None:
         """Return the digests of the loaded adapters, sorted; None if they are unchanged since the last call."""
-        return self._adapters.take_digests()
+        return self._adapters.pop_changed_digests()
 
     def reset_prefix_cache(self) -> bool:
         """Forget the blocks of earlier requests, in the KV cache and in offload storage.
@@ -248,7 +248,7 @@ class EngineCore:
         self._take_images(ended)
         self._take_grammars(ended)
         if self._adapters or self._adapters.is_loading:
-            for request, error in self._adapters.take_ready():
+            for request, error in self._adapters.pop_ready():
                 if error is None:
                     self.scheduler.add_request(request)
                 else:
@@ -265,14 +265,14 @@ class EngineCore:
             self.images.wait(WORK_WAIT_S)
 
     def _take_images(self, ended: list[EngineCoreOutput]) -> None:
-        for message, spans, error in self.images.take_ready() if self.images else ():
+        for message, spans, error in self.images.pop_ready() if self.images else ():
             if error is not None:
                 ended.append(_failed(message.request_id, error))
             elif end := self._enter(message, spans):
                 ended.append(end)
 
     def _take_grammars(self, ended: list[EngineCoreOutput]) -> None:
-        for request, error in self._grammars.take_ready() if self._grammars else ():
+        for request, error in self._grammars.pop_ready() if self._grammars else ():
             if error is not None:
                 ended.append(_failed(request.request_id, error))
             elif stop := check_stop(request):  # all of its tokens have been delivered
@@ -285,7 +285,7 @@ class EngineCore:
 
     def _wait_for_work(self, empty: SchedulerOutput) -> None:
         """Undo an empty batch and wait, because all requests of the scheduler wait for the work of other threads."""
-        self.scheduler.take_back(empty)
+        self.scheduler.undo_schedule(empty)
         self.scheduler.wait(WORK_WAIT_S)
 
     def _update(self, batch: SchedulerOutput, sampled: SampledTokens, watch: StepWatch) -> list[EngineCoreOutput]:

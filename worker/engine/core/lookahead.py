@@ -87,4 +87,4 @@ class LookaheadCore(EngineCore):
     def _drop(self, upcoming: SchedulerOutput) -> None:
         """Undo the schedule of ``upcoming`` instead of launching it. No batch is in flight afterwards."""
         self._batch_queue.land()
-        self.scheduler.take_back(upcoming)
+        self.scheduler.undo_schedule(upcoming)

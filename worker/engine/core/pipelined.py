@@ -70,7 +70,7 @@ class PipelinedCore(EngineCore):
         if not batch.requests:
             watch.failed()
             if self._stages:
-                self.scheduler.take_back(batch)
+                self.scheduler.undo_schedule(batch)
             else:
                 self._wait_for_work(batch)
             return False
@@ -95,5 +95,5 @@ class PipelinedCore(EngineCore):
             outputs = self._handle_failure(batch, error)
         else:
             outputs = self._update(batch, sampled, watch)
-        self.scheduler.take_back(SchedulerOutput(released_ids=self._stages.take_released()))
+        self.scheduler.undo_schedule(SchedulerOutput(released_ids=self._stages.pop_landed_ids()))
         return outputs

@@ -27,7 +27,7 @@ class StepInput:
         sampled: ``[R]`` index of the sampled requests into ``order`` and ``rows``.
         token_lora: ``[T]``, adapter of each token, negative for none; None if no token has an adapter.
         token_types: ``[T]``, 1 for tokens of the second text of a pair; None without pairs.
-        num_guesses: ``[R]``, number of draft tokens at the end of each request; None without draft tokens.
+        num_drafts: ``[R]``, number of draft tokens at the end of each request; None without draft tokens.
         group_slots: ``[G, T]``, slots of each group of layers, ``slot_mapping`` first; None for a single group.
     """
 
@@ -42,7 +42,7 @@ class StepInput:
     sampled: IntArray
     token_lora: IntArray | None = None
     token_types: IntArray | None = None
-    num_guesses: IntArray | None = None
+    num_drafts: IntArray | None = None
     group_slots: IntArray | None = None
 
     @property
@@ -54,11 +54,11 @@ class StepInput:
     def num_known_tokens(self) -> IntArray:
         """``[R]`` number of tokens of the sampled requests, without draft tokens."""
         seq_lens = self.seq_lens[self.sampled]
-        return seq_lens if self.num_guesses is None else seq_lens - self.num_guesses
+        return seq_lens if self.num_drafts is None else seq_lens - self.num_drafts
 
     @property
     def first_logits(self) -> IntArray | None:
         """``[R]`` index in ``logit_rows`` of each request's first row; None if each request has one row."""
-        if self.num_guesses is None:
+        if self.num_drafts is None:
             return None
-        return np.cumsum(self.num_guesses + 1) - self.num_guesses - 1
+        return np.cumsum(self.num_drafts + 1) - self.num_drafts - 1

@@ -6,7 +6,7 @@ for 100 tokens or more that is at most 2 %. An accepted draft token has saved a 
 
 from __future__ import annotations
 
-from ..scheduling.guessing import STEP_COST
+from ..scheduling.drafting import STEP_COST
 
 FULL = 1.0
 REFILL = 0.01
@@ -34,10 +34,10 @@ class Allowance:
         self._num_tokens = num_tokens
         return self._limit if self._balance >= STEP_COST else 0
 
-    def judge(self, num_guessed: int, num_right: int) -> None:
+    def judge(self, num_drafts: int, num_right: int) -> None:
         """Record a step with drafts: the next limit is one more than were accepted, or doubles if all were."""
         self._balance = min(FULL, self._balance - STEP_COST + num_right)
-        if num_right >= num_guessed:
+        if num_right >= num_drafts:
             self._limit = min(2 * self._limit, self._max_draft_tokens)
         elif num_right > 0:
             self._limit = min(num_right + 1, self._max_draft_tokens)

@@ -47,7 +47,7 @@ class Memory(Protocol):
         """Observe a step before it is executed."""
         ...
 
-    def forget(self) -> None:
+    def forget_texts(self) -> None:
         """Forget the output of finished requests."""
         ...
 
@@ -65,12 +65,12 @@ class NoMemory:
     def observe(self, output: SchedulerOutput) -> None:
         """Do nothing."""
 
-    def forget(self) -> None:
+    def forget_texts(self) -> None:
         """Do nothing."""
 
 
 class Speculation:
-    """Implements ``scheduling.guessing.Guessing``.
+    """Implements ``scheduling.drafting.Drafting``.
 
     Args:
         max_draft_tokens: limit per request and step.
@@ -86,7 +86,7 @@ class Speculation:
         self.num_draft_tokens = self.num_accepted_tokens = 0
 
     def extend(self, output: SchedulerOutput, tables: BlockTables) -> None:
-        """Share the free rows equally among the decoding requests. See ``Guessing``."""
+        """Share the free rows equally among the decoding requests. See ``Drafting``."""
         self._memory.observe(output)
         for request_id in output.released_ids:
             self._request_drafts.pop(request_id, None)
@@ -101,25 +101,25 @@ class Speculation:
             room = min(share, request.max_output_tokens - request.num_output_tokens - 1)
             if room <= 0:
                 continue
-            guesses = self._drafts_of(request).draft(room)
-            if guesses:
+            drafts = self._drafts_of(request).draft(room)
+            if drafts:
                 num_reserved = len(output.requests) * tables.blocks_at_once
-                guesses = guesses[: self._grow_for_drafts(request, len(guesses), num_reserved, tables)]
-            if guesses:
-                output.guess(place, guesses)
-                self.num_draft_tokens += len(guesses)
-                num_free -= len(guesses)
+                drafts = drafts[: self._grow_for_drafts(request, len(drafts), num_reserved, tables)]
+            if drafts:
+                output.add_drafts(place, drafts)
+                self.num_draft_tokens += len(drafts)
+                num_free -= len(drafts)
 
-    def judged(self, request: Request, num_guessed: int, num_accepted: int) -> None:
-        """See ``Guessing``."""
+    def record_accepted(self, request: Request, num_drafts: int, num_accepted: int) -> None:
+        """See ``Drafting``."""
         self.num_accepted_tokens += num_accepted
         drafts = self._request_drafts.get(request.request_id)
         if drafts is not None:  # else the request has lost its blocks meanwhile
-            drafts.allowance.judge(num_guessed, num_accepted)
+            drafts.allowance.judge(num_drafts, num_accepted)
 
-    def forget(self) -> None:
-        """See ``Guessing``."""
-        self._memory.forget()
+    def forget_texts(self) -> None:
+        """See ``Drafting``."""
+        self._memory.forget_texts()
 
     def _drafts_of(self, request: Request) -> _RequestDrafts:
         drafts = self._request_drafts.get(request.request_id)
@@ -139,4 +139,4 @@ class Speculation:
         num_blocks = tables.num_missing(request, request.num_tokens + num_drafts)
         if num_blocks > 0 and tables.pool.num_free - num_blocks >= num_reserved:
             tables.grow(request, request.num_tokens + num_drafts)
-        return min(num_drafts, tables.num_tokens_in(request) - request.num_tokens)
+        return min(num_drafts, tables.token_capacity(request) - request.num_tokens)

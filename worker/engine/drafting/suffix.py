@@ -54,6 +54,6 @@ class SuffixMemory:
         for request in output.requests:
             self._running[request.request_id] = request
 
-    def forget(self) -> None:
+    def forget_texts(self) -> None:
         """Forget all texts."""
         self.texts.clear()

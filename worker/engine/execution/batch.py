@@ -52,17 +52,17 @@ class InputBatch:
         if len(rows) == sum(output.num_new_tokens):
             return self._pack_decodes(rows, computed)
         query_lens = np.array(output.num_new_tokens, np.int64)
-        num_guesses = self._write_guesses(output, rows)
+        num_drafts = self._write_drafts(output, rows)
         order = np.lexsort((self._lora_indices[rows], query_lens > 1))
-        rows, computed, query_lens, num_guesses = rows[order], computed[order], query_lens[order], num_guesses[order]
+        rows, computed, query_lens, num_drafts = rows[order], computed[order], query_lens[order], num_drafts[order]
         seq_lens = computed + query_lens
         ends = np.cumsum(query_lens)
         row_of_token = np.repeat(rows, query_lens)
         positions = np.arange(ends[-1]) + np.repeat(seq_lens - ends, query_lens)
-        sampled = np.nonzero(seq_lens - num_guesses == self.num_tokens[rows])[0]
-        logit_rows, num_guesses = ends[sampled] - 1, num_guesses[sampled]
-        if output.guesses:
-            counts = num_guesses + 1
+        sampled = np.nonzero(seq_lens - num_drafts == self.num_tokens[rows])[0]
+        logit_rows, num_drafts = ends[sampled] - 1, num_drafts[sampled]
+        if output.drafts:
+            counts = num_drafts + 1
             num_following = np.repeat(np.cumsum(counts), counts) - np.arange(counts.sum()) - 1
             logit_rows = np.repeat(logit_rows, counts) - num_following
         slot_mapping, group_slots = self.tables.slots(row_of_token, positions)
@@ -77,21 +77,21 @@ class InputBatch:
             logit_rows=logit_rows,
             sampled=sampled,
             token_lora=self._lora_indices[row_of_token] if self._has_lora else None,
-            num_guesses=num_guesses if output.guesses else None,
+            num_drafts=num_drafts if output.drafts else None,
             group_slots=group_slots,
         )
 
-    def _write_guesses(self, output: SchedulerOutput, rows: IntArray) -> IntArray:
+    def _write_drafts(self, output: SchedulerOutput, rows: IntArray) -> IntArray:
         """Write draft tokens after the known tokens of ``rows``; return their numbers, ``[B]``.
 
         New tokens will overwrite them.
         """
-        num_guesses = np.zeros(len(rows), np.int64)
-        for place, guesses in output.guesses.items():
-            row, num_guesses[place] = rows[place], len(guesses)
+        num_drafts = np.zeros(len(rows), np.int64)
+        for place, drafts in output.drafts.items():
+            row, num_drafts[place] = rows[place], len(drafts)
             start = self.num_tokens[row]
-            self.token_ids[row, start : start + len(guesses)] = guesses
-        return num_guesses
+            self.token_ids[row, start : start + len(drafts)] = drafts
+        return num_drafts
 
     def _pack_decodes(self, rows: IntArray, computed: IntArray) -> StepInput:
         """Pack one token of each row: needs no repetition, and sorts rows only to group them by adapter."""
@@ -153,7 +153,7 @@ class InputBatch:
             row = self._free_rows[-1]
             self.token_ids[row, : request.num_tokens] = request.token_ids
             self.num_tokens[row] = request.num_tokens
-            self.tables.forget(row)
+            self.tables.reset_row(row)
             self._lora_indices[row] = request.lora_index
             self.sampling.set_row(row, request)
             # Last, so that the row stays free if anything above raises, and no request runs with an incomplete row.

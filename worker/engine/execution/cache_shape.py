@@ -20,7 +20,7 @@ class CacheShape(Protocol):
     block_bytes: int
     num_spare: int
 
-    def blocks_of(self, num_tokens: int) -> int:
+    def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks a request may hold at any time until it has ``num_tokens`` tokens."""
         ...
 
@@ -42,7 +42,7 @@ class WholeBlocks:
         self._block_size = block_size
         self.block_bytes = bytes_per_token * block_size
 
-    def blocks_of(self, num_tokens: int) -> int:
+    def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
 
     def longest(self, num_blocks: int, limit: int) -> int:
@@ -62,8 +62,8 @@ class GroupedPages:
         self._groups = groups
         self.block_bytes = layout.page_bytes(bytes_per_token, groups.block_size)
 
-    def blocks_of(self, num_tokens: int) -> int:
-        return self._groups.most_blocks(num_tokens)
+    def blocks_for(self, num_tokens: int) -> int:
+        return self._groups.max_blocks_for(num_tokens)
 
     def longest(self, num_blocks: int, limit: int) -> int:
         return self._groups.longest(num_blocks, limit)

@@ -37,12 +37,12 @@ class DeterministicRunner(ModelRunner):
     _is_batch_invariant = True
 
     def _sample_rows(self, logits: Tensor, rows: IntArray, num_tokens: IntArray) -> tuple[IntArray, LogprobsByRow]:
-        if samples_rows_independently(logits, self._batch.sampling.take(rows, num_tokens)):
+        if samples_rows_independently(logits, self._batch.sampling.select(rows, num_tokens)):
             return super()._sample_rows(logits, rows, num_tokens)
         token_ids = np.zeros(len(rows), np.int64)
         logprobs: LogprobsByRow = {}
         for index in range(len(rows)):
-            parameters = self._batch.sampling.take(rows[index : index + 1], num_tokens[index : index + 1])
+            parameters = self._batch.sampling.select(rows[index : index + 1], num_tokens[index : index + 1])
             # A copy, so that the row begins at aligned memory, wherever it was among the others.
             token_ids[index : index + 1], row_logprobs = self._sample(logits[index : index + 1].clone(), parameters)
             if row_logprobs:

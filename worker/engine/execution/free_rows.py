@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import structlog
 import torch
 
-from ..scheduling.guessing import STEP_COST
+from ..scheduling.drafting import STEP_COST
 from .model_runner import ModelRunner
 
 # Numbers of tokens to try. On a CPU products process 6 rows at a time, or 16 with matrix tiles.

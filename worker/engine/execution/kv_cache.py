@@ -72,7 +72,7 @@ def size_kv_cache(
         share, source = int(free_bytes * utilization) // num_sharers, "gpu_memory_utilization"
     state_bytes = _state_bytes(config, bytes_per_request, share, source)
     share -= state_bytes
-    blocks_per_request = shape.blocks_of(max_model_len)
+    blocks_per_request = shape.blocks_for(max_model_len)
     num_blocks = config.max_num_seqs * blocks_per_request
     if block_bytes:
         num_blocks = min(num_blocks, share // block_bytes - shape.num_spare)

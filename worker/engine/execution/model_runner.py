@@ -28,7 +28,7 @@ LogprobsByRow = dict[int, TokenLogprobs]
 
 
 @dataclass(slots=True)
-class BegunStep:
+class PreparedStep:
     """A step with prepared inputs; ``requests`` are in the scheduler's order."""
 
     requests: list[Request]
@@ -44,7 +44,7 @@ class BegunStep:
 
 
 @dataclass(slots=True)
-class ComputedStep:
+class ForwardResult:
     """Result of a step's forward: logits ``[L, V]``, and log probabilities of prompt tokens by request_id."""
 
     logits: torch.Tensor
@@ -72,10 +72,10 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> SampledTokens:
         """See ``Executor``."""
-        begun = self.begin(output)
-        return self.finish(begun, self.compute(begun))
+        prepared = self.begin(output)
+        return self.finish(prepared, self.compute(prepared))
 
-    def begin(self, output: SchedulerOutput) -> BegunStep:
+    def begin(self, output: SchedulerOutput) -> PreparedStep:
         """Prepare the inputs. First of the three stages of ``execute``; call all three in inference mode.
 
         Adapters are copied into their slots here, because nothing computes meanwhile.
@@ -83,27 +83,27 @@ class ModelRunner:
         if self._model.adapters is not None:
             self._model.adapters.flush()
         step = self._batch.prepare(output)
-        return BegunStep(output.requests, step, self._batch.sampling.prompt_rows.take(step))
+        return PreparedStep(output.requests, step, self._batch.sampling.prompt_rows.select(step))
 
-    def compute(self, begun: BegunStep) -> ComputedStep:
+    def compute(self, prepared: PreparedStep) -> ForwardResult:
         """Run the forward: the second stage. May run in another thread, since its inputs stay unchanged meanwhile.
 
         Raises:
             AcceleratorError: see ``Executor``.
         """
         try:
-            logits = self._forward(begun.step, begun.logit_rows)
+            logits = self._forward(prepared.step, prepared.logit_rows)
         except torch.AcceleratorError as error:
             raise AcceleratorError(str(error)) from error
-        return self.computed_of(begun, logits)
+        return self.forward_result_of(prepared, logits)
 
-    def finish(self, begun: BegunStep, computed: ComputedStep) -> SampledTokens:
+    def finish(self, prepared: PreparedStep, computed: ForwardResult) -> SampledTokens:
         """Sample the tokens: the third stage.
 
         Raises:
             AcceleratorError: see ``Executor``.
         """
-        step, logits = begun.step, computed.logits
+        step, logits = prepared.step, computed.logits
         first_logits = step.first_logits
         if first_logits is not None:
             logits = logits[to_device(first_logits, self._device)]
@@ -116,17 +116,17 @@ class ModelRunner:
         self._batch.append_tokens(step.sampled_rows, sampled_ids)
         places = step.order[step.sampled]
         request_logprobs = {
-            begun.requests[places[row]].request_id: [token_logprobs] for row, token_logprobs in logprobs.items()
+            prepared.requests[places[row]].request_id: [token_logprobs] for row, token_logprobs in logprobs.items()
         }
         token_ids = _group_by_request(places, sampled_ids, len(step.rows))
         sampled = SampledTokens(token_ids, request_logprobs, computed.prompt_logprobs)
-        if step.num_guesses is not None:
-            self._verify(begun, computed.logits, sampled)
+        if step.num_drafts is not None:
+            self._verify(prepared, computed.logits, sampled)
         return sampled
 
-    def _verify(self, begun: BegunStep, logits: torch.Tensor, sampled: SampledTokens) -> None:
+    def _verify(self, prepared: PreparedStep, logits: torch.Tensor, sampled: SampledTokens) -> None:
         """Append the tokens that follow accepted draft tokens to ``sampled``; ``logits [L, V]``."""
-        verification = Verification(begun.step, begun.requests, sampled)
+        verification = Verification(prepared.step, prepared.requests, sampled)
         while len(wave := verification.next_wave()):
             try:
                 logit_rows = to_device(verification.logits_of(wave), self._device)
@@ -135,11 +135,11 @@ class ModelRunner:
                 # Earlier tokens are recorded and stay valid. The next step begins with this one and raises again.
                 return
             self._batch.append_tokens(verification.rows_of(wave)[0], token_ids)
-            verification.take(wave, token_ids, logprobs)
+            verification.add_wave(wave, token_ids, logprobs)
 
     def warm_up(self, request: Request) -> None:
         """Prefill and decode ``request`` once in the first block, so that the first real request is not delayed."""
-        self._batch.tables.lend_first(request)
+        self._batch.tables.assign_first_blocks(request)
         for num_new_tokens in (request.num_tokens, 1):
             (token_ids,) = self.execute(SchedulerOutput([request], [num_new_tokens])).token_ids
             request.num_computed_tokens += num_new_tokens
@@ -198,7 +198,7 @@ class ModelRunner:
     def _paged(self, step: StepInput, max_blocks: int) -> PagedBatch:
         """Return the cache locations of ``step``; its requests have at most ``max_blocks`` blocks each."""
         lens = step.query_lens.tolist(), step.seq_lens.tolist(), self._batch.block_size
-        ends = self._batch.sampling.visible_ends.take(step)
+        ends = self._batch.sampling.visible_ends.select(step)
         visible_ends = None if ends is None else to_device(ends, self._device)
         tables = self._batch.tables
         if tables.tables is None or step.group_slots is None:
@@ -217,28 +217,28 @@ class ModelRunner:
 
     def _vision_inputs(self, step: StepInput) -> tuple[torch.Tensor | None, VisionInputs | None]:
         """Return ``_inputs_embeds``, and the other inputs from images."""
-        step_embeds = self._batch.sampling.embeds.take(step)
-        axes = self._batch.sampling.axes.take(step)
+        step_embeds = self._batch.sampling.embeds.select(step)
+        axes = self._batch.sampling.axes.select(step)
         if step_embeds is None:
             return None, None if axes is None else vision_inputs_of(self._model, axes, None, 0)
         inputs = embed_inputs(self._model, step.token_ids, step_embeds)
         return inputs, vision_inputs_of(self._model, axes, step_embeds, inputs.shape[1])
 
-    def computed_of(self, begun: BegunStep, logits: torch.Tensor) -> ComputedStep:
-        """Split ``logits`` of ``begun.logit_rows`` into those to sample and those that score prompts. Raises as
+    def forward_result_of(self, prepared: PreparedStep, logits: torch.Tensor) -> ForwardResult:
+        """Split ``logits`` of ``prepared.logit_rows`` into those to sample and those that score prompts. Raises as
         ``compute``.
         """
-        prompt_rows = begun.prompt_rows
+        prompt_rows = prepared.prompt_rows
         if prompt_rows is None:
-            return ComputedStep(logits, {})
-        is_prompt = np.isin(begun.logit_rows, prompt_rows.logit_rows)
+            return ForwardResult(logits, {})
+        is_prompt = np.isin(prepared.logit_rows, prompt_rows.logit_rows)
         places = (np.nonzero(mask)[0] for mask in (is_prompt, ~is_prompt))
         try:
             prompt_logits, sampled_logits = (logits[to_device(rows, self._device)] for rows in places)
             logprobs = prompt_logprobs_of(prompt_logits, prompt_rows, one_by_one=self._is_batch_invariant)
         except torch.AcceleratorError as error:
             raise AcceleratorError(str(error)) from error
-        return ComputedStep(sampled_logits, logprobs)
+        return ForwardResult(sampled_logits, logprobs)
 
     def _sample_rows(
         self, logits: torch.Tensor, rows: IntArray, num_tokens: IntArray
@@ -250,7 +250,7 @@ class ModelRunner:
         """
         if len(rows) == 0:
             return np.zeros(0, np.int64), {}
-        return self._sample(logits, self._batch.sampling.take(rows, num_tokens))
+        return self._sample(logits, self._batch.sampling.select(rows, num_tokens))
 
     def _sample(self, logits: torch.Tensor, rows: SamplingRows) -> tuple[IntArray, LogprobsByRow]:
         """Sample as ``_sample_rows``; ``logits`` may be overwritten."""

@@ -49,7 +49,7 @@ class PoolingRunner(ModelRunner):
 
     def warm_up(self, request: Request) -> None:
         """Pool ``request`` once in the first block."""
-        self._batch.tables.lend_first(request)
+        self._batch.tables.assign_first_blocks(request)
         request.pooling = Pooling(PoolingParams(), reads_prefix_cache=False)
         self.execute(SchedulerOutput([request], [request.num_tokens]))
         self._batch.release([request.request_id])

@@ -8,7 +8,7 @@ import torch
 
 from ...models.forward import StagedSteps
 from ..scheduling.scheduler_output import SampledTokens, SchedulerOutput
-from .model_runner import BegunStep, ModelRunner
+from .model_runner import ModelRunner, PreparedStep
 
 
 class StagedRunner:
@@ -22,17 +22,17 @@ class StagedRunner:
     def __init__(self, runner: ModelRunner, steps: StagedSteps) -> None:
         self._runner = runner
         self._steps = steps
-        self._begun: deque[BegunStep] = deque()
+        self._prepared: deque[PreparedStep] = deque()
 
     @torch.inference_mode()
     def launch(self, output: SchedulerOutput) -> None:
         """See ``staged_batches.StagedExecutor``."""
-        begun = self._runner.begin(output)
-        self._steps.start(self._runner.input_of(begun.step, begun.logit_rows))
-        self._begun.append(begun)
+        prepared = self._runner.begin(output)
+        self._steps.start(self._runner.input_of(prepared.step, prepared.logit_rows))
+        self._prepared.append(prepared)
 
     @torch.inference_mode()
     def collect(self) -> SampledTokens:
         """See ``staged_batches.StagedExecutor``."""
-        begun = self._begun.popleft()
-        return self._runner.finish(begun, self._runner.computed_of(begun, self._steps.finish()))
+        prepared = self._prepared.popleft()
+        return self._runner.finish(prepared, self._runner.forward_result_of(prepared, self._steps.finish()))

@@ -24,7 +24,7 @@ class TableRows:
         self.table = np.zeros((max_num_seqs, max_blocks), np.int64)
         self._num_blocks = np.zeros(max_num_seqs, np.int64)
 
-    def forget(self, row: int) -> None:
+    def reset_row(self, row: int) -> None:
         """Reset the row for another request."""
         self._num_blocks[row] = 0
 
@@ -45,7 +45,7 @@ class TableRows:
         """Return ``StepInput.group_slots`` for tokens that are not stored."""
         return None
 
-    def lend_first(self, request: Request) -> None:
+    def assign_first_blocks(self, request: Request) -> None:
         """Assign the first blocks to ``request``, as many as it needs to begin. No other request may hold blocks."""
         request.block_table = [0]
 
@@ -61,7 +61,7 @@ class GroupTableRows(TableRows):
         self._lengths = np.zeros((max_num_seqs, num_groups), np.int64)
         self._firsts = np.zeros((max_num_seqs, num_groups), np.int64)
 
-    def forget(self, row: int) -> None:
+    def reset_row(self, row: int) -> None:
         self._versions[row], self._lengths[row], self._firsts[row] = -1, 0, 0
 
     def update(self, rows: IntArray, requests: list[Request]) -> None:
@@ -90,7 +90,7 @@ class GroupTableRows(TableRows):
         assert self.tables is not None
         return np.full((len(self.tables), num_tokens), -1)
 
-    def lend_first(self, request: Request) -> None:
+    def assign_first_blocks(self, request: Request) -> None:
         assert self.tables is not None
         num_groups = len(self.tables)
         request.group_tables = GroupTables([[group] for group in range(num_groups)], [0] * num_groups)

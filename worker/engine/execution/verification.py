@@ -30,10 +30,10 @@ class Verification:
     """
 
     def __init__(self, step: StepInput, requests: list[Request], sampled: SampledTokens) -> None:
-        assert step.num_guesses is not None
+        assert step.num_drafts is not None
         assert step.first_logits is not None
         self._step, self._requests, self._sampled = step, requests, sampled
-        self._num_guesses, self._first_logits = step.num_guesses, step.first_logits
+        self._num_drafts, self._first_logits = step.num_drafts, step.first_logits
         self._num_known_tokens = step.num_known_tokens
         self._places = step.order[step.sampled]
         self._wave = np.arange(len(step.sampled))
@@ -53,7 +53,7 @@ class Verification:
         """Return the rows of the wave in the ``InputBatch``, and their current numbers of tokens, both ``[W]``."""
         return self._step.rows[self._step.sampled[wave]], self._num_known_tokens[wave] + self._number
 
-    def take(self, wave: IntArray, token_ids: IntArray, logprobs: Mapping[int, TokenLogprobs]) -> None:
+    def add_wave(self, wave: IntArray, token_ids: IntArray, logprobs: Mapping[int, TokenLogprobs]) -> None:
         """Add the tokens of ``wave``, ``[W]``, and their log probabilities by index in ``wave``."""
         places = self._places[wave].tolist()
         for place, token_id in zip(places, token_ids.tolist(), strict=True):
@@ -62,7 +62,7 @@ class Verification:
             self._sampled.logprobs[self._requests[places[index]].request_id].append(token_logprobs)
 
     def _continues(self, index: int) -> bool:
-        if self._number >= self._num_guesses[index]:
+        if self._number >= self._num_drafts[index]:
             return False
         place = self._places[index]
         next_input = self._step.logit_rows[self._first_logits[index] + self._number] + 1

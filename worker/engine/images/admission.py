@@ -31,7 +31,7 @@ from ...request_checks import check_images_served
 from ..structured.threads import CompileThreads, Task
 from .cache import ImageCache
 from .decode import decode_image
-from .expand import check_wholes, expand
+from .expand import check_bidirectional, expand
 from .interface import ReadyMessage
 
 FAILED = "image_failed"
@@ -111,7 +111,7 @@ class ImageAdmission:
         return request_id in self._waiting
 
     def add(self, message: EngineCoreRequest) -> None:
-        """Let ``message`` wait for its images until ``take_ready`` returns it.
+        """Let ``message`` wait for its images until ``pop_ready`` returns it.
 
         Raises:
             ValidationError: it has too many images, or parameters that cannot be combined with images.
@@ -134,7 +134,7 @@ class ImageAdmission:
         if self._tasks and not self._unencoded and not any(task.is_done for task in self._tasks.values()):
             self._threads.wait(timeout_s)
 
-    def take_ready(self) -> list[ReadyMessage]:
+    def pop_ready(self) -> list[ReadyMessage]:
         """Return the messages that no longer wait, in order, each with its complete prompt or an error."""
         ready: list[ReadyMessage] = []
         may_encode = True
@@ -238,7 +238,7 @@ class ImageAdmission:
         message = waiting.message
         processor = self._vision.processor
         token_ids, spans = expand(message.prompt_token_ids or [], processor.image_token_id, images, processor.joiner)
-        check_wholes(spans, self._vision.longest_bidirectional)
+        check_bidirectional(spans, self._vision.longest_bidirectional)
         whole = msgspec.structs.replace(message, prompt_token_ids=token_ids, images=None)
         return ReadyMessage(whole, spans, None)
 

@@ -44,20 +44,20 @@ def expand(
         key, tokens, features = next(remaining)
         start = joiner.append(token_ids, tokens.token_ids)
         places = [start + place for place in tokens.places]
-        wholes = tuple((start + first, start + stop) for first, stop in tokens.bidirectional)
-        spans.append(ImageSpan(start, len(token_ids), places, key, features, tokens.axes, wholes))
+        bidirectional = tuple((start + first, start + stop) for first, stop in tokens.bidirectional)
+        spans.append(ImageSpan(start, len(token_ids), places, key, features, tokens.axes, bidirectional))
         follows_image = True
     return token_ids, tuple(spans)
 
 
-def check_wholes(images: Sequence[ImageSpan], longest: int) -> None:
+def check_bidirectional(images: Sequence[ImageSpan], longest: int) -> None:
     """Refuse an image with a run of tokens that may not fit into a step.
 
     Raises:
         ValidationError: more than ``longest`` tokens of an image attend to each other.
     """
     for index, image in enumerate(images):
-        if (num_tokens := max((end - first for first, end in image.wholes), default=0)) > longest:
+        if (num_tokens := max((end - first for first, end in image.bidirectional), default=0)) > longest:
             raise ValidationError(
                 f"images[{index}]: {num_tokens} of its tokens attend to each other, and this engine computes at most "
                 f"{longest} of them in a step; send a smaller image"

@@ -49,7 +49,7 @@ class Images(Protocol):
         """Wait at most ``timeout_s`` until an image has been processed."""
         ...
 
-    def take_ready(self) -> Sequence[ReadyMessage]:
+    def pop_ready(self) -> Sequence[ReadyMessage]:
         """Return the messages that no longer wait, in order."""
         ...
 
@@ -91,7 +91,7 @@ class NoImages:
     def wait(self, timeout_s: float) -> None:
         pass
 
-    def take_ready(self) -> Sequence[ReadyMessage]:
+    def pop_ready(self) -> Sequence[ReadyMessage]:
         return ()
 
     def stats(self) -> ImageStats | None:

@@ -23,7 +23,7 @@ class OfflineResult(msgspec.Struct, kw_only=True):
         rss_before_bytes, rss_queued_bytes: resident memory at the start, and once the first requests had entered.
         steps: what each step did, if that was asked for.
         device_busy_share: of the time, in which a GPU computed, if that was asked for.
-        num_draft_tokens, num_accepted_tokens: guesses in this run, and those of them that came true.
+        num_draft_tokens, num_accepted_tokens: drafts in this run, and those of them that came true.
         cpu_s: processor time of the process in this run, all its threads together.
     """
 

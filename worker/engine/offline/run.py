@@ -127,7 +127,7 @@ def run_phases(core: EngineCore, phases: list[Phase], *, keeps_steps: bool = Fal
     ready_s = time.time() - process.create_time()
     results: list[OfflineResult] = []
     for phase in phases:
-        core.scheduler.set_guessing(phase.is_guessing)
+        core.scheduler.set_drafting(phase.is_guessing)
         if phase.is_fresh:
             core.forget_blocks()
         activity = DeviceActivity(is_enabled=phase.observes_device)

@@ -15,8 +15,8 @@ class OffloadingPrefixCache(BlockHashCache):
         super().__init__(block_pool)
         self._write_behind = write_behind
 
-    def note_computed(self, request: Request, num_new_tokens: int) -> None:
-        super().note_computed(request, num_new_tokens)
+    def record_computed(self, request: Request, num_new_tokens: int) -> None:
+        super().record_computed(request, num_new_tokens)
         first = (request.num_computed_tokens - num_new_tokens) // self._block_size
         end = request.num_computed_tokens // self._block_size
         for index in range(first, end):

@@ -81,10 +81,10 @@ class OffloadingScheduler(Scheduler):
         self._take_loaded()
         super().check_invariants()
 
-    def _tables_beside(self) -> Iterable[list[int]]:
+    def _blocked_block_tables(self) -> Iterable[list[int]]:
         return (load.held + load.blocks for load in self._loads)
 
-    def _requests_beside(self) -> Iterable[Request]:
+    def _blocked_requests(self) -> Iterable[Request]:
         return (request for load in self._loads for request in load.requests)
 
     def _admit(self, request: Request, budget: int, output: SchedulerOutput) -> bool:
@@ -99,7 +99,7 @@ class OffloadingScheduler(Scheduler):
 
     def _begin_loads(self) -> None:
         """Begin the loads of the next requests that could be admitted now, in order."""
-        num_free_seqs = self.max_num_seqs - len(self._running) - sum(1 for _ in self._requests_beside())
+        num_free_seqs = self.max_num_seqs - len(self._running) - sum(1 for _ in self._blocked_requests())
         for request in list(islice(self._waiting, max(0, num_free_seqs))):
             if request.num_in_flight_tokens:
                 return

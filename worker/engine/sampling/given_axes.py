@@ -44,7 +44,7 @@ class AxesTable:
         """Drop ``row``, if it is stored."""
         self._rows.pop(row, None)
 
-    def take(self, step: StepInput) -> Axes | None:
+    def select(self, step: StepInput) -> Axes | None:
         """Return positions ``[3, T]`` of the tokens of ``step``; None if each token's are the same in all axes."""
         if not self._rows or not any(row in self._rows for row in step.rows.tolist()):
             return None

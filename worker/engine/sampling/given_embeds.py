@@ -54,7 +54,7 @@ class EmbedsTable:
         """Drop ``row``, if it is stored."""
         self._rows.pop(row, None)
 
-    def take(self, step: StepInput) -> StepEmbeds | None:
+    def select(self, step: StepInput) -> StepEmbeds | None:
         """Return the embeddings of the tokens of ``step``; None if it has none."""
         if not self._rows:
             return None

@@ -52,7 +52,7 @@ class PenaltyTable(RowStates["_TokenCounts"]):
         if (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0):
             self._rows[row] = _TokenCounts(request)
 
-    def take(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> Penalties | None:
+    def select(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> Penalties | None:
         """Return the penalties of ``rows``, ``[R]``; None if no row has one."""
         penalised = self._among(rows)
         if not penalised:

@@ -40,7 +40,7 @@ class ProcessorTable(RowStates["_RequestProcessors"]):
         if request.processors:
             self._rows[row] = _RequestProcessors(request)
 
-    def take(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> ProcessedRows | None:
+    def select(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> ProcessedRows | None:
         """Return the processors of ``rows``, ``[R]``; None if no row has any."""
         processed = self._among(rows)
         return ProcessedRows(processed) if processed else None

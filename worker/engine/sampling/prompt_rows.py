@@ -49,7 +49,7 @@ class PromptRowTable:
         """Drop ``row``, if it is stored."""
         self._rows.pop(row, None)
 
-    def take(self, step: StepInput) -> PromptRows | None:
+    def select(self, step: StepInput) -> PromptRows | None:
         """Return the prompt tokens that ``step`` scores; None if it scores none."""
         if not self._rows:
             return None

@@ -42,7 +42,7 @@ class ChangeTable(Protocol):
 
     def append_tokens(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None: ...
 
-    def take(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> LogitsChange | None: ...
+    def select(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> LogitsChange | None: ...
 
 
 @dataclass
@@ -68,7 +68,7 @@ class SamplingRows:
     changes: list[LogitsChange] = field(default_factory=list)
     num_logprobs: NDArray[np.int64] | None = None
 
-    def take(self, rows: NDArray[np.int64]) -> SamplingRows:
+    def select(self, rows: NDArray[np.int64]) -> SamplingRows:
         """Select some rows, without ``changes``, which have been applied before, and without ``num_logprobs``."""
         return SamplingRows(
             self.temperature[rows],
@@ -144,17 +144,17 @@ class SamplingTable:
         for table in self._changes:
             table.append_tokens(rows, token_ids)
 
-    def take(self, rows: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> SamplingRows:
+    def select(self, rows: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> SamplingRows:
         """Return the parameters of ``rows``; their requests have ``num_tokens`` tokens; both ``[R]``."""
         if rows is not self._last_rows:
             self._last_rows, self._last_constants = rows, self._constants(rows)
         positions = num_tokens - self._num_prompt_tokens[rows]
-        changes = [change for table in self._changes if (change := table.take(rows, positions)) is not None]
+        changes = [change for table in self._changes if (change := table.select(rows, positions)) is not None]
         return replace(self._last_constants, positions=positions, changes=changes)
 
     def _constants(self, rows: NDArray[np.int64]) -> SamplingRows:
         """Return the parameters that do not change while the requests of ``rows`` are the same."""
-        constants = self._rows.take(rows)
+        constants = self._rows.select(rows)
         num_logprobs = self._num_logprobs[rows]
         if num_logprobs.max(initial=NO_LOGPROBS) != NO_LOGPROBS:
             constants.num_logprobs = num_logprobs

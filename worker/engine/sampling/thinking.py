@@ -46,7 +46,7 @@ class ThinkingTable(RowStates["_Thinking"]):
         if request.params.is_thinking_limited and request.params.think_token_ids is not None:
             self._rows[row] = _Thinking(request)
 
-    def take(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> ForcedTokens | None:
+    def select(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> ForcedTokens | None:
         """Return the rows among ``rows``, ``[R]``, with an exhausted budget; None if there are none."""
         forced = [(index, thinking.end) for index, thinking in self._among(rows) if thinking.is_exhausted]
         if not forced:

@@ -85,7 +85,7 @@ class TokenRuleTable(RowStates["_RequestRules"]):
         if has_ending or params.logit_bias or params.bad_words_token_ids or params.allowed_token_ids is not None:
             self._rows[row] = _RequestRules(request)
 
-    def take(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> TokenRules | None:
+    def select(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> TokenRules | None:
         """Return the rules of ``rows``; None if no row has any.
 
         Args:

@@ -20,7 +20,7 @@ def visible_ends(images: Sequence[ImageSpan], num_tokens: int) -> Ends:
     """
     ends = np.arange(1, num_tokens + 1)
     for image in images:
-        for first, end in image.wholes:
+        for first, end in image.bidirectional:
             ends[first:end] = end
     return ends
 
@@ -33,14 +33,14 @@ class VisibleEndsTable:
 
     def set_row(self, row: int, request: Request) -> None:
         """Store the visible ends of ``request`` in ``row``, if it has such images."""
-        if any(image.wholes for image in request.images):
+        if any(image.bidirectional for image in request.images):
             self._rows[row] = visible_ends(request.images, request.num_prompt_tokens)
 
     def forget_row(self, row: int) -> None:
         """Drop ``row``, if it is stored."""
         self._rows.pop(row, None)
 
-    def take(self, step: StepInput) -> Ends | None:
+    def select(self, step: StepInput) -> Ends | None:
         """Return ``[T]``, see ``kernels.paged_attention.PagedBatch``; None if the attention of ``step`` is causal."""
         if not self._rows:
             return None

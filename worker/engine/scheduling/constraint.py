@@ -44,6 +44,6 @@ class Constraint(Protocol):
         """Return at most ``room`` tokens that likely spell the text that must follow; none if there is a choice."""
         ...
 
-    def fail_for_want_of_tokens(self) -> None:
+    def fail_no_allowed_tokens(self) -> None:
         """Set ``failure``: other parameters forbid all tokens that the grammar allows."""
         ...

@@ -27,8 +27,8 @@ class ImageSpan:
             on the CPU. The scheduler does not read it.
         axes: ``[3, stop - start]``, positions in three axes relative to the image's first; None if each token has one
             position.
-        wholes: first token and end of each run of tokens that attend to each other, ascending. One forward computes a
-            whole run. Empty if attention is causal, as in text.
+        bidirectional: first token and end of each run of tokens that attend to each other, ascending. One forward
+            computes a whole run. Empty if attention is causal, as in text.
     """
 
     start: int
@@ -37,7 +37,7 @@ class ImageSpan:
     key: bytes
     features: Any
     axes: Any = None
-    wholes: tuple[tuple[int, int], ...] = ()
+    bidirectional: tuple[tuple[int, int], ...] = ()
 
 
 def block_keys(images: Sequence[ImageSpan], block_size: int, first: int, end: int) -> dict[int, bytes]:
@@ -55,18 +55,18 @@ def block_keys(images: Sequence[ImageSpan], block_size: int, first: int, end: in
 def last_cut(images: Sequence[ImageSpan], num_tokens: int) -> int:
     """Return how many of the first ``num_tokens`` tokens of a request can be computed without the tokens after them."""
     for image in images:
-        for first, end in image.wholes:
+        for first, end in image.bidirectional:
             if first < num_tokens < end:
                 return first
     return num_tokens
 
 
-def whole_chunk(images: Sequence[ImageSpan], num_computed_tokens: int, num_new_tokens: int) -> int:
+def uncut_chunk(images: Sequence[ImageSpan], num_computed_tokens: int, num_new_tokens: int) -> int:
     """Return how many of ``num_new_tokens`` a step may compute: 0 if an image's run of tokens does not fit."""
     return last_cut(images, num_computed_tokens + num_new_tokens) - num_computed_tokens
 
 
-def whole_hit(images: Sequence[ImageSpan], num_blocks: int, block_size: int) -> int:
+def uncut_hit(images: Sequence[ImageSpan], num_blocks: int, block_size: int) -> int:
     """Return how many of the first ``num_blocks`` blocks, which are cached, may be used as computed."""
     while (cut := last_cut(images, num_blocks * block_size)) < num_blocks * block_size:
         num_blocks = cut // block_size

@@ -70,13 +70,13 @@ class Placement:
         work = chain(output.work(), self._flights.work())
         if self._prefix_cache.is_being_computed(request, num_cached_tokens + budget, work):
             return False
-        if not self._residency.hold(request):
+        if not self._residency.acquire_slot(request):
             return False
         self._tables.admit(request, cached)
         request.num_computed_tokens = num_cached_tokens
-        self._prefix_cache.note_admission(request)
+        self._prefix_cache.record_admission(request)
         request.move_to(RequestStatus.RUNNING)
-        self._timeline.note(request, EngineCoreEventType.SCHEDULED)
+        self._timeline.record(request, EngineCoreEventType.SCHEDULED)
         return True
 
     def grow(self, request: Request, num_tokens: int) -> bool:
@@ -85,10 +85,10 @@ class Placement:
         Return False if ``request`` was preempted itself, or if the last one is in flight: its blocks are available
         after its batch.
         """
-        self._tables.give_back(request)
+        self._tables.free_unneeded(request)
         num_blocks = self._tables.num_missing(request, num_tokens)
         while num_blocks > self._block_pool.num_free:
-            if not self._flights.may_leave(self._running[-1]):
+            if not self._flights.may_preempt(self._running[-1]):
                 self._is_short_of_blocks = True
                 return False
             if self.preempt_last() is request:
@@ -104,21 +104,21 @@ class Placement:
         last.move_to(RequestStatus.PREEMPTED)
         self._waiting.add(last)
         self.num_preemptions += 1
-        self._timeline.note(last, EngineCoreEventType.PREEMPTED)
+        self._timeline.record(last, EngineCoreEventType.PREEMPTED)
         return last
 
     def release(self, request: Request) -> None:
         """Release the blocks and the adapter slot of ``request``."""
-        self._residency.let_go(request)
+        self._residency.release_slot(request)
         if request.block_table:
             self._tables.release(request)
             self._released_ids.append(request.request_id)
 
-    def take_released_ids(self) -> list[str]:
+    def pop_released_ids(self) -> list[str]:
         """Return ids of requests that lost their blocks since the last call, for the next step."""
         released_ids, self._released_ids = self._released_ids, []
         return released_ids
 
-    def give_back_released_ids(self, released_ids: list[str]) -> None:
-        """Undo ``take_released_ids`` for a step that will not be executed."""
+    def restore_released_ids(self, released_ids: list[str]) -> None:
+        """Undo ``pop_released_ids`` for a step that will not be executed."""
         self._released_ids = released_ids + self._released_ids

@@ -16,7 +16,7 @@ from .blocks.block_groups import GroupTables
 from .blocks.block_pool import InvariantError
 from .constraint import Constraint
 from .image_spans import ImageSpan
-from .wanted_processor import WantedProcessor
+from .wanted_processor import ProcessorFactory
 
 NO_LORA = -1
 
@@ -178,7 +178,7 @@ class Request:
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if wants_prompt_logprobs else None
         self.events: list[EngineCoreEvent] = []
         self.constraint: Constraint | None = None
-        self.processors: tuple[WantedProcessor, ...] = ()
+        self.processors: tuple[ProcessorFactory, ...] = ()
         self.status = RequestStatus.WAITING
         self.is_finished = False
         self.priority = priority
@@ -234,7 +234,7 @@ class Request:
         """Whether cached tokens may be skipped: not if each token has a result to return."""
         return self.prompt_logprobs is None and (self.pooling is None or self.pooling.reads_prefix_cache)
 
-    def take_events(self) -> list[EngineCoreEvent]:
+    def pop_events(self) -> list[EngineCoreEvent]:
         """Return and clear the events that no output has reported yet."""
         events, self.events = self.events, []
         return events

@@ -32,19 +32,19 @@ from ....shared.messages.outcome import FinishReason, RequestError
 from .admission.residency import NoResidency, Residency
 from .batches.flights import Flights, OneFlight
 from .blocks.block_pool import BlockPool
-from .blocks.block_tables import BlockTables, OneTable
+from .blocks.block_tables import BlockTables, SingleBlockTable
 from .blocks.prefix_cache import NoPrefixCache, PrefixCache
 from .chunking import AnyChunks, Chunking
-from .guessing import Guessing, NoGuessing
-from .image_spans import whole_chunk
+from .drafting import Drafting, NoDrafting
+from .image_spans import uncut_chunk
 from .invariants import check_requests, check_tokens
 from .ordering import FirstComeFirstServed, OrderingPolicy, RequestQueue
 from .placement import Placement
 from .prompt_budget import PromptRowBudget
 from .request import STATUS_OF_REASON, Request, RequestStatus
 from .scheduler_output import SampledTokens, SchedulerOutput
-from .step_outputs import end_of_pooled, output_of
-from .stop import check_stop, take_tokens
+from .step_outputs import make_output, make_pooled_output
+from .stop import append_tokens_until_stop, check_stop
 from .timeline import NoTimeline, Timeline
 
 
@@ -66,14 +66,14 @@ class Scheduler:
         policy: OrderingPolicy | None = None,
         prefix_cache: PrefixCache | None = None,
         timeline: Timeline | None = None,
-        guessing: Guessing | None = None,
+        drafting: Drafting | None = None,
         residency: Residency | None = None,
         flights: Flights | None = None,
         tables: BlockTables | None = None,
         chunking: Chunking | None = None,
     ) -> None:
-        tables = tables or OneTable(block_pool)
-        if tables.most_blocks(max_model_len) > block_pool.num_blocks:
+        tables = tables or SingleBlockTable(block_pool)
+        if tables.max_blocks_for(max_model_len) > block_pool.num_blocks:
             raise ConfigurationError(
                 f"the KV cache has {block_pool.num_blocks} blocks of {block_pool.block_size} tokens, too few for one "
                 f"request of max_model_len {max_model_len}"
@@ -91,7 +91,7 @@ class Scheduler:
         self._prefix_cache = prefix_cache or NoPrefixCache()
         self._chunking = chunking or AnyChunks()
         self._timeline = timeline or NoTimeline()
-        self._guessing = self._own_guessing = guessing or NoGuessing()
+        self._drafting = self._enabled_drafting = drafting or NoDrafting()
         # Not ``flights or``, because a queue of batches is false when none is in flight.
         self._flights = OneFlight() if flights is None else flights
         self._running = RequestQueue(policy)
@@ -129,14 +129,14 @@ class Scheduler:
         self._num_arrived += 1
         self._requests[request.request_id] = request
         self._waiting.add(request)
-        self._timeline.note(request, EngineCoreEventType.QUEUED)
+        self._timeline.record(request, EngineCoreEventType.QUEUED)
 
     def schedule(self) -> SchedulerOutput:
         """Choose the next step's work and allocate its blocks."""
         output = SchedulerOutput()
         budget = self.max_num_batched_tokens
         prompt_rows = PromptRowBudget()
-        num_tokens_in, flights, placement = self._tables.num_tokens_in, self._flights, self._placement
+        token_capacity, flights, placement = self._tables.token_capacity, self._flights, self._placement
         placement.begin()
         room = flights.room(len(self._running))
         for index, request in enumerate(flights.free(self._running, room)):  # ``grow`` may remove the last
@@ -153,7 +153,7 @@ class Scheduler:
                 if num_new_tokens == 0:
                     continue  # it waits for a step with a larger budget
             num_tokens = num_computed_tokens + num_new_tokens
-            if num_tokens > num_tokens_in(request) and not placement.grow(request, num_tokens):
+            if num_tokens > token_capacity(request) and not placement.grow(request, num_tokens):
                 break
             output.add(request, num_new_tokens)
             budget -= num_new_tokens
@@ -169,13 +169,13 @@ class Scheduler:
             if num_new_tokens:
                 output.add(request, num_new_tokens)
                 budget -= num_new_tokens
-        output.released_ids = placement.take_released_ids()
-        self._guessing.extend(output, self._tables)
+        output.released_ids = placement.pop_released_ids()
+        self._drafting.extend(output, self._tables)
         return output
 
-    def take_back(self, output: SchedulerOutput) -> None:
+    def undo_schedule(self, output: SchedulerOutput) -> None:
         """Cancel ``output``, the last one scheduled, before it is executed; its tokens will be scheduled again."""
-        self._placement.give_back_released_ids(output.released_ids)
+        self._placement.restore_released_ids(output.released_ids)
 
     def update_from_output(self, output: SchedulerOutput, sampled: SampledTokens) -> list[EngineCoreOutput]:
         """Apply a step's result, and return the outputs for the requests' callers.
@@ -195,34 +195,34 @@ class Scheduler:
                 request.token_ids.append(token_ids[0])
                 stop = check_stop(request)
             else:
-                stop = take_tokens(request, token_ids)
+                stop = append_tokens_until_stop(request, token_ids)
             if request.status is running:  # else it was preempted meanwhile; its tokens stay valid
                 if num_new_tokens > 1:
                     num_inputs = len(request.token_ids) - (1 if token_ids else 0)  # the last token was no input
                     num_new_tokens = min(num_new_tokens, num_inputs - request.num_computed_tokens)
                 request.num_computed_tokens += num_new_tokens
                 if request.num_computed_tokens % block_size < num_new_tokens:
-                    self._prefix_cache.note_computed(request, num_new_tokens)
-                    self._tables.give_back(request)
+                    self._prefix_cache.record_computed(request, num_new_tokens)
+                    self._tables.free_unneeded(request)
             if request.prompt_logprobs is not None:
                 request.prompt_logprobs += sampled.prompt_logprobs.get(request.request_id, ())
             if not num_sampled:
                 if sampled.pooled and request.request_id in sampled.pooled:
                     self._finish_in_step(request, RequestStatus.FINISHED_STOPPED)
-                    outputs.append(end_of_pooled(request, sampled.pooled[request.request_id]))
+                    outputs.append(make_pooled_output(request, sampled.pooled[request.request_id]))
                     finished = True
                 continue
             num_generation_tokens += len(token_ids)
-            new_output = output_of(request, token_ids, logprobs.get(request.request_id) if logprobs else None)
+            new_output = make_output(request, token_ids, logprobs.get(request.request_id) if logprobs else None)
             if stop is not None:
                 new_output.finish_reason, new_output.stop_reason, new_output.error = stop
                 self._finish_in_step(request, STATUS_OF_REASON[stop.reason])
                 finished = True
             outputs.append(new_output)
         self._num_generation_tokens += num_generation_tokens
-        for place, guesses in output.guesses.items():
+        for place, drafts in output.drafts.items():
             num_accepted = max(0, len(sampled.token_ids[place]) - 1)
-            self._guessing.judged(output.requests[place], len(guesses), num_accepted)
+            self._drafting.record_accepted(output.requests[place], len(drafts), num_accepted)
         if finished:
             self._running.drop_finished()
         return outputs
@@ -247,9 +247,9 @@ class Scheduler:
     def wait(self, timeout_s: float) -> None:
         """Wait at most ``timeout_s`` until there may be work, after a ``schedule`` that found none."""
 
-    def set_guessing(self, is_on: bool) -> None:
+    def set_drafting(self, is_on: bool) -> None:
         """Switch drafting on or off from the next step on, in an engine that has it. Benchmarks compare the two."""
-        self._guessing = self._own_guessing if is_on else NoGuessing()
+        self._drafting = self._enabled_drafting if is_on else NoDrafting()
 
     def forget_blocks(self) -> bool:
         """Forget the contents of free blocks; return False and do nothing while any block is in use."""
@@ -260,7 +260,7 @@ class Scheduler:
 
         Drafting forgets the output of finished requests in any case.
         """
-        self._guessing.forget()
+        self._drafting.forget_texts()
         return self.forget_blocks()
 
     def stats(self) -> SchedulerStats:
@@ -274,8 +274,8 @@ class Scheduler:
             num_generation_tokens=self._num_generation_tokens,
             prefix_cache_queries=self._prefix_cache.num_queried_tokens,
             prefix_cache_hits=self._prefix_cache.num_hit_tokens,
-            num_draft_tokens=self._guessing.num_draft_tokens,
-            num_accepted_tokens=self._guessing.num_accepted_tokens,
+            num_draft_tokens=self._drafting.num_draft_tokens,
+            num_accepted_tokens=self._drafting.num_accepted_tokens,
         )
 
     def check_invariants(self) -> None:
@@ -287,20 +287,20 @@ class Scheduler:
         self._running.check_invariants()
         self._waiting.check_invariants()
         running = list(self._running)
-        check_requests(running, [*self._waiting, *self._requests_beside()], self._requests)
+        check_requests(running, [*self._waiting, *self._blocked_requests()], self._requests)
         check_tokens(running, self.block_pool, self.max_model_len)
         for request in running:
             self._tables.check_invariants(request)
         block_tables = [table for request in running for table in self._tables.tables_of(request)]
-        self.block_pool.check_invariants([*block_tables, *self._tables_beside()])
+        self.block_pool.check_invariants([*block_tables, *self._blocked_block_tables()])
         self._prefix_cache.check_invariants(running)
 
-    def _requests_beside(self) -> Iterable[Request]:
+    def _blocked_requests(self) -> Iterable[Request]:
         """Return requests that wait for something other than their turn."""
         return ()
 
-    def _tables_beside(self) -> Iterable[list[int]]:
-        """Return the block tables of ``_requests_beside``."""
+    def _blocked_block_tables(self) -> Iterable[list[int]]:
+        """Return the block tables of ``_blocked_requests``."""
         return ()
 
     def _chunk(
@@ -309,7 +309,7 @@ class Scheduler:
         """Return how many of ``num_new_tokens`` of ``request`` the step computes; 0 if it must wait."""
         num_new_tokens = prompt_rows.limit(request, num_new_tokens)
         if request.images:
-            num_new_tokens = whole_chunk(request.images, num_computed_tokens, num_new_tokens)
+            num_new_tokens = uncut_chunk(request.images, num_computed_tokens, num_new_tokens)
         return self._chunking.limit(request, num_computed_tokens, num_new_tokens)
 
     def _admit(self, request: Request, budget: int, output: SchedulerOutput) -> bool:

@@ -18,28 +18,28 @@ class SchedulerOutput:
         requests: requests of the step, ``[B]``.
         num_new_tokens: tokens to compute for each, ``[B]``, each at least 1.
         released_ids: requests that finished or lost their blocks since the last step; forget their rows first.
-        guesses: draft tokens that may follow the known ones, by index in ``requests``. ``num_new_tokens`` counts them.
+        drafts: draft tokens that may follow the known ones, by index in ``requests``. ``num_new_tokens`` counts them.
     """
 
     requests: list[Request] = field(default_factory=list)
     num_new_tokens: list[int] = field(default_factory=list)
     released_ids: list[str] = field(default_factory=list)
-    guesses: dict[int, list[int]] = field(default_factory=dict)
+    drafts: dict[int, list[int]] = field(default_factory=dict)
 
     def add(self, request: Request, num_new_tokens: int) -> None:
         self.requests.append(request)
         self.num_new_tokens.append(num_new_tokens)
 
-    def guess(self, place: int, token_ids: list[int]) -> None:
+    def add_drafts(self, place: int, token_ids: list[int]) -> None:
         """Add draft tokens to the request at index ``place``, whose known tokens are all computed."""
-        self.guesses[place] = token_ids
+        self.drafts[place] = token_ids
         self.num_new_tokens[place] += len(token_ids)
 
     def num_known_tokens(self) -> list[int]:
         """Return how many tokens of each request are computed without draft tokens, ``[B]``."""
-        if not self.guesses:
+        if not self.drafts:
             return self.num_new_tokens
-        return [count - len(self.guesses.get(place, ())) for place, count in enumerate(self.num_new_tokens)]
+        return [count - len(self.drafts.get(place, ())) for place, count in enumerate(self.num_new_tokens)]
 
     def work(self) -> Iterable[tuple[Request, int]]:
         """Return pairs of a request and the number of its new tokens."""

@@ -8,7 +8,7 @@ from ....shared.params.pooling import Pooled
 from .request import Request
 
 
-def output_of(request: Request, token_ids: list[int], logprobs: list[TokenLogprobs] | None) -> EngineCoreOutput:
+def make_output(request: Request, token_ids: list[int], logprobs: list[TokenLogprobs] | None) -> EngineCoreOutput:
     """Return the output for new tokens, which may be none; the first one carries counts, events and prompt logprobs."""
     output = EngineCoreOutput(request.request_id, token_ids)
     if token_ids:
@@ -16,7 +16,7 @@ def output_of(request: Request, token_ids: list[int], logprobs: list[TokenLogpro
         if request.images:
             output.num_prompt_tokens = request.num_prompt_tokens
         if request.events:
-            output.events = request.take_events()
+            output.events = request.pop_events()
         if request.prompt_logprobs is not None:
             output.new_prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
         if logprobs:
@@ -24,12 +24,12 @@ def output_of(request: Request, token_ids: list[int], logprobs: list[TokenLogpro
     return output
 
 
-def end_of_pooled(request: Request, pooled: Pooled) -> EngineCoreOutput:
+def make_pooled_output(request: Request, pooled: Pooled) -> EngineCoreOutput:
     """Return the only output of a pooling request."""
     return EngineCoreOutput(
         request.request_id,
         finish_reason=FinishReason.STOP,
         num_cached_tokens=request.num_cached_tokens,
-        events=request.take_events(),
+        events=request.pop_events(),
         pooled=pooled,
     )

@@ -19,7 +19,7 @@ class Stop(NamedTuple):
     error: RequestError | None = None
 
 
-def take_tokens(request: Request, token_ids: list[int]) -> Stop | None:
+def append_tokens_until_stop(request: Request, token_ids: list[int]) -> Stop | None:
     """Append a step's tokens to ``request`` one by one, up to a token that ends it; return the end, or None.
 
     Tokens that are not appended are deleted from ``token_ids``: tokens after an end, and a token with which the grammar

@@ -13,7 +13,7 @@ from .request import Request
 class Timeline(Protocol):
     """Receives the scheduler's events."""
 
-    def note(self, request: Request, event: EngineCoreEventType) -> None:
+    def record(self, request: Request, event: EngineCoreEventType) -> None:
         """Record that ``event`` happens to ``request`` now."""
         ...
 
@@ -24,12 +24,12 @@ class ClockedTimeline:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
 
-    def note(self, request: Request, event: EngineCoreEventType) -> None:
+    def record(self, request: Request, event: EngineCoreEventType) -> None:
         request.events.append(EngineCoreEvent(event, self._clock()))
 
 
 class NoTimeline:
     """Records nothing."""
 
-    def note(self, request: Request, event: EngineCoreEventType) -> None:
+    def record(self, request: Request, event: EngineCoreEventType) -> None:
         pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 
-class WantedProcessor(Protocol):
+class ProcessorFactory(Protocol):
     """Creates a logits processor for one request, each time that the request enters a batch."""
 
     @property

@@ -15,7 +15,7 @@ from ..execution.kv_cache import KVCacheSize
 from ..ranks.interface import Ranks
 from ..ranks.sharded_forward import ShardedForward
 from ..scheduling.blocks.block_pool import BlockPool
-from ..scheduling.blocks.block_tables import BlockTables, OneTable
+from ..scheduling.blocks.block_tables import BlockTables, SingleBlockTable
 from ..scheduling.blocks.group_prefix_cache import GroupHashCache
 from ..scheduling.blocks.group_tables import GroupedTables
 from ..scheduling.blocks.prefix_cache import BlockHashCache
@@ -89,7 +89,7 @@ def allocate_caches(config: EngineConfig, model: LoadedModel, num_blocks: int, d
 
 def make_tables(config: EngineConfig, model: LoadedModel, pool: BlockPool) -> BlockTables:
     """Return the block tables that assign blocks of ``pool`` to requests."""
-    return OneTable(pool) if model.pages is None else GroupedTables(pool, groups_of(model.pages, config))
+    return SingleBlockTable(pool) if model.pages is None else GroupedTables(pool, groups_of(model.pages, config))
 
 
 def make_hash_cache(config: EngineConfig, model: LoadedModel, pool: BlockPool) -> BlockHashCache:

@@ -80,7 +80,7 @@ class GrammarAdmission:
         return request_id in self._waiting
 
     def add(self, request: Request) -> None:
-        """Let ``request`` wait for its grammar; ``take_ready`` gives it back.
+        """Let ``request`` wait for its grammar; ``pop_ready`` gives it back.
 
         Raises:
             ValidationError: it can be told at once that there will be none.
@@ -112,7 +112,7 @@ class GrammarAdmission:
         if not any(waiting.task is None for waiting in self._waiting.values()):
             self._threads.wait(timeout_s)
 
-    def take_ready(self) -> list[tuple[Request, RequestError | None]]:
+    def pop_ready(self) -> list[tuple[Request, RequestError | None]]:
         """Requests that wait no longer, in their order: each with its constraint, or with why it has none."""
         ready: list[tuple[Request, RequestError | None]] = []
         for request_id, waiting in list(self._waiting.items()):

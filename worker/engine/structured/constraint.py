@@ -68,7 +68,7 @@ class GrammarConstraint:
         except BaseException:  # as above
             return []
 
-    def fail_for_want_of_tokens(self) -> None:
+    def fail_no_allowed_tokens(self) -> None:
         """Note that other parameters forbid all that the grammar allows."""
         self._fail(
             "structured_outputs: allowed_token_ids and bad_words leave none of the tokens that the grammar allows here"

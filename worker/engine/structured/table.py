@@ -74,7 +74,7 @@ class GrammarMask:
         if ending:
             logits[ending] = 0.0
         else:
-            constraint.fail_for_want_of_tokens()
+            constraint.fail_no_allowed_tokens()
             logits[0] = 0.0  # something to choose, which is thrown away
 
 
@@ -104,7 +104,7 @@ class GrammarTable:
                 if row in self._rows and not (constraint := self._rows[row][0]).is_terminated:
                     constraint.accept(token_id)
 
-    def take(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> GrammarMask | None:
+    def select(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> GrammarMask | None:
         """What ``rows`` may get; None if none has a constraint.
 
         Args:

@@ -22,7 +22,7 @@ from ....shared.messages.outcome import FinishReason, RequestError
 from ....shared.messages.requests import EngineCoreRequest
 from ....shared.stats.engine import StepStats
 from ...engine.scheduling.request import Request
-from ...engine.scheduling.stop import check_stop, take_tokens
+from ...engine.scheduling.stop import append_tokens_until_stop, check_stop
 from ...request_checks import check_adapter, check_served, refusal
 from ..checked_request import checked_request
 from .dialect import Chunk, Dialect
@@ -226,10 +226,10 @@ class HttpCore:
         """Add new tokens to ``output``, and the end of the request if they are the last."""
         request = running.request
         logprobs = chunk.logprobs[len(chunk.logprobs) - len(token_ids) :] if chunk.logprobs else []
-        stop = take_tokens(request, token_ids)
+        stop = append_tokens_until_stop(request, token_ids)
         output.new_token_ids += token_ids
         output.new_logprobs += logprobs[: len(token_ids)]
-        output.events += request.take_events()
+        output.events += request.pop_events()
         # To the server, delivered tokens are a part of the prompt.
         output.num_cached_tokens = min(running.num_cached_tokens, request.num_prompt_tokens)
         self._stats.num_generation_tokens += len(token_ids)

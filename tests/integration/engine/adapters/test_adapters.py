@@ -89,7 +89,7 @@ CUT: dict[str, dict[str, Any]] = {
     "without prefix caching": {"enable_prefix_caching": False},
     "one batch ahead": {"async_scheduling": True, "max_loras": 1},
     "deterministic": {"deterministic": True},
-    "guessing": {"speculative": "ngram:3"},
+    "drafting": {"speculative": "ngram:3"},
     "in Python": {"block_size": 5},
     "in torch": {"native_kernels": False},
 }

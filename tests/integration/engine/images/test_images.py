@@ -169,7 +169,7 @@ def test_a_request_resumed_elsewhere_goes_on_as_it_would_have(name: str, make: M
 def test_positions_in_three_axes_are_those_of_who_has_images(
     name: str, make: Make, folders: Callable[[str], tuple[Path, Any]]
 ) -> None:
-    """Text beside images in a batch, guesses behind them, and an image whose blocks another has left."""
+    """Text beside images in a batch, drafts behind them, and an image whose blocks another has left."""
     folder, processor = folders(name)
     image = picture(2, 20, 50)
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)

@@ -30,13 +30,13 @@ class SeveralTokens:
     A request has room while its last block has, it may have further tokens, and its grammar goes on.
 
     Args:
-        guesses: what it runs beyond the first time counts as computed in the step, as if the step had guessed it.
+        drafts: what it runs beyond the first time counts as computed in the step, as if the step had guessed it.
     """
 
-    def __init__(self, runner: ModelRunner, num_at_once: Callable[[Request], int], *, guesses: bool) -> None:
+    def __init__(self, runner: ModelRunner, num_at_once: Callable[[Request], int], *, drafts: bool) -> None:
         self._runner = runner
         self._num_at_once = num_at_once
-        self._guesses = guesses
+        self._guesses = drafts
         self.most_at_once = 0
         # As long as nothing raises, the tokens that came in a step behind one that ends the request.
         self.num_behind_ends = 0
@@ -98,22 +98,22 @@ def from_one_token_a_step(*options: tuple[str, Any]) -> tuple[EngineCore, dict[s
     return core, run(core, requests())
 
 
-def core_of_several(*, guesses: bool, **options: Any) -> tuple[EngineCore, SeveralTokens]:
+def core_of_several(*, drafts: bool, **options: Any) -> tuple[EngineCore, SeveralTokens]:
     """One that gives one to five tokens a step, and what executes for it."""
     core = core_of(**options)
     assert isinstance(core._executor, ModelRunner)
     rng = random.Random(3)
-    executor = SeveralTokens(core._executor, lambda request: rng.randint(1, 5), guesses=guesses)
+    executor = SeveralTokens(core._executor, lambda request: rng.randint(1, 5), drafts=drafts)
     core._executor = executor
     return core, executor
 
 
-@pytest.mark.parametrize("guesses", [False, True], ids=["known", "guesses"])
+@pytest.mark.parametrize("drafts", [False, True], ids=["known", "drafts"])
 @pytest.mark.parametrize("options", [{}, {"scheduling_policy": "priority", "enable_prefix_caching": False}], ids=str)
-def test_all_is_as_from_one_token_a_step(options: dict[str, Any], guesses: bool) -> None:
+def test_all_is_as_from_one_token_a_step(options: dict[str, Any], drafts: bool) -> None:
     """With penalties, grammars, log probabilities, minima, and too little KV cache for all."""
     plain, expected = from_one_token_a_step(*options.items())
-    other, executor = core_of_several(guesses=guesses, **options)
+    other, executor = core_of_several(drafts=drafts, **options)
     assert_equal(run(other, requests()), expected)
     stats = other.scheduler.stats()
     assert stats.num_preemptions > 0 < plain.scheduler.stats().num_preemptions
@@ -123,10 +123,10 @@ def test_all_is_as_from_one_token_a_step(options: dict[str, Any], guesses: bool)
     assert executor.num_behind_ends > 0
 
 
-@pytest.mark.parametrize("guesses", [False, True], ids=["known", "guesses"])
-def test_in_deterministic_mode_every_bit_is_as_from_one_token_a_step(guesses: bool) -> None:
+@pytest.mark.parametrize("drafts", [False, True], ids=["known", "drafts"])
+def test_in_deterministic_mode_every_bit_is_as_from_one_token_a_step(drafts: bool) -> None:
     _, expected = from_one_token_a_step(("deterministic", True))
-    other, _ = core_of_several(guesses=guesses, deterministic=True)
+    other, _ = core_of_several(drafts=drafts, deterministic=True)
     assert run(other, requests()) == expected
 
 
@@ -137,7 +137,7 @@ def test_a_grammar_that_fails_at_a_later_token_of_a_step_ends_the_request_there(
         "r", [5], logprobs=1, structured_outputs=StructuredOutputsParams(regex="a{4}[0-9]"), allowed_token_ids=[a]
     )
     ends: list[RequestError | None] = []
-    for core in (core_of(), core_of_several(guesses=True)[0]):
+    for core in (core_of(), core_of_several(drafts=True)[0]):
         core.add_request(asked)
         whole = EngineCoreOutput("r")
         while core.has_work:

@@ -1,4 +1,4 @@
-"""Real models with guesses, right and wrong: all that comes of a request is as without."""
+"""Real models with drafts, right and wrong: all that comes of a request is as without."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ NUM_FREE_ROWS = 24
 
 
 def core_of(options: EngineConfig, folder: Path, make: MakeDrafters | None = None) -> EngineCore:
-    """An engine that guesses as ``make`` says, whatever this machine's free rows are; one that does not without."""
+    """An engine that drafts as ``make`` says, whatever this machine's free rows are; one that does not without."""
     core = build_engine(options, folder).core
     if make is not None:
-        core.scheduler._guessing = Speculation(6, NUM_FREE_ROWS, NoMemory(make))
+        core.scheduler._drafting = Speculation(6, NUM_FREE_ROWS, NoMemory(make))
     return core
 
 
@@ -114,15 +114,15 @@ def test_models_of_other_kinds(model: str, options: dict[str, Any], model_folder
 
 def test_an_engine_that_is_told_to_guess_measures_its_free_rows() -> None:
     engine = build_engine(config(speculative="ngram:4", deterministic=True), DEMO_MODEL)
-    assert isinstance(engine.core.scheduler._guessing, Speculation)
+    assert isinstance(engine.core.scheduler._drafting, Speculation)
     assert engine.ready.speculative == "ngram:4"
     assert 1 <= engine.ready.num_free_rows <= 48
-    assert engine.core.scheduler._guessing.num_free_rows == engine.ready.num_free_rows
+    assert engine.core.scheduler._drafting.num_free_rows == engine.ready.num_free_rows
 
 
 def test_a_workload_file_holds_outputs_to_grammars_and_tells_guesses() -> None:
     core = core_of(config(speculative="ngram:4"), DEMO_MODEL)
-    core.scheduler._guessing = Speculation(4, NUM_FREE_ROWS)
+    core.scheduler._drafting = Speculation(4, NUM_FREE_ROWS)
     given = {"temperature": 0.0, "max_tokens": 12, "structured_outputs": {"regex": "( seven eight){6}"}}
     found = run_workload(core, [OfflineRequest([1, 40, 41], given)], 0.0)
     assert found.num_draft_tokens >= found.num_accepted_tokens > 0
@@ -144,7 +144,7 @@ def test_phases_without_guesses_and_those_that_start_afresh() -> None:
         """As of a drafter that looks at its request once."""
         return Oracle({request.request_id: coming[tuple(request.prompt_token_ids)]}, 1.0, DEMO_VOCAB_SIZE)(request)
 
-    core.scheduler._own_guessing = Speculation(6, NUM_FREE_ROWS, NoMemory(make))
+    core.scheduler._enabled_drafting = Speculation(6, NUM_FREE_ROWS, NoMemory(make))
     phases = [
         Phase("on", work[:2], is_fresh=True),
         Phase("off", work[:1], is_guessing=False, is_fresh=True),
@@ -155,7 +155,7 @@ def test_phases_without_guesses_and_those_that_start_afresh() -> None:
     on, off, other, cached = told.phases
     assert [one.output_token_ids for one in told.phases] == [said[:2], said[:1], said[2:], said[2:]]
     assert off.num_draft_tokens == cached.num_draft_tokens == 0
-    # Each guesses for the requests that it has, though others had their ids.
+    # Each drafts for the requests that it has, though others had their ids.
     assert 0 < on.num_draft_tokens == on.num_accepted_tokens
     assert 0 < other.num_draft_tokens == other.num_accepted_tokens
     hits = [one.prefix_cache_hits for one in told.phases]

@@ -42,7 +42,7 @@ def test_the_large_model_says_what_the_small_one_says() -> None:
     # Ids that the small one does not have are there, and are next to nothing, so that they are never said.
     assert logits[..., 40:].any()
     assert logits[..., 40:].abs().max() <= logits[..., :40].abs().max() / 60
-    # With most rows of the embedding zero it was served the slow way, of whose steps guesses save less.
+    # With most rows of the embedding zero it was served the slow way, of whose steps drafts save less.
     read_decoder(large, 64)
     # Its other layers are computed with numbers, not with zeros.
     layers: Any = large.model.layers

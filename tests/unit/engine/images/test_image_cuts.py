@@ -7,7 +7,7 @@ import random
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
 from penstock.worker.engine.scheduling.blocks.prefix_cache import BlockHashCache
-from penstock.worker.engine.scheduling.image_spans import ImageSpan, last_cut, whole_hit
+from penstock.worker.engine.scheduling.image_spans import ImageSpan, last_cut, uncut_hit
 from penstock.worker.engine.scheduling.request import Request, RequestStatus
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput
@@ -19,8 +19,8 @@ MAX_NUM_SEQS = 3
 BUDGET = LONGEST + MAX_NUM_SEQS - 1
 
 
-def span(*wholes: tuple[int, int], key: bytes = b"k") -> ImageSpan:
-    return ImageSpan(wholes[0][0] - 1, wholes[-1][1] + 1, [], key, None, wholes=wholes)
+def span(*bidirectional: tuple[int, int], key: bytes = b"k") -> ImageSpan:
+    return ImageSpan(bidirectional[0][0] - 1, bidirectional[-1][1] + 1, [], key, None, bidirectional=bidirectional)
 
 
 def request(name: str, num_tokens: int, *images: ImageSpan, num_new_tokens: int = 4) -> Request:
@@ -41,7 +41,7 @@ def compute(scheduler: Scheduler, output: SchedulerOutput) -> None:
     for one, num_new_tokens in output.work():
         end = one.num_computed_tokens + num_new_tokens
         for image in one.images:
-            for first, stop in image.wholes:
+            for first, stop in image.bidirectional:
                 assert not first < end < stop, f"{one.request_id} is cut at {end}"
                 assert not first < one.num_computed_tokens < stop, f"{one.request_id} begins within an image"
     token_ids = [[7] if n == r.num_uncomputed_tokens else [] for r, n in output.work()]
@@ -94,7 +94,7 @@ def test_a_prompt_may_be_cut_at_both_ends_of_an_image() -> None:
     assert [num for num in range(24) if cuts[num] != num] == [*range(4, 9), 13, 21]
     assert (set(cuts[4:9]), cuts[13], cuts[21]) == ({3}, 12, 20)
     # Blocks of four: the second ends within the first image, and so does what is left of it.
-    assert [whole_hit(images, num, 4) for num in range(6)] == [0, 0, 0, 3, 4, 5]
+    assert [uncut_hit(images, num, 4) for num in range(6)] == [0, 0, 0, 3, 4, 5]
 
 
 def test_blocks_that_another_left_count_up_to_the_image_that_they_cut() -> None:

@@ -15,7 +15,7 @@ from penstock.worker.engine.scheduling.blocks.block_groups import BlockGroups
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
 from penstock.worker.engine.scheduling.blocks.group_prefix_cache import GroupHashCache
 from penstock.worker.engine.scheduling.blocks.group_tables import GroupedTables
-from penstock.worker.engine.scheduling.guessing import Guessing
+from penstock.worker.engine.scheduling.drafting import Drafting
 from penstock.worker.engine.scheduling.ordering import OrderingPolicy
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
@@ -77,12 +77,12 @@ def make_group_core(
     *,
     is_caching: bool = False,
     is_ahead: bool = True,
-    guessing: Guessing | None = None,
+    drafting: Drafting | None = None,
 ) -> tuple[EngineCore, GroupHash]:
     """As ``make_core``; ``num_blocks`` beyond those that one request needs."""
     budget = max_num_seqs + extra_budget
     groups = BlockGroups(windows, BLOCK_SIZE, budget * (1 + is_ahead))
-    pool = BlockPool(groups.most_blocks(MAX_MODEL_LEN) + num_blocks, BLOCK_SIZE)
+    pool = BlockPool(groups.max_blocks_for(MAX_MODEL_LEN) + num_blocks, BLOCK_SIZE)
     executor = GroupHash(pool, groups, max_num_seqs)
     scheduler = Scheduler(
         pool,
@@ -91,7 +91,7 @@ def make_group_core(
         max_model_len=MAX_MODEL_LEN,
         policy=policy,
         prefix_cache=GroupHashCache(pool, groups) if is_caching else None,
-        guessing=guessing,
+        drafting=drafting,
         tables=GroupedTables(pool, groups),
     )
     parts: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "eos_token_ids": [EOS]}

@@ -512,8 +512,8 @@ def test_a_request_that_wants_the_logits_of_its_prompt_computes_it_and_leaves_it
         request = Request("r", PROMPT, params, max_model_len=MAX_MODEL_LEN)
         assert len(cache.find(request)) == expected
         request.block_table, request.num_computed_tokens = pool.allocate(4), 14
-        cache.note_admission(request)
-        cache.note_computed(request, 14)
+        cache.record_admission(request)
+        cache.record_computed(request, 14)
     assert cache.num_queried_tokens == 14
 
 

@@ -42,7 +42,7 @@ def alone(windows: tuple[int | None, ...], one: Arrival) -> tuple[list[int], End
     extra_budget=st.integers(0, 20),
     policy=st.sampled_from([FirstComeFirstServed(), Priority()]),
     is_caching=st.booleans(),
-    way=st.sampled_from(["one", "ahead", "guessing", "several"]),
+    way=st.sampled_from(["one", "ahead", "drafting", "several"]),
     failures=st.sets(st.integers(0, 20), max_size=1),
 )
 @settings(max_examples=40, deadline=None)
@@ -57,7 +57,7 @@ def test_every_request_gets_the_tokens_that_it_gets_alone(
     way: str,
     failures: set[int],
 ) -> None:
-    """In any company: chunked, preempted, beside batches in flight, with guesses, on blocks that were found. A page
+    """In any company: chunked, preempted, beside batches in flight, with drafts, on blocks that were found. A page
     that nobody holds is poisoned before each step, and all are free in the end (``run`` says so)."""
     core, executor = make_group_core(
         windows,
@@ -67,7 +67,7 @@ def test_every_request_gets_the_tokens_that_it_gets_alone(
         policy,
         is_caching=is_caching,
         is_ahead=way in ("ahead", "several"),
-        guessing=Speculation(4, 6, NoMemory()) if way == "guessing" else None,
+        drafting=Speculation(4, 6, NoMemory()) if way == "drafting" else None,
     )
     if way == "several":
         rng = random.Random(len(load))
@@ -149,7 +149,7 @@ def test_a_prompt_that_was_begun_is_never_short_of_blocks() -> None:
 
 def test_the_pool_has_to_hold_one_request_of_the_longest() -> None:
     groups = BlockGroups((None, 8), 4, 8)
-    needed = groups.most_blocks(100)
+    needed = groups.max_blocks_for(100)
     assert needed == 25 + 5
     make_scheduler((None, 8), needed)
     with pytest.raises(ConfigurationError, match="29 blocks of 4 tokens"):
@@ -205,6 +205,6 @@ def test_what_waits_for_nobody_is_told_of_the_null_block() -> None:
 def test_a_request_that_gets_one_token_after_the_other_holds_a_window_and_a_block() -> None:
     groups = BlockGroups((None, 1024, 1024), 16, 2048)
     assert groups.decode_blocks(4096) == 256 + 2 * 65
-    assert groups.most_blocks(4096) == 256 + 2 * 193
-    assert groups.most_blocks(100) == 3 * 7
+    assert groups.max_blocks_for(4096) == 256 + 2 * 193
+    assert groups.max_blocks_for(100) == 3 * 7
     assert (groups.first_needed(1024, 1023), groups.first_needed(1024, 1039), groups.first_needed(1, 16)) == (0, 1, 1)

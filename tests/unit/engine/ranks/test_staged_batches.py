@@ -47,7 +47,7 @@ from ..paged_hash import (
     is_caching=st.booleans(),
     failures=st.sets(st.integers(0, 40), max_size=12),
     num_stages=st.integers(2, 4),
-    guesses=st.booleans(),
+    drafts=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
 def test_the_tokens_of_every_request_are_those_that_it_gets_alone(
@@ -59,7 +59,7 @@ def test_the_tokens_of_every_request_are_those_that_it_gets_alone(
     is_caching: bool,
     failures: set[int],
     num_stages: int,
-    guesses: bool,
+    drafts: bool,
 ) -> None:
     core, executor = make_core(
         num_blocks,
@@ -68,7 +68,7 @@ def test_the_tokens_of_every_request_are_those_that_it_gets_alone(
         policy,
         is_caching=is_caching,
         num_stages=num_stages,
-        guessing=Speculation(2, 6) if guesses else None,
+        drafting=Speculation(2, 6) if drafts else None,
     )
     executor.failures = {number: RuntimeError("boom") for number in failures}
     verify(load, run(core, load))

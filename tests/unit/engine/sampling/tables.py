@@ -35,7 +35,7 @@ def assert_rows_are_their_own(
     num_tokens = np.array([request.num_tokens for request in requests])
 
     def draw(index: np.ndarray) -> torch.Tensor:
-        return sample(logits[torch.from_numpy(index)].clone(), table.take(index, num_tokens[index]))
+        return sample(logits[torch.from_numpy(index)].clone(), table.select(index, num_tokens[index]))
 
     together = draw(np.arange(num_rows))
     order = np.random.default_rng(0).permutation(num_rows)

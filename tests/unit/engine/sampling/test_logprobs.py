@@ -31,7 +31,7 @@ def rows_of(requests: list[Request]) -> SamplingRows:
     table = SamplingTable(len(requests))
     for row, request in enumerate(requests):
         table.set_row(row, request)
-    return table.take(np.arange(len(requests)), np.full(len(requests), 2))
+    return table.select(np.arange(len(requests)), np.full(len(requests), 2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

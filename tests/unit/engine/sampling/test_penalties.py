@@ -39,7 +39,7 @@ def make_request(request_id: str, prompt: list[int], output: list[int], **params
 
 def penalised(logits: torch.Tensor, table: SamplingTable) -> torch.Tensor:
     """``logits``, one row for each of the table's."""
-    changes = table.take(np.arange(len(logits)), np.ones(len(logits), np.int64)).changes
+    changes = table.select(np.arange(len(logits)), np.ones(len(logits), np.int64)).changes
     logits = logits.clone()
     for change in changes:
         logits = change.apply(logits)
@@ -112,14 +112,14 @@ def test_the_batch_counts_what_it_is_given_and_forgets_who_leaves() -> None:
     batch.append_tokens(step.rows, np.array([7, 9]))
     other.token_ids.append(9)
     logits = torch.randn(2, VOCAB_SIZE)
-    rows = batch.sampling.take(step.rows, step.seq_lens)
+    rows = batch.sampling.select(step.rows, step.seq_lens)
     (penalties,) = rows.changes
     sampled = penalties.apply(logits.clone())
     assert torch.equal(sampled[0], logits[0])
     torch.testing.assert_close(sampled[1], formula(logits[1], other))
-    assert batch.sampling.take(step.rows[:1], step.seq_lens[:1]).changes == []
+    assert batch.sampling.select(step.rows[:1], step.seq_lens[:1]).changes == []
     batch.release(["other"])
-    assert batch.sampling.take(step.rows, step.seq_lens).changes == []
+    assert batch.sampling.select(step.rows, step.seq_lens).changes == []
 
 
 def test_as_many_tokens_as_the_request_may_have_are_counted() -> None:
@@ -141,7 +141,7 @@ def test_what_is_drawn_is_distributed_as_penalised(filters: dict[str, Any]) -> N
     table = table_of(*[request] * NUM_DRAWS)
     logits = 2 * torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(2))
     # Positions make the random numbers differ.
-    rows = table.take(np.arange(NUM_DRAWS), np.arange(NUM_DRAWS) + request.num_prompt_tokens)
+    rows = table.select(np.arange(NUM_DRAWS), np.arange(NUM_DRAWS) + request.num_prompt_tokens)
     tokens = sample(logits.expand(NUM_DRAWS, -1).clone(), rows)
     assert_distributed(tokens, exact_probabilities(formula(logits, request), **filters))
 
@@ -149,7 +149,7 @@ def test_what_is_drawn_is_distributed_as_penalised(filters: dict[str, Any]) -> N
 def test_a_greedy_row_takes_the_best_of_the_penalised() -> None:
     request = make_request("r", [1], [4, 4, 6], frequency_penalty=0.6)
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0, 3.0, 2.0, 2.5]])
-    rows = table_of(request).take(np.array([0]), np.array([4]))
+    rows = table_of(request).select(np.array([0]), np.array([4]))
     assert sample(logits, rows).tolist() == [5]
 
 

@@ -132,9 +132,9 @@ def test_a_token_does_not_depend_on_the_rest_of_the_batch(dtype: torch.dtype, mo
     logits = torch.randn(num_rows, 1500, generator=torch.Generator().manual_seed(1)).to(dtype)
     rows = mixed_rows(num_rows)
     together = sample(logits.clone(), rows)
-    alone = torch.cat([sample(logits[i : i + 1].clone(), rows.take(np.array([i]))) for i in range(num_rows)])
+    alone = torch.cat([sample(logits[i : i + 1].clone(), rows.select(np.array([i]))) for i in range(num_rows)])
     order = np.random.default_rng(0).permutation(num_rows)
-    shuffled = sample(logits[torch.from_numpy(order)].clone(), rows.take(order))
+    shuffled = sample(logits[torch.from_numpy(order)].clone(), rows.select(order))
     monkeypatch.setattr(reference, "_CPU_PIECE_ELEMENTS", 4000)
     in_pieces = sample(logits.clone(), rows)
     assert torch.equal(together, alone)
@@ -189,5 +189,5 @@ def test_min_tokens_masks_what_would_end_the_request(num_output_tokens: int, exp
     table = SamplingTable(2)
     table.set_row(1, request)
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0, 1.0, 3.0, 2.0]])
-    rows = table.take(np.array([1]), np.array([request.num_tokens]))
+    rows = table.select(np.array([1]), np.array([request.num_tokens]))
     assert sample(logits, rows).tolist() == [expected]

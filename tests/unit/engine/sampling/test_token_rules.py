@@ -38,7 +38,7 @@ def make_request(output: list[int], request_id: str = "r", **params: Any) -> Req
 def changed(logits: torch.Tensor, table: SamplingTable, num_tokens: list[int]) -> torch.Tensor:
     """``logits``, one row for each of the table's, after all changes."""
     logits = logits.clone()
-    for change in table.take(np.arange(len(logits)), np.array(num_tokens)).changes:
+    for change in table.select(np.arange(len(logits)), np.array(num_tokens)).changes:
         logits = change.apply(logits)
     return logits
 
@@ -169,10 +169,10 @@ def test_rows_come_and_go() -> None:
     logits = random_logits(2)
     table.append_tokens(np.array([1, 0]), np.array([7, 5]))
     assert torch.equal(changed(logits, table, [4, 5])[1], without(logits[1], [5, 8, 9]))
-    assert len(table.take(np.array([0]), np.array([4])).changes) == 1
+    assert len(table.select(np.array([0]), np.array([4])).changes) == 1
     table.set_row(0, make_request([]))
     assert torch.equal(changed(logits, table, [3, 5])[0], logits[0])
-    assert table.take(np.array([0]), np.array([3])).changes == []
+    assert table.select(np.array([0]), np.array([3])).changes == []
     table.forget_row(1)
     assert torch.equal(changed(logits, table, [3, 5]), logits)
 
@@ -198,7 +198,7 @@ def test_what_is_drawn_is_distributed_as_the_rules_say(params: dict[str, Any]) -
     logits = random_logits(1, 5)[0] / 2
     table = table_of(*[request] * NUM_DRAWS)
     # Seeds make the random numbers differ; the positions are the same, before min_tokens.
-    rows = table.take(np.arange(NUM_DRAWS), np.full(NUM_DRAWS, request.num_tokens))
+    rows = table.select(np.arange(NUM_DRAWS), np.full(NUM_DRAWS, request.num_tokens))
     rows.seeds = np.arange(NUM_DRAWS, dtype=np.uint64)
     tokens = sample(logits.expand(NUM_DRAWS, -1).clone(), rows)
     filters = {name: params[name] for name in FILTERS if name in params}

@@ -1,4 +1,4 @@
-"""What guesses may cost a request: a bound that holds for any text, and what has to be right for more of them."""
+"""What drafts may cost a request: a bound that holds for any text, and what has to be right for more of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.drafting.allowance import FULL, REFILL, Allowance
 from penstock.worker.engine.drafting.speculation import NoMemory, Speculation
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
-from penstock.worker.engine.scheduling.blocks.block_tables import OneTable
-from penstock.worker.engine.scheduling.guessing import STEP_COST
+from penstock.worker.engine.scheduling.blocks.block_tables import SingleBlockTable
+from penstock.worker.engine.scheduling.drafting import STEP_COST
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
 
@@ -24,41 +24,41 @@ class Decoding:
     def __init__(self, num_blocks: int = 100) -> None:
         self.drafter = Always()
         self.speculation = Speculation(15, 6, NoMemory(self.drafter))
-        self.tables = OneTable(BlockPool(num_blocks, 16))
+        self.tables = SingleBlockTable(BlockPool(num_blocks, 16))
         self.request = Request("r", [5] * 15, SamplingParams(max_tokens=1000), max_model_len=1100)
         self.request.num_computed_tokens = 14
         self.tables.grow(self.request, 15)
         self.other = Request("other", [5] * 50, SamplingParams(), max_model_len=1100)
 
     def step(self, num_right: int = 0, others: int = 0) -> int:
-        """Compute a step in which so many guesses come true; returns how many guesses there were."""
+        """Compute a step in which so many drafts come true; returns how many drafts there were."""
         output = SchedulerOutput()
         self.tables.grow(self.request, self.request.num_tokens)
         output.add(self.request, 1)
         if others:
             output.add(self.other, others)
         self.speculation.extend(output, self.tables)
-        num_guessed = len(output.guesses.get(0, ()))
-        num_right = min(num_right, num_guessed)
+        num_drafts = len(output.drafts.get(0, ()))
+        num_right = min(num_right, num_drafts)
         self.request.token_ids += [5] * (num_right + 1)
         self.request.num_computed_tokens += num_right + 1
-        if num_guessed:
-            self.speculation.judged(self.request, num_guessed, num_right)
-        return num_guessed
+        if num_drafts:
+            self.speculation.record_accepted(self.request, num_drafts, num_right)
+        return num_drafts
 
 
 @pytest.mark.parametrize("num_tokens", [100, 200, 400, 800])
 def test_a_text_that_cannot_be_guessed_takes_at_most_two_percent_longer(num_tokens: int) -> None:
     decoding = Decoding()
-    num_steps_with_guesses = sum(decoding.step() > 0 for _ in range(num_tokens))
-    assert num_steps_with_guesses
-    assert num_steps_with_guesses * STEP_COST <= 0.02 * num_tokens
+    num_steps_with_drafts = sum(decoding.step() > 0 for _ in range(num_tokens))
+    assert num_steps_with_drafts
+    assert num_steps_with_drafts * STEP_COST <= 0.02 * num_tokens
 
 
 @given(rights=st.lists(st.integers(0, 3), min_size=1, max_size=300))
 @settings(max_examples=50, deadline=None)
 def test_no_text_loses_more_than_the_allowance(rights: list[int]) -> None:
-    """In steps: what those with guesses took longer, less what right guesses have saved."""
+    """In steps: what those with drafts took longer, less what right drafts have saved."""
     decoding = Decoding()
     cost, num_before = 0.0, decoding.request.num_tokens
     for num_right in rights:
@@ -95,7 +95,7 @@ def test_guesses_without_a_place_in_the_cache_cost_nothing() -> None:
         output = SchedulerOutput()
         output.add(decoding.request, 1)
         decoding.speculation.extend(output, decoding.tables)
-        assert not output.guesses
+        assert not output.drafts
     assert decoding.drafter.rooms == [2] * 8
 
 

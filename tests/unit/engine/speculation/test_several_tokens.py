@@ -38,7 +38,7 @@ TOKENS = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
     extra_budget=st.integers(0, 20),
     policy=st.sampled_from([FirstComeFirstServed(), Priority()]),
     is_caching=st.booleans(),
-    way=st.sampled_from(["known", "guesses", "ahead"]),
+    way=st.sampled_from(["known", "drafts", "ahead"]),
     failures=st.sets(st.integers(0, 20), max_size=4),
     seed=st.integers(0, 99),
 )
@@ -60,20 +60,20 @@ def test_the_tokens_of_every_request_are_those_that_it_gets_alone_one_by_one(
     )
     rng = random.Random(seed)
     executor.num_at_once = lambda request: rng.randint(1, 6)
-    executor.guesses = way == "guesses"
+    executor.drafts = way == "drafts"
     executor.failures = {number: RuntimeError("boom") for number in failures}
     verify(load, run(core, load))
 
 
-@pytest.mark.parametrize("guesses", [False, True])
-def test_inputs_that_came_true_are_not_computed_again_and_others_are(guesses: bool) -> None:
+@pytest.mark.parametrize("drafts", [False, True])
+def test_inputs_that_came_true_are_not_computed_again_and_others_are(drafts: bool) -> None:
     core, executor = make_core(is_ahead=False)
-    executor.num_at_once, executor.guesses = lambda request: 3, guesses
+    executor.num_at_once, executor.drafts = lambda request: 3, drafts
     core.add_request(message("r", arrival(prompt=[5], max_tokens=20)))
     (request,) = core.scheduler._requests.values()
     counts = [(len(core.step_fn()[0].new_token_ids), request.num_tokens, request.num_computed_tokens) for _ in range(2)]
     # A block holds four tokens, so the second step has no room for a guess.
-    assert counts == ([(3, 4, 3), (1, 5, 4)] if guesses else [(3, 4, 1), (3, 7, 4)])
+    assert counts == ([(3, 4, 3), (1, 5, 4)] if drafts else [(3, 4, 1), (3, 7, 4)])
 
 
 @pytest.mark.parametrize("max_tokens", [3, 6, 9])
@@ -82,7 +82,7 @@ def test_blocks_that_hold_tokens_behind_an_end_are_found_by_nobody(max_tokens: i
     whole, _ = alone(arrival(prompt=[5, 6, 5], max_tokens=12))
     for num_at_once in range(1, 9):
         core, executor = make_core(is_ahead=False, is_caching=True)
-        executor.num_at_once, executor.guesses = lambda request, n=num_at_once: n, True
+        executor.num_at_once, executor.drafts = lambda request, n=num_at_once: n, True
         first, later = arrival(prompt=[5, 6, 5], max_tokens=max_tokens), arrival(step=12, prompt=[5, 6, 5, *whole])
         verify([first, later], run(core, [first, later]))
         # All that the first one knew and had computed, and no more.
@@ -117,7 +117,7 @@ class Ending:
     def forced_tokens(self, room: int) -> list[int]:
         raise NotImplementedError
 
-    def fail_for_want_of_tokens(self) -> None:
+    def fail_no_allowed_tokens(self) -> None:
         raise NotImplementedError
 
 

@@ -13,7 +13,7 @@ from penstock.worker.engine.drafting.ngram import NgramDrafter
 from penstock.worker.engine.drafting.predicted import PredictionDrafter
 from penstock.worker.engine.drafting.speculation import NoMemory, Speculation
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
-from penstock.worker.engine.scheduling.blocks.block_tables import OneTable
+from penstock.worker.engine.scheduling.blocks.block_tables import SingleBlockTable
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
@@ -63,7 +63,7 @@ def test_the_tokens_of_every_request_are_those_that_it_gets_alone_without_guesse
     outputs = {str(index): [7] * one.num_delivered + alone(one)[0] for index, one in enumerate(load)}
     speculation = Speculation(5, num_free_rows, NoMemory(Oracle(outputs, share, VOCAB_SIZE)))
     core, executor = make_core(
-        num_blocks, max_num_seqs, 12, policy, is_caching=is_caching, is_ahead=False, guessing=speculation
+        num_blocks, max_num_seqs, 12, policy, is_caching=is_caching, is_ahead=False, drafting=speculation
     )
     executor.failures = {number: RuntimeError("boom") for number in failures}
     verify(load, run(core, load))
@@ -79,10 +79,10 @@ def oracle(token_ids: list[int]) -> Speculation:
 def test_right_guesses_save_steps_and_are_counted() -> None:
     asked = arrival(prompt=[5], max_tokens=20)
     whole, _ = alone(asked)
-    core, _ = make_core(is_ahead=False, guessing=oracle(whole))
+    core, _ = make_core(is_ahead=False, drafting=oracle(whole))
     run(core, [asked])
     stats = core.scheduler.stats()
-    # Of 2, 4, 4, 4 guesses, and of one, behind which the last token comes.
+    # Of 2, 4, 4, 4 drafts, and of one, behind which the last token comes.
     assert stats.step_counter == 5
     assert (stats.num_draft_tokens, stats.num_accepted_tokens) == (15, 15)
 
@@ -98,7 +98,7 @@ def test_an_end_within_the_tokens_of_a_step_cuts_what_follows(max_tokens: int) -
         arrival(prompt=[5], max_tokens=12, stop_token_ids=[stop]),
         arrival(prompt=[5], max_tokens=12, stop_token_ids=[stop], min_tokens=max_tokens),
     ):
-        core, _ = make_core(is_ahead=False, guessing=oracle(whole))
+        core, _ = make_core(is_ahead=False, drafting=oracle(whole))
         outcome = run(core, [asked])
         verify([asked], outcome)
         if asked.stop_token_ids and asked.min_tokens <= first:
@@ -107,11 +107,11 @@ def test_an_end_within_the_tokens_of_a_step_cuts_what_follows(max_tokens: int) -
 
 def test_a_request_that_is_aborted_while_its_guesses_are_computed_says_nothing() -> None:
     whole, _ = alone(arrival(prompt=[5], max_tokens=20))
-    core, executor = make_core(is_ahead=False, guessing=oracle(whole))
+    core, executor = make_core(is_ahead=False, drafting=oracle(whole))
     core.add_request(message("0", arrival(prompt=[5], max_tokens=20)))
     core.step_fn()
     batch = core.scheduler.schedule()
-    assert batch.guesses
+    assert batch.drafts
     sampled = executor.execute(batch)
     core.abort_requests(["0"])
     assert core.scheduler.update_from_output(batch, sampled) == []
@@ -122,11 +122,11 @@ def test_a_request_that_is_aborted_while_its_guesses_are_computed_says_nothing()
 def test_wrong_guesses_end_when_they_have_cost_enough() -> None:
     asked = arrival(prompt=[5], max_tokens=20)
     wrong = [(token_id + 1) % VOCAB_SIZE for token_id in alone(asked)[0]]
-    core, _ = make_core(is_ahead=False, guessing=oracle(wrong))
+    core, _ = make_core(is_ahead=False, drafting=oracle(wrong))
     run(core, [asked])
     stats = core.scheduler.stats()
     assert stats.step_counter == 20
-    # 2 of them, and three times one; each step with guesses may have taken a quarter longer.
+    # 2 of them, and three times one; each step with drafts may have taken a quarter longer.
     assert (stats.num_draft_tokens, stats.num_accepted_tokens) == (5, 0)
 
 
@@ -147,9 +147,9 @@ def test_requests_share_the_rows_that_a_step_leaves(num_requests: int, num_prefi
         output.add(Request("prompt", [5] * 30, SamplingParams(), max_model_len=100), num_prefilled)
     for number in range(num_requests):
         output.add(decoding(str(number), 5, pool), 1)
-    Speculation(4, 6, NoMemory(drafter)).extend(output, OneTable(pool))
+    Speculation(4, 6, NoMemory(drafter)).extend(output, SingleBlockTable(pool))
     assert drafter.rooms == expected
-    assert [len(guesses) for guesses in output.guesses.values()] == expected
+    assert [len(drafts) for drafts in output.drafts.values()] == expected
     assert sum(output.num_new_tokens) == num_prefilled + num_requests + sum(expected)
 
 
@@ -158,13 +158,13 @@ def test_guesses_take_no_block_that_a_request_may_need_and_go_no_further_than_th
         pool, output = BlockPool(num_blocks, 8), SchedulerOutput()
         output.add(decoding("r", 7, pool), 1)
         output.add(decoding("other", 8, pool), 1)
-        Speculation(4, 6, NoMemory(Always())).extend(output, OneTable(pool))
-        assert len(output.guesses[0]) == expected
+        Speculation(4, 6, NoMemory(Always())).extend(output, SingleBlockTable(pool))
+        assert len(output.drafts[0]) == expected
         assert pool.num_free == num_blocks - 2 - (expected - 1)
     pool, output = BlockPool(4, 8), SchedulerOutput()
     output.add(decoding("r", 3, pool, max_tokens=3), 1)
-    Speculation(4, 6, NoMemory(Always())).extend(output, OneTable(pool))
-    assert output.guesses == {0: [9, 9]}
+    Speculation(4, 6, NoMemory(Always())).extend(output, SingleBlockTable(pool))
+    assert output.drafts == {0: [9, 9]}
 
 
 def asked_with(prompt: list[int], output: list[int], prediction: list[int] | None = None) -> Request:
@@ -261,7 +261,7 @@ def test_how_many_are_guessed_at_most() -> None:
 
 
 def test_a_request_that_left_is_forgotten() -> None:
-    core, _ = make_core(is_ahead=False, guessing=(speculation := Speculation(4, 5)))
+    core, _ = make_core(is_ahead=False, drafting=(speculation := Speculation(4, 5)))
     core.add_request(message("r", arrival(max_tokens=8)))
     while core.has_work:
         core.step_fn()

@@ -88,7 +88,7 @@ def test_a_scope_cannot_drive_out_the_others() -> None:
 def test_an_engine_learns_what_its_requests_said_until_it_is_told_to_forget() -> None:
     """The same request a second time takes fewer steps; one of another tenant does not."""
     memory = SuffixMemory()
-    core, _ = make_core(is_ahead=False, guessing=Speculation(8, 9, memory))
+    core, _ = make_core(is_ahead=False, drafting=Speculation(8, 9, memory))
 
     def num_steps(name: str, tenant: str, salt: str | None = None) -> int:
         asked: EngineCoreRequest = message(name, arrival(prompt=[5, 6], max_tokens=20, ignore_eos=True))

@@ -200,7 +200,7 @@ def test_an_output_with_a_longer_number_is_resumed(backend: Backend, grammar: di
         admission.add(request)
     while len(results) < len(requests):
         admission.wait(0.1)
-        results |= {request.request_id: error for request, error in admission.take_ready()}
+        results |= {request.request_id: error for request, error in admission.pop_ready()}
     wrong = results.pop("wrong")
     assert (wrong.code, "does not follow the grammar" in wrong.message) == (FAILED, True)
     assert set(results.values()) == {None}

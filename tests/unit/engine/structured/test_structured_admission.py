@@ -75,12 +75,12 @@ class FakeBackend:
 
     def __init__(self) -> None:
         self.compiled: list[str] = []
-        self.let_go = threading.Event()
+        self.release_slot = threading.Event()
 
     def compile(self, spec: GrammarSpec) -> FakeCompiled:
         self.compiled.append(spec.text)
         if spec.text.startswith("slow"):
-            assert self.let_go.wait(DEADLINE_S)
+            assert self.release_slot.wait(DEADLINE_S)
         if spec.text.startswith("bad"):
             raise ValidationError("structured_outputs.regex is bad")
         if spec.text.startswith("panic"):
@@ -92,7 +92,7 @@ class FakeBackend:
 def backend() -> Iterator[FakeBackend]:
     made = FakeBackend()
     yield made
-    made.let_go.set()
+    made.release_slot.set()
 
 
 def admission_of(backend: FakeBackend, **options: Any) -> GrammarAdmission:
@@ -118,7 +118,7 @@ def ends(admission: GrammarAdmission, num: int) -> dict[str, RequestError | None
     while len(ready) < num:
         assert time.monotonic() < deadline
         admission.wait(0.01)
-        ready |= {request.request_id: error for request, error in admission.take_ready()}
+        ready |= {request.request_id: error for request, error in admission.pop_ready()}
     return ready
 
 
@@ -131,13 +131,13 @@ def test_what_is_asked_for_twice_is_compiled_once(backend: FakeBackend) -> None:
     assert len(admission) == 3
     assert "a" in admission
     assert ends(admission, 1) == {"c": None}
-    backend.let_go.set()
+    backend.release_slot.set()
     assert ends(admission, 2) == {"a": None, "b": None}
     assert len(admission) == 0
     assert sorted(backend.compiled) == ["slow x", "y"]
     assert all(request.constraint is not None and request.status is RequestStatus.WAITING for request in requests)
     admission.add(asking("d", "y"))
-    assert [request.request_id for request, _ in admission.take_ready()] == ["d"]
+    assert [request.request_id for request, _ in admission.pop_ready()] == ["d"]
     assert sorted(backend.compiled) == ["slow x", "y"]
 
 
@@ -259,7 +259,7 @@ def test_one_that_takes_too_long_is_refused_and_its_thread_replaced(backend: Fak
     assert late is not None
     assert (late.code, late.retryable) == (BUSY, True)
     # What comes in the end is kept.
-    backend.let_go.set()
+    backend.release_slot.set()
     until(lambda: admission.cache.get(GrammarSpec(GrammarKind.REGEX, "slow 0")) is not None)
     admission.add(asking("back", "slow 0"))
     assert ends(admission, 1) == {"back": None}
@@ -294,8 +294,8 @@ def test_an_abort_forgets_the_request(backend: FakeBackend) -> None:
     admission.add(request)
     admission.abort(["a", "unknown"])
     assert (len(admission), request.status) == (0, RequestStatus.FINISHED_ABORTED)
-    assert admission.take_ready() == []
-    backend.let_go.set()
+    assert admission.pop_ready() == []
+    backend.release_slot.set()
     until(lambda: len(admission.cache) == 1)
 
 
@@ -352,7 +352,7 @@ def test_others_go_on_while_a_grammar_is_compiled(backend: FakeBackend) -> None:
     assert core.step() == []
     core.abort_requests(["aborted"])
     core.check_invariants()
-    backend.let_go.set()
+    backend.release_slot.set()
     outputs = []
     until(lambda: bool(outputs.extend(core.step()) or not core.has_work))
     assert [output.request_id for output in outputs] == ["slow"] * 3

@@ -81,7 +81,7 @@ def test_only_allowed_tokens_are_left(vocab_size: int, dtype: torch.dtype, devic
     allowed = [sorted(rng.choice(vocab_size, size, replace=False).tolist()) for size in (1, 7, vocab_size - 2)]
     grammars = [FakeGrammar(allowed[0]), None, FakeGrammar(allowed[1]), FakeGrammar(allowed[2])]
     table = table_of([constrained(grammar, vocab_size) for grammar in grammars])
-    mask = table.take(*rows_and_positions(4))
+    mask = table.select(*rows_and_positions(4))
     assert mask is not None
     logits = torch.randn(4, vocab_size, device=device).to(dtype)
     expected = logits.float().clone()
@@ -105,10 +105,10 @@ def test_both_ways_to_apply_a_mask_are_one() -> None:
 
 def test_a_step_without_grammars_has_no_mask() -> None:
     table = table_of([constrained(None, 64), constrained(FakeGrammar([5]), 64)])
-    assert table.take(np.array([0]), np.array([0])) is None
-    assert table.take(np.array([1]), np.array([0])) is not None
+    assert table.select(np.array([0]), np.array([0])) is None
+    assert table.select(np.array([1]), np.array([0])) is not None
     table.forget_row(1)
-    assert table.take(np.array([0, 1]), np.array([0, 0])) is None
+    assert table.select(np.array([0, 1]), np.array([0, 0])) is None
 
 
 def test_a_grammar_advances_with_its_row_s_tokens_and_not_beyond_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_a_grammar_advances_with_its_row_s_tokens_and_not_beyond_its_end(monkeyp
 @pytest.mark.parametrize("raises", ["fill", "accept"])
 def test_a_grammar_that_raises_fails_its_own_request(raises: str) -> None:
     good, bad = constrained(FakeGrammar([5]), 64), constrained(FakeGrammar([5], raises=raises), 64)
-    mask = table_of([bad, good]).take(*rows_and_positions(2))
+    mask = table_of([bad, good]).select(*rows_and_positions(2))
     assert mask is not None
     logits = mask.apply(torch.zeros(2, 64))
     assert torch.isneginf(logits[1]).sum() == 63
@@ -155,7 +155,7 @@ def test_a_token_that_does_not_fit_fails_the_request() -> None:
 @pytest.mark.parametrize(("allowed", "vocab_size"), [([], 64), ([], 63), ([63], 63)])
 def test_a_grammar_that_allows_nothing_fails_the_request(allowed: list[int], vocab_size: int) -> None:
     request = constrained(FakeGrammar(allowed), vocab_size)
-    assert table_of([request]).take(*rows_and_positions(1)) is None
+    assert table_of([request]).select(*rows_and_positions(1)) is None
     assert isinstance(request.constraint, GrammarConstraint)
     assert request.constraint.failure is not None
     assert request.constraint.failure.code == "validation_error"
@@ -163,7 +163,7 @@ def test_a_grammar_that_allows_nothing_fails_the_request(allowed: list[int], voc
 
 def test_min_tokens_give_way_to_the_end_of_a_grammar() -> None:
     request = constrained(FakeGrammar([EOS]), 64, min_tokens=5)
-    mask = table_of([request]).take(*rows_and_positions(1))
+    mask = table_of([request]).select(*rows_and_positions(1))
     assert mask is not None
     logits = torch.zeros(1, 64)
     logits[0, EOS] = float("-inf")  # as min_tokens has it
@@ -174,7 +174,7 @@ def test_min_tokens_give_way_to_the_end_of_a_grammar() -> None:
 
 def test_nothing_left_by_other_parameters_fails_the_request() -> None:
     request = constrained(FakeGrammar([5, 6]), 64, allowed_token_ids=[7])
-    mask = table_of([request]).take(*rows_and_positions(1))
+    mask = table_of([request]).select(*rows_and_positions(1))
     assert mask is not None
     logits = torch.full((1, 64), float("-inf"))
     logits[0, 7] = 0.0
@@ -189,7 +189,7 @@ def test_a_mask_that_takes_too_long_fails_the_request(monkeypatch: pytest.Monkey
     request = constrained(FakeGrammar([5]), 64)
     times = iter([0.0, 1.5])
     monkeypatch.setattr("penstock.worker.engine.structured.constraint.time.thread_time", lambda: next(times))
-    assert table_of([request]).take(*rows_and_positions(1)) is None
+    assert table_of([request]).select(*rows_and_positions(1)) is None
     assert request.constraint is not None
     error = request.constraint.accept(5)
     assert error is not None

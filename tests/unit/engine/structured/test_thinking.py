@@ -33,7 +33,7 @@ def is_forced(*requests: Request) -> list[bool]:
 
 
 def sampled(table: SamplingTable, requests: tuple[Request, ...]) -> list[bool]:
-    rows = table.take(np.arange(len(requests)), np.array([request.num_tokens for request in requests]))
+    rows = table.select(np.arange(len(requests)), np.array([request.num_tokens for request in requests]))
     logits = torch.randn(len(requests), VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
     logits[:, END] = -50.0
     return (sample(logits, rows) == END).tolist()

@@ -34,7 +34,7 @@ class Adapters(Residency, Protocol):
         ...
 
     def add(self, request: Request) -> bool:
-        """Give a request with a ``lora_request`` its adapter; False if it must wait until ``take_ready`` returns it."""
+        """Give a request with a ``lora_request`` its adapter; False if it must wait until ``pop_ready`` returns it."""
         ...
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -50,11 +50,11 @@ class Adapters(Residency, Protocol):
         """Wait at most ``timeout_s`` until an operation has finished."""
         ...
 
-    def take_ready(self) -> Sequence[tuple[Request, RequestError | None]]:
+    def pop_ready(self) -> Sequence[tuple[Request, RequestError | None]]:
         """Return the requests that no longer wait, in order: each with its adapter, or with the error."""
         ...
 
-    def take_digests(self) -> list[str] | None:
+    def pop_changed_digests(self) -> list[str] | None:
         """Return the digests of all loaded adapters, sorted; None if they have not changed since the last call."""
         ...
 
@@ -86,8 +86,8 @@ class NoAdapters(NoResidency):
     def wait(self, timeout_s: float) -> None:
         pass
 
-    def take_ready(self) -> Sequence[tuple[Request, RequestError | None]]:
+    def pop_ready(self) -> Sequence[tuple[Request, RequestError | None]]:
         return ()
 
-    def take_digests(self) -> list[str] | None:
+    def pop_changed_digests(self) -> list[str] | None:
         return None

@@ -33,7 +33,7 @@ class Grammars(Protocol):
         """Wait at most ``timeout_s`` until a grammar is ready."""
         ...
 
-    def take_ready(self) -> Sequence[tuple[Request, RequestError | None]]:
+    def pop_ready(self) -> Sequence[tuple[Request, RequestError | None]]:
         """Return the requests that no longer wait, in order: each with its constraint, or with the error."""
         ...
 
@@ -56,5 +56,5 @@ class NoGrammars:
     def wait(self, timeout_s: float) -> None:
         pass
 
-    def take_ready(self) -> Sequence[tuple[Request, RequestError | None]]:
+    def pop_ready(self) -> Sequence[tuple[Request, RequestError | None]]:
         return ()

@@ -10,14 +10,14 @@ from ..request import Request
 class Residency(Protocol):
     """Adapters in slots; implemented by ``engine/adapters/library.py``."""
 
-    def hold(self, request: Request) -> bool:
+    def acquire_slot(self, request: Request) -> bool:
         """Reserve a slot for the adapter of ``request``, if it has one, and set ``request.lora_index``.
 
         Return False if other running requests hold all slots: then ``request`` must wait.
         """
         ...
 
-    def let_go(self, request: Request) -> None:
+    def release_slot(self, request: Request) -> None:
         """Release the slot of ``request``, which was preempted or has finished."""
         ...
 
@@ -25,8 +25,8 @@ class Residency(Protocol):
 class NoResidency:
     """Admits every request, since none has an adapter."""
 
-    def hold(self, request: Request) -> bool:
+    def acquire_slot(self, request: Request) -> bool:
         return True
 
-    def let_go(self, request: Request) -> None:
+    def release_slot(self, request: Request) -> None:
         pass

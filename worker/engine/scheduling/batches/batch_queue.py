@@ -30,7 +30,7 @@ class BatchQueue:
 
     def __init__(self, executor: BatchExecutor) -> None:
         self._executor = executor
-        self._flying: list[Request] = []
+        self._in_flight: list[Request] = []
         self.batch: SchedulerOutput | None = None
 
     def collect(self) -> SampledTokens:
@@ -41,12 +41,12 @@ class BatchQueue:
         """Begin to compute ``batch``. Its inputs depend on the result of the previous batch."""
         self._executor.launch(batch)
         self.land()
-        self.batch, self._flying = batch, batch.requests
+        self.batch, self._in_flight = batch, batch.requests
         for request, num_new_tokens in batch.work():
             request.num_in_flight_tokens = num_new_tokens
 
     def land(self) -> None:
         """Mark the batch as no longer in flight."""
-        for request in self._flying:
+        for request in self._in_flight:
             request.num_in_flight_tokens = 0
-        self.batch, self._flying = None, []
+        self.batch, self._in_flight = None, []

@@ -32,7 +32,7 @@ class Flights(Protocol):
         """Return whether ``request``, which waits, may be computed."""
         ...
 
-    def may_leave(self, request: Request) -> bool:
+    def may_preempt(self, request: Request) -> bool:
         """Return whether ``request``, which runs, may be preempted."""
         ...
 
@@ -58,7 +58,7 @@ class OneFlight:
         """Return False while a token is in flight, since ``request`` was just preempted."""
         return not request.num_in_flight_tokens
 
-    def may_leave(self, request: Request) -> bool:
+    def may_preempt(self, request: Request) -> bool:
         return True
 
     def work(self) -> Iterable[tuple[Request, int]]:

@@ -44,7 +44,7 @@ class StagedBatches:
         self._executor = executor
         self._num_stages = num_stages
         self._batches: deque[SchedulerOutput] = deque()
-        self._flying: dict[str, Request] = {}
+        self._in_flight: dict[str, Request] = {}
         # Requests that ended in flight: their rows are released after their batch has landed.
         self._held_ids: list[str] = []
 
@@ -62,13 +62,13 @@ class StagedBatches:
 
     def launch(self, batch: SchedulerOutput) -> None:
         """Launch ``batch``. Raises as ``StagedExecutor``; the batch is in flight unless this raises."""
-        self._held_ids += [name for name in batch.released_ids if name in self._flying]
-        batch.released_ids = [name for name in batch.released_ids if name not in self._flying]
+        self._held_ids += [name for name in batch.released_ids if name in self._in_flight]
+        batch.released_ids = [name for name in batch.released_ids if name not in self._in_flight]
         self._executor.launch(batch)
         self._batches.append(batch)
         for request, num_new_tokens in batch.work():
             request.num_in_flight_tokens = num_new_tokens
-            self._flying[request.request_id] = request
+            self._in_flight[request.request_id] = request
 
     def collect(self) -> SampledTokens:
         """Wait for the oldest batch; it has landed, whether or not this raises."""
@@ -77,22 +77,22 @@ class StagedBatches:
         finally:
             for request in self._batches.popleft().requests:
                 request.num_in_flight_tokens = 0
-                del self._flying[request.request_id]
+                del self._in_flight[request.request_id]
 
-    def take_released(self) -> list[str]:
+    def pop_landed_ids(self) -> list[str]:
         """Return and forget the requests that ended in flight and have landed."""
-        landed = [name for name in self._held_ids if name not in self._flying]
-        self._held_ids = [name for name in self._held_ids if name in self._flying]
+        landed = [name for name in self._held_ids if name not in self._in_flight]
+        self._held_ids = [name for name in self._held_ids if name in self._in_flight]
         return landed
 
     @property
     def num_leaving(self) -> int:
-        return sum(request.is_finished for request in self._flying.values())
+        return sum(request.is_finished for request in self._in_flight.values())
 
     def room(self, num_requests: int) -> int:
         """Return an even share of all requests and of those that are in no batch, so that no stage has all of them
         while others have none."""
-        num_free = max(0, num_requests - len(self._flying) + self.num_leaving)
+        num_free = max(0, num_requests - len(self._in_flight) + self.num_leaving)
         num_batches = max(1, self._num_stages - len(self._batches))
         return min(-(-num_requests // self._num_stages), -(-num_free // num_batches))
 
@@ -101,16 +101,16 @@ class StagedBatches:
         for request in running:
             if num_yielded == room:
                 return
-            if request.request_id not in self._flying:
+            if request.request_id not in self._in_flight:
                 num_yielded += 1
                 yield request
 
     def may_enter(self, request: Request) -> bool:
         """Compare ids, because a request that ended in flight may have been sent again."""
-        return request.request_id not in self._flying
+        return request.request_id not in self._in_flight
 
-    def may_leave(self, request: Request) -> bool:
-        return request.request_id not in self._flying
+    def may_preempt(self, request: Request) -> bool:
+        return request.request_id not in self._in_flight
 
     def work(self) -> Iterable[tuple[Request, int]]:
-        return ((request, 0) for request in self._flying.values())
+        return ((request, 0) for request in self._in_flight.values())

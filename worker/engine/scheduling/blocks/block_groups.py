@@ -33,7 +33,7 @@ class BlockGroups:
         """Return the index of the first block that token ``num_computed`` or a later one attends to."""
         return 0 if window is None else max(0, num_computed - window + 1) // self.block_size
 
-    def most_blocks(self, num_tokens: int) -> int:
+    def max_blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks a request may hold at any time until it has ``num_tokens`` tokens."""
         return self._blocks(num_tokens, self.max_ahead)
 
@@ -55,11 +55,11 @@ class BlockGroups:
         low, high = 0, limit
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.most_blocks(middle) <= num_blocks else (low, middle - 1)
+            low, high = (middle, high) if self.max_blocks_for(middle) <= num_blocks else (low, middle - 1)
         return low
 
 
-def key_of(block_hash: bytes, group: int) -> bytes:
+def group_key(block_hash: bytes, group: int) -> bytes:
     """Return the key of the block of ``group`` with contents ``block_hash``. For the first group it is the hash."""
     return block_hash if group == 0 else block_hash + group.to_bytes(2, "big")
 

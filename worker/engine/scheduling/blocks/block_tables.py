@@ -19,7 +19,7 @@ class BlockTables(Protocol):
     pool: BlockPool
     blocks_at_once: int
 
-    def most_blocks(self, num_tokens: int) -> int:
+    def max_blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks a request may hold at any time until it has ``num_tokens`` tokens."""
         ...
 
@@ -33,7 +33,7 @@ class BlockTables(Protocol):
         """
         ...
 
-    def num_tokens_in(self, request: Request) -> int:
+    def token_capacity(self, request: Request) -> int:
         """Return for how many tokens the request has had blocks, including blocks that it has freed."""
         ...
 
@@ -45,7 +45,7 @@ class BlockTables(Protocol):
         """Allocate the blocks missing for ``num_tokens`` tokens in total. Enough blocks must be free."""
         ...
 
-    def give_back(self, request: Request) -> None:
+    def free_unneeded(self, request: Request) -> None:
         """Free blocks that no token from ``num_computed_tokens`` on attends to."""
         ...
 
@@ -66,7 +66,7 @@ class BlockTables(Protocol):
         ...
 
 
-class OneTable:
+class SingleBlockTable:
     """Implements ``BlockTables`` with one table: a block holds its tokens for all layers until the request ends."""
 
     blocks_at_once = 1
@@ -74,7 +74,7 @@ class OneTable:
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
 
-    def most_blocks(self, num_tokens: int) -> int:
+    def max_blocks_for(self, num_tokens: int) -> int:
         return self.pool.blocks_for(num_tokens)
 
     def can_admit(self, request: Request, cached: list[int]) -> bool:
@@ -86,7 +86,7 @@ class OneTable:
         num_blocks = self.pool.blocks_for(request.num_tokens) - len(cached)
         request.block_table = cached + self.pool.allocate(num_blocks)
 
-    def num_tokens_in(self, request: Request) -> int:
+    def token_capacity(self, request: Request) -> int:
         return len(request.block_table) * self.pool.block_size
 
     def num_missing(self, request: Request, num_tokens: int) -> int:
@@ -97,7 +97,7 @@ class OneTable:
         if num_blocks:
             request.block_table += self.pool.allocate(num_blocks)
 
-    def give_back(self, request: Request) -> None:
+    def free_unneeded(self, request: Request) -> None:
         """Do nothing: every layer attends to all blocks."""
 
     def release(self, request: Request) -> None:

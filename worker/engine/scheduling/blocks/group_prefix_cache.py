@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..image_spans import whole_hit
+from ..image_spans import uncut_hit
 from ..request import Request
-from .block_groups import BlockGroups, key_of
+from .block_groups import BlockGroups, group_key
 from .block_pool import BlockPool, InvariantError
 from .prefix_cache import BlockHashCache
 
@@ -31,18 +31,18 @@ class GroupHashCache(BlockHashCache):
         self._hash_blocks(request, num_blocks)
         hashes = request.block_hashes[:num_blocks]
         count = self._num_cached(hashes)
-        while request.images and (whole := whole_hit(request.images, count, self._block_size)) < count:
+        while request.images and (whole := uncut_hit(request.images, count, self._block_size)) < count:
             count = self._num_cached(hashes[:whole])
         first = self._groups.first_needed(self._groups.windows[0], count * self._block_size)
         return [self._null_block] * first + self._pool.find(hashes[first:count])
 
-    def note_computed(self, request: Request, num_new_tokens: int) -> None:
+    def record_computed(self, request: Request, num_new_tokens: int) -> None:
         first = (request.num_computed_tokens - num_new_tokens) // self._block_size
         end = request.num_computed_tokens // self._block_size
         self._hash_blocks(request, end)
         for group, table in enumerate(_tables_of(request)):
             for index in range(first, end):
-                self._pool.set_hash(table[index], key_of(request.block_hashes[index], group))
+                self._pool.set_hash(table[index], group_key(request.block_hashes[index], group))
 
     def check_invariants(self, running: Iterable[Request]) -> None:
         for request in running:
@@ -50,7 +50,7 @@ class GroupHashCache(BlockHashCache):
             for group, table in enumerate(_tables_of(request)):
                 for index, block in enumerate(table):
                     block_hash = None if block == self._null_block else self._pool.hash_of(block)
-                    is_correct = index < num_full and block_hash == key_of(request.block_hashes[index], group)
+                    is_correct = index < num_full and block_hash == group_key(request.block_hashes[index], group)
                     if block_hash is not None and not is_correct:
                         raise InvariantError(f"block {block} of request {request.request_id} has a wrong hash")
 
@@ -59,7 +59,7 @@ class GroupHashCache(BlockHashCache):
         count = len(hashes)
         for group, window in enumerate(self._groups.windows):
             if window is None:
-                count = len(self._pool.find(key_of(block_hash, group) for block_hash in hashes[:count]))
+                count = len(self._pool.find(group_key(block_hash, group) for block_hash in hashes[:count]))
         windowed = [(group, window) for group, window in enumerate(self._groups.windows) if window is not None]
         while count:
             missing = self._last_missing(hashes, count, windowed)
@@ -74,7 +74,7 @@ class GroupHashCache(BlockHashCache):
         for group, window in windowed:
             first = self._groups.first_needed(window, count * self._block_size)
             for index in range(count - 1, first - 1, -1):
-                if not self._pool.find((key_of(hashes[index], group),)):
+                if not self._pool.find((group_key(hashes[index], group),)):
                     return index
         return None
 

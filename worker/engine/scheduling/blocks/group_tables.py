@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..request import Request
-from .block_groups import BlockGroups, GroupTables, key_of
+from .block_groups import BlockGroups, GroupTables, group_key
 from .block_pool import BlockPool, InvariantError
 
 
@@ -25,8 +25,8 @@ class GroupedTables:
         self.null_block = pool.num_blocks
         self.blocks_at_once = len(groups)
 
-    def most_blocks(self, num_tokens: int) -> int:
-        return self._groups.most_blocks(num_tokens)
+    def max_blocks_for(self, num_tokens: int) -> int:
+        return self._groups.max_blocks_for(num_tokens)
 
     def can_admit(self, request: Request, cached: list[int]) -> bool:
         grouped = self._cached_tables(request, len(cached))
@@ -42,7 +42,7 @@ class GroupedTables:
             table += self.pool.allocate(length - len(table))
         request.group_tables, request.block_table = grouped, grouped.tables[0]
 
-    def num_tokens_in(self, request: Request) -> int:
+    def token_capacity(self, request: Request) -> int:
         # Groups with windows come last. They have fewer blocks while a prompt is computed, all the same number.
         return len(_tables_of(request).tables[-1]) * self.pool.block_size
 
@@ -57,7 +57,7 @@ class GroupedTables:
                 table += self.pool.allocate(num_blocks - len(table))
                 grouped.version += 1
 
-    def give_back(self, request: Request) -> None:
+    def free_unneeded(self, request: Request) -> None:
         grouped = _tables_of(request)
         for group, window in enumerate(self._groups.windows):
             first = grouped.firsts[group]
@@ -102,7 +102,7 @@ class GroupedTables:
         firsts: list[int] = []
         for group, window in enumerate(self._groups.windows):
             first = self._groups.first_needed(window, num_cached * self.pool.block_size)
-            keys = [key_of(block_hash, group) for block_hash in request.block_hashes[first:num_cached]]
+            keys = [group_key(block_hash, group) for block_hash in request.block_hashes[first:num_cached]]
             blocks = self.pool.find(keys)
             if len(blocks) != num_cached - first:
                 raise InvariantError(f"cached blocks of request {request.request_id} are missing from the pool")

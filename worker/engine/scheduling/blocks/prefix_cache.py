@@ -19,7 +19,7 @@ from typing import Protocol
 
 import msgspec
 
-from ..image_spans import block_keys, whole_hit
+from ..image_spans import block_keys, uncut_hit
 from ..request import Request, RequestStatus
 from .block_pool import BlockPool, InvariantError
 
@@ -45,11 +45,11 @@ class PrefixCache(Protocol):
         """
         ...
 
-    def note_admission(self, request: Request) -> None:
+    def record_admission(self, request: Request) -> None:
         """Count the cached tokens of an admitted request: its ``num_computed_tokens``."""
         ...
 
-    def note_computed(self, request: Request, num_new_tokens: int) -> None:
+    def record_computed(self, request: Request, num_new_tokens: int) -> None:
         """Make the blocks findable that the last ``num_new_tokens`` computed tokens of ``request`` have filled. Call it
         only if there are such blocks.
         """
@@ -76,10 +76,10 @@ class NoPrefixCache:
     def is_being_computed(self, request: Request, num_tokens: int, work: Iterable[tuple[Request, int]]) -> bool:
         return False
 
-    def note_admission(self, request: Request) -> None:
+    def record_admission(self, request: Request) -> None:
         pass
 
-    def note_computed(self, request: Request, num_new_tokens: int) -> None:
+    def record_computed(self, request: Request, num_new_tokens: int) -> None:
         pass
 
     def check_invariants(self, running: Iterable[Request]) -> None:
@@ -101,7 +101,7 @@ class BlockHashCache:
         num_blocks = (request.num_tokens - 1) // self._block_size
         self._hash_blocks(request, num_blocks)
         blocks = self._pool.find(request.block_hashes[:num_blocks])
-        return blocks[: whole_hit(request.images, len(blocks), self._block_size)] if request.images else blocks
+        return blocks[: uncut_hit(request.images, len(blocks), self._block_size)] if request.images else blocks
 
     def is_being_computed(self, request: Request, num_tokens: int, work: Iterable[tuple[Request, int]]) -> bool:
         last = (num_tokens - 1) // self._block_size
@@ -116,7 +116,7 @@ class BlockHashCache:
                 return True
         return False
 
-    def note_admission(self, request: Request) -> None:
+    def record_admission(self, request: Request) -> None:
         # A preempted request was counted on its first admission: finding its own blocks again saves nothing.
         if request.reads_prefix_cache and request.status is RequestStatus.WAITING:
             self.num_queried_tokens += request.num_tokens
@@ -124,7 +124,7 @@ class BlockHashCache:
             # The hit of a resumed request may include tokens that were delivered before.
             request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
 
-    def note_computed(self, request: Request, num_new_tokens: int) -> None:
+    def record_computed(self, request: Request, num_new_tokens: int) -> None:
         first = (request.num_computed_tokens - num_new_tokens) // self._block_size
         end = request.num_computed_tokens // self._block_size
         self._hash_blocks(request, end)

@@ -12,7 +12,7 @@ from .scheduler_output import SchedulerOutput
 STEP_COST = 0.25
 
 
-class Guessing(Protocol):
+class Drafting(Protocol):
     """Adds draft tokens to a step after its work has been chosen.
 
     Attributes:
@@ -29,17 +29,17 @@ class Guessing(Protocol):
         """Add draft tokens to requests of ``output``, and allocate blocks for them."""
         ...
 
-    def judged(self, request: Request, num_guessed: int, num_accepted: int) -> None:
-        """Record that ``num_accepted`` of the ``num_guessed`` draft tokens of ``request`` in a step were accepted."""
+    def record_accepted(self, request: Request, num_drafts: int, num_accepted: int) -> None:
+        """Record that ``num_accepted`` of the ``num_drafts`` draft tokens of ``request`` in a step were accepted."""
         ...
 
-    def forget(self) -> None:
+    def forget_texts(self) -> None:
         """Forget the output of finished requests."""
         ...
 
 
-class NoGuessing:
-    """The ``Guessing`` of an engine without draft tokens."""
+class NoDrafting:
+    """The ``Drafting`` of an engine without draft tokens."""
 
     num_free_rows = 0
     num_draft_tokens = 0
@@ -48,8 +48,8 @@ class NoGuessing:
     def extend(self, output: SchedulerOutput, tables: BlockTables) -> None:
         """Do nothing."""
 
-    def judged(self, request: Request, num_guessed: int, num_accepted: int) -> None:
+    def record_accepted(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """Do nothing."""
 
-    def forget(self) -> None:
+    def forget_texts(self) -> None:
         """Do nothing."""
