@@ -295,7 +295,7 @@ def test_what_cannot_be_served_is_refused_in_words(make: Make) -> None:
     image = png(picture(1))
     assert "at most 2 in a request, got 3" in told(engine, seeing("r", [*TWO, PLACEHOLDER], [image] * 3))
     assert "2 placeholders (token 259) for 1 images" in told(engine, seeing("r", TWO, [image]))
-    assert "0 places" in told(engine, seeing("r", WORDS, [image]))
+    assert "0 placeholders" in told(engine, seeing("r", WORDS, [image]))
     assert "truncated or damaged" in told(engine, seeing("r", TWO, [image, image[:300]]))
     assert told(engine, seeing("r", TWO, [image, image[:300]])).startswith("images[1]: it is")
     wrong = seeing("r", ONE, [image])
