@@ -77,7 +77,7 @@ def gated_methods(gate: CoreGate) -> list[tuple[Any, str, Callable[..., Any]]]:
     they have no others."""
     from penstock.worker.engine.core.engine_core import EngineCore
     from penstock.worker.engine.core.pipelined import PipelinedCore
-    from penstock.worker.engine.scheduling.batches.staged_batches import StagedBatches
+    from penstock.worker.engine.scheduling.batches import StagedBatches
     from penstock.worker.engine.scheduling.scheduler import Scheduler
 
     schedule: Callable[[Any], Any] = Scheduler.schedule

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from penstock.worker.engine.drafting.drafter import Drafter
+from penstock.worker.engine.drafting.drafters import Drafter
 from penstock.worker.engine.scheduling.request import Request
 
 

@@ -33,8 +33,8 @@ from .core.engine_core import EngineCore
 from .core.lookahead import LookaheadCore
 from .core.pipelined import PipelinedCore
 from .core.pooling import PoolingCore
+from .drafting.drafters import SuffixMemory
 from .drafting.speculation import NoMemory, Speculation
-from .drafting.suffix import SuffixMemory
 from .execution.deterministic import make_deterministic_runner
 from .execution.free_rows import measure_free_rows
 from .execution.input_embeds import embeds_hidden_size
@@ -45,23 +45,19 @@ from .execution.pooling_runner import PoolingRunner
 from .images.admission import ImageAdmission
 from .images.interface import Images, NoImages
 from .logits_processors import load_logits_processors
-from .offload.composition import check_model, make_offload
-from .offload.offload import KVOffload
-from .offload.prefix_cache import OffloadingPrefixCache
+from .offload.offload import KVOffload, check_model, make_offload
 from .offload.scheduler import OffloadingScheduler
+from .offload.transfers import OffloadingPrefixCache
 from .own_ordering import load_ordering
 from .ranks.choose import make_ranks
 from .ranks.interface import Ranks
-from .scheduling.batches.batch_queue import BatchQueue
-from .scheduling.batches.flights import Flights
-from .scheduling.batches.staged_batches import StagedBatches
+from .scheduling.batches import BatchQueue, Flights, StagedBatches
 from .scheduling.blocks.block_pool import BlockPool
 from .scheduling.blocks.prefix_cache import NoPrefixCache, PrefixCache
 from .scheduling.chunking import AnyChunks, Chunking, GeneratedTokensAlone
 from .scheduling.drafting import Drafting, NoDrafting
-from .scheduling.request import Request
+from .scheduling.request import ClockedTimeline, Request
 from .scheduling.scheduler import Scheduler
-from .scheduling.timeline import ClockedTimeline
 from .scheduling.whole_prompts import WholePromptScheduler
 from .setup.checks import check_images, check_pooling, check_speculation
 from .setup.host import load_native_kernels, processor

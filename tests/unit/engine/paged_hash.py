@@ -20,8 +20,7 @@ from penstock.worker.engine.core.pipelined import PipelinedCore
 from penstock.worker.engine.core.step_input import IntArray, StepInput
 from penstock.worker.engine.execution.batch import InputBatch
 from penstock.worker.engine.execution.verification import Verification
-from penstock.worker.engine.scheduling.batches.batch_queue import BatchQueue
-from penstock.worker.engine.scheduling.batches.staged_batches import StagedBatches
+from penstock.worker.engine.scheduling.batches import BatchQueue, StagedBatches
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
 from penstock.worker.engine.scheduling.blocks.prefix_cache import BlockHashCache
 from penstock.worker.engine.scheduling.drafting import Drafting

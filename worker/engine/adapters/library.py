@@ -37,7 +37,7 @@ class _Waiting:
 
 
 class AdapterLibrary:
-    """Implements ``scheduling.admission.adapters.Adapters``, and the operations of ``engine.control.adapters``.
+    """Implements ``scheduling.admission.Adapters``, and the operations of ``engine.control.adapters``.
 
     Args:
         max_adapters: limit on adapters in host memory, at least the number of slots.

@@ -123,7 +123,7 @@ class AdapterPool:
         return True
 
     def pop_changed_digests(self) -> list[str] | None:
-        """See ``scheduling.admission.adapters.Adapters``."""
+        """See ``scheduling.admission.Adapters``."""
         digests = sorted(digest for digest, entry in self._entries.items() if not entry.is_leaving)
         if digests == self._reported_digests:
             return None

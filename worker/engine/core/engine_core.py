@@ -17,10 +17,9 @@ from ..images.interface import Images, NoImages
 from ..logits_processors import PROCESSOR_FAILED, LogitsProcessors, ProcessedRequest, ProcessorFailedError
 from ..own_ordering import ORDERING_FAILED, Key, OrderingFailedError, nothing_to_rank
 from ..sampling.param_checks import check_in_vocabulary, check_params
-from ..scheduling.admission.adapters import Adapters, NoAdapters
-from ..scheduling.admission.grammars import Grammars, NoGrammars
+from ..scheduling.admission import Adapters, Grammars, NoAdapters, NoGrammars
+from ..scheduling.batches import Isolation
 from ..scheduling.image_spans import ImageSpan
-from ..scheduling.isolation import Isolation
 from ..scheduling.prompt_embeds import check_prompt_embeds, extra_keys_of, prompt_of
 from ..scheduling.request import STATUS_OF_REASON, Request, RequestStatus
 from ..scheduling.scheduler import Scheduler

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 from ....shared.messages.from_core import EngineCoreOutput
-from ..scheduling.batches.staged_batches import StagedBatches
+from ..scheduling.batches import StagedBatches
 from ..scheduling.scheduler_output import SchedulerOutput
 from .engine_core import EngineCore
 from .step_watch import StepWatch

@@ -3,7 +3,7 @@
 A forward of a few rows takes hardly longer than one of a single row, because the weights are read once. The number of
 such rows is measured when the engine is loaded (``execution/free_rows.py``). The tokens that a step computes anyway use
 them first, and draft tokens share the rest. So with many running requests there are no draft tokens, and drafting costs
-nothing. The cost of rejected draft tokens is bounded per request (``allowance.py``).
+nothing. The cost of rejected draft tokens is bounded per request (``Allowance``).
 """
 
 from __future__ import annotations
@@ -12,10 +12,46 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..scheduling.blocks.block_tables import BlockTables
+from ..scheduling.drafting import STEP_COST
 from ..scheduling.request import Request
 from ..scheduling.scheduler_output import SchedulerOutput
-from .allowance import Allowance
-from .drafter import Drafter, MakeDrafters, make_drafters
+from .drafters import Drafter, MakeDrafters, make_drafters
+
+FULL = 1.0
+REFILL = 0.01
+# Limit for a request's first step. Low, since the quality of drafts is unknown; it rises fast if they are accepted.
+FIRST_LIMIT = 2
+
+
+class Allowance:
+    """Limits the draft tokens of one request by how many were accepted so far.
+
+    Args:
+        max_draft_tokens: limit per step.
+        num_tokens: current number of the request's tokens.
+    """
+
+    def __init__(self, max_draft_tokens: int, num_tokens: int) -> None:
+        self._max_draft_tokens = max_draft_tokens
+        self._limit = min(FIRST_LIMIT, max_draft_tokens)
+        self._balance = FULL
+        self._num_tokens = num_tokens
+
+    def room(self, num_tokens: int) -> int:
+        """Return how many draft tokens may follow the request's ``num_tokens`` tokens; 0 while it can afford none."""
+        self._balance = min(FULL, self._balance + REFILL * (num_tokens - self._num_tokens))
+        self._num_tokens = num_tokens
+        return self._limit if self._balance >= STEP_COST else 0
+
+    def judge(self, num_drafts: int, num_right: int) -> None:
+        """Record a step with drafts: the next limit is one more than were accepted, or doubles if all were."""
+        self._balance = min(FULL, self._balance - STEP_COST + num_right)
+        if num_right >= num_drafts:
+            self._limit = min(2 * self._limit, self._max_draft_tokens)
+        elif num_right > 0:
+            self._limit = min(num_right + 1, self._max_draft_tokens)
+        else:
+            self._limit = max(1, self._limit // 2)
 
 
 class _RequestDrafts:

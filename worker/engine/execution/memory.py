@@ -12,7 +12,7 @@ from ...config.engine_config import EngineConfig
 from ...host import free_host_bytes
 from ...models.lean.captured import CapturedForward
 from ...models.loaded import LoadedModel
-from ..scheduling.prompt_budget import MAX_PROMPT_ROWS
+from ..scheduling.chunking import MAX_PROMPT_ROWS
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from ...models.loaded import LoadedModel
 from ...models.placing.device import to_device
 from ..core.executor import AcceleratorError
 from ..core.step_input import IntArray, StepInput
-from ..sampling.logprobs import RawLogprobs, prompt_logprobs_of
-from ..sampling.prompt_rows import PromptRows
+from ..sampling.logprobs import PromptRows, RawLogprobs, prompt_logprobs_of
 from ..sampling.sampler import sample
 from ..sampling.sampling_table import SamplingRows
 from ..scheduling.request import Request

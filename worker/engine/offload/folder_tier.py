@@ -1,21 +1,183 @@
 """KV blocks in a folder, one file each. They outlive the process, and several engines of a host share them.
 
 A file's name consists of the engine's identity and the block's hash, so its contents never change, and an engine reads
-files of any other. Engines wait for each other only while they update the total size (``folder_usage.py``). A file is
+files of any other. Engines wait for each other only while they update the total size (``FolderUsage``). A file is
 written under a temporary name and renamed, so it exists completely or not at all. Nothing is synced to the disk: a file
 torn by a crash of the host has a wrong checksum.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import secrets
+import threading
 import time
-from contextlib import suppress
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from .file_index import FileIndex, file_name, temporary_name
-from .folder_usage import FolderUsage, Usage
-from .records import HEADER_BYTES, CorruptBlockError, Row, check_record, make_header
+from .blocks import HEADER_BYTES, CorruptBlockError, Row, check_record, make_header
+
+SUFFIX = ".kv"
+_TEMPORARY = ".tmp"
+# Limit on the age of a file that is being written; an older one was left by a process that died.
+_TEMPORARY_LIFE_S = 60.0
+# Resolution of a folder's modification time.
+_CLOCK_TICK_S = 1.0
+
+
+def file_name(identity: bytes, block_hash: bytes) -> str:
+    """Return a block's path in the folder. Engines with different identities use separate subfolders."""
+    name = block_hash.hex()
+    return f"{identity.hex()}/{name[:2]}/{name}{SUFFIX}"
+
+
+def temporary_name(name: str) -> str:
+    """Return the path of a file until it is complete. Random, because engines in containers may share process ids."""
+    return f"{name}.{secrets.token_hex(8)}{_TEMPORARY}"
+
+
+class FileIndex:
+    """Time of last use (ns, the file's modification time) by name of each file.
+
+    Safe for several threads. ``in`` takes no lock, and never waits.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._used_ns: OrderedDict[str, int] = OrderedDict()
+        self._scanned: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._used_ns
+
+    def note_use(self, name: str, used_ns: int | None = None) -> None:
+        """Record that file ``name`` exists and was used at ``used_ns``, now by default."""
+        with self._lock:
+            self._used_ns[name] = time.time_ns() if used_ns is None else used_ns
+            self._used_ns.move_to_end(name)
+
+    def discard(self, name: str) -> None:
+        """Record that file ``name`` does not exist."""
+        with self._lock:
+            self._used_ns.pop(name, None)
+
+    def names(self) -> list[str]:
+        """Return all known names."""
+        with self._lock:
+            return list(self._used_ns)
+
+    def least_recently_used(self) -> Iterator[tuple[str, int]]:
+        """Yield the least recently used name and its time, repeatedly until the name is discarded or used."""
+        while True:
+            with self._lock:
+                if not self._used_ns:
+                    return
+                first = next(iter(self._used_ns.items()))
+            yield first
+
+    def read_all(self) -> int:
+        """Read the whole folder again, and remove files of dead writers; return the bytes of all blocks.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        files: list[tuple[int, str]] = []
+        num_bytes = 0
+        for parent in _subfolders(self._folder):
+            for leaf in _subfolders(parent):
+                for name, size, used_ns in _block_files(leaf):
+                    num_bytes += size
+                    files.append((used_ns, f"{parent.name}/{leaf.name}/{name}"))
+        with self._lock:
+            self._used_ns = OrderedDict((name, used_ns) for used_ns, name in sorted(files))
+        return num_bytes
+
+    def read_new(self, identity: bytes) -> None:
+        """Find blocks that other engines of ``identity`` have written since; read only changed subfolders.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        parent = self._folder / identity.hex()
+        if not parent.is_dir():
+            return
+        for leaf in _subfolders(parent):
+            began_s = time.time()
+            changed_s = leaf.stat().st_mtime
+            if self._scanned.get(leaf.name) == changed_s:
+                continue
+            for name, _, used_ns in _block_files(leaf):
+                path = f"{parent.name}/{leaf.name}/{name}"
+                if path not in self._used_ns:
+                    self.note_use(path, used_ns)
+            if changed_s < began_s - _CLOCK_TICK_S:
+                self._scanned[leaf.name] = changed_s
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    with os.scandir(folder) as entries:
+        return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+
+def _block_files(folder: Path) -> Iterator[tuple[str, int, int]]:
+    """Yield name, bytes and modification time of each block in ``folder``."""
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                try:
+                    stat = entry.stat(follow_symlinks=False)
+                    if entry.name.endswith(SUFFIX):
+                        yield entry.name, stat.st_size, stat.st_mtime_ns
+                    elif entry.name.endswith(_TEMPORARY) and stat.st_mtime < time.time() - _TEMPORARY_LIFE_S:
+                        os.unlink(entry.path)
+                except FileNotFoundError:  # another engine has removed it
+                    continue
+    except FileNotFoundError:
+        return
+
+
+_NUMBER_BYTES = 8
+
+
+@dataclass
+class Usage:
+    """The number while the lock is held; its last value is written when the lock is released."""
+
+    num_bytes: int
+
+
+class FolderUsage:
+    """Lets one engine at a time change the number. The kernel releases the lock of an engine that dies."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.last_seen_bytes = 0
+
+    @contextmanager
+    def changing(self) -> Iterator[Usage]:
+        """Hold the lock while the number is changed.
+
+        Raises:
+            OSError: the file cannot be opened or written.
+        """
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            usage = Usage(int.from_bytes(os.pread(descriptor, _NUMBER_BYTES, 0), "little"))
+            try:
+                yield usage
+            finally:
+                usage.num_bytes = max(0, usage.num_bytes)
+                self.last_seen_bytes = usage.num_bytes
+                os.pwrite(descriptor, usage.num_bytes.to_bytes(_NUMBER_BYTES, "little"), 0)
+        finally:
+            os.close(descriptor)
+
 
 _USAGE_FILE = "usage"
 _BLOCKS_FOLDER = "blocks"

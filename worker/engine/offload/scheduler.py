@@ -18,8 +18,8 @@ from ....shared.messages.from_core import SchedulerStats
 from ..scheduling.request import Request, RequestStatus
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.scheduler_output import SchedulerOutput
-from .loading import MAX_LOADS, Load
 from .offload import KVOffload
+from .transfers import MAX_LOADS, Load
 
 
 class OffloadingScheduler(Scheduler):

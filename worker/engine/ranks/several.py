@@ -25,8 +25,7 @@ from ...models.parallel.groups import RankGroups
 from ...models.weights.movable import Exchange, ModelWeights, WeightsExchange
 from ..control.sleep import Sleepable
 from ..control.traces import ProcessTraceRecorder, TraceRecorder
-from ..execution.cache_shape import shape_of
-from ..execution.kv_cache import KVCacheSize
+from ..execution.kv_cache import KVCacheSize, shape_of
 from ..setup.host import set_num_threads
 from .errors import RankLostError, RankRefusedError
 from .exchange import SharedExchange

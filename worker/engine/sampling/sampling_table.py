@@ -11,18 +11,13 @@ from torch import Tensor
 
 from ..scheduling.request import Request
 from ..structured.table import GrammarTable
-from .given_axes import AxesTable
-from .given_embeds import EmbedsTable
-from .penalties import PenaltyTable
-from .processed_rows import ProcessorTable
-from .prompt_rows import PromptRowTable
-from .thinking import ThinkingTable
+from .input_tables import AxesTable, EmbedsTable, VisibleEndsTable
+from .logprobs import NO_LOGPROBS, PromptRowTable
+from .row_changes import PenaltyTable, ProcessorTable, ThinkingTable
 from .token_rules import TokenRuleTable
-from .visible_ends import VisibleEndsTable
 
 # A division by less would overflow; vLLM has the same limit.
 GREEDY_TEMPERATURE = 1e-5
-NO_LOGPROBS = -1
 
 
 class LogitsChange(Protocol):

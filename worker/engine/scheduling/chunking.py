@@ -1,5 +1,6 @@
-"""Where a request may be split into chunks, for models that compute a lone token differently from several.
+"""Limits on the tokens of a request in a step.
 
+Some models compute a lone token differently from several, which limits where a request may be split.
 Mamba-2 of some families (Zamba2, Nemotron-H) limits the step of its recurrence from below while it scans several
 tokens, but not when a single token follows a state. So a token's result depends on its chunk. Generated tokens are
 computed one by one, and must be computed one by one again when a request is resumed or was preempted, because other
@@ -47,3 +48,22 @@ class GeneratedTokensAlone:
         if num_new_tokens == num_lacking - 1:
             num_new_tokens -= 1
         return num_new_tokens if num_new_tokens > 1 or num_computed_tokens == 0 else 0
+
+
+# Logits are float32 over the vocabulary: this many rows of 152k take 155 MB, while a whole chunk would take gigabytes.
+MAX_PROMPT_ROWS = 256
+
+
+class PromptRowBudget:
+    """Tokens that a step may still compute for requests with ``prompt_logprobs``."""
+
+    def __init__(self) -> None:
+        self._num_left = MAX_PROMPT_ROWS
+
+    def limit(self, request: Request, num_new_tokens: int) -> int:
+        """Return how many of ``num_new_tokens`` may be computed: all without ``prompt_logprobs``, else at least 1."""
+        if request.prompt_logprobs is None:
+            return num_new_tokens
+        num_new_tokens = max(1, min(num_new_tokens, self._num_left))
+        self._num_left -= num_new_tokens
+        return num_new_tokens

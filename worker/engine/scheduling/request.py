@@ -1,12 +1,21 @@
-"""Runtime state of one request inside the engine core."""
+"""Runtime state of one request inside the engine core, and the interfaces of its parts."""
 
 from __future__ import annotations
 
-import enum
-import zlib
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Protocol
 
-from ....shared.messages.from_core import EngineCoreEvent
+from ....shared.messages.outcome import RequestError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+import enum
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ....shared.messages.from_core import EngineCoreEvent, EngineCoreEventType
 from ....shared.messages.outcome import FinishReason, TokenLogprobs
 from ....shared.params.lora import LoRARequest
 from ....shared.params.pooling import PoolingParams
@@ -14,9 +23,59 @@ from ....shared.params.prompt_embeds import PromptEmbeds
 from ....shared.params.sampling import SamplingParams
 from .blocks.block_groups import GroupTables
 from .blocks.block_pool import InvariantError
-from .constraint import Constraint
 from .image_spans import ImageSpan
-from .wanted_processor import ProcessorFactory
+
+
+class Constraint(Protocol):
+    """The set of tokens that a request's grammar allows next."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def ending_token_ids(self) -> list[int]:
+        """Tokens that end the output where the grammar may end."""
+        ...
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether the last token ended the output."""
+        ...
+
+    @property
+    def failure(self) -> RequestError | None:
+        """Reason why the request must end without its last token; None if it need not."""
+        ...
+
+    def fill(self, bitmask: NDArray[np.int32], row: int) -> bool:
+        """Write the allowed tokens into ``row`` of ``bitmask``, ``[rows, words of 32 tokens]``; False if it failed."""
+        ...
+
+    def accept(self, token_id: int) -> RequestError | None:
+        """Advance by a token as soon as it is sampled; return ``failure``."""
+        ...
+
+    def forced_tokens(self, room: int) -> list[int]:
+        """Return at most ``room`` tokens that likely spell the text that must follow; none if there is a choice."""
+        ...
+
+    def fail_no_allowed_tokens(self) -> None:
+        """Set ``failure``: other parameters forbid all tokens that the grammar allows."""
+        ...
+
+
+class ProcessorFactory(Protocol):
+    """Creates a logits processor for one request, each time that the request enters a batch."""
+
+    @property
+    def name(self) -> str:
+        """Name by which the request chose the processor."""
+        ...
+
+    def make(self) -> Any:
+        """Create the processor (``engine/logits_processors.py``)."""
+        ...
+
 
 NO_LORA = -1
 
@@ -101,7 +160,7 @@ class Request:
         order_key: key assigned by an operator's ordering policy; () under another policy.
         processors: the operator's logits processors that its ``extra_args`` choose.
         num_cached_tokens: prompt tokens that were in the KV cache when it was first admitted.
-        num_in_flight_tokens: tokens computed by a batch whose result is pending (``batch_queue.py``).
+        num_in_flight_tokens: tokens computed by a batch whose result is pending (``BatchQueue``).
         prompt_logprobs: log probabilities known so far, from the prompt's second token on; None if not requested or
             already delivered.
     """
@@ -249,3 +308,28 @@ class Request:
             raise InvariantError(f"request {self.request_id}: {self.status.value} cannot become {status.value}")
         self.status = status
         self.is_finished = status in _FINISHED
+
+
+class Timeline(Protocol):
+    """Receives the scheduler's events."""
+
+    def record(self, request: Request, event: EngineCoreEventType) -> None:
+        """Record that ``event`` happens to ``request`` now."""
+        ...
+
+
+class ClockedTimeline:
+    """Appends each event with its time to the request's ``events``; ``clock`` is in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+
+    def record(self, request: Request, event: EngineCoreEventType) -> None:
+        request.events.append(EngineCoreEvent(event, self._clock()))
+
+
+class NoTimeline:
+    """Records nothing."""
+
+    def record(self, request: Request, event: EngineCoreEventType) -> None:
+        pass

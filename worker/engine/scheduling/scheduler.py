@@ -29,23 +29,19 @@ from collections.abc import Iterable
 from ....shared.errors import ConfigurationError
 from ....shared.messages.from_core import EngineCoreEventType, EngineCoreOutput, SchedulerStats
 from ....shared.messages.outcome import FinishReason, RequestError
-from .admission.residency import NoResidency, Residency
-from .batches.flights import Flights, OneFlight
+from .admission import NoResidency, Residency
+from .batches import Flights, OneFlight
 from .blocks.block_pool import BlockPool
 from .blocks.block_tables import BlockTables, SingleBlockTable
 from .blocks.prefix_cache import NoPrefixCache, PrefixCache
-from .chunking import AnyChunks, Chunking
+from .chunking import AnyChunks, Chunking, PromptRowBudget
 from .drafting import Drafting, NoDrafting
 from .image_spans import uncut_chunk
-from .invariants import check_requests, check_tokens
 from .ordering import FirstComeFirstServed, OrderingPolicy, RequestQueue
-from .placement import Placement
-from .prompt_budget import PromptRowBudget
-from .request import STATUS_OF_REASON, Request, RequestStatus
-from .scheduler_output import SampledTokens, SchedulerOutput
-from .step_outputs import make_output, make_pooled_output
+from .placement import Placement, check_requests, check_tokens
+from .request import STATUS_OF_REASON, NoTimeline, Request, RequestStatus, Timeline
+from .scheduler_output import SampledTokens, SchedulerOutput, make_output, make_pooled_output
 from .stop import append_tokens_until_stop, check_stop
-from .timeline import NoTimeline, Timeline
 
 
 class Scheduler:

@@ -10,15 +10,12 @@ from ...config.engine_config import EngineConfig
 from ...models.attention.page_layout import PageLayout
 from ...models.attention.pages import PagedByGroups, plan_pages, shapes_differ
 from ...models.loaded import LoadedModel
-from ..execution.cache_shape import groups_of
-from ..execution.kv_cache import KVCacheSize
+from ..execution.kv_cache import KVCacheSize, groups_of
 from ..ranks.interface import Ranks
 from ..ranks.sharded_forward import ShardedForward
 from ..scheduling.blocks.block_pool import BlockPool
-from ..scheduling.blocks.block_tables import BlockTables, SingleBlockTable
-from ..scheduling.blocks.group_prefix_cache import GroupHashCache
-from ..scheduling.blocks.group_tables import GroupedTables
-from ..scheduling.blocks.prefix_cache import BlockHashCache
+from ..scheduling.blocks.block_tables import BlockTables, GroupedTables, SingleBlockTable
+from ..scheduling.blocks.prefix_cache import BlockHashCache, GroupHashCache
 
 log = structlog.get_logger(__name__)
 

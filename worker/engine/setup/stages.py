@@ -8,10 +8,9 @@ from ...config.engine_config import EngineConfig
 from ...models.loaded import LoadedModel
 from ..execution.deterministic import TiledRunner
 from ..execution.model_runner import ModelRunner
-from ..execution.staged import StagedRunner
+from ..execution.overlap import StagedRunner
 from ..ranks.sharded_forward import StagedShardedForward
-from ..scheduling.batches.flights import Flights, OneFlight
-from ..scheduling.batches.staged_batches import StagedBatches
+from ..scheduling.batches import Flights, OneFlight, StagedBatches
 
 log = structlog.get_logger(__name__)
 

@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..scheduling.constraint import Constraint
-from ..scheduling.request import Request
+from ..scheduling.request import Constraint, Request
 from .constraint import new_bitmask
 from .grammar import Bitmask
 

@@ -21,9 +21,8 @@ from ....shared.messages.requests import EngineCoreRequest
 from ....shared.params.repetition import RepetitionDetectionParams
 from ....shared.params.sampling import SamplingParams
 from ....shared.stats.engine import StepStats
-from ...engine.scheduling.repetition import ends_in_repetition
 from ...engine.scheduling.request import Request
-from ...engine.scheduling.stop import REPETITION_DETECTED, check_stop
+from ...engine.scheduling.stop import REPETITION_DETECTED, check_stop, ends_in_repetition
 from ...request_checks import check_adapter, check_served, refusal
 from ..checked_request import checked_request
 from .outputs import events_of, finish_reason_of, logprobs_of, step_stats_of

@@ -13,7 +13,7 @@ import transformers
 from penstock.shared.messages.outcome import TokenLogprobs
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.worker.engine.core.engine_core import EngineCore
-from penstock.worker.engine.scheduling import prompt_budget
+from penstock.worker.engine.scheduling import chunking
 
 from ..harness import request
 from ..test_deterministic import CRAMPED
@@ -52,7 +52,7 @@ def run(
 
 @pytest.fixture
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_budget, "MAX_PROMPT_ROWS", 7)
+    monkeypatch.setattr(chunking, "MAX_PROMPT_ROWS", 7)
 
 
 @pytest.mark.parametrize("options", [{}, CRAMPED, {"deterministic": True}], ids=str)
@@ -106,6 +106,6 @@ def test_their_bits_do_not_depend_on_the_batch_in_deterministic_mode(
     alone: dict[str, list[TokenLogprobs]] = {}
     for r in requests_of(prompts):
         alone |= run(roomy, [r])[0]
-    monkeypatch.setattr(prompt_budget, "MAX_PROMPT_ROWS", 7)
+    monkeypatch.setattr(chunking, "MAX_PROMPT_ROWS", 7)
     assert run(cramped, requests_of(prompts))[0] == alone
     assert run(roomy, requests_of(prompts)[::-1])[0] == alone

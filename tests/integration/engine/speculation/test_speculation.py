@@ -15,7 +15,7 @@ from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core.engine_core import EngineCore
-from penstock.worker.engine.drafting.drafter import Drafter, MakeDrafters, make_drafters
+from penstock.worker.engine.drafting.drafters import Drafter, MakeDrafters, make_drafters
 from penstock.worker.engine.drafting.speculation import NoMemory, Speculation
 from penstock.worker.engine.offline.run import OfflineRequest, Phase, run_phases, run_workload
 from penstock.worker.engine.scheduling.request import Request

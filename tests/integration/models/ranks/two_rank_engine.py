@@ -27,7 +27,7 @@ from penstock.worker.engine.ranks.follower import Follower
 from penstock.worker.engine.ranks.messages import RankAnswer, RankCommand, RunStep, StopRank
 from penstock.worker.engine.ranks.one import OneRank
 from penstock.worker.engine.ranks.sharded_forward import sharded_forward
-from penstock.worker.engine.scheduling.batches.staged_batches import StagedBatches
+from penstock.worker.engine.scheduling.batches import StagedBatches
 from penstock.worker.engine.scheduling.scheduler_output import SchedulerOutput
 from penstock.worker.models.loaded import LoadedModel
 from penstock.worker.models.loading.loader import load_model

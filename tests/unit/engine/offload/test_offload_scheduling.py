@@ -17,16 +17,12 @@ from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.engine.core.lookahead import LookaheadCore
-from penstock.worker.engine.offload.device_blocks import HostBlocks, make_device_blocks
-from penstock.worker.engine.offload.loading import Loader
-from penstock.worker.engine.offload.memory_tier import MemoryTier
+from penstock.worker.engine.offload.blocks import HostBlocks, Row, make_device_blocks
 from penstock.worker.engine.offload.offload import KVOffload
-from penstock.worker.engine.offload.prefix_cache import OffloadingPrefixCache
-from penstock.worker.engine.offload.records import Row
 from penstock.worker.engine.offload.scheduler import OffloadingScheduler
-from penstock.worker.engine.offload.tiers import Tiers
-from penstock.worker.engine.offload.write_behind import WriteBehind
-from penstock.worker.engine.scheduling.batches.batch_queue import BatchQueue
+from penstock.worker.engine.offload.tiers import MemoryTier, Tiers
+from penstock.worker.engine.offload.transfers import Loader, OffloadingPrefixCache, WriteBehind
+from penstock.worker.engine.scheduling.batches import BatchQueue
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
 
 from ..paged_hash import BLOCK_SIZE, EOS, MAX_MODEL_LEN, VOCAB_SIZE, Arrival, PagedHash, arrivals, run, verify

@@ -16,10 +16,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.worker.engine.offload import folder_tier
+from penstock.worker.engine.offload.blocks import HEADER_BYTES, CorruptBlockError, Row
 from penstock.worker.engine.offload.folder_tier import FolderTier
-from penstock.worker.engine.offload.memory_tier import MemoryTier
-from penstock.worker.engine.offload.records import HEADER_BYTES, CorruptBlockError, Row
-from penstock.worker.engine.offload.tiers import Tiers
+from penstock.worker.engine.offload.tiers import MemoryTier, Tiers
 
 BLOCK_BYTES = 512
 FILE_BYTES = HEADER_BYTES + BLOCK_BYTES

@@ -10,8 +10,7 @@ from structlog.testing import capture_logs
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.execution.deterministic import DeterministicRunner, TiledRunner
 from penstock.worker.engine.ranks.sharded_forward import StagedShardedForward
-from penstock.worker.engine.scheduling.batches.flights import OneFlight
-from penstock.worker.engine.scheduling.batches.staged_batches import StagedBatches
+from penstock.worker.engine.scheduling.batches import OneFlight, StagedBatches
 from penstock.worker.engine.setup.stages import make_flights
 
 

@@ -13,11 +13,10 @@ from penstock.shared.messages.outcome import TokenLogprobs
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.execution.batch import InputBatch
 from penstock.worker.engine.sampling import logprobs as logprobs_module
-from penstock.worker.engine.sampling.logprobs import prompt_logprobs_of
-from penstock.worker.engine.sampling.prompt_rows import PromptRows
-from penstock.worker.engine.scheduling import prompt_budget
+from penstock.worker.engine.sampling.logprobs import PromptRows, prompt_logprobs_of
+from penstock.worker.engine.scheduling import chunking
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
-from penstock.worker.engine.scheduling.prompt_budget import PromptRowBudget
+from penstock.worker.engine.scheduling.chunking import PromptRowBudget
 from penstock.worker.engine.scheduling.request import Request
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput
@@ -86,7 +85,7 @@ def test_nothing_is_judged_once_it_was_given_out(batch: InputBatch) -> None:
 
 
 def test_a_step_judges_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_budget, "MAX_PROMPT_ROWS", 5)
+    monkeypatch.setattr(chunking, "MAX_PROMPT_ROWS", 5)
     asking, plain = make_request("a", [1] * 20, prompt_logprobs=0), make_request("p", [1] * 20)
     budget = PromptRowBudget()
     assert [budget.limit(request, n) for request, n in ((plain, 20), (asking, 3), (asking, 9), (asking, 9))] == [

@@ -13,11 +13,10 @@ from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.params.repetition import RepetitionDetectionParams
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
-from penstock.worker.engine.scheduling.repetition import ends_in_repetition
 from penstock.worker.engine.scheduling.request import Request, RequestStatus
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import SampledTokens
-from penstock.worker.engine.scheduling.stop import check_stop
+from penstock.worker.engine.scheduling.stop import check_stop, ends_in_repetition
 
 REPETITION = (FinishReason.REPETITION, "repetition_detected")
 

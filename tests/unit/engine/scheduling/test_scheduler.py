@@ -18,10 +18,9 @@ from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool, InvariantError
 from penstock.worker.engine.scheduling.blocks.prefix_cache import BlockHashCache
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority
-from penstock.worker.engine.scheduling.request import Request, RequestStatus
+from penstock.worker.engine.scheduling.request import ClockedTimeline, Request, RequestStatus, Timeline
 from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.scheduling.scheduler_output import SampledTokens, SchedulerOutput
-from penstock.worker.engine.scheduling.timeline import ClockedTimeline, Timeline
 
 MAX_MODEL_LEN = 24
 POLICIES = (FirstComeFirstServed(), Priority())

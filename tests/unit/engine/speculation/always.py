@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.worker.engine.drafting.drafter import Drafter
+from penstock.worker.engine.drafting.drafters import Drafter
 from penstock.worker.engine.scheduling.request import Request
 
 

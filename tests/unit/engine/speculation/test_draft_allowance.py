@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.params.sampling import SamplingParams
-from penstock.worker.engine.drafting.allowance import FULL, REFILL, Allowance
-from penstock.worker.engine.drafting.speculation import NoMemory, Speculation
+from penstock.worker.engine.drafting.speculation import FULL, REFILL, Allowance, NoMemory, Speculation
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
 from penstock.worker.engine.scheduling.blocks.block_tables import SingleBlockTable
 from penstock.worker.engine.scheduling.drafting import STEP_COST

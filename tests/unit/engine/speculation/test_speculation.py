@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.engine.drafting.ngram import NgramDrafter
-from penstock.worker.engine.drafting.predicted import PredictionDrafter
+from penstock.worker.engine.drafting.drafters import NgramDrafter, PredictionDrafter
 from penstock.worker.engine.drafting.speculation import NoMemory, Speculation
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
 from penstock.worker.engine.scheduling.blocks.block_tables import SingleBlockTable

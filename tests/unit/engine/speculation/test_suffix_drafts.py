@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams
-from penstock.worker.engine.drafting.shared_texts import SharedTexts
+from penstock.worker.engine.drafting.drafters import SharedTexts, SuffixDrafter, SuffixMemory
 from penstock.worker.engine.drafting.speculation import Speculation
-from penstock.worker.engine.drafting.suffix import SuffixDrafter, SuffixMemory
 from penstock.worker.engine.scheduling.request import Request
 
 from ..paged_hash import arrival, make_core, message

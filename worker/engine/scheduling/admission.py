@@ -1,15 +1,40 @@
-"""Interface through which the core loads a request's adapter before it queues the request in the scheduler."""
+"""Interfaces of the resources that a request needs before it may run: grammars and adapters. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from .....shared.errors import UnsupportedParameterError
-from .....shared.messages.outcome import RequestError
-from .....shared.params.lora import LoRARequest
-from ..request import Request
-from .residency import NoResidency, Residency
+from ....shared.errors import UnsupportedParameterError
+from ....shared.messages.outcome import RequestError
+from ....shared.params.lora import LoRARequest
+from .request import Request
+
+
+class Residency(Protocol):
+    """Adapters in slots; implemented by ``engine/adapters/library.py``."""
+
+    def acquire_slot(self, request: Request) -> bool:
+        """Reserve a slot for the adapter of ``request``, if it has one, and set ``request.lora_index``.
+
+        Return False if other running requests hold all slots: then ``request`` must wait.
+        """
+        ...
+
+    def release_slot(self, request: Request) -> None:
+        """Release the slot of ``request``, which was preempted or has finished."""
+        ...
+
+
+class NoResidency:
+    """Admits every request, since none has an adapter."""
+
+    def acquire_slot(self, request: Request) -> bool:
+        return True
+
+    def release_slot(self, request: Request) -> None:
+        pass
+
 
 _NOT_SERVED = "this engine serves no adapters; have it started with --enable-lora"
 
@@ -91,3 +116,53 @@ class NoAdapters(NoResidency):
 
     def pop_changed_digests(self) -> list[str] | None:
         return None
+
+
+class Grammars(Protocol):
+    """Requests that wait for their grammars; implemented by ``structured/admission.py``."""
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, request_id: object) -> bool: ...
+
+    def add(self, request: Request) -> None:
+        """Compile the grammar of a request with ``structured_outputs``.
+
+        Raises:
+            ValidationError: it cannot be compiled.
+        """
+        ...
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Forget these requests; unknown ones are ignored."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait at most ``timeout_s`` until a grammar is ready."""
+        ...
+
+    def pop_ready(self) -> Sequence[tuple[Request, RequestError | None]]:
+        """Return the requests that no longer wait, in order: each with its constraint, or with the error."""
+        ...
+
+
+class NoGrammars:
+    """Refuses every request with a grammar."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def __contains__(self, request_id: object) -> bool:
+        return False
+
+    def add(self, request: Request) -> None:
+        raise UnsupportedParameterError("structured_outputs: this engine was made without grammars")
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        pass
+
+    def wait(self, timeout_s: float) -> None:
+        pass
+
+    def pop_ready(self) -> Sequence[tuple[Request, RequestError | None]]:
+        return ()

@@ -1,1 +1,0 @@
-"""Batches that are scheduled while earlier ones are still in flight."""
