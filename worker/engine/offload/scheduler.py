@@ -82,7 +82,7 @@ class OffloadingScheduler(Scheduler):
         super().check_invariants()
 
     def _blocked_block_tables(self) -> Iterable[list[int]]:
-        return (load.held + load.blocks for load in self._loads)
+        return (load.prefix_blocks + load.blocks for load in self._loads)
 
     def _blocked_requests(self) -> Iterable[Request]:
         return (request for load in self._loads for request in load.requests)
@@ -146,7 +146,7 @@ class OffloadingScheduler(Scheduler):
             self._loads.remove(load)
             for block, block_hash in zip(load.blocks[: load.num_loaded], load.hashes, strict=False):
                 self.block_pool.set_hash(block, block_hash)
-            self.block_pool.free(load.held + load.blocks)
+            self.block_pool.free(load.prefix_blocks + load.blocks)
             self._offload.note_loaded(load.num_loaded * self.block_pool.block_size)
             self._bring_back(load.requests)
         for load in self._loads:

@@ -143,7 +143,7 @@ class Load:
     Args:
         hashes: hashes of the blocks, in order.
         blocks: a block of the KV cache for each hash.
-        held: preceding cached blocks, which are held meanwhile.
+        prefix_blocks: preceding cached blocks, which are held meanwhile.
         requests: requests that wait for the load.
 
     Attributes:
@@ -152,7 +152,7 @@ class Load:
 
     hashes: list[bytes]
     blocks: list[int]
-    held: list[int]
+    prefix_blocks: list[int]
     requests: list[Request]
     num_steps_to_wait: int = 0
     num_loaded: int = 0
