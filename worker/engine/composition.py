@@ -46,19 +46,19 @@ from .images.admission import ImageAdmission
 from .images.interface import Images, NoImages
 from .logits_processors import load_logits_processors
 from .offload.offload import KVOffload, check_model, make_offload
-from .offload.scheduler import OffloadingScheduler
+from .offload.request_loads import OffloadLoads
 from .offload.transfers import OffloadingPrefixCache
 from .own_ordering import load_ordering
 from .ranks.choose import make_ranks
 from .ranks.interface import Ranks
+from .scheduling.admission import BlockLoads, NoLoads
 from .scheduling.batches import BatchQueue, Flights, StagedBatches
 from .scheduling.blocks.block_pool import BlockPool
 from .scheduling.blocks.prefix_cache import NoPrefixCache, PrefixCache
-from .scheduling.chunking import AnyChunks, Chunking, GeneratedTokensAlone
+from .scheduling.chunking import AnyChunks, Chunking, GeneratedTokensAlone, WholePrompts
 from .scheduling.drafting import Drafting, NoDrafting
 from .scheduling.request import ClockedTimeline, Request
 from .scheduling.scheduler import Scheduler
-from .scheduling.whole_prompts import WholePromptScheduler
 from .setup.checks import check_images, check_pooling, check_speculation
 from .setup.host import load_native_kernels, processor
 from .setup.pages import allocate_caches, make_hash_cache, make_tables, size_caches
@@ -133,19 +133,21 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
     flights = make_flights(config, model, runner)
     block_pool = BlockPool(size.num_blocks, config.block_size)
     offload = make_offload(config, folder, model, block_pool)
-    scheduler = _choose_scheduler(config, model, offload)(
+    prefix_cache = _make_prefix_cache(config, model, block_pool, offload)
+    scheduler = Scheduler(
         block_pool,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=_token_budget(config, model),
         max_model_len=size.max_model_len,
         policy=ordering.policy,
-        prefix_cache=_make_prefix_cache(config, model, block_pool, offload),
+        prefix_cache=prefix_cache,
         timeline=ClockedTimeline(),
         drafting=drafting,
         residency=adapters,
         flights=flights,
         tables=make_tables(config, model, block_pool),
         chunking=_make_chunking(config, model),
+        loads=_make_loads(config, offload, block_pool, prefix_cache),
     )
     core = _make_core(config, model, runner, flights)(
         scheduler,
@@ -224,13 +226,17 @@ def _make_runner(config: EngineConfig, model: LoadedModel) -> ModelRunner:
     return make(model, max_num_seqs=config.max_num_seqs, block_size=config.block_size)
 
 
-def _choose_scheduler(config: EngineConfig, model: LoadedModel, offload: KVOffload | None) -> Callable[..., Scheduler]:
-    if _is_encoder(model):
-        return partial(WholePromptScheduler, model.enough_tokens)
-    return Scheduler if offload is None else partial(OffloadingScheduler, offload, int(config.async_scheduling))
+def _make_loads(
+    config: EngineConfig, offload: KVOffload | None, pool: BlockPool, prefix_cache: PrefixCache
+) -> BlockLoads:
+    if offload is None:
+        return NoLoads()
+    return OffloadLoads(offload, int(config.async_scheduling), pool, prefix_cache, config.max_num_seqs)
 
 
 def _make_chunking(config: EngineConfig, model: LoadedModel) -> Chunking:
+    if _is_encoder(model):
+        return WholePrompts(model.enough_tokens)
     if model.pooling is not None or not model.computes_single_tokens_differently:
         return AnyChunks()
     if _token_budget(config, model) < GeneratedTokensAlone.MIN_BUDGET:

@@ -57,7 +57,7 @@ class KVOffload:
         self._tiers.counters.num_queried_tokens += len(hashes) * block_size
         return self._tiers.find(hashes)
 
-    def note_loaded(self, num_tokens: int) -> None:
+    def count_loaded(self, num_tokens: int) -> None:
         """Count tokens that were read instead of computed."""
         self._tiers.counters.num_hit_tokens += num_tokens
 

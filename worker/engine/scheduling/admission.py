@@ -1,4 +1,7 @@
-"""Interfaces of the resources that a request needs before it may run: grammars and adapters. Imports no torch."""
+"""Interfaces of the resources that a request needs before it may run: grammars, adapters, and blocks to read.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from typing import Protocol
 from ....shared.errors import UnsupportedParameterError
 from ....shared.messages.outcome import RequestError
 from ....shared.params.lora import LoRARequest
+from ....shared.stats.kv_offload import KVOffloadStats
+from .ordering import RequestQueue
 from .request import Request
 
 
@@ -166,3 +171,88 @@ class NoGrammars:
 
     def pop_ready(self) -> Sequence[tuple[Request, RequestError | None]]:
         return ()
+
+
+class BlockLoads(Protocol):
+    """Reads stored blocks of waiting requests before they are admitted; implemented by ``offload/request_loads.py``."""
+
+    def attach(self, running: RequestQueue, waiting: RequestQueue) -> None:
+        """Use the scheduler's queues. A request leaves ``waiting`` while its blocks are read."""
+        ...
+
+    def begin_step(self) -> None:
+        """Requeue requests with finished loads, and begin the loads of the next requests."""
+        ...
+
+    def collect(self) -> None:
+        """Requeue requests with finished loads."""
+        ...
+
+    def requeue(self, request_ids: Iterable[str]) -> None:
+        """Put these requests back into ``waiting``, if they wait for loads."""
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """Forget a request that was admitted or has finished."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait at most ``timeout_s`` until a load has ended."""
+        ...
+
+    def drain(self) -> None:
+        """Wait until no block is being read or written."""
+        ...
+
+    def clear_storage(self) -> None:
+        """Forget the stored blocks of this model."""
+        ...
+
+    def requests(self) -> Iterable[Request]:
+        """Return the requests that wait for loads."""
+        ...
+
+    def block_tables(self) -> Iterable[list[int]]:
+        """Return the blocks that are held for loads."""
+        ...
+
+    def stats(self) -> KVOffloadStats | None:
+        """Return statistics; None without storage."""
+        ...
+
+
+class NoLoads:
+    """The ``BlockLoads`` of an engine that stores no blocks outside of its KV cache."""
+
+    def attach(self, running: RequestQueue, waiting: RequestQueue) -> None:
+        pass
+
+    def begin_step(self) -> None:
+        pass
+
+    def collect(self) -> None:
+        pass
+
+    def requeue(self, request_ids: Iterable[str]) -> None:
+        pass
+
+    def forget(self, request_id: str) -> None:
+        pass
+
+    def wait(self, timeout_s: float) -> None:
+        pass
+
+    def drain(self) -> None:
+        pass
+
+    def clear_storage(self) -> None:
+        pass
+
+    def requests(self) -> Iterable[Request]:
+        return ()
+
+    def block_tables(self) -> Iterable[list[int]]:
+        return ()
+
+    def stats(self) -> KVOffloadStats | None:
+        return None

@@ -16,7 +16,11 @@ from .request import Request
 
 
 class Chunking(Protocol):
-    """Decides where a request may be split."""
+    """Decides where a request may be split, and whether a step may begin it."""
+
+    def admits(self, request: Request, num_scheduled: int, budget: int) -> bool:
+        """Return whether a waiting request may join a step that has ``num_scheduled`` tokens and ``budget`` left."""
+        ...
 
     def limit(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         """Return how many of ``num_new_tokens`` may be computed next; 0 if the request must wait for a larger step."""
@@ -25,6 +29,9 @@ class Chunking(Protocol):
 
 class AnyChunks:
     """Allows a request to be split anywhere."""
+
+    def admits(self, request: Request, num_scheduled: int, budget: int) -> bool:
+        return True
 
     def limit(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         return num_new_tokens
@@ -39,6 +46,9 @@ class GeneratedTokensAlone:
 
     MIN_BUDGET = 4
 
+    def admits(self, request: Request, num_scheduled: int, budget: int) -> bool:
+        return True
+
     def limit(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         num_lacking = request.num_prompt_tokens - num_computed_tokens
         if num_lacking <= 0:
@@ -48,6 +58,32 @@ class GeneratedTokensAlone:
         if num_new_tokens == num_lacking - 1:
             num_new_tokens -= 1
         return num_new_tokens if num_new_tokens > 1 or num_computed_tokens == 0 else 0
+
+
+class WholePrompts:
+    """Computes a prompt in a single step, for a model with tokens that attend to later tokens.
+
+    A request keeps no state after its step, so its blocks are numbers without memory, and no request is preempted. Only
+    the token budget limits a step, which holds at least one request of ``max_model_len``. If more tokens make a step no
+    more efficient, it ends at ``enough_tokens``: clients get its results while the next step is computed, and send more
+    requests before the engine runs out of work.
+
+    Args:
+        enough_tokens: tokens of a step beyond which the throughput no longer rises; None if unlimited.
+    """
+
+    def __init__(self, enough_tokens: int | None) -> None:
+        self._enough_tokens = enough_tokens
+
+    def admits(self, request: Request, num_scheduled: int, budget: int) -> bool:
+        """Admit ``request`` if the budget holds all of it; else it waits, and is the first of a later step."""
+        num_tokens = num_scheduled + request.num_tokens
+        if self._enough_tokens is not None and num_scheduled > 0 and num_tokens > self._enough_tokens:
+            return False
+        return request.num_tokens <= budget
+
+    def limit(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
+        return num_new_tokens
 
 
 # Logits are float32 over the vocabulary: this many rows of 152k take 155 MB, while a whole chunk would take gigabytes.

@@ -29,7 +29,7 @@ from collections.abc import Iterable
 from ....shared.errors import ConfigurationError
 from ....shared.messages.from_core import EngineCoreEventType, EngineCoreOutput, SchedulerStats
 from ....shared.messages.outcome import FinishReason, RequestError
-from .admission import NoResidency, Residency
+from .admission import BlockLoads, NoLoads, NoResidency, Residency
 from .batches import Flights, OneFlight
 from .blocks.block_pool import BlockPool
 from .blocks.block_tables import BlockTables, SingleBlockTable
@@ -67,6 +67,7 @@ class Scheduler:
         flights: Flights | None = None,
         tables: BlockTables | None = None,
         chunking: Chunking | None = None,
+        loads: BlockLoads | None = None,
     ) -> None:
         tables = tables or SingleBlockTable(block_pool)
         if tables.max_blocks_for(max_model_len) > block_pool.num_blocks:
@@ -103,6 +104,8 @@ class Scheduler:
             self._flights,
             self._timeline,
         )
+        self._loads = loads or NoLoads()
+        self._loads.attach(self._running, self._waiting)
         self._requests: dict[str, Request] = {}
         self._num_arrived = 0
         self._num_steps = 0
@@ -129,6 +132,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Choose the next step's work and allocate its blocks."""
+        self._loads.begin_step()
         output = SchedulerOutput()
         budget = self.max_num_batched_tokens
         prompt_rows = PromptRowBudget()
@@ -157,8 +161,11 @@ class Scheduler:
         room = flights.room(min(len(self._running) + len(self._waiting), self.max_num_seqs))
         while self._waiting and budget > 0 and len(self._running) < max_num_seqs and len(output.requests) < room:
             request = self._waiting[0]
-            if not self._admit(request, budget, output):
+            if not self._chunking.admits(request, self.max_num_batched_tokens - budget, budget):
                 break
+            if not placement.admit(request, budget, output):
+                break
+            self._loads.forget(request.request_id)
             self._running.add(self._waiting.pop(0))
             num_new_tokens = min(request.num_uncomputed_tokens, budget)
             num_new_tokens = self._chunk(request, request.num_computed_tokens, num_new_tokens, prompt_rows)
@@ -225,6 +232,8 @@ class Scheduler:
 
     def finish_requests(self, request_ids: Iterable[str], status: RequestStatus) -> None:
         """End requests from outside; unknown and finished ids are ignored."""
+        request_ids = list(request_ids)
+        self._loads.requeue(request_ids)
         for request_id in request_ids:
             request = self._requests.get(request_id)
             if request is None:
@@ -242,13 +251,18 @@ class Scheduler:
 
     def wait(self, timeout_s: float) -> None:
         """Wait at most ``timeout_s`` until there may be work, after a ``schedule`` that found none."""
+        self._loads.wait(timeout_s)
 
     def set_drafting(self, is_on: bool) -> None:
         """Switch drafting on or off from the next step on, in an engine that has it. Benchmarks compare the two."""
         self._drafting = self._enabled_drafting if is_on else NoDrafting()
 
     def forget_blocks(self) -> bool:
-        """Forget the contents of free blocks; return False and do nothing while any block is in use."""
+        """Forget the contents of free blocks; return False and do nothing while any block is in use.
+
+        No block is read from or written to storage afterwards, unless a disk hangs.
+        """
+        self._loads.drain()
         return self.block_pool.forget_hashes()
 
     def reset_prefix_cache(self) -> bool:
@@ -257,13 +271,16 @@ class Scheduler:
         Drafting forgets the output of finished requests in any case.
         """
         self._drafting.forget_texts()
-        return self.forget_blocks()
+        if not self.forget_blocks():
+            return False
+        self._loads.clear_storage()
+        return True
 
     def stats(self) -> SchedulerStats:
         """Return the current state; counters run since the start."""
         return SchedulerStats(
             num_running_reqs=len(self._running),
-            num_waiting_reqs=len(self._waiting),
+            num_waiting_reqs=len(self._waiting) + sum(1 for _ in self._loads.requests()),
             step_counter=self._num_steps,
             kv_cache_usage=self.block_pool.usage,
             num_preemptions=self._placement.num_preemptions,
@@ -272,6 +289,7 @@ class Scheduler:
             prefix_cache_hits=self._prefix_cache.num_hit_tokens,
             num_draft_tokens=self._drafting.num_draft_tokens,
             num_accepted_tokens=self._drafting.num_accepted_tokens,
+            kv_offload=self._loads.stats(),
         )
 
     def check_invariants(self) -> None:
@@ -280,24 +298,17 @@ class Scheduler:
         Raises:
             InvariantError: they disagree.
         """
+        self._loads.collect()
         self._running.check_invariants()
         self._waiting.check_invariants()
         running = list(self._running)
-        check_requests(running, [*self._waiting, *self._blocked_requests()], self._requests)
+        check_requests(running, [*self._waiting, *self._loads.requests()], self._requests)
         check_tokens(running, self.block_pool, self.max_model_len)
         for request in running:
             self._tables.check_invariants(request)
         block_tables = [table for request in running for table in self._tables.tables_of(request)]
-        self.block_pool.check_invariants([*block_tables, *self._blocked_block_tables()])
+        self.block_pool.check_invariants([*block_tables, *self._loads.block_tables()])
         self._prefix_cache.check_invariants(running)
-
-    def _blocked_requests(self) -> Iterable[Request]:
-        """Return requests that wait for something other than their turn."""
-        return ()
-
-    def _blocked_block_tables(self) -> Iterable[list[int]]:
-        """Return the block tables of ``_blocked_requests``."""
-        return ()
 
     def _chunk(
         self, request: Request, num_computed_tokens: int, num_new_tokens: int, prompt_rows: PromptRowBudget
@@ -308,10 +319,6 @@ class Scheduler:
             num_new_tokens = uncut_chunk(request.images, num_computed_tokens, num_new_tokens)
         return self._chunking.limit(request, num_computed_tokens, num_new_tokens)
 
-    def _admit(self, request: Request, budget: int, output: SchedulerOutput) -> bool:
-        """See ``Placement.admit``."""
-        return self._placement.admit(request, budget, output)
-
     def _finish_in_step(self, request: Request, status: RequestStatus) -> None:
         """Finish a request from any queue. Running ones leave their queue together, at the end of the step."""
         if request.status is RequestStatus.PREEMPTED:
@@ -321,4 +328,5 @@ class Scheduler:
     def _finish(self, request: Request, status: RequestStatus) -> None:
         request.move_to(status)
         self._placement.release(request)
+        self._loads.forget(request.request_id)
         del self._requests[request.request_id]

@@ -19,11 +19,12 @@ from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.engine.core.lookahead import LookaheadCore
 from penstock.worker.engine.offload.blocks import HostBlocks, Row, make_device_blocks
 from penstock.worker.engine.offload.offload import KVOffload
-from penstock.worker.engine.offload.scheduler import OffloadingScheduler
+from penstock.worker.engine.offload.request_loads import OffloadLoads
 from penstock.worker.engine.offload.tiers import MemoryTier, Tiers
 from penstock.worker.engine.offload.transfers import Loader, OffloadingPrefixCache, WriteBehind
 from penstock.worker.engine.scheduling.batches import BatchQueue
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
+from penstock.worker.engine.scheduling.scheduler import Scheduler
 
 from ..paged_hash import BLOCK_SIZE, EOS, MAX_MODEL_LEN, VOCAB_SIZE, Arrival, PagedHash, arrivals, run, verify
 
@@ -64,14 +65,15 @@ class Made:
         write_behind = WriteBehind(self.tiers, HostBlocks(lambda: [cache]), self.pool)
         loader = Loader(self.tiers, HostBlocks(lambda: [cache]))
         self.offload = KVOffload(self.tiers, write_behind, loader, lambda: IDENTITY)
-        self.scheduler = OffloadingScheduler(
-            self.offload,
-            int(is_ahead),
+        prefix_cache = OffloadingPrefixCache(self.pool, write_behind)
+        self.loads = OffloadLoads(self.offload, int(is_ahead), self.pool, prefix_cache, max_num_seqs)
+        self.scheduler = Scheduler(
             self.pool,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs + 8,
             max_model_len=MAX_MODEL_LEN,
-            prefix_cache=OffloadingPrefixCache(self.pool, write_behind),
+            prefix_cache=prefix_cache,
+            loads=self.loads,
         )
         parts: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "eos_token_ids": [EOS]}
         make = EngineCore if not is_ahead else lambda *a, **k: LookaheadCore(BatchQueue(self.executor), *a, **k)
@@ -193,7 +195,7 @@ def test_a_disk_that_hangs_is_waited_for_no_longer(filled: MemoryTier) -> None:
     made.add("r", PROMPT)
     assert made.core.step_fn() == []
     assert made.tiers.is_reached.wait(DEADLINE_S)
-    made.scheduler._loads[0].give_up_at_s = 0.0
+    made.loads._loads[0].give_up_at_s = 0.0
     tokens = made.finish()
     assert len(tokens["r"]) == 3
     assert made.cached["r"] == 0

@@ -6,8 +6,9 @@ import pytest
 
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
+from penstock.worker.engine.scheduling.chunking import WholePrompts
 from penstock.worker.engine.scheduling.request import Request
-from penstock.worker.engine.scheduling.whole_prompts import WholePromptScheduler
+from penstock.worker.engine.scheduling.scheduler import Scheduler
 
 BUDGET = 40
 
@@ -25,8 +26,12 @@ BUDGET = 40
     ],
 )
 def test_a_step_ends_with_what_is_enough(enough: int | None, lens: list[int], expected: list[int]) -> None:
-    scheduler = WholePromptScheduler(
-        enough, BlockPool(64, 4), max_num_seqs=8, max_num_batched_tokens=BUDGET, max_model_len=BUDGET
+    scheduler = Scheduler(
+        BlockPool(64, 4),
+        max_num_seqs=8,
+        max_num_batched_tokens=BUDGET,
+        max_model_len=BUDGET,
+        chunking=WholePrompts(enough),
     )
     for number, length in enumerate(lens):
         scheduler.add_request(
