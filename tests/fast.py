@@ -43,6 +43,7 @@ NEED_TORCH = (
     "unit/engine/ranks/test_stages_setup.py",
     "unit/engine/ranks/test_partition.py",
     "unit/engine/images/test_encoder_pieces.py",
+    "unit/engine/sampling/test_axes.py",
     "unit/engine/sampling/test_filters.py",
     "unit/engine/test_gate.py",
     "unit/engine/ranks/test_rank_team.py",

@@ -4,6 +4,10 @@ A file's name consists of the engine's identity and the block's hash, so its con
 files of any other. Engines wait for each other only while they update the total size (``FolderUsage``). A file is
 written under a temporary name and renamed, so it exists completely or not at all. Nothing is synced to the disk: a file
 torn by a crash of the host has a wrong checksum.
+
+A header identifies and verifies the block. The checksum is CRC-32, which detects any flipped byte and takes a third of
+the time of SHA-256. It protects against disk errors and torn writes. Everyone with write access to the folder is
+trusted, as with the model's files.
 """
 
 from __future__ import annotations
@@ -11,15 +15,56 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import struct
 import threading
 import time
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .blocks import HEADER_BYTES, CorruptBlockError, Row, check_record, make_header
+import numpy as np
+from numpy.typing import NDArray
+
+# Bytes of a block: its parts in the caches of all layers, concatenated.
+Row = NDArray[np.uint8]
+
+_MAGIC = b"penstkv\x01"  # the last byte is the header's version
+# Magic, identity, hash of the block, number of bytes that follow, their checksum.
+_HEADER = struct.Struct("<8s32s32sQI")
+HEADER_BYTES = _HEADER.size
+
+
+class CorruptBlockError(Exception):
+    """A block that was read differs from the block that was written; the message says how."""
+
+
+def checksum(row: Row) -> int:
+    """Return the CRC-32 of a block."""
+    return zlib.crc32(row.data)
+
+
+def make_header(identity: bytes, block_hash: bytes, row: Row) -> bytes:
+    """Return the header of ``row`` in a file."""
+    return _HEADER.pack(_MAGIC, identity, block_hash, row.nbytes, checksum(row))
+
+
+def check_record(header: bytes, identity: bytes, block_hash: bytes, row: Row) -> None:
+    """Verify that ``row``, read after ``header``, is the block ``block_hash`` of ``identity``.
+
+    Raises:
+        CorruptBlockError: it is not.
+    """
+    if len(header) < HEADER_BYTES:
+        raise CorruptBlockError("the file ends within its header")
+    magic, stored_identity, stored_hash, num_bytes, stored_checksum = _HEADER.unpack(header)
+    if magic != _MAGIC or stored_identity != identity or stored_hash != block_hash or num_bytes != row.nbytes:
+        raise CorruptBlockError("the header belongs to another block")
+    if stored_checksum != checksum(row):
+        raise CorruptBlockError("checksum mismatch")
+
 
 SUFFIX = ".kv"
 _TEMPORARY = ".tmp"

@@ -23,7 +23,7 @@ from ...host import usable_cores
 from ...models.loaded import LoadedModel
 from ...models.placing.packed_linear import PackedLinear
 from ..setup.host import processor
-from .blocks import layout_of
+from .device_blocks import layout_of
 
 # Raise it when the contents of blocks of the same model change.
 _FORMAT = 1

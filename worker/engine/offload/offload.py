@@ -15,8 +15,8 @@ from ...config.engine_config import EngineConfig
 from ...host import free_host_bytes
 from ...models.loaded import LoadedModel
 from ..scheduling.blocks.block_pool import BlockPool
-from .blocks import HEADER_BYTES, make_device_blocks
-from .folder_tier import FolderTier
+from .device_blocks import make_device_blocks
+from .folder_tier import HEADER_BYTES, FolderTier
 from .identity import identity_of
 from .tiers import MemoryTier, Tiers
 from .transfers import Loader, WriteBehind

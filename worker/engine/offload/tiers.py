@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
-from .blocks import CorruptBlockError, Row, checksum
-from .folder_tier import FolderTier
+from .folder_tier import CorruptBlockError, FolderTier, Row, checksum
 
 
 class MemoryTier:

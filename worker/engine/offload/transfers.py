@@ -23,7 +23,7 @@ import structlog
 from ..scheduling.blocks.block_pool import BlockPool
 from ..scheduling.blocks.prefix_cache import BlockHashCache
 from ..scheduling.request import Request
-from .blocks import DeviceBlocks
+from .device_blocks import DeviceBlocks
 from .tiers import Tiers
 
 # How often the idle thread searches for blocks that other engines have written.

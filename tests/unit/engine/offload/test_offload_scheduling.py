@@ -17,7 +17,8 @@ from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.engine.core.lookahead import LookaheadCore
-from penstock.worker.engine.offload.blocks import HostBlocks, Row, make_device_blocks
+from penstock.worker.engine.offload.device_blocks import HostBlocks, make_device_blocks
+from penstock.worker.engine.offload.folder_tier import Row
 from penstock.worker.engine.offload.offload import KVOffload
 from penstock.worker.engine.offload.request_loads import OffloadLoads
 from penstock.worker.engine.offload.tiers import MemoryTier, Tiers

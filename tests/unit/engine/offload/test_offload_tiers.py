@@ -16,8 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.worker.engine.offload import folder_tier
-from penstock.worker.engine.offload.blocks import HEADER_BYTES, CorruptBlockError, Row
-from penstock.worker.engine.offload.folder_tier import FolderTier
+from penstock.worker.engine.offload.folder_tier import HEADER_BYTES, CorruptBlockError, FolderTier, Row
 from penstock.worker.engine.offload.tiers import MemoryTier, Tiers
 
 BLOCK_BYTES = 512
