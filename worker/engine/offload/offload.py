@@ -8,8 +8,8 @@ from pathlib import Path
 
 import structlog
 
-from ....shared.process.command_line import format_bytes
 from ....shared.errors import ConfigurationError
+from ....shared.process.command_line import format_bytes
 from ....shared.stats.kv_offload import KVOffloadStats
 from ...config.engine_config import EngineConfig
 from ...host import free_host_bytes
