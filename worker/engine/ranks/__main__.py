@@ -1,4 +1,4 @@
-"""``python -m penstock.worker.engine.ranks``: a rank of an engine, above 0. Only the engine core starts it."""
+"""``python -m penstock.worker.engine.ranks``: a rank above 0 of an engine. Only the engine core starts it."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from .parent import die_with
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run until the core says otherwise; returns the exit status."""
+    """Run until the core sends StopRank; return the exit status."""
     parser = argparse.ArgumentParser(prog="penstock.worker.engine.ranks", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="file descriptor of the inherited Unix socket")
-    parser.add_argument("--rendezvous-fd", type=int, required=True, help="file in which the ranks find each other")
+    parser.add_argument("--rendezvous-fd", type=int, required=True, help="file through which the ranks connect")
     parser.add_argument("--core-pid", type=int, required=True, help="process id of the engine core")
-    parser.add_argument("--rank", type=int, required=True, help="its number")
+    parser.add_argument("--rank", type=int, required=True, help="number of this rank")
     add_log_arguments(parser)
     options = parser.parse_args(arguments)
-    # Whoever stops a whole process group means the worker process, and the core tells us.
+    # A signal to the whole process group is meant for the worker process; the core stops its ranks itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with(options.core_pid)
     configure_logging(options.log_level, options.log_format)
     structlog.contextvars.bind_contextvars(rank=options.rank)
-    # A core that has forked this process has them write elsewhere, and a library may have put its own in their place.
+    # Reset the fault handlers, because a forked rank inherits the core's file, and a library may have replaced them.
     faulthandler.disable()
     faulthandler.enable(2)
     faulthandler.register(signal.SIGUSR1, 2)
     with suppress(OSError), open("/proc/self/comm", "w") as comm:
         comm.write(f"rank {options.rank}")
     channel = RankChannel(socket.socket(fileno=options.fd), RankCommand)
-    # Here, not above: torch and transformers take seconds to import, and a core may end meanwhile.
+    # Import here, not above: torch and transformers take seconds to import, and the core may end meanwhile.
     from .follower import follow
 
     return follow(channel, options.rendezvous_fd)
@@ -51,5 +51,5 @@ if __name__ == "__main__":
     status = run(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    # The threads of a collective that never ended would keep the process.
+    # Exit without joining threads, because a collective that never ends would block the exit.
     os._exit(status)

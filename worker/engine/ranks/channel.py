@@ -1,4 +1,4 @@
-"""A socket between the engine core and one of its ranks: both ends wait, since each has but one thing to do."""
+"""A blocking socket between the engine core and one of its ranks."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: Any) -> bytes:
-    """The bytes of a message, for ``RankChannel.send_bytes``."""
+    """Return the bytes of a message, for ``RankChannel.send_bytes``."""
     payload = _encoder.encode(message)
     return _LENGTH.pack(len(payload)) + payload
 
 
 class RankChannel:
-    """One end of it.
+    """One end of the socket.
 
     Args:
         sock: a connected stream socket.
-        kind: the union of messages that come from the other end.
+        kind: the union of messages that the other end sends.
     """
 
     def __init__(self, sock: socket.socket, kind: Any) -> None:
@@ -40,19 +40,19 @@ class RankChannel:
         """Send one message.
 
         Raises:
-            OSError: the other end is gone.
+            OSError: the other end has closed the socket.
         """
         self.send_bytes(encode(message))
 
     def send_bytes(self, data: bytes) -> None:
-        """Send what ``encode`` made, to this rank as to the others. Raises as ``send``."""
+        """Send the output of ``encode``, which is encoded once for all ranks. Raises as ``send``."""
         self._socket.sendall(data)
 
     def receive(self, timeout_s: float | None = None) -> Any:
-        """Return the next message; None if none comes within ``timeout_s``.
+        """Return the next message; None if none arrives within ``timeout_s``.
 
         Raises:
-            EOFError: the other end is gone.
+            EOFError: the other end has closed the socket.
         """
         if timeout_s is not None and not select.select([self._socket], [], [], timeout_s)[0]:
             return None
@@ -61,17 +61,17 @@ class RankChannel:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the other end is gone; there may be messages that it has sent before."""
+        """Whether the other end has closed the socket. Earlier messages from it may still be unread."""
         poll = select.poll()
         poll.register(self._socket, select.POLLRDHUP)
         return bool(poll.poll(0))
 
     def close(self) -> None:
-        """Close this end: the other sees it."""
+        """Close this end; the other end notices."""
         self._socket.close()
 
     def fileno(self) -> int:
-        """Of the socket."""
+        """Return the file descriptor of the socket."""
         return self._socket.fileno()
 
     def _read(self, length: int) -> memoryview:
@@ -83,6 +83,6 @@ class RankChannel:
             except ConnectionResetError:
                 count = 0
             if count == 0:
-                raise EOFError("the other end of the ranks' socket is gone")
+                raise EOFError("the other end has closed the ranks' socket")
             start += count
         return view

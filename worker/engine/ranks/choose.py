@@ -1,4 +1,4 @@
-"""Which ranks an engine has."""
+"""Chooses between one rank and several."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from .several import SeveralRanks
 
 
 def make_ranks(config: EngineConfig, folder: Path) -> Ranks:
-    """Return what computes the model in ``folder``: this process alone, or with others, which it starts."""
+    """Return the ranks that compute the model in ``folder``; starts the processes of several ranks."""
     return OneRank(config, folder) if config.num_ranks == 1 else SeveralRanks(config, folder)

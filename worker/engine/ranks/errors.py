@@ -1,4 +1,4 @@
-"""How an engine of several ranks ends when it loses one. The worker process knows ``RankKilledError`` by its name."""
+"""Errors of an engine that loses a rank. The worker process recognizes ``RankKilledError`` by its name."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from ....shared.errors import EngineDeadError
 
 
 class RankLostError(EngineDeadError):
-    """A rank has failed, or the ranks do not hear each other any more; the others cannot go on without it."""
+    """A rank has failed or lost its connection to the others, which cannot continue without it."""
 
 
 class RankKilledError(RankLostError):
-    """Somebody outside has ended a rank: no request is to blame."""
+    """A rank was killed from outside, so no request is the cause."""
 
 
 class RankRefusedError(RankLostError):
-    """A rank could not do what it was told, and stays; the others may have done it."""
+    """A rank failed to run a command but still works. The others may have run it."""

@@ -1,4 +1,4 @@
-"""Other weights for an engine of several ranks: all have theirs, or none has."""
+"""Replaces the weights of an engine of several ranks: on all ranks or on none."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .team import FILES_TIMEOUT_S, RankTeam
 
 
 class SharedExchange:
-    """The ``Exchange`` of all ranks, each of which reads its own part.
+    """The ``Exchange`` of all ranks. Each rank reads its own part.
 
-    Each raises ``RankLostError`` once a rank is gone.
+    Every method raises ``RankLostError`` once a rank is lost.
     """
 
     def __init__(self, local: WeightsExchange, team: RankTeam) -> None:
@@ -25,7 +25,7 @@ class SharedExchange:
         try:
             self._team.together(ExchangeWeights(str(folder)), lambda: self._local.exchange(folder), FILES_TIMEOUT_S)
         except RankLostError as error:
-            # A rank that has failed and stays, or one that is gone, which this tells.
+            # If the rank has failed but still works, this restores its weights; if it is lost, this raises.
             self.put_back()
             raise ModelLoadError(str(error)) from error
         except Exception:

@@ -1,6 +1,6 @@
-"""A rank above 0: it holds its part of the model and of the caches, and does what rank 0 tells it.
+"""A rank above 0. It holds its part of the model and of the caches, and runs the commands of rank 0.
 
-It has no requests, no scheduler, no sampling: what it computes, the collectives inside the model bring to rank 0.
+It has no requests, no scheduler and no sampling. The collectives inside the model carry its results to rank 0.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ log = structlog.get_logger(__name__)
 
 
 class Follower:
-    """Does commands on its part of the model.
+    """Runs commands on the rank's part of the model.
 
     Args:
-        model: its part.
-        folder: that it was read from.
-        load: makes the part's weights of the files of a folder.
+        model: the part of this rank.
+        folder: the folder that it was loaded from.
+        load: load the part's weights from a folder.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Follower:
         self._config = config
         self._model = model
         self._rank = rank
-        # Of the weights while they are there: those that sleep are nowhere.
+        # Stored here, because sleeping weights have no device.
         self._device = model.device
         self._steps = StepReceiver(self._device)
         self._folder = self._next_folder = folder
@@ -87,7 +87,7 @@ class Follower:
         self._recorder = ProcessTraceRecorder(config, f"-rank{rank}")
         self._methods = load_rpc_methods(config)
         self._rpc_engine = RpcEngine(config, None, model, rank)
-        # Behind an error of these the other ranks wait in a collective: it ends the rank, and with it the engine.
+        # An error in these ends the rank and the engine, because the other ranks wait in a collective.
         self._computing: dict[type, Callable[[Any], Any]] = {
             RunStep: self._run,
             FinishStep: self._finish,
@@ -96,7 +96,7 @@ class Follower:
             Measure: lambda _: measure_rank(model, config),
             WakeUpWhole: self._wake_up_whole,
         }
-        # Of these it is an answer.
+        # An error in these becomes the answer.
         self._preparing: dict[type, Callable[[Any], Any]] = {
             Allocate: self._allocate,
             ReleaseWeights: lambda command: self._weights.release(command.level),
@@ -111,10 +111,10 @@ class Follower:
         }
 
     def do(self, command: Any) -> Any:
-        """Do it; returns the answer, None where none is due.
+        """Run ``command`` and return its answer; None if it has no answer.
 
         Raises:
-            Exception: whatever a computation raises.
+            Exception: any error of a computation.
         """
         computing = self._computing.get(type(command))
         if computing is not None:
@@ -186,7 +186,7 @@ class Follower:
 
 
 def follow(channel: RankChannel, rendezvous_fd: int) -> int:
-    """Load, and do what comes until the core says otherwise or is gone; returns the exit status of the process."""
+    """Load, then run commands until the core stops the rank or exits; return the exit status of the process."""
     try:
         first = channel.receive()
         assert isinstance(first, RankConfigure)
@@ -201,7 +201,7 @@ def follow(channel: RankChannel, rendezvous_fd: int) -> int:
         log.debug("engine_core_gone")
     except Exception as error:
         failure = failure_from(error)
-        # What a sentence explains the core says itself.
+        # An error without a traceback is explained by its message, which the core logs itself.
         if failure.trace:
             log.error("rank_died", error=failure.message, trace=failure.trace)
         with suppress(OSError):
@@ -211,7 +211,7 @@ def follow(channel: RankChannel, rendezvous_fd: int) -> int:
 
 
 def failure_from(error: Exception) -> RankFailed:
-    """What to tell of an error."""
+    """Return the message that reports ``error``."""
     if isinstance(error, PenstockError):
         return RankFailed(error.code, str(error), at_ns=time.monotonic_ns())
     first_line = next(iter(str(error).strip().splitlines()), "")

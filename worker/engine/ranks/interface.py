@@ -1,4 +1,4 @@
-"""What the engine core needs of its ranks, and how it is where there is only one: the core itself."""
+"""The interface of the engine core to its ranks. With a single rank, the core computes the model itself."""
 
 from __future__ import annotations
 
@@ -20,72 +20,74 @@ from ..execution.kv_cache import KVCacheSize
 
 
 class Ranks(Protocol):
-    """All that compute the model of an engine."""
+    """All ranks of an engine, which compute its model together."""
 
     def load(self) -> LoadedModel:
-        """Load the model; what is asked of its forward is done by all ranks.
+        """Load the model. Its forward runs every call on all ranks.
 
         Raises:
-            ModelLoadError, ConfigurationError: it does not fit, on whatever rank.
+            ModelLoadError, ConfigurationError: the model does not fit on one of the ranks.
         """
         ...
 
     def size_cache(self, pages: PageLayout | None = None) -> KVCacheSize:
-        """Decide how large the KV cache is, once the model is loaded; caches have to be allocated afterwards, in
-        ``pages`` if there are any.
+        """Return the size of the KV cache. Call it after ``load`` and before the caches are allocated.
+
+        Args:
+            pages: the layout of pages; None for one block table.
 
         Raises:
-            ConfigurationError: not one request fits; says which option to change.
+            ConfigurationError: not a single request fits; the message names the option to change.
         """
         ...
 
     def weights(self, load_again: Callable[[], nn.Module]) -> Sleepable:
-        """The weights of all ranks; ``load_again`` makes this one's anew."""
+        """Return the weights of all ranks; ``load_again`` reloads those of this rank."""
         ...
 
     def exchange(self, load: Callable[[Path], nn.Module]) -> Exchange:
-        """What puts other weights in the place of those of all ranks; ``load`` makes this one's of a folder."""
+        """Return the exchange of the weights of all ranks; ``load`` loads those of this rank from a folder."""
         ...
 
     def live_state(self, make_module: Callable[[], PreTrainedModel], folder: Path) -> dict[str, Tensor]:
-        """All weights as they are in memory, by the names of the checkpoint, on the CPU.
+        """Return all weights as they are in memory, on the CPU, by the names of the checkpoint.
 
         Args:
-            make_module: makes transformers' module of the whole model.
-            folder: to write into meanwhile; nothing is left there.
+            make_module: create transformers' module of the whole model.
+            folder: for temporary files, which are removed.
 
         Raises:
-            ModelLoadError: the module is of another form than the model.
-            EngineStateError: there is no room for what ranks write.
+            ModelLoadError: the module does not have the form of the model.
+            EngineStateError: the disk has no space for the temporary files.
         """
         ...
 
     def awake(self) -> None:
-        """All that slept is back: capture what a forward needs to have captured."""
+        """Capture the graphs that a forward needs. Called after all sleeping parts are awake."""
         ...
 
     def recorder(self) -> TraceRecorder:
-        """What records profiles."""
+        """Return the recorder of profiles."""
         ...
 
     def run_method(self, call: CollectiveRpc, run: Callable[[], Any], changes_model: bool) -> Any:
-        """Run a registered method in all ranks, in this one by ``run``; returns plain data.
+        """Run a registered method in all ranks, in this one by ``run``, and return plain data.
 
-        Of one rank that is what the method returned, of several a list in their order.
+        With one rank that is the method's result, with several the list of results in the order of ranks.
 
         Args:
-            changes_model: ranks whose weights may differ afterwards must not go on.
+            changes_model: end the engine if the method fails, because the weights of the ranks may differ then.
 
         Raises:
             EngineCallError: it failed in one of several ranks, which the message names.
-            EngineDeadError: the same of a method that ``changes_model``. The engine ends.
+            EngineDeadError: the same for a method that ``changes_model``. The engine ends.
         """
         ...
 
     def setup(self, num_blocks: int, pages: PageLayout | None = None) -> RankSetup | None:
-        """What to tell of them; None where there is one."""
+        """Return the description of the ranks for the worker process; None for a single rank."""
         ...
 
     def close(self) -> None:
-        """End those above 0."""
+        """End the ranks above 0."""
         ...

@@ -1,4 +1,4 @@
-"""What memory each rank has, and the KV cache that all of them have room for."""
+"""Measures the memory of each rank, and sizes the KV cache that fits on all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 
 def measure_rank(model: LoadedModel, config: EngineConfig) -> RankMemory:
-    """Try this rank's part of ``model`` out; the other ranks do the same at this moment. Its caches are gone then."""
+    """Run this rank's part of ``model`` to measure its memory, and free its caches. All ranks call it together."""
     memory = measure_memory(model, config)
     return RankMemory(
         free_bytes=memory.free_bytes,
@@ -29,7 +29,7 @@ def measure_rank(model: LoadedModel, config: EngineConfig) -> RankMemory:
         graph_bytes=memory.graph_bytes,
         bytes_per_token=model.forward.bytes_per_token,
         bytes_per_request=model.forward.bytes_per_request,
-        # They are only counted.
+        # Never reloaded here, only counted.
         weight_bytes=ModelWeights(model.weights, lambda: model.weights).num_bytes,
     )
 
@@ -37,10 +37,10 @@ def measure_rank(model: LoadedModel, config: EngineConfig) -> RankMemory:
 def size_for_all(
     config: EngineConfig, model: LoadedModel, memories: Sequence[RankMemory], pages: PageLayout | None = None
 ) -> KVCacheSize:
-    """The cache of the rank that has room for least: blocks have the same numbers on all.
+    """Return the cache size of the rank with the least memory, because all ranks have the same blocks.
 
     Raises:
-        ConfigurationError: not one request fits; says which option to change.
+        ConfigurationError: not a single request fits; the message names the option to change.
     """
     sizes = [
         size_kv_cache(
@@ -61,13 +61,13 @@ def size_for_all(
 
 
 def _described(memory: RankMemory) -> dict[str, int]:
-    """Figures for the log."""
+    """Return values for the log."""
     if memory.activation_bytes == 0:
         return {}
     return {"activations_mib": memory.activation_bytes // _MIB, "cuda_graphs_mib": memory.graph_bytes // _MIB}
 
 
 def capture_again(model: LoadedModel) -> None:
-    """Capture what this rank's forward needs to have captured, if its weights or caches have moved."""
+    """Capture the graphs of this rank's forward again if its weights or caches have moved."""
     if isinstance(model.forward, CapturedForward):
         model.forward.capture()

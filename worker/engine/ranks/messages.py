@@ -1,4 +1,4 @@
-"""What the engine core, which is rank 0, and the other ranks of an engine say to each other.
+"""Messages between the engine core, which is rank 0, and the other ranks of an engine.
 
 RankConfigure                    ──▶  rank
                                  ◀──  RankLoaded | RankFailed
@@ -7,8 +7,8 @@ Allocate, Measure, Release, …    ──▶
                                  ◀──  Done, RankMemory, MethodDone | RankFailed
 StopRank                         ──▶
 
-Both ends are the same code, started by one another, so nothing of this has to be understood by another version.
-Arrays travel as their bytes: int64, little-endian, whatever they are.
+Both ends run the same code, because the core starts the ranks, so these messages need no compatibility between
+versions. Arrays are sent as bytes: int64, little-endian.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ...models.attention.page_layout import PageLayout
 
 
 class RankConfigure(msgspec.Struct, array_like=True, tag="configure"):
-    """What a rank is to load, and who it is.
+    """Configures a rank: its number and the model to load.
 
     Args:
         config_json: the engine's configuration.
-        folder: of the model.
-        rank: its number; 0 is the core.
+        folder: the model's folder.
+        rank: number of the rank; 0 is the core.
         timeout_s: how long a collective waits for the other ranks.
     """
 
@@ -37,7 +37,7 @@ class RankConfigure(msgspec.Struct, array_like=True, tag="configure"):
 
 
 class SightBytes(msgspec.Struct, array_like=True):
-    """A ``forward.VisionInputs``; ``dtype`` is that of the rows of ``deeper``."""
+    """The bytes of a ``forward.VisionInputs``; ``dtype`` is the dtype of the rows of ``deeper``."""
 
     axes: bytes | None = None
     places: bytes | None = None
@@ -46,11 +46,12 @@ class SightBytes(msgspec.Struct, array_like=True):
 
 
 class RunStep(msgspec.Struct, array_like=True, tag="run"):
-    """A ``ModelInput``. Of its block table only what has changed: ``changed_blocks`` at rows and columns.
+    """The bytes of a ``ModelInput``.
 
-    ``table_width`` are its columns, and its rows are ``state_slots``. With ``num_groups`` each request has as many
-    rows, and ``slot_mapping`` is that of one group after the other. Of one that ``is_started`` there are others under
-    way, and ``FinishStep`` says when it ends.
+    The block table is sent as its changes: ``changed_blocks`` at ``changed_rows`` and ``changed_columns``. It has
+    ``table_width`` columns, and its rows are ``state_slots``. With ``num_groups`` each request has that many rows, and
+    ``slot_mapping`` contains one group after the other. If it ``is_started``, other steps may be in flight, and
+    ``FinishStep`` finishes it.
     """
 
     token_ids: bytes
@@ -84,9 +85,9 @@ class CommitStep(msgspec.Struct, array_like=True, tag="commit"):
 
 
 class Allocate(msgspec.Struct, array_like=True, tag="allocate"):
-    """See ``Forward.allocate``. ``captures`` says that graphs are captured then, with the collectives in them.
+    """See ``Forward.allocate``, and with ``pages`` see ``PagedByGroups.allocate_pages``.
 
-    With ``pages`` see ``PagedByGroups.allocate_pages``.
+    With ``captures`` graphs are captured afterwards, which run collectives.
     """
 
     num_blocks: int
@@ -104,7 +105,7 @@ class Profile(msgspec.Struct, array_like=True, tag="profile"):
 
 
 class Measure(msgspec.Struct, array_like=True, tag="measure"):
-    """Say what memory there is; all ranks try their largest forward together."""
+    """Measure the memory. All ranks run their largest forward together."""
 
 
 class ReleaseWeights(msgspec.Struct, array_like=True, tag="release"):
@@ -132,21 +133,21 @@ class KeepWeights(msgspec.Struct, array_like=True, tag="keep"):
 
 
 class WritePart(msgspec.Struct, array_like=True, tag="write_part"):
-    """See ``part_state.write_part``: into ``folder``, under the rank's own name."""
+    """See ``part_state.write_part``: write into ``folder``, under the rank's name."""
 
     folder: str
 
 
 class WakeUpWhole(msgspec.Struct, array_like=True, tag="awake"):
-    """Everything is back in its place: capture what needs it."""
+    """Capture graphs again, after all sleeping parts are awake."""
 
 
 class StartTrace(msgspec.Struct, array_like=True, tag="start_trace"):
-    """Record what torch does."""
+    """Start to record a profile of torch."""
 
 
 class StopTrace(msgspec.Struct, array_like=True, tag="stop_trace"):
-    """Write the file."""
+    """Stop recording and write the file of the profile."""
 
 
 class CallMethod(msgspec.Struct, array_like=True, tag="call_method"):
@@ -158,20 +159,20 @@ class CallMethod(msgspec.Struct, array_like=True, tag="call_method"):
 
 
 class StopRank(msgspec.Struct, array_like=True, tag="stop"):
-    """End."""
+    """End the rank."""
 
 
 class RankLoaded(msgspec.Struct, array_like=True, tag="loaded"):
-    """The rank's part of the model is there."""
+    """The rank has loaded its part of the model."""
 
 
 class RankMemory(msgspec.Struct, array_like=True, frozen=True, tag="measured"):
-    """What a rank has room for, and what its part of the model takes.
+    """The free memory of a rank, and the memory that its part of the model uses.
 
     Args:
         free_bytes, activation_bytes, graph_bytes: as ``execution.memory.DeviceMemory``.
-        bytes_per_token, bytes_per_request: as ``Forward`` says, of this rank's layers and heads.
-        weight_bytes: of its part of the model.
+        bytes_per_token, bytes_per_request: as in ``Forward``, for this rank's layers and heads.
+        weight_bytes: size of the weights of its part.
     """
 
     free_bytes: int
@@ -183,24 +184,24 @@ class RankMemory(msgspec.Struct, array_like=True, frozen=True, tag="measured"):
 
 
 class Done(msgspec.Struct, array_like=True, tag="done"):
-    """What was asked has been done."""
+    """The command has been run."""
 
 
 class MethodDone(msgspec.Struct, array_like=True, tag="method_done"):
-    """What a method returned in this rank: plain data."""
+    """The result of a method on this rank, as plain data."""
 
     result: Any
 
 
 class RankFailed(msgspec.Struct, array_like=True, tag="failed"):
-    """It could not be done. Behind a load or a step the rank ends; else it stays.
+    """A command failed. The rank ends after a failed load or step, and otherwise keeps working.
 
     Args:
-        code: of a ``PenstockError``, else empty.
-        message: a sentence, or type and first line of what was raised.
+        code: code of a ``PenstockError``, else empty.
+        message: a sentence, or the type and first line of the exception.
         trace: empty for errors that a sentence explains.
-        at_ns: when, by the clock of ``time.monotonic_ns``, which all ranks of a host share: who failed first is to
-            blame, and others fail of it.
+        at_ns: time of the failure by ``time.monotonic_ns``, a clock that all ranks of a host share. The first failure
+            is the cause, and later ones follow from it.
     """
 
     code: str

@@ -1,4 +1,4 @@
-"""An engine whose core computes the whole model itself."""
+"""The only rank of an engine whose core computes the whole model."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class OneRank:
     """See ``interface.Ranks``.
 
     Args:
-        model: one that was loaded from ``folder`` before, with the same ``config`` as far as that goes, and that no
-            other engine computes with any more.
+        model: a model that was already loaded from ``folder`` with the same options of loading, and that no other
+            engine uses any more; None to load it.
     """
 
     def __init__(self, config: EngineConfig, folder: Path, model: LoadedModel | None = None) -> None:
@@ -40,7 +40,7 @@ class OneRank:
 
     @property
     def model(self) -> LoadedModel:
-        assert self._model is not None, "load comes first"
+        assert self._model is not None, "call load first"
         return self._model
 
     def load(self) -> LoadedModel:
@@ -74,4 +74,4 @@ class OneRank:
         return None
 
     def close(self) -> None:
-        """There is none."""
+        """Do nothing, because this rank starts no process."""

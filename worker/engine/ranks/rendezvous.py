@@ -1,4 +1,4 @@
-"""Where the ranks of an engine find each other: a file in memory, which has no name and ends with them."""
+"""The rendezvous of an engine's ranks: an anonymous file in memory, which exists as long as they do."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from torch._C._distributed_c10d import FileStore
 from ...models.parallel.groups import RankGroups
 from ...models.parallel.layout import ParallelLayout
 
-# Of collectives. Whoever waits longer for a rank ends. While steps are made the worker process's stall watch is sooner;
-# this is for the load, in which one rank may read its files much later than another.
+# A rank that waits longer in a collective ends. During steps the worker process's stall watch acts earlier. This limit
+# is for loading, in which one rank may read its files much later than another.
 COLLECTIVE_TIMEOUT_S = 600.0
 
 
 def make_rendezvous() -> int:
-    """Return the descriptor of a new file, for ``join`` of all ranks."""
+    """Return the descriptor of a new file, which all ranks pass to ``join``."""
     return os.memfd_create("penstock-ranks")
 
 
 def join(descriptor: int, layout: ParallelLayout, rank: int, device: str, timeout_s: float) -> RankGroups:
-    """Meet the other ranks, and return what they say to each other by; waits for all of them.
+    """Wait for the other ranks and return the process groups.
 
-    ``descriptor`` is not to be closed any more. When torch's store is destroyed, whenever that is, it opens the file by
-    this number once more, and writes into it: another's file, if that has got the number.
+    Do not close ``descriptor`` afterwards. When torch's store is destroyed, it opens the file by this number again and
+    writes into it, which would be another file if the number had been reused.
 
     Args:
-        device: "cpu", where gloo speaks for them, or "cuda": rank ``n`` has the ``n``-th of the visible GPUs.
+        device: "cpu", which uses gloo, or "cuda", which uses NCCL and the ``n``-th visible GPU for rank ``n``.
 
     Raises:
-        RuntimeError: they do not come within ``timeout_s``, or one is gone.
+        RuntimeError: the ranks do not connect within ``timeout_s``, or one has exited.
     """
     timeout = timedelta(seconds=timeout_s)
-    # All are on this host, and nobody else has to hear them.
+    # All ranks are on this host, so they use the loopback interface.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     backend = "gloo"
     if device == "cuda":

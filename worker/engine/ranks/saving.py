@@ -1,4 +1,4 @@
-"""The weights of all ranks, as they are in memory, for whoever saves them."""
+"""Gathers the weights of all ranks, as they are in memory, to save them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _FOLDER = "parts-of-ranks"
 def gathered_state(
     local: LoadedModel, team: RankTeam, make_module: Callable[[], PreTrainedModel], folder: Path
 ) -> dict[str, Tensor]:
-    """See ``interface.Ranks.live_state``: each rank writes its part into ``folder``, and this one puts them together.
+    """Return the weights as ``Ranks.live_state``: each rank writes its part into ``folder``, and rank 0 joins them.
 
     Raises:
-        RankLostError: a rank is gone.
+        RankLostError: a rank is lost.
     """
     parts = folder / _FOLDER
     parts.mkdir()
@@ -38,5 +38,5 @@ def gathered_state(
     except RankRefusedError as error:
         raise EngineStateError(f"the weights cannot be gathered in {folder}: {error}") from error
     finally:
-        # What is mapped of the files stays.
+        # Mapped tensors stay valid after their files are removed.
         shutil.rmtree(parts)

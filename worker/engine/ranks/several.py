@@ -1,4 +1,4 @@
-"""An engine of several ranks, as rank 0 has it: the engine core."""
+"""The ranks of an engine of several processes, as used by rank 0, the engine core."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ log = structlog.get_logger(__name__)
 
 
 class SeveralRanks:
-    """See ``interface.Ranks``. Processes start at once, so that they import what they need while others load.
+    """See ``interface.Ranks``. The processes start in the constructor, so that they import modules meanwhile.
 
     Raises:
-        OSError: the host has no room for another process.
+        OSError: the host cannot start another process.
     """
 
     def __init__(self, config: EngineConfig, folder: Path, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
@@ -64,7 +64,7 @@ class SeveralRanks:
         self._folder = folder
         self._timeout_s = timeout_s
         self._rendezvous = make_rendezvous()
-        # CUDA that has been started does not survive a fork, and whoever asks for it may have started it.
+        # No fork with a GPU, because initialized CUDA does not survive a fork, and even a query may initialize it.
         may_fork = config.device == "cpu"
         processes = [
             RankProcess(rank, self._rendezvous, may_fork=may_fork) for rank in range(1, config.layout.world_size)
@@ -78,17 +78,17 @@ class SeveralRanks:
 
     @property
     def local(self) -> LoadedModel:
-        """This rank's part."""
-        assert self._local is not None, "load comes first"
+        """The part of this rank."""
+        assert self._local is not None, "call load first"
         return self._local
 
     def load(self) -> LoadedModel:
         config = self._config
         try:
             for process in self._team.processes:
-                mine = RankConfigure(config.encode(), str(self._folder), process.rank, self._timeout_s)
-                process.channel.send(mine)
-            # From here on it is open for as long as this process lives, see ``join``.
+                configure = RankConfigure(config.encode(), str(self._folder), process.rank, self._timeout_s)
+                process.channel.send(configure)
+            # The descriptor stays open from here to the end of the process, see ``join``.
             rendezvous, self._rendezvous = self._rendezvous, -1
             self._groups = join(rendezvous, config.layout, 0, config.device, self._timeout_s)
             self._local = load_model(config, self._folder, self._groups)
@@ -99,13 +99,13 @@ class SeveralRanks:
             if isinstance(answer, RankFailed):
                 failure = failure_of(process, answer)
                 raise self._team.failed_load(failure) from failure
-        self._team.note_loaded()
+        self._team.set_loaded()
         set_num_threads(config, self._local)
         return dataclasses.replace(self._local, forward=sharded_forward(self._local.forward, self._team))
 
     def size_cache(self, pages: PageLayout | None = None) -> KVCacheSize:
-        mine, others = self._team.compute(Measure(), lambda: measure_rank(self.local, self._config))
-        self._memories = [mine, *(answer for answer in others if isinstance(answer, RankMemory))]
+        local, others = self._team.compute(Measure(), lambda: measure_rank(self.local, self._config))
+        self._memories = [local, *(answer for answer in others if isinstance(answer, RankMemory))]
         return size_for_all(self._config, self.local, self._memories, pages)
 
     def weights(self, load_again: Callable[[], nn.Module]) -> Sleepable:
@@ -130,10 +130,10 @@ class SeveralRanks:
         failures: dict[int, str] = {}
         try:
             results[0] = run()
-        except Exception as error:  # of the operator's own code
+        except Exception as error:  # from the operator's code
             failures[0] = str(error) if isinstance(error, EngineCallError) else f"{type(error).__name__}: {error}"
             log.exception("rank_command_failed", command=CallMethod.__name__)
-        # A method may take long; one that may not is noticed by the stall watch.
+        # A long timeout, because a method may take long; the stall watch notices one that must not.
         for process, answer in zip(self._team.processes, self._team.gather(FILES_TIMEOUT_S), strict=True):
             if isinstance(answer, MethodDone):
                 results[process.rank] = answer.result
@@ -141,7 +141,7 @@ class SeveralRanks:
                 failures[process.rank] = answer.message
         if not failures:
             return [results[rank] for rank in sorted(results)]
-        failed = EngineCallError(_told_failures(call.method, failures, list(results)))
+        failed = EngineCallError(_describe_failures(call.method, failures, list(results)))
         raise self._team.loss(failed) if changes_model else failed
 
     def setup(self, num_blocks: int, pages: PageLayout | None = None) -> RankSetup | None:
@@ -166,14 +166,14 @@ class SeveralRanks:
             dist.destroy_process_group()
 
 
-def _told_failures(method: str, failures: dict[int, str], done: list[int]) -> str:
+def _describe_failures(method: str, failures: dict[int, str], done: list[int]) -> str:
     reasons = "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(failures.items()))
-    others = f"; it ran to its end in rank {', '.join(map(str, sorted(done)))}" if done else ""
+    others = f"; it completed in rank {', '.join(map(str, sorted(done)))}" if done else ""
     return f"RPC method {shown(method)} failed in {reasons}{others}"
 
 
 class _Weights:
-    """The ``Sleepable`` of all ranks' weights: they are all there, or none of them is."""
+    """The ``Sleepable`` of all ranks' weights. They are loaded on all ranks or on none."""
 
     def __init__(self, local: ModelWeights, team: RankTeam) -> None:
         self._local = local
@@ -186,7 +186,7 @@ class _Weights:
         try:
             self._team.together(RestoreWeights(), self._local.restore, FILES_TIMEOUT_S)
         except RankRefusedError as error:
-            # Those that have theirs give them back: the next attempt finds all ranks alike.
+            # Release the weights of all ranks, so that the next attempt starts from the same state everywhere.
             self.release(2)
             raise ModelLoadError(str(error)) from error
         except RankLostError:
@@ -197,7 +197,7 @@ class _Weights:
 
 
 class _Recorder:
-    """The ``TraceRecorder`` of all ranks: each writes a file of its own into the same folder."""
+    """The ``TraceRecorder`` of all ranks. Each rank writes a separate file into the same folder."""
 
     def __init__(self, local: TraceRecorder, team: RankTeam) -> None:
         self._local = local
@@ -209,6 +209,6 @@ class _Recorder:
         return folder
 
     def stop(self) -> Path:
-        """Returns the file of rank 0."""
+        """Stop the recording on all ranks and return the file of rank 0."""
         path, _ = self._team.together(StopTrace(), self._local.stop)
         return path

@@ -1,4 +1,4 @@
-"""The forward of a model that several ranks compute together, as rank 0 has it."""
+"""The forward of a model that several ranks compute together, as used by rank 0."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .team import RankTeam
 
 
 class ShardedForward:
-    """See ``forward.Forward``: what is asked of it is sent to the other ranks, and done here.
+    """A ``Forward`` that sends every call to the other ranks and also runs it on this rank.
 
-    What raises in ``run`` or ``profile``, on whatever rank, ends the engine: the others wait in a collective then, or
-    have raised somewhere else, and nobody can tell what they would agree on. So a request that makes a forward raise is
-    known by the engines that die on it (decision 0014), not by the isolation of a batch.
+    An exception in ``run`` or ``profile`` on any rank ends the engine, because the other ranks wait in a collective or
+    have failed elsewhere, and their states may differ. So a request that makes a forward raise is identified by the
+    engines that die on it (decision 0014), not by the isolation of a batch.
 
     Args:
-        local: this rank's part.
-        team: the other ranks, each with its own part of the same model.
+        local: the part of this rank.
+        team: the other ranks, each with its part of the same model.
     """
 
     def __init__(self, local: Forward, team: RankTeam) -> None:
@@ -40,7 +40,7 @@ class ShardedForward:
 
     @property
     def network(self) -> nn.Module:
-        """This rank's part."""
+        """The network of this rank's part."""
         return self.local.network
 
     def network_of(self, module: PreTrainedModel) -> nn.Module:
@@ -56,28 +56,28 @@ class ShardedForward:
 
     @property
     def attention_calls(self) -> list[AttentionCall]:
-        """This rank's."""
+        """The attention calls of this rank."""
         return self.local.attention_calls
 
     @property
     def caches(self) -> list[Tensor]:
-        """This rank's."""
+        """The caches of this rank."""
         return self.local.caches
 
     @property
     def bytes_per_token(self) -> int:
-        """On this rank."""
+        """Bytes of cache per token on this rank."""
         return self.local.bytes_per_token
 
     @property
     def bytes_per_request(self) -> int:
-        """On this rank."""
+        """Bytes of cache per request on this rank."""
         return self.local.bytes_per_request
 
     def allocate(self, num_blocks: int, block_size: int, num_slots: int, device: torch.device) -> None:
-        """On all ranks; raises what failed here, else what failed elsewhere.
+        """Allocate on all ranks; raise the error of this rank, or else that of another rank.
 
-        Where graphs are captured, which all ranks do together, a failure ends the engine.
+        If graphs are captured, which all ranks do together, a failure ends the engine.
         """
         captures = num_blocks > 0 and isinstance(self.local, CapturedForward)
         do_on_all = self._team.compute if captures else self._team.together
@@ -89,7 +89,7 @@ class ShardedForward:
     def allocate_pages(
         self, layout: PageLayout, num_pages: int, block_size: int, num_slots: int, device: torch.device
     ) -> None:
-        """See ``PagedByGroups``; raises as ``allocate``. For whoever knows that all ranks can."""
+        """Allocate pages on all ranks, all of which must support ``PagedByGroups``; raises as ``allocate``."""
         local = self.local
         assert isinstance(local, PagedByGroups)
         captures = isinstance(local, CapturedForward)
@@ -100,7 +100,7 @@ class ShardedForward:
         )
 
     def run(self, step: ModelInput) -> Tensor:
-        """On all ranks; raises ``RankLostError`` if it does not succeed on all."""
+        """Run ``step`` on all ranks; raise ``RankLostError`` if it fails on any."""
         self._team.send(self._sender.message_of(step))
         try:
             return self.local.run(step)
@@ -113,12 +113,12 @@ class ShardedForward:
         self.local.commit()
 
     def profile(self, num_tokens: int, num_logit_rows: int) -> None:
-        """On all ranks; raises as ``run``."""
+        """Profile on all ranks; raises as ``run``."""
         self._team.compute(Profile(num_tokens, num_logit_rows), lambda: self.local.profile(num_tokens, num_logit_rows))
 
 
 class StagedShardedForward(ShardedForward):
-    """The ``ShardedForward`` of a model in stages, of which several steps may be under way."""
+    """The ``ShardedForward`` of a model in stages, which may have several steps in flight."""
 
     def __init__(self, local: StagedForward, team: RankTeam) -> None:
         super().__init__(local, team)
@@ -136,7 +136,7 @@ class StagedShardedForward(ShardedForward):
 
     def finish(self) -> Tensor:
         """See ``StagedSteps``; raises as ``run``."""
-        # Other ranks of this stage put logits together, in the order that they are told.
+        # Sent first, because the other ranks of this stage join the logits in the order of these messages.
         self._team.send(FinishStep())
         try:
             return self._steps.finish()
@@ -145,5 +145,5 @@ class StagedShardedForward(ShardedForward):
 
 
 def sharded_forward(local: Forward, team: RankTeam) -> ShardedForward:
-    """What is asked of ``local``, done by all ranks."""
+    """Return a forward that runs the calls of ``local`` on all ranks."""
     return StagedShardedForward(local, team) if isinstance(local, StagedForward) else ShardedForward(local, team)

@@ -1,6 +1,6 @@
-"""Steps on their way to the other ranks: a step's arrays as bytes, and of the block table what has changed.
+"""Encodes steps for the other ranks: the arrays of a step as bytes, and the changes of its block table.
 
-Whole tables would be 2 MB at 512 requests of 16k tokens. Both ends keep the table as the last step left it.
+A whole table is 2 MB at 512 requests of 16k tokens, so both ends store the table of the last step.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _SMALLEST_TABLE = (16, 16)
 
 
 class _Table:
-    """The block tables of rows, as far as they were ever told; it grows with them."""
+    """The block tables of all rows sent so far. It grows as needed."""
 
     def __init__(self) -> None:
         self.blocks = np.zeros(_SMALLEST_TABLE, np.int64)
 
-    def make_room(self, num_rows: int, width: int) -> None:
+    def grow(self, num_rows: int, width: int) -> None:
         rows, columns = self.blocks.shape
         if num_rows <= rows and width <= columns:
             return
@@ -37,17 +37,17 @@ class _Table:
 
 
 class StepSender:
-    """Makes messages of steps."""
+    """Encodes steps as messages."""
 
     def __init__(self) -> None:
         self._table = _Table()
 
     def message_of(self, step: ModelInput) -> RunStep:
-        """Return what the other ranks are told of ``step``. Every message has to be sent, in order."""
+        """Encode ``step``. Every message must be sent, in order, because it contains changes since the last one."""
         slots, batch = np.asarray(step.state_slots, np.int64), step.batch
         table_rows, table = _rows_of_tables(slots, batch)
         width = table.shape[1]
-        self._table.make_room(int(table_rows.max()) + 1, width)
+        self._table.grow(int(table_rows.max()) + 1, width)
         rows, columns = np.nonzero(table != self._table.blocks[table_rows, :width])
         changed, blocks = table_rows[rows], table[rows, columns]
         self._table.blocks[changed, columns] = blocks
@@ -75,10 +75,10 @@ class StepSender:
 
 
 class StepReceiver:
-    """Makes steps of messages.
+    """Decodes messages to steps.
 
     Args:
-        device: where the rank computes.
+        device: the device of the rank.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -86,9 +86,9 @@ class StepReceiver:
         self._table = _Table()
 
     def step_of(self, message: RunStep) -> ModelInput:
-        """Return the step that ``message`` was made of, its tensors on this rank's device."""
+        """Decode ``message`` to a step with its tensors on this rank's device."""
         slots, columns = _ints(message.state_slots), _ints(message.changed_columns)
-        self._table.make_room((int(slots.max()) + 1) * max(1, message.num_groups), message.table_width)
+        self._table.grow((int(slots.max()) + 1) * max(1, message.num_groups), message.table_width)
         self._table.blocks[_ints(message.changed_rows), columns] = _ints(message.changed_blocks)
         token_ids = _ints(message.token_ids)
         batch = self._batch_of(message, slots)
@@ -114,8 +114,10 @@ class StepReceiver:
             )
         rows = slots * message.num_groups + np.arange(message.num_groups)[:, None]
         tables = self._there(self._table.blocks[rows, :width])
-        of_groups = self._there(slot_mapping.reshape(message.num_groups, -1))
-        return PagedBatch(tables[0], of_groups[0], *lens, visible_ends=ends, group_tables=tables, group_slots=of_groups)
+        group_slots = self._there(slot_mapping.reshape(message.num_groups, -1))
+        return PagedBatch(
+            tables[0], group_slots[0], *lens, visible_ends=ends, group_tables=tables, group_slots=group_slots
+        )
 
     def _there(self, array: NDArray[Any]) -> Tensor:
         return to_device(array, self._device)
@@ -146,7 +148,7 @@ def _bytes_of_vision_inputs(inputs: VisionInputs) -> SightBytes:
 
 
 def _rows_of_tables(slots: IntArray, batch: PagedBatch) -> tuple[IntArray, IntArray]:
-    """The block tables of a step, ``[rows, width]``, and where each is kept: those of a request's groups together."""
+    """Return the row of each block table in ``_Table``, and the tables ``[rows, width]``, grouped by request."""
     if batch.group_tables is None:
         return slots, host_array(batch.block_table).astype(np.int64, copy=False)
     tables = host_array(batch.group_tables).astype(np.int64, copy=False)
@@ -154,12 +156,12 @@ def _rows_of_tables(slots: IntArray, batch: PagedBatch) -> tuple[IntArray, IntAr
     return rows.ravel(), tables.reshape(-1, tables.shape[2])
 
 
-def _at_least(size: int, wanted: int) -> int:
-    return size if wanted <= size else max(wanted, 2 * size)
+def _at_least(size: int, required: int) -> int:
+    return size if required <= size else max(required, 2 * size)
 
 
 def _ints(data: bytes) -> IntArray:
-    # A copy: torch wants memory that it may write to.
+    # Copied, because torch requires writable memory.
     return np.frombuffer(data, np.int64).copy()
 
 
@@ -172,5 +174,5 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 def _raw_bytes(tensor: Tensor) -> bytes:
-    # numpy knows no bfloat16.
+    # Viewed as bytes, because numpy has no bfloat16.
     return tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()

@@ -1,4 +1,4 @@
-"""The ranks above 0, as rank 0 has them: what they are told, what they answer, and that all end when one does."""
+"""The ranks above 0 as seen by rank 0: sends commands, gathers answers, and ends all ranks when one ends."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from .errors import RankKilledError, RankLostError, RankRefusedError
 from .messages import RankAnswer, RankCommand, RankFailed, StopRank
 from .process import RankProcess
 
-# How long whoever notices a loss looks for the rank that is gone, and how long the core's own thread has to notice it,
-# before the process is ended under it: it may wait in a collective that never returns.
+# How long to search for the lost rank after a loss is noticed, and how long the core's main thread has to notice it
+# before the watching thread ends the process, because the main thread may wait in a collective that never returns.
 GRACE_S = 1.0
-# The same while it loads: it reads for long before it meets the others, and then it can say what is wrong.
+# The same during loading, because a rank reads files for long before its first collective, and reports errors then.
 LOAD_GRACE_S = 30.0
-# How long a rank has to end that is about to. Its sockets, and so the collectives of others, may be closed long before
-# its end can be seen, on a host that gives it no time; and only its end says whether somebody has killed it.
+# How long to wait for the exit of a rank whose sockets are closed. On a busy host its sockets, and so the collectives
+# of others, may close long before its exit is visible, and only the exit status shows whether it was killed.
 END_TIMEOUT_S = 30.0
-# How long a core that knows of the loss has to end in order.
+# How long a core that has noticed the loss has to end normally.
 EXIT_TIMEOUT_S = 2.0
-# How long ranks that were told to end have to: less than the worker process gives their core.
+# How long ranks have to stop: less than the worker process gives their core.
 STOP_TIMEOUT_S = 3.0
 _WORDS_TIMEOUT_S = 0.05
-# Of answers that wait for a disk, which ranks may find slow: a rank that ends meanwhile is noticed all the same.
+# For answers that wait for a slow disk. A rank that ends meanwhile is still noticed.
 FILES_TIMEOUT_S = 3600.0
 _REFUSALS: dict[str, type[PenstockError]] = {error.code: error for error in (ConfigurationError, ModelLoadError)}
 _T = TypeVar("_T")
@@ -42,13 +42,13 @@ log = structlog.get_logger(__name__)
 
 
 class RankTeam:
-    """Processes of ranks, in their order.
+    """The processes of the ranks above 0, in the order of ranks.
 
-    One that ends is the end of this process, whatever it does at the moment: the core's own thread raises what
-    ``loss`` returns, or, if it does not get to it, the process is ended with the same words.
+    If one of them ends, this process ends too: the core's main thread raises the result of ``loss``, or, if it hangs,
+    the watching thread ends the process with the same message.
 
     Args:
-        timeout_s: a rank that does not answer for so long hangs.
+        timeout_s: a rank that does not answer for this long is taken for hung.
     """
 
     def __init__(self, processes: Sequence[RankProcess], timeout_s: float) -> None:
@@ -68,10 +68,10 @@ class RankTeam:
         return [process.pid for process in self.processes]
 
     def send(self, command: RankCommand) -> None:
-        """Tell all ranks the same.
+        """Send ``command`` to all ranks.
 
         Raises:
-            RankLostError: one is gone.
+            RankLostError: a rank is lost.
         """
         if self._verdict is not None:
             raise self._verdict
@@ -83,13 +83,13 @@ class RankTeam:
                 raise self.loss(error) from error
 
     def gather(self, timeout_s: float = 0.0) -> list[RankAnswer]:
-        """Return what each answers to the last command that has an answer.
+        """Return the answers of all ranks to the last command.
 
         Args:
-            timeout_s: how long it may take, where that is more than a collective may.
+            timeout_s: how long to wait, if longer than for a collective.
 
         Raises:
-            RankLostError: one is gone.
+            RankLostError: a rank is lost.
         """
         timeout_s = max(timeout_s, self._timeout_s)
         answers: list[RankAnswer] = []
@@ -99,22 +99,22 @@ class RankTeam:
             except EOFError as error:
                 raise self.loss(error) from error
             if answer is None:
-                raise self._end_silence(process, timeout_s)
+                raise self._end_hung_rank(process, timeout_s)
             answers.append(answer)
         return answers
 
     def together(
         self, command: RankCommand, act: Callable[[], _T], timeout_s: float = 0.0
     ) -> tuple[_T, list[RankAnswer]]:
-        """Have all ranks do what can fail without harm, this one by ``act``; returns what that gave, and the answers.
+        """Run a harmless command on all ranks, on this one by ``act``; return its result and the answers.
 
         Args:
-            timeout_s: as ``gather`` takes it.
+            timeout_s: as for ``gather``.
 
         Raises:
-            RankLostError: a rank is gone.
-            Exception: what ``act`` raises.
-            RankRefusedError: another rank failed and stays; the message says how.
+            RankLostError: a rank is lost.
+            Exception: any error of ``act``.
+            RankRefusedError: another rank failed but still works; the message states its error.
         """
         self.send(command)
         failure: Exception | None = None
@@ -129,13 +129,13 @@ class RankTeam:
         for process, answer in zip(self.processes, answers, strict=True):
             if isinstance(answer, RankFailed):
                 raise RankRefusedError(_words_of(process, answer))
-        return result, answers  # type: ignore[return-value]  # None only where that is what ``act`` gives
+        return result, answers  # type: ignore[return-value]  # None only if ``act`` returns None
 
     def compute(self, command: RankCommand, act: Callable[[], _T]) -> tuple[_T, list[RankAnswer]]:
-        """As ``together``, of what has collectives in it: where it fails, nobody knows what the others wait for.
+        """Run a command with collectives on all ranks, on this one by ``act``; return its result and the answers.
 
         Raises:
-            EngineDeadError: it failed, here or elsewhere.
+            EngineDeadError: it failed on a rank. The others may wait in any collective then.
         """
         self.send(command)
         try:
@@ -145,9 +145,9 @@ class RankTeam:
         return result, self.gather()
 
     def loss(self, error: BaseException) -> EngineDeadError:
-        """Return why the ranks cannot go on, from what the core's own thread was told: ``error``.
+        """Kill all ranks and return why they cannot continue; ``error`` is what the core's main thread got.
 
-        Whoever may swallow what is raised then: no rank computes any more, and this process ends.
+        Even if the caller swallows the result, no rank computes any more and this process ends.
         """
         self._is_noticed.set()
         verdict = self._judge(f"rank 0: {type(error).__name__}: {_first_line(error)}")
@@ -156,9 +156,9 @@ class RankTeam:
         return verdict
 
     def failed_load(self, error: Exception) -> PenstockError:
-        """Return why the model could not be loaded, from what this rank was told: ``error``.
+        """Return why the model could not be loaded; ``error`` is what this rank got.
 
-        It may be what follows from another rank's refusal, or from its death, in whatever words.
+        ``error`` may only be a consequence of another rank's refusal or death, with any message.
         """
         self._is_noticed.set()
         with self._judging:
@@ -170,12 +170,12 @@ class RankTeam:
                     return self._reason()
         return error if isinstance(error, PenstockError) else self.loss(error)
 
-    def note_loaded(self) -> None:
-        """From now on the core's own thread soon notices what happens."""
+    def set_loaded(self) -> None:
+        """Shorten the grace time, because the core's main thread notices a loss soon once the model is loaded."""
         self._grace_s = GRACE_S
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """End the ranks: asked first, killed after a while. Twice does nothing."""
+        """Stop the ranks, and kill those that take longer than ``timeout_s``. A second call does nothing."""
         if self._is_closing.is_set():
             return
         self._is_closing.set()
@@ -190,23 +190,23 @@ class RankTeam:
         for process in self.processes:
             process.close()
 
-    def _end_silence(self, process: RankProcess, timeout_s: float) -> EngineDeadError:
+    def _end_hung_rank(self, process: RankProcess, timeout_s: float) -> EngineDeadError:
         stopped = ": it was stopped by a signal" if is_stopped(process.pid) else ""
         words = f"rank {process.rank} (process {process.pid}) did not answer for {timeout_s:g} s{stopped}"
         self._is_noticed.set()
         self._verdict = RankKilledError(words) if stopped else RankLostError(words)
-        for one in self.processes:
-            one.kill()
+        for other in self.processes:
+            other.kill()
         return self._verdict
 
     def _watch(self) -> None:
-        """In a thread of its own: end this process once a rank has ended."""
+        """End this process once a rank has ended. Runs in the watching thread."""
         select.select([process.pidfd for process in self.processes], [], [])
         if self._is_closing.is_set():
             return
         if self._is_noticed.wait(self._grace_s):
             with self._judging:
-                pass  # the core's own thread finds out who it was
+                pass  # wait while the core's main thread determines the cause
             if self._is_closing.wait(max(EXIT_TIMEOUT_S, self._grace_s)):
                 return
         reason = self._judge("a rank has ended")
@@ -215,15 +215,14 @@ class RankTeam:
         os._exit(1)
 
     def _judge(self, words: str) -> EngineDeadError:
-        """Find out why the ranks cannot go on; ``words`` say it if no rank ends."""
+        """Determine why the ranks cannot continue; ``words`` is the reason if no rank ends."""
         with self._judging:
             if self._verdict is None:
                 self._verdict = self._reason() if self._await_end(GRACE_S) else RankLostError(words)
             return self._verdict
 
     def _await_end(self, timeout_s: float) -> bool:
-        """Whether a rank has failed or ended, or does so within that time. Those whose sockets are closed by then have
-        ended, too."""
+        """Return whether a rank fails or ends within ``timeout_s``. Waits for the exit of ranks with closed sockets."""
         give_up_at = time.monotonic() + timeout_s
         while not (self._has_failures() or self._closed()):
             ends = [end for process in self.processes for end in (process.pidfd, process.channel)]
@@ -236,19 +235,19 @@ class RankTeam:
         return self._has_failures() or any(process.poll() is not None for process in self.processes)
 
     def _closed(self) -> list[RankProcess]:
-        """Ranks that have ended, or are about to: their sockets are closed."""
+        """Return the ranks that have ended or are ending: their sockets are closed."""
         return [process for process in self.processes if process.poll() is not None or process.channel.is_closed]
 
     def _has_failures(self) -> bool:
-        self._take_failures()
+        self._read_failures()
         return bool(self._failures)
 
     def _reason(self) -> EngineDeadError:
-        """Of the loss: first a signal, for what others fail of then follows from it, else who failed first."""
-        self._take_failures()
+        """Return the cause of the loss: a signal, since failures follow from it, or else the first failure."""
+        self._read_failures()
         ended = [(process, *process.describe_end()) for process in self.processes if process.poll() is not None]
-        killed = [one for one in ended if (one[0].poll() or 0) < 0]
-        for process, words, is_external in sorted(killed, key=lambda one: not one[2]):
+        killed = [end for end in ended if (end[0].poll() or 0) < 0]
+        for process, words, is_external in sorted(killed, key=lambda end: not end[2]):
             kind = RankKilledError if is_external else RankLostError
             return kind(f"rank {process.rank} (process {process.pid}) {words}")
         if self._failures:
@@ -257,20 +256,20 @@ class RankTeam:
         process, words, _ = ended[0]
         return RankLostError(f"rank {process.rank} (process {process.pid}) {words}")
 
-    def _take_failures(self) -> None:
-        """Read what ranks said at their end."""
-        known = {process.rank for process, _ in self._failures}
+    def _read_failures(self) -> None:
+        """Read the failures that ranks have reported."""
+        reported = {process.rank for process, _ in self._failures}
         for process in self.processes:
             with suppress(EOFError, OSError):
                 while (answer := process.channel.receive(_WORDS_TIMEOUT_S)) is not None:
-                    if isinstance(answer, RankFailed) and process.rank not in known:
+                    if isinstance(answer, RankFailed) and process.rank not in reported:
                         self._failures.append((process, answer))
                         if answer.trace:
                             log.error("rank_failed", rank=process.rank, error=answer.message, trace=answer.trace)
 
 
 def failure_of(process: RankProcess, failure: RankFailed) -> RankLostError:
-    """What a rank could not do."""
+    """Return the error for the failure that a rank has reported."""
     return RankLostError(_words_of(process, failure))
 
 

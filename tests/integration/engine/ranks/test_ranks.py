@@ -331,8 +331,8 @@ def test_methods_run_in_all_ranks(
             assert refused.error is not None
             assert words in refused.error.message
     for call, words in (
-        (CollectiveRpc("fail", args=[1]), "failed in rank 1: ValueError: here alone; it ran to its end in rank 0"),
-        (CollectiveRpc("fail", args=[0]), "failed in rank 0: ValueError: here alone; it ran to its end in rank 1"),
+        (CollectiveRpc("fail", args=[1]), "failed in rank 1: ValueError: here alone; it completed in rank 0"),
+        (CollectiveRpc("fail", args=[0]), "failed in rank 0: ValueError: here alone; it completed in rank 1"),
         (CollectiveRpc("requests"), "rank 1: engine.core is of rank 0 alone"),
     ):
         failed = core_process.call(call)
