@@ -116,7 +116,7 @@ async def test_calls_that_touch_no_request_while_one_runs(
     assert invariants.num_running_reqs == 1
     (info,) = (await client.collective_rpc("device_info")).values()
     assert [beat.core_pid for beat in (await beats(deployment.url)).values()] == [info["pid"]]
-    with pytest.raises(EngineCallError, match="no RPC method 'exit' is registered; there are check_invariants, dev"):
+    with pytest.raises(EngineCallError, match="no RPC method 'exit' is registered; available: check_invariants, dev"):
         await client.collective_rpc("exit")
     assert not following.task.done()
     await following.check(expected)

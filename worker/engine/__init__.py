@@ -1,4 +1,4 @@
-"""The engine core: schedules requests, runs the model, samples, and hands tokens over.
+"""Penstock's engine: schedules requests, runs the model, samples, and returns tokens.
 
-Read ``scheduler`` first, then ``core``, then ``process``. Importing this package or the scheduler loads no torch.
+Read ``scheduling/scheduler.py`` first, then ``core/engine_core.py``. Neither imports torch.
 """

@@ -1,4 +1,4 @@
-"""``python -m penstock.worker.engine --fd N``: one engine core, talking over an inherited socket."""
+"""``python -m penstock.worker.engine --fd N``: one engine core, which uses an inherited socket."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..progress import ProgressWriter
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run until the worker process says otherwise; returns the exit status."""
+    """Run until the worker process sends Shutdown; return the exit status."""
     return run_core("penstock.worker.engine", __doc__, arguments, _build)
 
 
 def _build(config: EngineConfig, progress: ProgressWriter) -> Engine:
     folder = resolve_model_folder(config.model, needs_weights=config.needs_weights)
-    # Here, not above: torch and transformers take seconds to import; neither Hello nor the news of a mistyped folder
-    # should wait for them.
+    # Import here, not above: torch and transformers take seconds to import, and neither Hello nor the error of a wrong
+    # folder should wait for them.
     from .composition import build_engine
 
     return build_engine(config, folder, progress)

@@ -1,4 +1,4 @@
-"""Logits processors of an operator's own, which requests choose by name.
+"""Custom logits processors, which requests select by name.
 
 A processor is a class that ``worker start --logits-processors my_module:Ban`` names::
 
@@ -11,8 +11,8 @@ A processor is a class that ``worker start --logits-processors my_module:Ban`` n
             logits[self.args["token_ids"]] = float("-inf")
             return logits
 
-and a request wants it by ``SamplingParams(extra_args={"logits_processors": {"ban": {"token_ids": [5]}}})``. It works on
-one request's logits, as the request-level processors of vLLM do: so a request's tokens depend on no other's.
+and a request selects it by ``SamplingParams(extra_args={"logits_processors": {"ban": {"token_ids": [5]}}})``. It
+changes the logits of one request, as vLLM's request-level processors do, so a request's tokens do not depend on others.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ PROCESSOR_FAILED = "logits_processor_failed"
 
 
 class ProcessorFailedError(Exception):
-    """A processor raised, or returned what cannot be sampled from. The fault of one request, not of its engine."""
+    """A processor raised, or returned logits that cannot be sampled. Only its request fails."""
 
 
 @dataclass(frozen=True)
 class ProcessedRequest:
-    """What a processor may know of its request from the beginning; a prompt of embeddings has no tokens."""
+    """The initial properties of a processor's request. A prompt of embeddings has no tokens."""
 
     prompt_token_ids: Sequence[int]
     vocab_size: int
@@ -50,18 +50,18 @@ class ProcessedRequest:
 class LogitsProcessor(ABC):
     """Changes the logits of a request before each of its tokens.
 
-    It is made anew whenever the request comes into a batch: at first, after a preemption, at the engine that goes on
-    after a death. So what it does must follow from its arguments and the tokens that ``apply`` is given; what it keeps
-    beside them is a cache, and it may be asked twice for the same place. It runs in the engine's thread: while it
-    works, no request of the engine goes on.
+    A new one is created whenever the request enters a batch: first, after a preemption, and on the engine that resumes
+    it. So its result must depend only on its arguments and the tokens passed to ``apply``. Any other state is a cache,
+    and ``apply`` may be called twice for the same position. It runs in the engine's main thread, and all requests wait
+    meanwhile.
 
     Attributes:
-        name: by which requests choose it.
-        args: what the request said, plain data.
-        request: what is known of the request.
+        name: name by which requests select it.
+        args: arguments from the request, as plain data.
+        request: initial properties of the request.
 
     Raises:
-        ValueError: the arguments are wrong; the request is refused with these words.
+        ValueError: the arguments are wrong; the request is refused with this message.
     """
 
     name: ClassVar[str]
@@ -75,15 +75,15 @@ class LogitsProcessor(ABC):
         """Return the logits of the next token, ``[V]`` float32 on the engine's device; may change ``logits``.
 
         Args:
-            output_token_ids: all so far, those of former engines included.
+            output_token_ids: all tokens so far, including those of former engines.
 
-        Raises: whatever it likes; the request then ends with an error that tells it.
+        Raises: any exception; the request then ends with an error that contains its message.
         """
 
 
 @dataclass(frozen=True)
 class ChosenProcessor:
-    """One that a request has chosen, with what it is made of."""
+    """A processor that a request has selected, with its arguments."""
 
     kind: type[LogitsProcessor]
     args: dict[str, Any]
@@ -94,7 +94,7 @@ class ChosenProcessor:
         return self.kind.name
 
     def make(self) -> LogitsProcessor:
-        """Return the processor. Raises whatever its author likes."""
+        """Create the processor. Raises anything that its author raises."""
         return self.kind(self.args, self.request)
 
 
@@ -116,23 +116,23 @@ class LogitsProcessors:
         return tuple(self._kinds)
 
     def choose(self, params: SamplingParams, request: ProcessedRequest) -> tuple[ChosenProcessor, ...]:
-        """Return those that ``params`` choose, in their order, once each could be made.
+        """Return the processors that ``params`` select, in order, after creating each once to check its arguments.
 
         Raises:
-            ValidationError: there is no such processor, or its arguments are wrong.
+            ValidationError: a processor does not exist, or its arguments are wrong.
         """
         check_known(params.extra_args, self._kinds)
         chosen = []
         for name, args in processors_of(params.extra_args).items():
-            one = ChosenProcessor(self._kinds[name], args, request)
+            selected = ChosenProcessor(self._kinds[name], args, request)
             try:
-                one.make()
-            except BaseException as error:  # whatever its author raises
+                selected.make()
+            except BaseException as error:  # anything that its author raises
                 raise ValidationError(
                     f"extra_args.logits_processors.{name} cannot be made of {shown(args)}: "
                     f"{type(error).__name__}: {error}"
                 ) from error
-            chosen.append(one)
+            chosen.append(selected)
         return tuple(chosen)
 
 
@@ -140,7 +140,7 @@ def load_logits_processors(names: Iterable[str]) -> LogitsProcessors:
     """Load the processors an operator has named.
 
     Raises:
-        ConfigurationError: one cannot be imported, or is no processor.
+        ConfigurationError: one cannot be imported, or is not a processor.
     """
     kinds = []
     for text in names:

@@ -1,4 +1,4 @@
-"""Ordering policies of an operator's own: who goes first in an engine, and is preempted last.
+"""Custom ordering policies: which requests run first in an engine, and are preempted last.
 
 A policy is a class that ``worker start --scheduling-policy my_module:ShortestFirst`` names, or an installed plug-in::
 
@@ -8,8 +8,8 @@ A policy is a class that ``worker start --scheduling-policy my_module:ShortestFi
         def key(self, request):
             return request.max_output_tokens
 
-It is asked once for each request, when that comes to the engine, so a request's place never changes under the
-scheduler. Requests with the same key go in the order in which they came.
+It is called once per request, when the request arrives at the engine, so the order never changes while requests wait.
+Requests with the same key run in order of arrival.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ Key = tuple[float, ...]
 
 
 class OrderingFailedError(Exception):
-    """A policy raised, or gave no key. The fault of neither the request nor its engine."""
+    """A policy raised, or returned no valid key. Neither the request nor its engine is the cause."""
 
 
 @dataclass(frozen=True)
 class OrderedRequest:
-    """What a policy is told of a request.
+    """The properties of a request that a policy can use.
 
     Args:
-        priority: as its caller gave it; the lower, the more urgent.
-        num_output_tokens: those that a former engine has delivered.
-        max_output_tokens: how many it may have in all.
-        adapter: the name of its adapter; "" for the model alone.
-        num_images: those of its prompt.
+        priority: as set by the caller; the lower, the more urgent.
+        num_output_tokens: tokens that a former engine has delivered.
+        max_output_tokens: limit of output tokens in total.
+        adapter: name of its adapter; "" for none.
+        num_images: number of images in its prompt.
     """
 
     request_id: str
@@ -55,26 +55,26 @@ class OrderedRequest:
 
 
 class RequestOrder(ABC):
-    """Says which requests go before others. One for each engine, made when it starts; called in its thread."""
+    """Orders requests. Each engine creates one when it starts, and calls it in its main thread."""
 
     @abstractmethod
     def key(self, request: OrderedRequest) -> float | Sequence[float]:
         """Return a number, or several of which the first that differs counts; the lowest goes first.
 
-        Raises: whatever it likes; the request then ends with an error that tells it.
+        Raises: any exception; the request then ends with an error that contains its message.
         """
 
 
 @dataclass(frozen=True)
 class Ordering:
-    """How an engine orders: the scheduler's policy, and what to ask of each request that comes (see ``rank``)."""
+    """The ordering of an engine: the scheduler's policy, and the function that returns the key of a new request."""
 
     policy: OrderingPolicy
     rank: Callable[[Request], Key]
 
 
 def nothing_to_rank(request: Request) -> Key:
-    """What is asked where the policy is one of the project's, which look at the request itself."""
+    """Return an empty key, for the built-in policies, which read the request itself."""
     return ()
 
 
@@ -82,7 +82,7 @@ def load_ordering(name: str) -> Ordering:
     """Return the ordering that an operator has named: ``fcfs``, ``priority``, a plug-in, or ``MODULE:CLASS``.
 
     Raises:
-        ConfigurationError: it cannot be imported or made, or is no policy.
+        ConfigurationError: it cannot be imported or created, or is not a policy.
     """
     if name == "fcfs":
         return Ordering(FirstComeFirstServed(), nothing_to_rank)
@@ -93,7 +93,7 @@ def load_ordering(name: str) -> Ordering:
         raise ConfigurationError(f"--scheduling-policy {name} must be a subclass of RequestOrder, got {shown(kind)}")
     try:
         order = kind()
-    except Exception as error:  # whatever its code raises
+    except Exception as error:  # anything that its code raises
         raise ConfigurationError(
             f"--scheduling-policy {name} cannot be made: {type(error).__name__}: {error}"
         ) from error
@@ -101,12 +101,12 @@ def load_ordering(name: str) -> Ordering:
 
 
 def _key_of(order: RequestOrder, name: str, request: Request) -> Key:
-    """The key, as numbers that can be compared with any other's.
+    """Return the key of ``request`` as a tuple of numbers, which can be compared.
 
     Raises:
-        OrderingFailedError: there is none.
+        OrderingFailedError: the policy raised or returned no valid key.
     """
-    told = OrderedRequest(
+    ordered = OrderedRequest(
         request_id=request.request_id,
         priority=request.priority,
         num_prompt_tokens=request.num_prompt_tokens,
@@ -116,10 +116,10 @@ def _key_of(order: RequestOrder, name: str, request: Request) -> Key:
         num_images=len(request.images),
     )
     try:
-        said = order.key(told)
-        numbers = tuple(said) if isinstance(said, Sequence) else (said,)
-    except BaseException as error:  # whatever its author raises
+        key = order.key(ordered)
+        numbers = tuple(key) if isinstance(key, Sequence) else (key,)
+    except BaseException as error:  # anything that its author raises
         raise OrderingFailedError(f"the ordering policy {name} raised {type(error).__name__}: {error}") from error
     if not all(isinstance(number, int | float) and not math.isnan(number) for number in numbers):
-        raise OrderingFailedError(f"the ordering policy {name} must give numbers that are not NaN, got {shown(said)}")
+        raise OrderingFailedError(f"the ordering policy {name} must give numbers that are not NaN, got {shown(key)}")
     return numbers

@@ -1,4 +1,4 @@
-"""Methods that may be called in the engine core by name: ours, and those of the modules that ``--rpc-module`` names.
+"""Methods that can be called in the engine core by name: built-in ones, and those of ``--rpc-module``.
 
 A method is a function with a decorator::
 
@@ -8,9 +8,9 @@ A method is a function with a decorator::
     def count_layers(engine: RpcEngine) -> int:
         return len(list(engine.model.network.modules()))
 
-It runs in the core's own thread between two steps, so nothing changes under it, and no step is made meanwhile.
+It runs in the core's main thread between two steps, so the state does not change, and no step runs meanwhile.
 
-An engine of several ranks runs it in all of them at the same time, each on its part of the model, so it may use the
+An engine of several ranks runs it on all of them at the same time, each with its part of the model, so it may use the
 model's collectives. The result is then a list in the order of ranks.
 """
 
@@ -40,9 +40,9 @@ class RpcEngine:
     """The engine that a method may read and change; the first argument of each method.
 
     Attributes:
-        config: of the engine.
-        model: of several ranks, the part of this one.
-        rank: 0 is the rank with the core.
+        config: the engine's configuration.
+        model: the model; with several ranks, the part of this rank.
+        rank: number of this rank; 0 has the core.
     """
 
     def __init__(self, config: EngineConfig, core: EngineCore | None, model: LoadedModel, rank: int = 0) -> None:
@@ -53,7 +53,7 @@ class RpcEngine:
 
     @property
     def core(self) -> EngineCore:
-        """Scheduler, requests and sampling.
+        """The engine core, with scheduler and requests.
 
         Raises:
             EngineCallError: this is a rank above 0.
@@ -82,9 +82,9 @@ def rpc_method(
     """Register a function of a module under ``name``.
 
     Args:
-        takes_long: it may take longer than ``--stall-timeout``. An engine in which another does is killed as hung.
-        changes_model: it changes weights. If it fails in one of several ranks, the engine ends and is started anew with
-            the weights of the files, since ranks whose weights differ would answer wrongly.
+        takes_long: it may take longer than ``--stall-timeout``. Without this flag such an engine is killed as hung.
+        changes_model: it changes weights. If it fails in one of several ranks, the engine restarts with the weights of
+            the files, since ranks with different weights would compute wrong results.
     """
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,7 +95,7 @@ def rpc_method(
 
 
 class RpcMethods:
-    """The methods of an engine, by name. No name is looked up anywhere but here.
+    """The methods of an engine, by name. Only methods registered here can be called.
 
     Raises:
         ConfigurationError: two functions have one name.
@@ -105,8 +105,8 @@ class RpcMethods:
         self._methods: dict[str, RpcMethod] = {}
         for module in modules:
             for method in _marked(module):
-                known = self._methods.setdefault(method.name, method)
-                if known.function is not method.function:
+                registered = self._methods.setdefault(method.name, method)
+                if registered.function is not method.function:
                     raise ConfigurationError(
                         f"two RPC methods are named {shown(method.name)}; rename that of {module.__name__}"
                     )
@@ -119,13 +119,13 @@ class RpcMethods:
         """Return the method called ``name``.
 
         Raises:
-            ValidationError: no method has this name; the message lists those there are.
+            ValidationError: no method has this name; the message lists the registered ones.
             EngineCallError: it does not take these arguments.
         """
         method = self._methods.get(name)
         if method is None:
             raise ValidationError(
-                f"no RPC method {shown(name)} is registered; there are {', '.join(sorted(self._methods))}"
+                f"no RPC method {shown(name)} is registered; available: {', '.join(sorted(self._methods))}"
             )
         try:
             inspect.signature(method.function).bind(None, *args, **kwargs)
@@ -138,7 +138,7 @@ class RpcMethods:
 
         Raises:
             ValidationError: as ``check``.
-            EngineCallError: as ``check``, or the result is no plain data.
+            EngineCallError: as ``check``, or the result is not plain data.
         """
         method = self.check(name, args, kwargs)
         result = method.function(engine, *args, **kwargs)

@@ -162,7 +162,7 @@ def test_registered_methods_run_and_others_do_not(make_engine: MakeEngine) -> No
     assert memory.result["rss_bytes"] > 1 << 26
     assert ask(engine, CollectiveRpc("check_invariants")) == RpcResult(True)
     unknown = refusal(engine, CollectiveRpc("device_info.__globals__"))
-    assert (unknown.code, "there are check_invariants, device_info, memory_summary" in unknown.message) == (
+    assert (unknown.code, "available: check_invariants, device_info, memory_summary" in unknown.message) == (
         "validation_error",
         True,
     )

@@ -1,4 +1,4 @@
-"""What the engine core does when it is asked about low-rank adapters."""
+"""Control calls about low-rank adapters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..adapters.library import AdapterLibrary
 
 
 def adapter_calls(library: AdapterLibrary | None) -> dict[type, Callable[[Any], LoraChanged | LoraList | None]]:
-    """A function for each call; None is for an engine that serves none."""
+    """Return a function per type of call; ``library`` is None for an engine without adapters."""
     if library is None:
         return {
             AddLora: _refuse,
@@ -34,4 +34,4 @@ def _add(library: AdapterLibrary, call: AddLora) -> LoraChanged | None:
 
 def _refuse(call: AddLora | PinLora) -> LoraChanged:
     name = call.__struct_config__.tag
-    raise UnsupportedCallError(f"{name}: this engine serves no adapters; have it started with --enable-lora")
+    raise UnsupportedCallError(f"{name}: this engine serves no adapters; start it with --enable-lora")

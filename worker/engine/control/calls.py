@@ -1,4 +1,4 @@
-"""What the engine core does when it is asked: a function for each type of call."""
+"""The control calls of Penstock's engine core: a function per type of call."""
 
 from __future__ import annotations
 
@@ -39,7 +39,13 @@ from .sleep import EngineSleep
 
 _MAY_TAKE_LONG = frozenset(
     {
-        *(ResetPrefixCache, Sleep, WakeUp, StartProfile, StopProfile, SaveShardedState, ExecuteDummyBatch),
+        ResetPrefixCache,
+        Sleep,
+        WakeUp,
+        StartProfile,
+        StopProfile,
+        SaveShardedState,
+        ExecuteDummyBatch,
         ReloadWeights,
     }
 )
@@ -49,7 +55,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class ControlledParts:
-    """What calls act on; ``composition`` puts it together."""
+    """The parts of the engine that calls act on. ``composition`` builds them."""
 
     core: EngineCore
     sleep: EngineSleep
@@ -64,7 +70,7 @@ class ControlledParts:
 
 
 class EngineControl:
-    """Our core's calls, and what each does."""
+    """Answers the control calls of the core."""
 
     def __init__(self, parts: ControlledParts, progress: ProgressWriter) -> None:
         self._parts = parts
@@ -87,11 +93,11 @@ class EngineControl:
 
     @property
     def weights_version(self) -> str:
-        """Of the weights that are loaded."""
+        """The version of the loaded weights."""
         return self._parts.reload.source.version
 
     def answer(self, message: UtilityCall) -> UtilityOutput | None:
-        """As ``Control``."""
+        """See ``Control``."""
         return self._answers.answer(message)
 
     def _takes_long(self, call: Utility) -> bool:
@@ -116,7 +122,7 @@ class EngineControl:
         core = self._parts.core
         if core.has_work or not core.forget_blocks():
             raise EngineStateError(f"the engine cannot sleep while it holds requests ({core.num_unfinished_requests})")
-        # Because an engine that sleeps holds no memory for images, and may wake up with other weights.
+        # Drop images, because a sleeping engine holds no memory for them and may wake up with other weights.
         core.images.forget_processed()
         core.images.forget_encoded()
         self._parts.sleep.sleep(call.level)
@@ -148,7 +154,7 @@ class EngineControl:
 
     def _collective_rpc(self, call: CollectiveRpc) -> RpcResult:
         methods, engine = self._parts.rpc_methods, self._parts.rpc_engine
-        # Before any rank begins, so that no rank does what another refuses.
+        # Check before any rank begins, so that no rank runs a call that another refuses.
         method = methods.check(call.method, call.args, call.kwargs)
 
         def run() -> Any:

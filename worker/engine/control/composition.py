@@ -1,4 +1,4 @@
-"""Builds what control calls act on, around an engine that ``composition`` has built."""
+"""Builds the parts that control calls act on, for an engine that ``engine/composition.py`` has built."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def compose_control(
     adapters: AdapterLibrary | None = None,
     offload: KVOffload | None = None,
 ) -> ControlledParts:
-    """Put the parts together.
+    """Build the parts that control calls act on.
 
     Args:
-        folder: where the model was loaded from.
-        allocate_cache: makes the KV cache as it was made at first.
-        ranks: what computes the model.
-        adapters: None if it serves none.
-        offload: what keeps blocks beside it; None if nothing does.
+        folder: folder of the loaded model.
+        allocate_cache: allocate the KV cache with its original size.
+        ranks: the ranks that compute the model.
+        adapters: None if the engine serves no adapters.
+        offload: None if the engine offloads no KV blocks.
     """
     source = WeightsSource.of(config, folder)
     changing = _ChangingParts(config, source, model, allocate_cache, ranks, offload)
@@ -86,7 +86,7 @@ def _save_sharded_state(
 
 
 class _ChangingParts:
-    """What gives its memory back, or is changed, while the engine lives, and what follows from that."""
+    """The weights and caches that are released, restored or replaced while the engine runs."""
 
     def __init__(
         self,
@@ -104,19 +104,19 @@ class _ChangingParts:
         self._ranks = ranks
         self._offload = offload
         self._device = model.device
-        # The weights wake up first: a model that cannot be loaded again should not hold a cache.
+        # The weights wake up first, so that a model that cannot be loaded again holds no cache.
         self.weights = ranks.weights(lambda: self.load(source.folder))
         self.cache = SleepableCache(self._free_cache, allocate_cache)
 
     def load(self, folder: Path) -> torch.nn.Module:
-        """The network of the files of ``folder``."""
-        # What is in no file gets the numbers that it had.
+        """Load the network from ``folder``."""
+        # Seed again, so that weights that are in no file get their former values.
         torch.manual_seed(self._config.seed)
         return load_weights(self._config, folder, self._model)
 
     @torch.inference_mode()
     def refit(self) -> None:
-        """Choose the scales of an eight-bit cache anew; there is none meanwhile, nor afterwards."""
+        """Choose the scales of an eight-bit cache again, and leave the cache unallocated."""
         name, model = self._config.eight_bit_cache, self._model
         if name is not None:
             forward = model.forward
@@ -124,15 +124,15 @@ class _ChangingParts:
             self._free_cache()
 
     def settle(self) -> None:
-        """Do what needs weights and cache in place."""
-        # A cache that woke up before the weights has captured nothing, and a step must not: it might look stalled.
+        """Capture graphs and renew the identity of offloaded blocks. Weights and cache must be in place."""
+        # A cache that woke up before the weights has captured nothing. A step must not capture: it would look stalled.
         self._ranks.awake()
-        # The weights may be others by now.
+        # Renew it, because the weights may have changed.
         if self._offload is not None:
             self._offload.renew_identity()
 
     def on_awake(self) -> None:
-        """After a sleep, at whose end the files may have held other weights."""
+        """Prepare to compute after a sleep. The files may contain other weights than before."""
         if self._config.eight_bit_cache is not None:
             self.refit()
             self._allocate_cache()

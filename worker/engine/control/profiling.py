@@ -1,4 +1,4 @@
-"""Marks the parts of the core's steps in what torch records, when somebody asks for it."""
+"""Marks the parts of the core's steps in profiles of torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ScopedStepWatch(StepWatch):
 
     def resume(self) -> None:
         super().resume()
-        self._enter("execute", "goes on")
+        self._enter("execute", "continued")
 
     def failed(self) -> None:
         self._leave()
@@ -47,11 +47,11 @@ class ScopedStepWatch(StepWatch):
         self._leave()
         return stats
 
-    def _enter(self, part: str, what: str | None = None) -> None:
+    def _enter(self, part: str, details: str | None = None) -> None:
         from torch.profiler import record_function
 
         self._leave()
-        self._scope = record_function(f"engine: {part}", what)
+        self._scope = record_function(f"engine: {part}", details)
         self._scope.__enter__()
 
     def _leave(self) -> None:
@@ -61,11 +61,11 @@ class ScopedStepWatch(StepWatch):
 
 
 class StepProfiler:
-    """One recording at a time, each to a file of its own. The core marks the parts of its steps meanwhile.
+    """Makes one recording at a time, each to a separate file. The core marks the parts of its steps meanwhile.
 
     Args:
-        core: whose steps are recorded.
-        recorder: what records.
+        core: the core to record.
+        recorder: records the profile.
     """
 
     def __init__(self, core: EngineCore, recorder: TraceRecorder) -> None:
@@ -73,7 +73,7 @@ class StepProfiler:
         self._recorder = recorder
 
     def start(self) -> Path:
-        """Record from now on; returns the folder. Raises as ``TraceRecorder``."""
+        """Start recording and return the folder. Raises as ``TraceRecorder``."""
         folder = self._recorder.start()
         self._core.step_watch = ScopedStepWatch
         return folder

@@ -1,10 +1,10 @@
-"""Puts the weights of another folder in the place of those that are loaded, or leaves all as it was.
+"""Replaces the loaded weights with those of another folder, or restores the former ones.
 
-    folder looked at ▶ KV cache freed ▶ loaded, checked, packed beside the old ▶ swapped ▶ tried ▶ served
+    folder checked ▶ KV cache freed ▶ loaded, checked, packed next to the old ▶ swapped ▶ tried ▶ served
            │                                  │                                   │
-        refused                     refused, the cache made again         the old put back, or the core ends
+        refused                    refused, cache allocated again       the old restored, or the core ends
 
-Nothing runs meanwhile: the worker process has seen to that (``worker/serving/loading/reload.py``).
+Nothing runs meanwhile; the worker process ensures that (``worker/serving/loading/reload.py``).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ log = structlog.get_logger(__name__)
 
 
 class WeightsLostError(BaseException):
-    """Neither the new weights nor the old ones could be put in place: the engine must end. No call may answer it."""
+    """Neither the new nor the old weights can be used, so the engine must end. No call answers it."""
 
 
 @dataclass
 class WeightsSource:
-    """Where the loaded weights are from.
+    """The source of the loaded weights.
 
     Args:
-        folder: of the model.
-        version: a digest of them, or their name.
-        description: the folder as it was when they were read.
+        folder: the model's folder.
+        version: a digest of the weights, or their name.
+        description: the folder at the time of loading.
     """
 
     folder: Path
@@ -49,7 +49,7 @@ class WeightsSource:
 
     @classmethod
     def of(cls, config: EngineConfig, folder: Path) -> WeightsSource:
-        """Read what there is to know of the folder that an engine is started with.
+        """Read the version and the description of the folder that an engine is started with.
 
         Raises:
             ModelLoadError: a file cannot be read.
@@ -59,14 +59,14 @@ class WeightsSource:
 
 
 class WeightsReload:
-    """See above.
+    """Replaces the weights of a running engine; see the module.
 
     Args:
-        exchange: puts other weights in place, on all ranks.
+        exchange: replaces the weights on all ranks.
         cache: the KV cache.
-        settle: called when weights were swapped and there is a cache: fits what depends on their numbers, and captures.
-        refit: called before that, while there is none.
-        try_out: computes one token.
+        settle: called after a swap, when the cache is allocated again; captures graphs.
+        refit: called before the cache is allocated; fits values that depend on the weights.
+        try_out: compute one token.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class WeightsReload:
         self._try_out = try_out
 
     def reload(self, call: ReloadWeights) -> WeightsReloaded:
-        """Do what is asked.
+        """Replace the weights, or only check the folder.
 
         Raises:
             EngineStateError: the engine holds requests, or its model is of a kind whose weights cannot be changed.
@@ -110,7 +110,7 @@ class WeightsReload:
             raise EngineStateError(f"weights cannot change while requests run ({core.num_unfinished_requests})")
         started = time.monotonic()
         self._change(folder)
-        # What was made of images, and what earlier requests left, was made with other weights.
+        # Drop features of images, because they were computed with the former weights.
         core.images.forget_encoded()
         if self._model.folder == self.source.folder and (folder / TOKENIZER_FILE).is_file():
             self._model.folder = folder
@@ -122,7 +122,7 @@ class WeightsReload:
         return WeightsReloaded(path=str(folder), version=version, former_version=former, load_time_s=took_s)
 
     def _checked(self, call: ReloadWeights) -> tuple[Path, ModelDescription]:
-        """Raises what ``reload`` does of a folder that cannot be, before anything is changed."""
+        """Return the folder of the call and its description; raise as ``reload`` before anything is changed."""
         if not self._config.needs_weights:
             raise EngineStateError("the engine was started with load_format dummy, and reads no weights")
         if self._model.pooling is not None:
@@ -135,7 +135,7 @@ class WeightsReload:
         return folder, description
 
     def _change(self, folder: Path) -> None:
-        # Its memory is what the new weights take until the old ones are gone.
+        # Free the cache, because its memory holds the new weights until the old ones are released.
         self._cache.release(1)
         try:
             self._exchange.exchange(folder)
@@ -153,7 +153,7 @@ class WeightsReload:
         self._exchange.keep()
 
     def _go_back(self, *, has_changed: bool) -> None:
-        """Compute with the former weights again, which may be in place yet."""
+        """Use the former weights again, which may still be in place."""
         try:
             if has_changed:
                 self._cache.release(1)
@@ -163,9 +163,9 @@ class WeightsReload:
             raise WeightsLostError("neither the new weights nor the former ones can be used") from error
 
     def _begin(self) -> None:
-        """Compute with the weights that are in place."""
+        """Prepare to compute with the weights that are in place, and compute one token."""
         self._refit()
-        # As at the start not in inference mode: others than steps write to a cache, too.
+        # Not in inference mode, as at the start, because not only steps write to a cache.
         self._cache.restore()
         self._settle()
         self._try_out()

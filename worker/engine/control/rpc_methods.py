@@ -14,13 +14,13 @@ from ..rpc import RpcEngine, RpcMethods, import_rpc_modules, rpc_method
 
 
 def load_rpc_methods(config: EngineConfig) -> RpcMethods:
-    """Our methods and those of the operator's modules. Raises ``ConfigurationError`` if one cannot be had."""
+    """Return the methods of this module and of the operator's; raise ``ConfigurationError`` if one cannot be loaded."""
     return RpcMethods([sys.modules[__name__], *import_rpc_modules(config.rpc_modules)])
 
 
 @rpc_method("device_info")
 def device_info(engine: RpcEngine) -> dict[str, Any]:
-    """What the engine computes on, and with."""
+    """Return the device, the dtype, the number of threads and the process of the engine."""
     device = engine.model.device
     return {
         "device": str(device),
@@ -34,7 +34,7 @@ def device_info(engine: RpcEngine) -> dict[str, Any]:
 
 @rpc_method("memory_summary")
 def memory_summary(engine: RpcEngine) -> dict[str, int]:
-    """Bytes: of the process, of an accelerator's memory, and what the KV cache takes when it is full."""
+    """Return the bytes of the process, of accelerator memory and of the full KV cache, and the number of parameters."""
     device = engine.model.device
     return {
         "rss_bytes": psutil.Process().memory_info().rss,
@@ -56,7 +56,7 @@ def _kv_cache_bytes(engine: RpcEngine) -> int:
 
 @rpc_method("check_invariants")
 def check_invariants(engine: RpcEngine) -> bool:
-    """Verify the engine's bookkeeping, which is that of rank 0; True, or the call fails with what is wrong."""
+    """Verify the engine's bookkeeping, which rank 0 holds; return True, or fail with the violation."""
     if engine.rank == 0:
         engine.core.check_invariants()
     return True

@@ -1,4 +1,4 @@
-"""Which parts of the engine sleep: they have given their memory back, and nothing can be computed meanwhile."""
+"""Parts of the engine that can sleep: they release their memory, and nothing can be computed meanwhile."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ....shared.control.sleeping import SleepState
 
 
 class Sleepable(Protocol):
-    """Something that holds much memory and can do without for a while."""
+    """A part that holds much memory and can release it for a while."""
 
     def release(self, level: int) -> None:
-        """Give the memory back; level 1 keeps what is in it elsewhere, level 2 does not. May follow a lower level."""
+        """Release the memory. Level 1 stores the contents elsewhere, level 2 drops them. May follow a lower level."""
         ...
 
     def restore(self) -> None:
-        """Take the memory again, as it was. If that raises, it still sleeps, and may be tried again."""
+        """Restore the memory and its contents. If that raises, the part still sleeps, and the call may be repeated."""
         ...
 
 
 @dataclass
 class SleepableCache:
-    """The KV cache. What is in it is never kept: it is computed again."""
+    """The KV cache. Its contents are dropped at any level and computed again."""
 
     free: Callable[[], None]
     allocate: Callable[[], None]
@@ -35,7 +35,7 @@ class SleepableCache:
         try:
             self.allocate()
         except BaseException:
-            self.free()  # what of it there was room for
+            self.free()  # since a part of it may have been allocated
             raise
 
 
@@ -44,7 +44,7 @@ class EngineSleep:
 
     Args:
         parts: by tag, in the order in which they wake up.
-        on_awake: called when the last of them is back, for what needs them all.
+        on_awake: called when the last part is awake.
     """
 
     def __init__(self, parts: Mapping[str, Sleepable], on_awake: Callable[[], None] = lambda: None) -> None:
@@ -54,21 +54,21 @@ class EngineSleep:
 
     @property
     def state(self) -> SleepState:
-        """The deepest level, and the tags of what sleeps."""
+        """The deepest level, and the tags of the sleeping parts."""
         return SleepState(max(self._levels.values()), [tag for tag, level in self._levels.items() if level])
 
     def is_asleep(self, tag: str) -> bool:
         return self._levels[tag] > 0
 
     def sleep(self, level: int) -> None:
-        """Put every part to sleep that does not sleep so deeply yet."""
+        """Put every part to sleep that is awake or sleeps at a lower level."""
         for tag, part in self._parts.items():
             if self._levels[tag] < level:
                 part.release(level)
                 self._levels[tag] = level
 
     def wake_up(self, tags: list[str] | None) -> None:
-        """Wake the parts of these tags, all when None; does nothing to those that are awake."""
+        """Wake the parts with these tags, or all for None. Parts that are awake stay as they are."""
         sleeping = [tag for tag, level in self._levels.items() if level]
         for tag in sleeping:
             if tags is None or tag in tags:

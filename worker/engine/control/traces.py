@@ -1,4 +1,4 @@
-"""Records what torch does, when somebody asks for it."""
+"""Records profiles of torch on request."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ log = structlog.get_logger(__name__)
 
 
 class TraceRecorder(Protocol):
-    """One recording at a time, each to a file of its own."""
+    """Makes one recording at a time, each to a separate file."""
 
     def start(self) -> Path:
-        """Record from now on; returns the folder.
+        """Start recording and return the folder.
 
         Raises:
             EngineStateError: a recording runs already, or the folder cannot be written to.
@@ -44,8 +44,8 @@ class ProcessTraceRecorder:
     """The ``TraceRecorder`` of this process.
 
     Args:
-        config: says where traces go; the folder is made when the first is begun.
-        suffix: of the model's name, with which the files' names begin.
+        config: names the folder, which is created at the first recording.
+        suffix: appended to the model's name in the names of files.
     """
 
     def __init__(self, config: EngineConfig, suffix: str = "") -> None:
@@ -69,7 +69,7 @@ class ProcessTraceRecorder:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        # Forwards may have a thread of their own.
+        # All threads, because forwards may run in a separate thread.
         all_threads = _ExperimentalConfig(profile_all_threads=True)
         recording = torch.profiler.profile(activities=activities, experimental_config=all_threads)
         recording.start()
@@ -96,5 +96,5 @@ def _profile_folder(config: EngineConfig) -> Path:
         return Path(config.profile_dir)
     try:
         return data_folder() / "profiles"
-    except ConfigurationError:  # a user without a home
+    except ConfigurationError:  # the user has no home folder
         return Path(tempfile.gettempdir()) / "penstock-profiles"

@@ -1,8 +1,8 @@
 """Requests that wait for their grammars.
 
-A request comes here before it goes to the scheduler. Its grammar is taken from the cache or compiled by a thread, once
-for all that ask for the same at a time; then a thread replays through it the tokens that a former engine has delivered.
-The step loop only looks whether that is done.
+A request with a grammar is added here before it enters the scheduler. Its grammar is in the cache, or a thread compiles
+it once for all requests that wait for it. Then a thread replays the tokens that a former engine has delivered. The step
+loop only polls for the results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .thinking import LaterConstraint, Thinking, thinking_of
 from .threads import CompileThreads, Task
 
 COMPILE_TIMEOUT_S = 10.0
-# For a free thread, when all compile what takes too long.
+# How long a request waits for a thread while all compile slow grammars.
 QUEUE_TIMEOUT_S = 30.0
 NUM_THREADS = 2
 MAX_THREADS = 4
@@ -48,9 +48,9 @@ class GrammarAdmission:
     """Gives each request with ``structured_outputs`` its ``Constraint``.
 
     Args:
-        load_backend: called by a thread, when the first request needs it.
-        eos_token_ids: the model's.
-        compile_timeout_s: a grammar that takes longer to compile is refused; by the processor's time (``threads.py``).
+        load_backend: called in a thread when the first request needs it.
+        eos_token_ids: the model's end-of-sequence tokens.
+        compile_timeout_s: a grammar that takes longer to compile is refused; processor time (``threads.py``).
         queue_timeout_s: how long a request may wait for a thread.
     """
 
@@ -80,15 +80,15 @@ class GrammarAdmission:
         return request_id in self._waiting
 
     def add(self, request: Request) -> None:
-        """Let ``request`` wait for its grammar; ``pop_ready`` gives it back.
+        """Queue ``request`` for its grammar; ``pop_ready`` returns it.
 
         Raises:
-            ValidationError: it can be told at once that there will be none.
+            ValidationError: the request can be refused without compiling.
         """
         params = request.params.structured_outputs
         assert params is not None
         spec = spec_of(params)
-        # ``ignore_eos`` does not count: behind the end of a grammar there is nothing to go on with.
+        # ``ignore_eos`` is ignored, because no token may follow the end of a grammar.
         ending_token_ids = self._eos_token_ids | request.stop_token_ids
         if not ending_token_ids:
             raise UnsupportedParameterError(
@@ -101,19 +101,19 @@ class GrammarAdmission:
         self._waiting[request.request_id] = _Waiting(request, spec, ending_token_ids, thinking, task)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Forget these requests; what compiles for them goes on and is cached."""
+        """Drop these requests. Grammars that compile for them are still cached."""
         for request_id in request_ids:
             waiting = self._waiting.pop(request_id, None)
             if waiting is not None:
                 waiting.request.move_to(RequestStatus.FINISHED_ABORTED)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a thread has done something, at most ``timeout_s``."""
+        """Wait until a thread has finished a task, at most ``timeout_s``."""
         if not any(waiting.task is None for waiting in self._waiting.values()):
             self._threads.wait(timeout_s)
 
     def pop_ready(self) -> list[tuple[Request, RequestError | None]]:
-        """Requests that wait no longer, in their order: each with its constraint, or with why it has none."""
+        """Return the requests that are ready, in order: each has its constraint, or comes with an error."""
         ready: list[tuple[Request, RequestError | None]] = []
         for request_id, waiting in list(self._waiting.items()):
             try:
@@ -123,7 +123,7 @@ class GrammarAdmission:
                 is_ready, error = True, RequestError(refused.code, str(refused), refused.retryable)
             except _BusyError as busy:
                 is_ready, error = True, RequestError(BUSY, str(busy), retryable=True)
-            except BaseException as failed:  # the panic of a library in Rust is no Exception
+            except BaseException as failed:  # a panic in a Rust library is not an Exception
                 is_ready = True
                 error = RequestError(FAILED, f"structured_outputs: the library failed: {describe(failed)}")
             if is_ready:
@@ -134,7 +134,7 @@ class GrammarAdmission:
         return ready
 
     def _advance(self, waiting: _Waiting) -> bool:
-        """Whether the request has its constraint; raises what keeps it from getting one."""
+        """Return whether the request has its constraint; raise the error that prevents it."""
         if waiting.task is not None and not self._is_done(waiting):
             return False
         try:
@@ -152,7 +152,7 @@ class GrammarAdmission:
         return True
 
     def _begin(self, waiting: _Waiting, compiled: CompiledGrammar | None) -> bool:
-        if compiled is None:  # it has left the cache meanwhile
+        if compiled is None:  # it was evicted from the cache meanwhile
             waiting.task = self._compile(waiting.spec)
             return False
         waiting.grammar = compiled.start(waiting.ending_token_ids)
@@ -180,7 +180,7 @@ class GrammarAdmission:
 
     def _compile(self, spec: GrammarSpec) -> Task:
         task = self._compiling.get(spec)
-        # One that was given up and still runs is joined: who asks again is refused at once.
+        # Join a task that was given up and still runs, so that a repeated request is refused immediately.
         if task is None or task.is_done:
             self._compiling = {spec: task for spec, task in self._compiling.items() if not task.is_done}
             task = self._compiling[spec] = self._threads.submit(self._compile_and_cache(spec))
@@ -191,7 +191,7 @@ class GrammarAdmission:
             backend = self._backend.get()
             task.start_clock()
             compiled = backend.compile(spec)
-            # A first mask shows whether there is any output, and warms up what is made when it is needed.
+            # A first mask shows whether any output is possible, and warms up structures that are created lazily.
             bitmask = new_bitmask(1, self._vocab_size)
             some_token = frozenset(sorted(self._eos_token_ids)[:1] or [0])
             probe = GrammarConstraint("", compiled.start(some_token), self._vocab_size, some_token)
@@ -221,7 +221,7 @@ class GrammarAdmission:
 
 
 class _BusyError(Exception):
-    """No thread is free, and none will be soon."""
+    """All threads are busy with grammars that take too long."""
 
 
 class ReplayError(RuntimeError):

@@ -1,4 +1,4 @@
-"""Structured output by whichever library can: xgrammar, and llguidance for what xgrammar refuses."""
+"""Structured output by xgrammar, or by llguidance for grammars that xgrammar refuses."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class AutoBackend:
     """See ``grammar.Backend``. A grammar goes to the same library in every engine, so a resumed request does too.
 
     Args:
-        first: is asked for every grammar.
-        load_second: makes the backend that is asked for what the first refuses.
+        first: compiles every grammar that it supports.
+        load_second: load the backend for grammars that the first refuses.
     """
 
     def __init__(self, first: Backend, load_second: Callable[[], Backend]) -> None:

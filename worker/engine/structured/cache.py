@@ -1,4 +1,4 @@
-"""Compiled grammars, the least recently used of which go when they are too many or too large."""
+"""A cache of compiled grammars. It evicts the least recently used ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .spec import GrammarSpec
 
 
 class GrammarCache:
-    """Maps what was asked for to what was compiled. Written by the threads that compile, read by the step loop."""
+    """Maps specifications to compiled grammars. Compile threads write it and the step loop reads it."""
 
     def __init__(self, max_bytes: int, max_entries: int) -> None:
         self._max_bytes = max_bytes
@@ -31,7 +31,7 @@ class GrammarCache:
             return entry[0]
 
     def put(self, spec: GrammarSpec, compiled: CompiledGrammar) -> None:
-        """Keep ``compiled``; one that is larger than the whole cache is not kept."""
+        """Store ``compiled`` unless it is larger than the whole cache."""
         num_bytes = compiled.num_bytes + len(spec.text)
         with self._lock:
             if spec in self._entries or num_bytes > self._max_bytes:

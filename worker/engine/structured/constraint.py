@@ -1,4 +1,4 @@
-"""The grammar of one request on its way through the engine."""
+"""Applies the grammar of one request."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ....shared.process.boundary import describe
 from .grammar import Bitmask, Grammar, num_words
 
 FAILED = "structured_output_failed"
-# Of the step loop's own time, in which all others wait. A mask takes 0.02 to 0.5 ms; a grammar that is ambiguous
-# enough takes more with every token, without a limit.
+# A limit of time in the step loop, because all requests wait for a mask. A mask takes 0.02 to 0.5 ms, but the time of a
+# very ambiguous grammar grows with every token without a limit.
 MAX_MASK_S = 1.0
 
 log = structlog.get_logger(__name__)
 
 
 class GrammarConstraint:
-    """The ``scheduling.Constraint`` that a grammar makes.
+    """The ``scheduling.Constraint`` of a grammar.
 
-    Whatever goes wrong with the grammar is kept in ``failure``, ends this request with its next token, and touches no
-    other.
+    An error of the grammar is stored in ``failure`` and ends this request with its next token. Other requests are not
+    affected.
 
     Args:
-        grammar: has accepted the tokens that the output has already.
-        ending_token_ids: those that end the output where the grammar may end.
+        grammar: has already accepted the tokens of the output.
+        ending_token_ids: tokens that end the output where the grammar may end.
     """
 
     def __init__(self, request_id: str, grammar: Grammar, vocab_size: int, ending_token_ids: frozenset[int]) -> None:
@@ -40,11 +40,11 @@ class GrammarConstraint:
 
     @property
     def is_terminated(self) -> bool:
-        """Whether its last token ended the output."""
+        """Whether the last token has ended the output."""
         return self._grammar.is_terminated()
 
     def fill(self, bitmask: Bitmask, row: int) -> bool:
-        """Write into ``row`` of ``bitmask`` what may come next; False, with nothing written, if it has failed."""
+        """Write the allowed next tokens into ``row``; return False and write nothing if the grammar has failed."""
         if self.failure is not None:
             return False
         started_s = time.thread_time()
@@ -60,7 +60,7 @@ class GrammarConstraint:
         return self.failure is None
 
     def forced_tokens(self, room: int) -> list[int]:
-        """See ``scheduling.constraint.Constraint``. Where the library fails there are none; it says why at the mask."""
+        """See ``scheduling.request.Constraint``. Returns none if the library fails; the next mask reports it."""
         if self.failure is not None or self.is_terminated:
             return []
         try:
@@ -69,13 +69,13 @@ class GrammarConstraint:
             return []
 
     def fail_no_allowed_tokens(self) -> None:
-        """Note that other parameters forbid all that the grammar allows."""
+        """Fail because other parameters forbid all tokens that the grammar allows."""
         self._fail(
             "structured_outputs: allowed_token_ids and bad_words leave none of the tokens that the grammar allows here"
         )
 
     def accept(self, token_id: int) -> RequestError | None:
-        """Advance by a token as soon as it is sampled; returns ``failure``."""
+        """Advance by a sampled token and return ``failure``."""
         if self.failure is None:
             try:
                 if not self._grammar.accept_tokens([token_id]):
@@ -97,7 +97,7 @@ class GrammarConstraint:
 
 
 def _is_any_allowed(row: Bitmask, vocab_size: int) -> bool:
-    """Whether a bit of a token is set; those behind the last one do not count."""
+    """Return whether the bit of any token is set. Bits after the last token are ignored."""
     whole = vocab_size // 32
     if row[:whole].any():
         return True
@@ -105,5 +105,5 @@ def _is_any_allowed(row: Bitmask, vocab_size: int) -> bool:
 
 
 def new_bitmask(num_rows: int, vocab_size: int) -> Bitmask:
-    """A bitmask that allows everything."""
+    """Return a bitmask that allows all tokens."""
     return np.full((num_rows, num_words(vocab_size)), -1, np.int32)

@@ -1,4 +1,4 @@
-"""What the engine needs of a library for constrained output; the names of ``Grammar``'s methods are vLLM's."""
+"""The interface to a library for constrained output. ``Grammar`` has the method names of vLLM."""
 
 from __future__ import annotations
 
@@ -15,31 +15,30 @@ Bitmask = NDArray[np.int32]
 
 
 class Grammar(Protocol):
-    """How far one output has come in its grammar. Not thread-safe."""
+    """The state of one output in its grammar. Not thread-safe."""
 
     def accept_tokens(self, token_ids: Sequence[int]) -> bool:
-        """Advance by ``token_ids``; False if one does not fit, and then the place is undefined."""
+        """Advance by ``token_ids``; return False if one does not fit, which leaves the state undefined."""
         ...
 
     def validate_tokens(self, token_ids: Sequence[int]) -> list[int]:
-        """The longest beginning of ``token_ids`` that fits, without advancing."""
+        """Return the longest prefix of ``token_ids`` that fits, without advancing."""
         ...
 
     def rollback(self, num_tokens: int) -> None:
-        """Take back the last ``num_tokens`` accepted tokens."""
+        """Undo the last ``num_tokens`` accepted tokens."""
         ...
 
     def fill_bitmask(self, bitmask: Bitmask, row: int) -> None:
-        """Write into ``row`` which tokens may come next; not to be called after the end."""
+        """Write the allowed next tokens into ``row``. Do not call it after the end."""
         ...
 
     def forced_tokens(self, room: int) -> list[int]:
-        """At most ``room`` tokens that spell the text that must come next, long ones first; none where there is a
-        choice."""
+        """Return at most ``room`` tokens of the text that must follow, the longest first; none if there is a choice."""
         ...
 
     def is_terminated(self) -> bool:
-        """Whether an ending token has been accepted, after which nothing may come."""
+        """Return whether an ending token has been accepted. No token may follow it."""
         ...
 
     def reset(self) -> None:
@@ -48,15 +47,15 @@ class Grammar(Protocol):
 
 
 class CompiledGrammar(Protocol):
-    """A grammar that any number of outputs may follow at the same time."""
+    """A grammar that any number of outputs can use at the same time."""
 
     @property
     def num_bytes(self) -> int:
-        """About what it takes of memory."""
+        """Approximate memory in use."""
         ...
 
     def start(self, ending_token_ids: frozenset[int]) -> Grammar:
-        """Begin an output. One of ``ending_token_ids`` ends it where the grammar may end, and comes nowhere else."""
+        """Begin an output. ``ending_token_ids`` are allowed only where the grammar may end, and end it."""
         ...
 
 
@@ -67,11 +66,11 @@ class Backend(Protocol):
         """Compile ``spec``; may take long.
 
         Raises:
-            ValidationError: the library refuses it, or would ignore a part of it; says what.
+            ValidationError: the library refuses it or would ignore a part of it; the message names the part.
         """
         ...
 
 
 def num_words(vocab_size: int) -> int:
-    """Words in a row of a ``Bitmask``."""
+    """Return the number of words in a row of a ``Bitmask``."""
     return -(-vocab_size // 32)

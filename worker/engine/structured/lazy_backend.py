@@ -9,7 +9,7 @@ from .grammar import Backend
 
 
 class LazyBackend:
-    """A backend that is loaded once, by the first thread that asks."""
+    """A backend that the first calling thread loads once."""
 
     def __init__(self, load: Callable[[], Backend]) -> None:
         self._load = load
@@ -17,7 +17,7 @@ class LazyBackend:
         self._backend: Backend | None = None
 
     def get(self) -> Backend:
-        """Load it, or wait for the thread that does; what goes wrong is raised again each time."""
+        """Return the backend; load it, or wait for the thread that loads it. A failed load is repeated at each call."""
         with self._lock:
             if self._backend is None:
                 self._backend = self._load()

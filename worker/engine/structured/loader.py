@@ -1,4 +1,4 @@
-"""Makes the backend that an engine is configured with, when the first request needs it."""
+"""Loads the configured backend when the first request needs it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .vocabulary import Vocabulary
 
 
 def load_backend(name: str, tokenizer_folder: Path, vocab_size: int, eos_token_ids: list[int]) -> Backend:
-    """Import the library called ``name`` and give it the model's vocabulary; "auto" is both, the second when needed.
+    """Import the library ``name`` and create its backend for the model's vocabulary; "auto" uses both libraries.
 
     Raises:
         UnsupportedParameterError: the library is not installed, or cannot serve this model.
@@ -29,6 +29,6 @@ def load_backend(name: str, tokenizer_folder: Path, vocab_size: int, eos_token_i
         raise UnsupportedParameterError(
             f"structured_outputs needs the package {name}, which this worker cannot import: {error}"
         ) from error
-    # xgrammar's library handles fatal signals itself once it is imported, and says nothing where the worker looks.
+    # Restore our fault handlers, because xgrammar replaces them when it is imported.
     exit_report.handle_faults()
     return make_backend(Vocabulary.load(tokenizer_folder, vocab_size, eos_token_ids))

@@ -1,4 +1,4 @@
-"""From a request's ``structured_outputs`` to what a backend compiles, in a form that can be a key."""
+"""Converts a request's ``structured_outputs`` to a hashable specification that a backend compiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .regex import normalize_regex
 
 
 class GrammarKind(enum.Enum):
-    """What ``GrammarSpec.text`` is."""
+    """The kinds of ``GrammarSpec.text``."""
 
     JSON = "json"
     REGEX = "regex"
@@ -50,10 +50,10 @@ class GrammarSpec:
 
 
 def spec_of(params: StructuredOutputsParams) -> GrammarSpec:
-    """What ``params``, which are valid, ask for.
+    """Return the specification of valid ``params``.
 
     Raises:
-        ValidationError: a regular expression holds what no backend matches as Python does.
+        ValidationError: a regular expression has a part that no backend matches as Python does.
     """
     if params.regex is not None:
         return GrammarSpec(GrammarKind.REGEX, normalize_regex(params.regex, "structured_outputs.regex"))
@@ -79,7 +79,7 @@ def spec_of(params: StructuredOutputsParams) -> GrammarSpec:
 
 
 def _closed(schema: Any) -> Any:
-    """``schema`` with ``additionalProperties: false`` in every object that lists properties and does not say."""
+    """Return ``schema`` with ``additionalProperties: false`` in every object that lists properties and lacks it."""
     if isinstance(schema, list):
         return [_closed(item) for item in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""Tokens for a text that is known as bytes: the longest first, as most tokenizers would have it."""
+"""Splits bytes into tokens, the longest first, as most tokenizers do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .vocabulary import Vocabulary
 
 
 class Spelling:
-    """Cuts text into tokens of a vocabulary. It is a guess at what the model's tokenizer or the model would do."""
+    """Splits text into tokens of a vocabulary, which approximates the model's tokenizer."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._token_ids: dict[bytes, int] = {}
@@ -16,7 +16,7 @@ class Spelling:
         self._longest = max(map(len, self._token_ids), default=0)
 
     def tokens_of(self, text: bytes, room: int) -> list[int]:
-        """Return at most ``room`` tokens that ``text`` begins with, up to a byte that no token begins with."""
+        """Return at most ``room`` tokens for the start of ``text``, up to a byte that no token begins with."""
         token_ids: list[int] = []
         start = 0
         while start < len(text) and len(token_ids) < room:

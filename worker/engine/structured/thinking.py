@@ -1,4 +1,4 @@
-"""A grammar that holds behind a model's thinking.
+"""A grammar that applies after a model's thinking.
 
 The output is ``grammar`` or ``start``, any tokens, ``end``, ``grammar``; where the prompt has begun the thinking, the
 ``start`` is there. So a model that does not think answers at once, and what ends with "stop" follows the grammar.
@@ -22,11 +22,11 @@ class _Place(enum.Enum):
 
 
 class Thinking:
-    """Where an output stands.
+    """The state of an output with respect to thinking.
 
     Args:
-        start, end: tokens around thinking.
-        prompt: may have begun it.
+        start, end: tokens that enclose the thinking.
+        prompt: may already have begun the thinking.
     """
 
     def __init__(self, start: int, end: int, prompt: list[int]) -> None:
@@ -42,7 +42,7 @@ class Thinking:
         return self._place is _Place.INSIDE
 
     def takes(self, token_id: int) -> bool:
-        """Whether the next token belongs to the thinking, with its marks, and not to the answer."""
+        """Advance by a token; return whether it belongs to the thinking, including its marks, and not to the answer."""
         if self._place is _Place.BEHIND:
             return False
         if self._place is _Place.BEFORE:
@@ -54,7 +54,7 @@ class Thinking:
 
 
 def thinking_of(request: Request) -> Thinking | None:
-    """Where an output without tokens stands; None if the grammar holds from the first one on."""
+    """Return the state of an empty output; None if the grammar applies from the first token."""
     grammar, marks = request.params.structured_outputs, request.params.think_token_ids
     if grammar is None or grammar.enable_in_reasoning is not False or marks is None:
         return None
@@ -62,10 +62,10 @@ def thinking_of(request: Request) -> Thinking | None:
 
 
 class LaterConstraint(GrammarConstraint):
-    """A grammar's constraint from the end of thinking on.
+    """The constraint of a grammar that applies after the thinking.
 
     Args:
-        thinking: has taken the tokens that the output has already.
+        thinking: has already advanced by the tokens of the output.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class LaterConstraint(GrammarConstraint):
         self._thinking = thinking
 
     def fill(self, bitmask: Bitmask, row: int) -> bool:
-        """As that of the class. Thinking may be anything but the end of the output."""
+        """Write the allowed next tokens: inside the thinking all but the tokens that end the output."""
         if self._thinking.is_inside and self.failure is None:
             bitmask[row] = -1
             for token_id in self.ending_token_ids:
@@ -93,7 +93,7 @@ class LaterConstraint(GrammarConstraint):
         return is_filled
 
     def accept(self, token_id: int) -> RequestError | None:
-        """As that of the class; tokens of the thinking do not come to the grammar."""
+        """Advance by a sampled token; the grammar does not get tokens of the thinking."""
         if self.failure is None and self._thinking.takes(token_id):
             return None
         return super().accept(token_id)

@@ -1,9 +1,9 @@
-"""Threads that compile grammars, read adapters, or process images, beside the step loop.
+"""Background threads that compile grammars, read adapters or process images.
 
-A thread cannot be stopped from outside. One whose task takes too long is given up: nobody waits for it any more, and
-another takes its place until its task ends. There are never more than ``max_threads``; when all are given up, tasks
-wait until one comes back. The libraries release the GIL while they compile, so the step loop goes on; and since the
-threads are daemons, a process that is told to leave does.
+A thread cannot be stopped from outside. If its task takes too long, the task is given up: no request waits for it any
+more, and another thread replaces it until the task ends. At most ``max_threads`` exist; if all tasks are given up, new
+tasks wait until a thread is free. The libraries release the GIL while they compile, so the step loop keeps running. The
+threads are daemons, so they do not delay the exit of the process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# A thread that waits for something takes no time of a processor, and one of a busy machine waits for that.
+# A waiting thread uses no processor time, and on a busy machine a thread also waits for the processor.
 WAITING_SHARE = 1 / 6
 
 
@@ -33,7 +33,7 @@ class Task:
         self.error: BaseException | None = None
 
     def start_clock(self) -> None:
-        """Count the time from now on; called again after what is not the task's own work."""
+        """Count the time from now on. Called again to exclude work that does not belong to the task."""
         if hasattr(time, "pthread_getcpuclockid"):
             self._clock = time.pthread_getcpuclockid(threading.get_ident())
             self._clock_started_s = time.clock_gettime(self._clock)
@@ -41,7 +41,7 @@ class Task:
 
     @property
     def taken_s(self) -> float:
-        """What it has taken so far: of a processor, but a sixth of the time that has passed at least."""
+        """Processor time of the task so far, but at least a sixth of the elapsed time."""
         if self.started_s is None:
             return 0.0
         passed_s = time.monotonic() - self.started_s
@@ -49,16 +49,16 @@ class Task:
             return passed_s
         try:
             computed_s = time.clock_gettime(self._clock) - self._clock_started_s
-        except OSError:  # its thread has ended, and so has it
+        except OSError:  # its thread has ended, so the task has, too
             return 0.0
         return max(computed_s, WAITING_SHARE * passed_s)
 
 
 class CompileThreads:
-    """Runs tasks in their order, ``num_threads`` at a time, plus those that were given up.
+    """Runs tasks in order, ``num_threads`` at a time, not counting tasks that were given up.
 
     Args:
-        name: of the threads, before their numbers.
+        name: prefix of the threads' names.
     """
 
     def __init__(self, num_threads: int, max_threads: int, name: str = "grammar") -> None:
@@ -72,7 +72,7 @@ class CompileThreads:
         self._progress = threading.Event()
 
     def submit(self, work: Callable[[Task], Any]) -> Task:
-        """Run ``work`` as soon as a thread is free; it gets its own task."""
+        """Run ``work``, which gets its task as the argument, as soon as a thread is free."""
         task = Task(work)
         self._tasks.put(task)
         with self._lock:
@@ -80,7 +80,7 @@ class CompileThreads:
         return task
 
     def give_up(self, task: Task) -> None:
-        """Wait for ``task`` no longer."""
+        """Give up ``task`` and let another thread replace its thread."""
         with self._lock:
             if task.is_done or task.is_given_up:
                 return
@@ -108,7 +108,7 @@ class CompileThreads:
                 task.start_clock()
             try:
                 task.result = task.work(task)
-            except BaseException as error:  # the panic of a library in Rust is no Exception
+            except BaseException as error:  # a panic in a Rust library is not an Exception
                 task.error = error
             with self._lock:
                 task.is_done = True

@@ -1,4 +1,4 @@
-"""The bytes that each token of a model stands for, which is what grammars are about."""
+"""The bytes of each token of a model, which grammars constrain."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _sentence_piece_bytes(token: str) -> bytes:
 
 
 def _spelling(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
-    """How a tokenizer's decoder makes bytes of a token."""
+    """Return the function that converts a token to bytes as the tokenizer's decoder does."""
     parts = [] if decoder is None else decoder.get("decoders", [decoder])
     kinds = {part.get("type") for part in parts}
     if "ByteLevel" in kinds:
@@ -104,6 +104,6 @@ def _spelling(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
     if kinds & {"ByteFallback", "Metaspace"}:
         return _sentence_piece_bytes
     raise UnsupportedParameterError(
-        "structured_outputs: the tokenizer of this model is neither byte-level nor SentencePiece, so what its tokens "
-        "spell cannot be constrained"
+        "structured_outputs: the tokenizer of this model is neither byte-level nor SentencePiece, so the text of its "
+        "tokens cannot be constrained"
     )
