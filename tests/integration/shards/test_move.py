@@ -269,7 +269,7 @@ async def test_a_mover_that_slept_while_another_moved_is_refused(
             with pytest.raises(BrokerError, match="somebody else moves"):
                 await mover.move(model, "b")
         assert await serves(Broker(plain["a"], keys))
-        with pytest.raises(ConfigurationError, match="lives on shard 'a'"):
+        with pytest.raises(ConfigurationError, match="is on shard 'a'"):
             await Broker(plain["b"], keys).enqueue("r2", b"payload", result_ttl_ms=60_000)
         assert (await broker.claim("e", EngineCapacity(max_num_seqs=9))).claims[0].request_id == "r"
         for server in servers.values():
@@ -327,7 +327,7 @@ async def test_models_from_before_there_were_shards_leave_home_and_come_back(
     old = Broker(plain["home"], M)
     await old.enqueue("r", b"payload", result_ttl_ms=60_000)
     await mover.move("m", "a")
-    with pytest.raises(ConfigurationError, match="lives on shard 'a'"):
+    with pytest.raises(ConfigurationError, match="is on shard 'a'"):
         await old.enqueue("r2", b"payload", result_ttl_ms=60_000)
     broker = Broker(connect(), M)
     assert await broker.state("r") is RequestState.QUEUED

@@ -96,9 +96,9 @@ async def test_who_knows_no_shards_is_refused_where_a_model_is_not(
 ) -> None:
     await Broker(connect({"a": deployment.shards["a"]}), Keys().model("m")).enqueue("r", b"payload", result_ttl_ms=1000)
     mistaken = Broker(plain["home"], Keys().model("m"))
-    with pytest.raises(ConfigurationError, match=r"model 'm' lives on shard 'a'.*set PENSTOCK_SHARDS"):
+    with pytest.raises(ConfigurationError, match=r"model 'm' is on shard 'a'.*set PENSTOCK_SHARDS"):
         await mistaken.enqueue("r2", b"payload", result_ttl_ms=1000)
-    with pytest.raises(ConfigurationError, match="lives on shard 'a'"):
+    with pytest.raises(ConfigurationError, match="is on shard 'a'"):
         await mistaken.claim("e", EngineCapacity(max_num_seqs=1))
     assert await keys_at(plain["home"], "m") == set()
 
