@@ -1,7 +1,7 @@
-"""Requests that a caller drives like an engine: it adds some and calls ``step`` for their outputs, again and again.
+"""Requests that a caller drives like an engine: it adds requests, and calls ``step`` for their outputs repeatedly.
 
-Engines step by themselves; a step here only returns what has arrived. The requests are detached: they outlive the
-process that added them, and a restarted script that adds the same ids attaches to them.
+Engines step by themselves; a step here only returns the outputs that have arrived. The requests are detached: they
+outlive the process that added them, and a restarted script that adds the same ids attaches to them.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from .results.pooling import PoolingRequestOutput, output_of
 StepOutput = RequestOutput | PoolingRequestOutput
 
 
-class RequestsByHand:
-    """Requests that were added here, and their outputs that no step has returned. Used in the loop of ``client``."""
+class SteppedRequests:
+    """Requests that were added here, and their outputs that no step has returned. Use it in the loop of ``client``."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
         self._following: dict[str, asyncio.Task[None]] = {}
         # Model of each followed request, so that ``abort`` needs no model for it.
         self._models: dict[str, str] = {}
-        self._come: deque[tuple[str, StepOutput | PenstockError]] = deque()
-        self._something = asyncio.Event()
+        self._outputs: deque[tuple[str, StepOutput | PenstockError]] = deque()
+        self._has_changed = asyncio.Event()
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether a step has outputs to return, or will have."""
-        return bool(self._following or self._come)
+        """Whether a step has outputs to return, now or later."""
+        return bool(self._following or self._outputs)
 
     async def add(self, request_id: str, prompt: Prompt, params: Params, **options: Unpack[SharedOptions]) -> None:
         """Enqueue a request and follow it.
@@ -52,7 +52,7 @@ class RequestsByHand:
             ValidationError: a request of this id was added here and is not finished.
             and as ``Client.add_request``.
         """
-        if request_id in self._following or any(known == request_id for known, _ in self._come):
+        if request_id in self._following or any(output_id == request_id for output_id, _ in self._outputs):
             raise ValidationError(
                 f"request {shown(request_id)} was added already and is not finished; give each request its own id"
             )
@@ -71,43 +71,43 @@ class RequestsByHand:
         Raises:
             PenstockError: the error by which a request ended; later outputs are returned by the next step.
         """
-        while not self._come and self._following:
-            self._something.clear()
+        while not self._outputs and self._following:
+            self._has_changed.clear()
             try:
                 async with asyncio.timeout(timeout_s):
-                    await self._something.wait()
+                    await self._has_changed.wait()
             except TimeoutError:
                 return []
-        taken: list[StepOutput] = []
-        while self._come:
-            request_id, one = self._come[0]
-            if isinstance(one, PenstockError):
-                if taken:
+        outputs: list[StepOutput] = []
+        while self._outputs:
+            request_id, output = self._outputs[0]
+            if isinstance(output, PenstockError):
+                if outputs:
                     break
-                self._come.popleft()
-                one.add_note(f"request {request_id}")
-                raise one
-            taken.append(one)
-            self._come.popleft()
-        return taken
+                self._outputs.popleft()
+                output.add_note(f"request {request_id}")
+                raise output
+            outputs.append(output)
+            self._outputs.popleft()
+        return outputs
 
     async def abort(self, request_ids: Iterable[str], model: str | None) -> None:
         """End requests, and drop the outputs of those that were added here."""
-        wanted = set(request_ids)
-        # Before anything is dropped, because a request that could not be aborted is still followed.
+        aborted_ids = set(request_ids)
+        # First, because a request that could not be aborted is still followed.
         ids_of_model: dict[str | None, list[str]] = {}
-        for request_id in sorted(wanted):
+        for request_id in sorted(aborted_ids):
             ids_of_model.setdefault(model or self._models.get(request_id), []).append(request_id)
         for name, ids in ids_of_model.items():
             await self.client.abort(ids, model=name)
-        followed = [task for request_id in wanted if (task := self._following.pop(request_id, None)) is not None]
+        followed = [task for request_id in aborted_ids if (task := self._following.pop(request_id, None)) is not None]
         for task in followed:
             task.cancel()
         await asyncio.gather(*followed, return_exceptions=True)
-        self._come = deque(item for item in self._come if item[0] not in wanted)
-        for request_id in wanted:
+        self._outputs = deque(item for item in self._outputs if item[0] not in aborted_ids)
+        for request_id in aborted_ids:
             self._models.pop(request_id, None)
-        self._something.set()
+        self._has_changed.set()
 
     async def leave(self) -> None:
         """Stop following. The requests continue to run."""
@@ -120,19 +120,19 @@ class RequestsByHand:
         try:
             async with aclosing(outputs):
                 async for output in outputs:
-                    self._tell(request_id, output)
+                    self._add_output(request_id, output)
         except PenstockError as error:
-            self._tell(request_id, error)
+            self._add_output(request_id, error)
         finally:
             # Another request of this id may have been added since this one was aborted.
             if self._following.get(request_id) is asyncio.current_task():
                 del self._following[request_id]
                 self._models.pop(request_id, None)
-            self._something.set()
+            self._has_changed.set()
 
-    def _tell(self, request_id: str, one: StepOutput | PenstockError) -> None:
-        self._come.append((request_id, one))
-        self._something.set()
+    def _add_output(self, request_id: str, output: StepOutput | PenstockError) -> None:
+        self._outputs.append((request_id, output))
+        self._has_changed.set()
 
 
 async def _pooled(handle: RequestHandle, prompt: Prompt) -> AsyncGenerator[PoolingRequestOutput]:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
 RESULT_TTL_S = 3600.0
-# Thirty years, as jobs have it. Redis counts in milliseconds, and takes no infinity.
+# Thirty years, the limit of jobs too. Redis counts in milliseconds and accepts no infinity.
 MAX_RESULT_TTL_S = 1e9
 
 
@@ -59,27 +59,27 @@ class Client(
 ):
     """Enqueue requests and stream or await their results.
 
-    Use ``async with Client.connect(url) as client:`` (or ``client = await Client.connect(url)`` and ``close()``).
-    One client serves any number of concurrent requests, of the process and the event loop that opened it.
+    Use ``async with Client.connect(url) as client:`` (or ``client = await Client.connect(url)`` and ``close()``). One
+    client serves any number of concurrent requests, in the process and the event loop that opened it.
 
     Args:
         url: ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://`` or ``rediss+sentinel://``.
-        model: default model; may be left out while exactly one is known to this Redis, or served on it.
-        tenant: on whose account requests are queued.
+        model: default model; may be left out if Redis knows only one model.
+        tenant: the tenant of requests that name no other.
         result_ttl_s: how long the result of a request can be read after its end.
-        wait_for_model: accept requests for a model that no worker has ever served; they wait for one.
-            By default they raise ``UnknownModelError``, since the name is probably mistyped.
-        fail_fast: whether requests for a model that no live engine serves, or whose last engine dies before they end,
-            raise ``EngineDeadError``. By default they wait for an engine.
-        lease_ttl_s: how long what this client streams or awaits outlives a death of its process.
-        retry_for_s: how long a call waits for a Redis that is away, ``inf`` for ever. Streams wait without limit.
-        namespace: prefix of all keys, as given to the workers.
-        shards: the Redis servers that hold the models, where ``url`` does not: ``name=url,url,…``, a list or a mapping;
-            PENSTOCK_SHARDS when None.
-        io_processors: what turns data of other kinds into prompts for ``encode``: entry points of the group
+        wait_for_model: accept requests for a model that no worker has ever served; they wait for a worker. By default
+            they raise ``UnknownModelError``, since the name is probably mistyped.
+        fail_fast: whether requests raise ``EngineDeadError`` if no live engine serves their model, or if its last
+            engine dies before they end. By default they wait for an engine.
+        lease_ttl_s: how long streamed and awaited requests outlive the death of this process.
+        retry_for_s: how long a call waits for an unreachable Redis; ``inf`` for no limit. Streams wait without a limit.
+        namespace: prefix of all keys, the same as the workers'.
+        shards: the Redis servers that hold the models, if ``url`` does not hold them: ``name=url,url,…``, a list or a
+            mapping; PENSTOCK_SHARDS when None.
+        io_processors: plugins that turn other data into prompts for ``encode``: entry points of the group
             ``penstock.io_processors``, ``MODULE:CLASS``, or objects.
-        otlp_traces_endpoint: where spans of requests are sent, by OTLP over HTTP. Extra ``penstock[otel]``.
-        tracer_provider: whose spans they are instead, in an app that has set up OpenTelemetry by itself:
+        otlp_traces_endpoint: endpoint that receives the spans of requests, by OTLP over HTTP. Extra ``penstock[otel]``.
+        tracer_provider: creates the spans instead, in an app that sets up OpenTelemetry itself:
             ``opentelemetry.trace.get_tracer_provider()``.
     """
 
@@ -109,8 +109,8 @@ class Client(
             )
         self._url = url
         self._shards = shards
-        is_made = isinstance(io_processors, IOProcessors)
-        self._io_processors = io_processors if is_made else IOProcessors(io_processors)
+        is_loaded = isinstance(io_processors, IOProcessors)
+        self._io_processors = io_processors if is_loaded else IOProcessors(io_processors)
         self._lease = ClientLease(lease_ttl_s)
         self._spans = enqueue_spans(otlp_traces_endpoint, tracer_provider)
         keys = Keys(namespace)
@@ -134,7 +134,7 @@ class Client(
 
     @classmethod
     def connect(cls, url: str, **options: Any) -> Client:
-        """Return a client to be entered with ``async with`` or awaited; options are those of the class."""
+        """Return a client to enter with ``async with`` or to await; the options are those of the class."""
         return cls(url, **options)
 
     def __await__(self) -> Generator[Any, None, Client]:
@@ -152,14 +152,14 @@ class Client(
         """Connect and check the server.
 
         Raises:
-            ConfigurationError: the URL cannot be read.
-            RedisUnavailableError: nothing answers there.
-            RedisUnsupportedError: what answers is too old or lacks a command.
-            ClientClosedError: it is open already, in another event loop or in the process that forked this one.
+            ConfigurationError: the URL is invalid.
+            RedisUnavailableError: no server answers at the URL.
+            RedisUnsupportedError: the server is too old or lacks a command.
+            ClientClosedError: the client is already open in another event loop, or in the process that forked this one.
         """
-        home = self._requests.home
-        if home.is_open or home.is_forked:
-            home.check()
+        lifecycle = self._requests.lifecycle
+        if lifecycle.is_open or lifecycle.is_forked:
+            lifecycle.check()
             return self
         try:
             await check_servers(self._url, self._shards, namespace=self._keys.namespace)
@@ -169,19 +169,20 @@ class Client(
         except BaseException:
             await self._disconnect()
             raise
-        home.settle()
+        lifecycle.open()
         self._health_watch.open()
         return self
 
     async def close(self) -> None:
-        """Cancel what this client streams or awaits, and disconnect. Detached requests run on.
+        """Cancel the requests that this client streams or awaits, and disconnect. Detached requests continue.
 
-        In a process that was forked after it was opened it does nothing: its connections are the parent's.
+        Does nothing in a process that was forked after the client was opened, since the connections belong to its
+        parent.
         """
-        home = self._requests.home
-        if not home.is_open:
+        lifecycle = self._requests.lifecycle
+        if not lifecycle.is_open:
             return
-        home.leave()
+        lifecycle.close()
         await self._health_watch.close()
         await self._lease.close()
         await self._requests.close()

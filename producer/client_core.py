@@ -1,4 +1,4 @@
-"""What all parts of the client stand on: its connections, and how they find models, queues and engines."""
+"""Base class of all parts of the client: its connections, and how they find models, queues and engines."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class ClientCore:
     """The base of each part of ``Client``.
 
     Args:
-        commands, subscriber: its two connections.
-        keys: of its namespace.
-        requests: puts requests in line, and follows them.
-        builder: makes them of a caller's words.
-        adapters: finds the adapters that a caller means.
-        health: what is known of engines.
+        commands, subscriber: the client's two connections.
+        keys: the keys of its namespace.
+        requests: enqueues and follows requests.
+        builder: builds requests from a caller's arguments.
+        adapters: resolves the adapters that a caller names.
+        health: the known state of engines.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ClientCore:
         self._operations = Operations(commands, keys)
 
     async def _card(self, model: str | None) -> ModelCard:
-        """Return what is known of a model, which may be left out as for a request."""
+        """Return the card of a model; the model may be left out as for a request."""
         return await self._builder.card(model)
 
     async def _queue(self, model: str | None) -> Queue:
@@ -57,6 +57,6 @@ class ClientCore:
         return await open_queue(self._commands, self._keys, (await self._card(model)).model)
 
     async def _call_engines(self, call: Utility, kind: type[A], options: CallOptions) -> dict[str, A]:
-        """Send ``call`` and return the answers, which are of type ``kind``, by engine id."""
+        """Send ``call`` and return the engines' answers, of type ``kind``, by engine id."""
         card = await self._card(options.get("model"))
         return await CallRound(self._commands, self._subscriber, self._keys, card.model, call, kind).run(options)

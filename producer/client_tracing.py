@@ -1,4 +1,4 @@
-"""What a client makes spans with: nothing, a provider of the app, or an endpoint."""
+"""Select how a client creates spans: not at all, with the app's tracer provider, or exported to an endpoint."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 def enqueue_spans(endpoint: str | None, provider: TracerProvider | None) -> EnqueueSpans:
-    """Return what makes the client's spans.
+    """Return the object that creates the client's spans.
 
     Raises:
-        ConfigurationError: the endpoint cannot be one, or OpenTelemetry is not installed.
-        ValidationError: both are given, or the provider is none.
+        ConfigurationError: the endpoint is invalid, or OpenTelemetry is not installed.
+        ValidationError: both arguments are passed, or the provider is not a ``TracerProvider``.
     """
     if endpoint is None and provider is None:
         return EnqueueSpans()
     if endpoint is not None and provider is not None:
         raise ValidationError(
-            "tracer_provider and otlp_traces_endpoint are two places for the same spans; pass one of them"
+            "tracer_provider and otlp_traces_endpoint are two destinations of the same spans; pass one of them"
         )
     if provider is not None and not callable(getattr(provider, "get_tracer", None)):
         raise ValidationError(f"tracer_provider must be a TracerProvider of OpenTelemetry, got {shown(provider)}")
-    # Imported here, since nobody else is to load OpenTelemetry.
+    # Imported here, so that clients without tracing do not load OpenTelemetry.
     if provider is not None:
         from .requests.spans.traced_enqueues import TracedEnqueues
 

@@ -1,4 +1,4 @@
-"""Requests that run on without anyone listening, and requests known by their id."""
+"""Detached requests, which run without a listener, and calls that name a request by its id."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Params = SamplingParams | PoolingParams | None
 
 
 class DetachedRequests(ClientCore):
-    """The part of the client that enqueues detached requests, and ends or follows whatever was enqueued."""
+    """The part of the client that enqueues detached requests, and ends or follows requests of any client."""
 
     async def submit(self, prompt: Prompt, params: Params = None, **options: Unpack[RequestOptions]) -> RequestHandle:
-        """Enqueue a detached request, which runs on without anyone listening, and return a handle on it.
+        """Enqueue a detached request, which runs without a listener, and return its handle.
 
-        With ``PoolingParams`` the prompt is pooled, and ``(await handle.result()).pooled`` is what of it became.
+        With ``PoolingParams`` the prompt is pooled, and ``(await handle.result()).pooled`` is the result.
 
         Raises: as ``stream``, before anything was enqueued.
         """
@@ -42,9 +42,9 @@ class DetachedRequests(ClientCore):
     async def add_request(
         self, request_id: str, prompt: Prompt, params: Params = None, **options: Unpack[SharedOptions]
     ) -> RequestHandle:
-        """``submit`` under an id of the caller's own, as vLLM's engines have it.
+        """``submit`` a request under an id that the caller chooses, as in vLLM's engines.
 
-        A known id attaches to the request that has it, instead of making another of the same name.
+        If a request with this id exists, attach to it instead of enqueuing another.
         """
         return await self.submit(prompt, params, request_id=request_id, **options)
 
@@ -54,26 +54,26 @@ class DetachedRequests(ClientCore):
         params: Params | Sequence[Params] = None,
         **options: Unpack[RequestOptions],
     ) -> list[RequestHandle]:
-        """Enqueue many detached requests at once, in order; ``params`` is one for all prompts or one each.
+        """Enqueue many detached requests in one batch, in order; ``params`` is one for all prompts or one each.
 
-        If one is refused, those that were made are cancelled.
+        If one is refused, those that were enqueued are cancelled.
 
-        Raises: as ``submit``; a ``request_id`` would be that of all, and is a ValidationError.
+        Raises: as ``submit``; and ``ValidationError`` for a ``request_id``, since all requests would share it.
         """
         if options.get("request_id") is not None:
             raise ValidationError("submit_many takes no request_id: each request needs its own")
-        wanted = as_prompts(prompts)
-        each = params_of_each(params, len(wanted))
+        prompt_list = as_prompts(prompts)
+        each = params_of_each(params, len(prompt_list))
         card = await self._builder.checked_card(options)
         built: list[list[Outgoing]] = []
-        for prompt, name, chosen in zip(wanted, numbered("prompt", wanted), each, strict=True):
+        for prompt, name, chosen in zip(prompt_list, numbered("prompt", prompt_list), each, strict=True):
             with naming(name):
                 built.append(self._builder.detached(prompt, chosen, options, card))
         if built:
-            await self._requests.submit([one for outgoing in built for one in outgoing])
+            await self._requests.submit([answer for outgoing in built for answer in outgoing])
         return [
             RequestHandle(self, outgoing[0].request.model, outgoing[0].request.request_id, prompt, n=len(outgoing))
-            for prompt, outgoing in zip(wanted, built, strict=True)
+            for prompt, outgoing in zip(prompt_list, built, strict=True)
         ]
 
     async def resolve_model(self, model: str | None = None) -> str:
@@ -85,42 +85,42 @@ class DetachedRequests(ClientCore):
         return (await self._builder.card(model)).model
 
     async def handle(self, request_id: str, *, model: str | None = None, n: int = 1) -> RequestHandle:
-        """Return a handle on a request enqueued earlier, here or elsewhere, with the ``n`` that it was given."""
+        """Return a handle on a request that was enqueued earlier, here or elsewhere, with ``n`` answers."""
         return RequestHandle(self, await self.resolve_model(model), request_id, n=n)
 
     async def cancel(self, request_id: str, *, model: str | None = None, n: int = 1) -> None:
-        """End a request, all ``n`` answers, with finish_reason "cancelled", in any state; after its end does nothing.
+        """End a request, all ``n`` answers, with finish_reason "cancelled", in any state. Does nothing after its end.
 
         Raises:
             RequestNotFoundError: the request is unknown, or its result has expired.
         """
         card = await self._builder.card(model)
         ids, broker = child_ids(request_id, n), self._requests.broker(card.model)
-        for one, state in zip(ids, await asyncio.gather(*map(broker.cancel, ids)), strict=True):
+        for answer_id, state in zip(ids, await asyncio.gather(*map(broker.cancel, ids)), strict=True):
             if state is None:
                 raise RequestNotFoundError(
-                    f"request {shown(one)} of model {shown(card.model)} is unknown or has expired"
+                    f"request {shown(answer_id)} of model {shown(card.model)} is unknown or has expired"
                 )
 
     async def abort(self, request_id: str | Iterable[str], *, model: str | None = None, internal: bool = False) -> None:
-        """End one request or many, whoever enqueued them, with finish_reason "cancelled"; passes over what is unknown.
+        """End one request or many, of any client, with finish_reason "cancelled". Unknown ids are ignored.
 
         Args:
-            internal: end these answers alone: "x" is the first of request "x", "x~2" its third. By default all answers
-                that a request has are ended, however many they are.
+            internal: end only these answers: "x" is the first answer of request "x", "x~2" the third. By default all
+                answers of a request are ended.
         """
-        wanted = [request_id] if isinstance(request_id, str) else list(request_id)
-        for one in wanted:
-            check_name("request_id", one)
+        request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        for each_id in request_ids:
+            check_name("request_id", each_id)
         broker = self._requests.broker((await self._builder.card(model)).model)
 
-        async def answer_ids(one: str) -> list[str]:
-            """Looked up, since nobody says how many they are; most requests have one, which takes a single look."""
-            others = [] if internal else possible_child_ids(one)
-            known = await broker.count_known(others) if others else 0
-            return [one, *(others if known else [])]
+        async def answer_ids(first_id: str) -> list[str]:
+            """Return the ids of all answers of a request. Most requests have one, and one command shows that."""
+            others = [] if internal else possible_child_ids(first_id)
+            num_known = await broker.count_known(others) if others else 0
+            return [first_id, *(others if num_known else [])]
 
-        ids = [child for each in await asyncio.gather(*map(answer_ids, wanted)) for child in each]
+        ids = [child for children in await asyncio.gather(*map(answer_ids, request_ids)) for child in children]
         await asyncio.gather(*map(broker.cancel, ids))
 
     def follow(self, model: str, request_ids: Sequence[str], each: Sequence[FollowOptions]) -> AsyncGenerator[Delta]:

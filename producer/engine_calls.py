@@ -1,4 +1,4 @@
-"""One control call to one engine or to all of a model, from its sending to each engine's answer."""
+"""One control call to one engine or to all engines of a model, from sending it to the last answer."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from ..shared.values.timeouts import check_timeout
 from .requests.health import DEAF_STATES
 
 CALL_TIMEOUT_S = 60.0
-# A call is sent again until it is answered, and the engine looked at: it may have lost its connection for a moment.
-LOOK_EVERY_S = 0.5
+# A call is sent again, and the engine's heartbeat checked, until it answers: its connection may have been lost briefly.
+RESEND_INTERVAL_S = 0.5
 
 A = TypeVar("A")
 
@@ -42,7 +42,7 @@ class CallOptions(TypedDict, total=False):
     """Options of every control call.
 
     Args:
-        engine_id: as ``worker list`` shows it; all engines of the model that can hear by default.
+        engine_id: as shown by ``worker list``; by default all engines of the model that can receive calls.
         model: may be left out as for a request.
         timeout_s: how long to wait for all answers (60).
     """
@@ -53,10 +53,10 @@ class CallOptions(TypedDict, total=False):
 
 
 class CallRound(Generic[A]):
-    """A call and what has come of it. To be run once.
+    """A control call and its answers. Run it once.
 
     Args:
-        kind: the type of a right answer.
+        kind: the expected type of an answer.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class CallRound(Generic[A]):
         self._waiting: dict[str, EngineHeartbeat] = {}
         self._answers: dict[str, A] = {}
         self._errors: dict[str, PenstockError] = {}
-        self._came = asyncio.Event()
+        self._has_outcome = asyncio.Event()
 
     async def run(self, options: CallOptions) -> dict[str, A]:
-        """Ask the engines meant and return their answers by engine id.
+        """Call the selected engines, and return their answers by engine id.
 
         Raises:
             ValidationError: an option is wrong.
-            EngineNotFoundError, EngineDeadError: there is nobody to ask; nothing was sent.
+            EngineNotFoundError, EngineDeadError: no engine can be called; nothing was sent.
             EngineCallError: an engine failed, died or did not answer in time; carries all answers and errors.
         """
         unknown = options.keys() - CallOptions.__annotations__.keys()
@@ -97,105 +97,116 @@ class CallRound(Generic[A]):
         check_timeout("timeout_s", timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
-                self._waiting = await self._engines_meant(options.get("engine_id"))
-                await self._ask(timeout_s)
+                self._waiting = await self._select_engines(options.get("engine_id"))
+                await self._send_until_answered(timeout_s)
         except TimeoutError:
             if not (self._waiting or self._answers or self._errors):
-                raise EngineTimeoutError(f"Redis did not say within {timeout_s:g} s which engines there are") from None
+                raise EngineTimeoutError(f"Redis did not list the engines within {timeout_s:g} s") from None
             for engine_id in list(self._waiting):
-                self._settle(engine_id, EngineTimeoutError(f"no answer within {timeout_s:g} s; it may come to it yet"))
+                self._record_outcome(
+                    engine_id,
+                    EngineTimeoutError(f"no answer within {timeout_s:g} s; the engine may still run the call"),
+                )
         if self._errors:
             raise self._failure()
         return self._answers
 
-    async def _engines_meant(self, engine_id: str | None) -> dict[str, EngineHeartbeat]:
-        beats = {beat.engine_id: beat for beat in await self._read_heartbeats()}
-        able = {name: beat for name, beat in beats.items() if beat.state not in DEAF_STATES}
+    async def _select_engines(self, engine_id: str | None) -> dict[str, EngineHeartbeat]:
+        heartbeats = {heartbeat.engine_id: heartbeat for heartbeat in await self._read_heartbeats()}
+        callable_engines = {
+            name: heartbeat for name, heartbeat in heartbeats.items() if heartbeat.state not in DEAF_STATES
+        }
         if engine_id is None:
-            if not able:
-                causes = [_describe(beat) for beat in beats.values()] or ["none beats"]
-                raise EngineDeadError(f"no engine of model {shown(self._model)} can be asked: {'; '.join(causes)}")
-            return able
-        if not isinstance(engine_id, str) or engine_id not in beats:
-            known = ", ".join(sorted(beats)) or "none"
+            if not callable_engines:
+                causes = [_describe(heartbeat) for heartbeat in heartbeats.values()] or ["none has a heartbeat"]
+                raise EngineDeadError(f"no engine of model {shown(self._model)} can be called: {'; '.join(causes)}")
+            return callable_engines
+        if not isinstance(engine_id, str) or engine_id not in heartbeats:
+            known_ids = ", ".join(sorted(heartbeats)) or "none"
             raise EngineNotFoundError(
-                f"no engine {shown(engine_id)} of model {shown(self._model)} beats (those that do: {known})"
+                f"no engine {shown(engine_id)} of model {shown(self._model)} has a heartbeat; "
+                f"engines with one: {known_ids}"
             )
-        if engine_id not in able:
-            raise EngineDeadError(f"{_describe(beats[engine_id])}; it cannot be asked now")
-        return {engine_id: able[engine_id]}
+        if engine_id not in callable_engines:
+            raise EngineDeadError(f"{_describe(heartbeats[engine_id])}; it cannot be called now")
+        return {engine_id: callable_engines[engine_id]}
 
-    async def _ask(self, timeout_s: float) -> None:
+    async def _send_until_answered(self, timeout_s: float) -> None:
         expires_at_ms = await self._calls.now_ms() + int(timeout_s * 1000)
         command = ControlCommand(call_id=self._call_id, call=self._call, expires_at_ms=expires_at_ms)
-        # Confirmed before the call goes out, so that a reply can only be missed with its connection.
-        subscription = await self._subscriber.subscribe(self._calls.keys.call_replies(self._call_id), self._take)
+        # Subscribe before sending the call, so that a reply can only be missed if the connection is lost.
+        subscription = await self._subscriber.subscribe(
+            self._calls.keys.call_replies(self._call_id), self._handle_reply
+        )
         try:
             while self._waiting:
                 await asyncio.gather(*(self._calls.send(engine_id, command) for engine_id in self._waiting))
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_EVERY_S):
-                        await self._all_replies()
+                    async with asyncio.timeout(RESEND_INTERVAL_S):
+                        await self._wait_for_outcomes()
                 if self._waiting:
-                    await self._look()
+                    await self._check_engines()
         finally:
             self._subscriber.unsubscribe(subscription)
 
-    async def _all_replies(self) -> None:
+    async def _wait_for_outcomes(self) -> None:
         while self._waiting:
-            self._came.clear()
-            await self._came.wait()
+            self._has_outcome.clear()
+            await self._has_outcome.wait()
 
-    async def _look(self) -> None:
-        """Read replies that were missed, and give up engines that have gone without one."""
-        # The heartbeats first: who answered before it went has answered.
-        beats = {beat.engine_id: beat for beat in await self._read_heartbeats()}
+    async def _check_engines(self) -> None:
+        """Read replies that were missed, and fail the engines that have exited without a reply."""
+        # Read the heartbeats first: then the answer of an engine that answered and exited is still found.
+        heartbeats = {heartbeat.engine_id: heartbeat for heartbeat in await self._read_heartbeats()}
         for data in await self._calls.read_replies(self._call_id, list(self._waiting)):
-            self._take(data)
-        for engine_id, asked in list(self._waiting.items()):
-            beat = beats.get(engine_id)
-            if beat is None or beat.state in DEAF_STATES or beat.worker_pid != asked.worker_pid:
-                cause = "it is gone" if beat is None else _describe(beat)
-                self._settle(engine_id, EngineDeadError(f"the engine that was asked went before it answered: {cause}"))
+            self._handle_reply(data)
+        for engine_id, called in list(self._waiting.items()):
+            heartbeat = heartbeats.get(engine_id)
+            if heartbeat is None or heartbeat.state in DEAF_STATES or heartbeat.worker_pid != called.worker_pid:
+                cause = "it has no heartbeat" if heartbeat is None else _describe(heartbeat)
+                self._record_outcome(engine_id, EngineDeadError(f"the engine exited before it answered: {cause}"))
 
-    def _take(self, data: bytes) -> None:
+    def _handle_reply(self, data: bytes) -> None:
         try:
             reply = _decoder.decode(data)
         except msgspec.ValidationError as error:  # an answer of a later version
             _, _, engine_id, *_ = msgspec.msgpack.decode(data)
-            self._settle(engine_id, BrokerError(f"its answer cannot be read: {error}"))
+            self._record_outcome(engine_id, BrokerError(f"the engine's answer cannot be read: {error}"))
             return
         if reply.error is not None:
-            self._settle(reply.engine_id, from_wire(reply.error.code, reply.error.message, retryable=False))
+            self._record_outcome(reply.engine_id, from_wire(reply.error.code, reply.error.message, retryable=False))
         elif isinstance(reply.answer, self._kind):
-            self._settle(reply.engine_id, reply.answer)
+            self._record_outcome(reply.engine_id, reply.answer)
         else:
             kind = type(reply.answer).__name__
-            self._settle(reply.engine_id, BrokerError(f"it answered with {kind} instead of {self._kind.__name__}"))
+            self._record_outcome(
+                reply.engine_id, BrokerError(f"the engine answered with {kind} instead of {self._kind.__name__}")
+            )
 
-    def _settle(self, engine_id: str, outcome: A | PenstockError) -> None:
-        """Note how the call went at an engine; what comes later counts no more."""
+    def _record_outcome(self, engine_id: str, outcome: A | PenstockError) -> None:
+        """Record the outcome of the call at an engine. Later outcomes of this engine are ignored."""
         if self._waiting.pop(engine_id, None) is None:
             return
         if isinstance(outcome, PenstockError):
             self._errors[engine_id] = outcome
         else:
             self._answers[engine_id] = outcome
-        self._came.set()
+        self._has_outcome.set()
 
     def _failure(self) -> EngineCallError:
-        num_asked = len(self._errors) + len(self._answers)
+        num_called = len(self._errors) + len(self._answers)
         causes = "; ".join(f"{engine_id}: {error}" for engine_id, error in sorted(self._errors.items()))
         return EngineCallError(
-            f"{self._name} failed at {len(self._errors)} of {num_asked} engines: {causes}",
+            f"{self._name} failed at {len(self._errors)} of {num_called} engines: {causes}",
             answers=dict[str, Any](self._answers),
             errors=self._errors,
         )
 
     async def _read_heartbeats(self) -> list[EngineHeartbeat]:
-        beats = await read_heartbeats(self._connection.execute, self._keys)
-        return [beat for beat in beats if beat.model == self._model]
+        heartbeats = await read_heartbeats(self._connection.execute, self._keys)
+        return [heartbeat for heartbeat in heartbeats if heartbeat.model == self._model]
 
 
-def _describe(beat: EngineHeartbeat) -> str:
-    return f"engine {beat.engine_id} is {beat.state}" + (f" ({beat.error})" if beat.error else "")
+def _describe(heartbeat: EngineHeartbeat) -> str:
+    error = f" ({heartbeat.error})" if heartbeat.error else ""
+    return f"engine {heartbeat.engine_id} is {heartbeat.state}{error}"

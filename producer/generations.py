@@ -1,4 +1,4 @@
-"""Requests that live as long as their caller listens: streamed, awaited, or fed chunk by chunk."""
+"""Requests that live as long as their caller listens: streamed, awaited, or with input chunk by chunk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .results.outputs import RequestOutput
 
 
 class Generations(ClientCore):
-    """The part of the client that generates while somebody listens."""
+    """The part of the client that generates text while the caller listens."""
 
     async def stream(
         self,
@@ -33,29 +33,31 @@ class Generations(ClientCore):
     ) -> AsyncGenerator[Delta]:
         """Generate from ``prompt`` and iterate over the output as it is produced.
 
-        Subscription and request are under way together; the log has what comes too early, so no token can be missed.
+        The subscription and the request are sent together. Tokens that are produced before the subscription are read
+        from the log, so none can be missed.
 
-        Delivery: ``delta.index`` counts output tokens from 0 and rises without gaps or repeats, whatever was lost
-        or redelivered underneath; the last delta carries ``finish_reason``.
-        Several answers (``params.n``): their deltas come merged, ``delta.child`` says whose each is, and what is said
-        here holds for each. An error of one is raised after what had come of the others, which are then cancelled.
-        Streamed input: an asynchronous iterable of chunks as ``prompt`` is one request that answers
-        each chunk after all before it, see ``converse``; a ``StreamingInput`` has parameters of its own. An exception
-        that the iterable raises cancels the request, and comes out of here as it is.
+        Delivery: ``delta.index`` counts output tokens from 0 and rises without gaps or repeats, whatever is lost or
+        redelivered internally; the last delta carries ``finish_reason``.
+        Several answers (``params.n``): their deltas are merged, ``delta.child`` is the answer of each, and the
+        guarantees here hold per answer. An error of one answer is raised after the deltas that the other answers have
+        so far; these are then cancelled.
+        Streamed input: with an asynchronous iterable of chunks as ``prompt``, one request answers each chunk after all
+        chunks before it, see ``converse``; a ``StreamingInput`` has its own parameters. An exception that the iterable
+        raises cancels the request and is raised here unchanged.
         Cancellation: leaving the iterator early cancels the request; cancelling after the end does nothing.
         Back-pressure: deltas that wait for a slow consumer are merged, never dropped.
-        Idempotency: a ``request_id`` that is known attaches to that request, if it is the same one of the same tenant,
-        and streams it from its first token; leaving such a stream cancels nothing.
-        Death of this process: the request is cancelled ``lease_ttl_s`` later, unless somebody else listens to it.
-        Redis away: the stream waits for it, as long as it takes, and goes on.
+        Idempotency: a known ``request_id`` attaches to that request, if content and tenant are the same, and streams it
+        from its first token; leaving such a stream cancels nothing.
+        Death of this process: the request is cancelled ``lease_ttl_s`` later, unless another client listens to it.
+        Redis unreachable: the stream waits without a limit, and then continues.
 
         Raises:
-            ValidationError: an argument is wrong; nothing was enqueued (or the worker found the prompt too long).
-            RequestConflictError: the ``request_id`` is that of another request, by its content or its tenant.
+            ValidationError: an argument is wrong; nothing was enqueued (or the worker rejected the prompt as too long).
+            RequestConflictError: the ``request_id`` belongs to a request with another content or tenant.
             UnknownModelError: no worker has ever served ``model`` here.
             QueueFullError: the model's or the tenant's backlog limit is reached; carries ``retry_after_s``.
-            RedisFullError: Redis has no memory left; nothing was enqueued.
-            QuotaExceededError: the tenant is over a quota, and its policy refuses; carries ``retry_after_s``.
+            RedisFullError: Redis is out of memory; nothing was enqueued.
+            QuotaExceededError: the tenant is over a quota, and its policy refuses requests; carries ``retry_after_s``.
             EngineDeadError: with ``fail_fast``, no live engine serves the model, or the last one died meanwhile.
             PoisonRequestError: ``max_deliveries`` engines died on this request; it is parked in the dead letter.
             RequestFailedError: the engine failed the request.
@@ -64,7 +66,7 @@ class Generations(ClientCore):
         if isinstance(prompt, AsyncIterable):
             streams = [answers(self.converse(params, **options), prompt)]
         else:
-            streams = [self._requests.run(one) for one in await self._builder.build(prompt, params, options)]
+            streams = [self._requests.run(answer) for answer in await self._builder.build(prompt, params, options)]
         async with aclosing(merge([in_kind(stream, kind) for stream in streams])) as deltas:
             async for delta in deltas:
                 yield delta
@@ -75,14 +77,14 @@ class Generations(ClientCore):
         params: SamplingParams | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[RequestOutput]:
-        """Generate from ``prompt`` and iterate over ``RequestOutput``s: what ``generate`` of vLLM's AsyncLLM gives.
+        """Generate from ``prompt`` and iterate over ``RequestOutput``s, like ``generate`` of vLLM's AsyncLLM.
 
-        ``params.output_kind`` says what each holds in its ``outputs``. With ``DELTA``: of one answer, what is new. With
-        ``CUMULATIVE``: one answer that has got on, from its first token. With ``FINAL_ONLY``: all answers, in the one
-        item there is. In each kind an answer's last word has its ``finish_reason``, and the last item alone is
-        ``finished`` and has the ``usage`` of all.
+        ``params.output_kind`` selects the ``outputs`` of each item. ``DELTA``: the new part of one answer.
+        ``CUMULATIVE``: one answer from its first token, whenever it has grown. ``FINAL_ONLY``: all answers, in a single
+        item. In each kind the last output of an answer has its ``finish_reason``; only the last item is ``finished``
+        and has the ``usage`` of all answers.
 
-        Everything else, and what is raised: as ``stream``.
+        Otherwise, and in the errors raised, like ``stream``.
         """
         kind = _kind_of(params)
         if isinstance(prompt, AsyncIterable):
@@ -94,7 +96,7 @@ class Generations(ClientCore):
             outgoing = await self._builder.build(prompt, params, options)
             first, n, shown = outgoing[0].request, len(outgoing), prompt
             model, request_id = first.model, first.request_id
-            deltas = merge([self._requests.run(one) for one in outgoing])
+            deltas = merge([self._requests.run(answer) for answer in outgoing])
         async with aclosing(outputs_of(deltas, kind, model, request_id, shown, n=n)) as outputs:
             async for output in outputs:
                 yield output
@@ -108,14 +110,14 @@ class Generations(ClientCore):
         """
         outgoing = await self._builder.build(prompt, params, options)
         first = outgoing[0].request
-        async with aclosing(merge([self._requests.run(one) for one in outgoing])) as deltas:
+        async with aclosing(merge([self._requests.run(answer) for answer in outgoing])) as deltas:
             return await collect(deltas, first.model, first.request_id, prompt, n=len(outgoing))
 
     def converse(self, params: SamplingParams | None = None, **options: Unpack[RequestOptions]) -> Conversation:
-        """Return a request whose prompt grows chunk by chunk, to be entered with ``async with``; nothing is sent yet.
+        """Return a request whose prompt grows chunk by chunk. Enter it with ``async with``; nothing is sent before.
 
-        ``params`` hold for each chunk: up to ``max_tokens`` output tokens, stop conditions and penalties of its own. A
-        chunk may have others: see ``Conversation.send``.
+        ``params`` apply to each chunk separately: its own ``max_tokens``, stop conditions and penalties. A chunk may
+        override them: see ``Conversation.send``.
 
         Raises:
             UnsupportedParameterError: ``n`` > 1, ``prompt_logprobs`` or ``FINAL_ONLY``.

@@ -1,4 +1,4 @@
-"""A handle on a request that runs whether or not anybody listens."""
+"""A handle on a request that runs without a listener."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .results.outputs import RequestOutput
 
 
 class Follower(Protocol):
-    """What a handle acts by: the part of the client that knows requests by their id."""
+    """The part of the client that a handle uses: it knows requests by their id."""
 
     def follow(self, model: str, request_ids: Sequence[str], each: Sequence[FollowOptions]) -> AsyncGenerator[Delta]:
-        """Iterate over the answers of a request that is already enqueued, each as ``each`` says."""
+        """Iterate over the answers of a request that is already enqueued, each with its options in ``each``."""
         ...
 
     async def cancel(self, request_id: str, *, model: str | None = None, n: int = 1) -> None:
@@ -29,13 +29,13 @@ class Follower(Protocol):
 
 
 class RequestHandle:
-    """Result, stream and cancellation of a detached request; made by ``Client.submit`` or ``Client.handle``.
+    """Result, stream and cancellation of a detached request; returned by ``Client.submit`` and ``Client.handle``.
 
-    A handle holds no connection of its own: any process that knows model, request_id and ``n`` can make one.
-    With ``n`` > 1 it acts on all answers; ``child`` gives a handle on one.
+    A handle holds no connection: any process that knows model, request_id and ``n`` can create one. With ``n`` > 1 it
+    acts on all answers; ``child`` returns a handle on one.
     """
 
-    __slots__ = ("_child_ids", "_client", "_prompt", "model", "n", "request_id")  # submit_many makes thousands
+    __slots__ = ("_child_ids", "_client", "_prompt", "model", "n", "request_id")  # submit_many creates thousands
 
     def __init__(self, client: Follower, model: str, request_id: str, prompt: object = None, *, n: int = 1) -> None:
         self._client = client
@@ -46,7 +46,7 @@ class RequestHandle:
         self._child_ids = child_ids(request_id, n)
 
     def child(self, child: int) -> RequestHandle:
-        """Return a handle on one answer, a request of its own: its output has index 0, its deltas ``child`` 0."""
+        """Return a handle on one answer as a separate request: its output has index 0, its deltas ``child`` 0."""
         if isinstance(child, bool) or not isinstance(child, int) or not 0 <= child < self.n:
             raise ValidationError(f"child must be in [0, {self.n}), got {shown(child)}")
         return RequestHandle(self._client, self.model, self._child_ids[child], self._prompt)
@@ -57,22 +57,24 @@ class RequestHandle:
         Raises:
             EngineDeadError: it was enqueued with ``fail_fast``, and the last engine died before it ended.
             PoisonRequestError: ``max_deliveries`` engines died on it; it is parked in the dead letter.
-            RequestFailedError: the engine refused or failed the request (or a ``ValidationError`` it found).
+            RequestFailedError: the engine refused or failed the request (or a ``ValidationError`` of the engine).
             RequestNotFoundError: the request is unknown, or its result has expired.
         """
         return await collect(self.stream(), self.model, self.request_id, self._prompt, n=self.n)
 
     def stream(self, after: int | Sequence[int] = -1, *, linger_s: float | None = None) -> AsyncGenerator[Delta]:
-        """Iterate over the deltas that follow token ``after`` (-1: from the first). Leaving early cancels nothing.
+        """Iterate over the deltas after token ``after`` (-1: from the first). Leaving early cancels nothing.
 
-        Any number of readers may stream one request, at any time until its result expires. With ``n`` > 1 this is the
-        merged stream of all answers, and ``after`` has one index for each; ``child(c).stream(after=...)`` is one alone.
+        Any number of readers may stream a request, at any time until its result expires. With ``n`` > 1 the stream
+        merges all answers, and ``after`` has one index per answer; ``child(c).stream(after=...)`` streams a single
+        answer.
 
         Args:
-            linger_s: leave the request, if it was streamed with this option, so long to who comes after this reader.
+            linger_s: if the request was streamed with this option: how long it stays available for another reader after
+                this one leaves.
 
         Raises:
-            ValidationError: ``after`` is no index, or not one for each answer; or ``linger_s`` is no time.
+            ValidationError: ``after`` is not an index, or has not one index per answer; or ``linger_s`` is invalid.
         """
         each = list(after) if isinstance(after, Sequence) else [after] * (self.n if after == -1 else 1)
         for index in each:
@@ -86,10 +88,10 @@ class RequestHandle:
         )
 
     def replay(self, borders: Sequence[int], *, linger_s: float | None = None) -> AsyncGenerator[Delta]:
-        """Iterate over all deltas again, one of which begins with token ``borders[child]`` of each answer.
+        """Iterate over all deltas again, such that a delta begins at token ``borders[child]`` of each answer.
 
-        So a reader that keeps state from token to token can be brought where another one was, who had got so far: the
-        borders are the ``next_index`` of deltas that were received. ``linger_s`` is as of ``stream``.
+        A reader that keeps state from token to token can so reach the state of another reader: the borders are the
+        ``next_index`` of deltas that the other reader received. ``linger_s``: as in ``stream``.
         """
         check_linger(linger_s)
         if len(borders) != self.n:
@@ -99,9 +101,11 @@ class RequestHandle:
         )
 
     def stream_outputs(self, kind: RequestOutputKind = RequestOutputKind.DELTA) -> AsyncGenerator[RequestOutput]:
-        """Iterate over what ``Client.stream_outputs`` gives, from the first token. Leaving early cancels nothing."""
+        """Iterate over the outputs as ``Client.stream_outputs`` does, from the first token. Leaving early cancels
+        nothing.
+        """
         return outputs_of(self.stream(), kind, self.model, self.request_id, self._prompt, n=self.n)
 
     async def cancel(self) -> None:
-        """End the request with finish_reason "cancelled"; after its end, or a second time, this does nothing."""
+        """End the request with finish_reason "cancelled". Does nothing after its end or when repeated."""
         await self._client.cancel(self.request_id, model=self.model, n=self.n)

@@ -1,7 +1,7 @@
-"""Where a client is at home: the process and the event loop that opened it. It is of no use to any other.
+"""Which process and event loop may use a client: only those that opened it.
 
-After a fork the child has the sockets, and nobody who reads them: what it waits for would never come, and what it wrote
-would end up between its parent's commands. The same holds for a second event loop, were it not told.
+After a fork the child has the sockets but no task that reads them: it would wait for replies forever, and its writes
+would mix with its parent's commands. A second event loop would have the same problem without the check here.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 from ..shared.errors import ClientClosedError
 
 
-class Home:
-    """Knows whether a client is open, and for whom."""
+class ClientLifecycle:
+    """State of a client: open or closed, and in which process and event loop."""
 
     def __init__(self) -> None:
         self._pid = 0
@@ -21,27 +21,28 @@ class Home:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is open in this process."""
+        """Whether the client is open in this process."""
         return self._loop is not None and not self.is_forked
 
     @property
     def is_forked(self) -> bool:
-        """Whether it was opened by a process that this one was forked from."""
+        """Whether the client was opened by a process from which this one was forked."""
         return self._loop is not None and self._pid != os.getpid()
 
-    def settle(self) -> None:
-        """Be at home in this process and the running event loop."""
+    def open(self) -> None:
+        """Mark the client as open in this process and the running event loop."""
         self._pid, self._loop = os.getpid(), asyncio.get_running_loop()
 
-    def leave(self) -> None:
-        """Be open to nobody."""
+    def close(self) -> None:
+        """Mark the client as closed."""
         self._loop = None
 
     def check(self) -> None:
-        """Return if the caller may use the client. A caller without an event loop may ask for what it iterates in one.
+        """Return if the caller may use the client. Without a running event loop, a caller may create iterators for
+        later.
 
         Raises:
-            ClientClosedError: the client is not connected, or it is at home elsewhere.
+            ClientClosedError: the client is not connected, or belongs to another process or event loop.
         """
         if self._loop is None:
             raise ClientClosedError("the client is not connected; use it inside `async with Client.connect(url)`")

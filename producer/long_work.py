@@ -1,7 +1,7 @@
-"""Threads for work that may take seconds, apart from the event loop's own threads.
+"""Threads for work that may take seconds, separate from the event loop's default threads.
 
-``asyncio.to_thread`` has few threads for everything: six on two cores. One tenant's long work would fill them, and what
-takes a millisecond for everybody else (a read of a file, a body that is decoded) would wait behind it.
+``asyncio.to_thread`` has few threads for all purposes: six on two cores. One tenant's long work would occupy them all,
+and short work of other tenants (reading a file, decoding a body) would wait for it.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ T = TypeVar("T")
 
 
 class LongWork(enum.StrEnum):
-    """The kinds of long work. Each has threads of its own, so that one kind does not wait for another."""
+    """The kinds of long work. Each kind has its own threads, so that no kind waits for another."""
 
     ADAPTERS = "adapters"
     BATCHES = "batches"
     IO_PROCESSORS = "io_processors"
 
 
-# Reading and hashing files is as fast by two as by more. Code of others has as many as a loop has of its own.
+# More than two threads read and hash files no faster. Plugins have as many threads as an event loop has by default.
 _NUM_THREADS = {
     LongWork.ADAPTERS: 2,
     LongWork.BATCHES: 2,
     LongWork.IO_PROCESSORS: min(32, (os.cpu_count() or 1) + 4),
 }
-# Of each event loop, since threads do not survive a fork. Those of a loop that is gone end.
+# By event loop, since threads do not survive a fork. They end when their loop is garbage collected.
 _pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[LongWork, ThreadPoolExecutor]] = WeakKeyDictionary()
 
 
 async def in_long_thread(kind: LongWork, function: Callable[..., T], *args: Any) -> T:
-    """Return ``function(*args)``, computed in a thread of its kind; raises what that raises."""
+    """Return ``function(*args)``, computed in a thread of its kind. Raises the errors of ``function``."""
     loop = asyncio.get_running_loop()
     pools = _pools.setdefault(loop, {})
     if kind not in pools:

@@ -1,4 +1,4 @@
-"""Keys of the people who run a deployment: a name, a role, and whether they may see what requests say."""
+"""Keys of the people who operate a deployment. A key has a name, a role, and the right to see contents of requests."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ PREFIX = "pso"
 
 
 class Role(enum.StrEnum):
-    """What somebody may do: look; also pause, replay, cancel and set shares; also purge and manage keys."""
+    """Permissions of an operator: view; also pause, replay, cancel and set shares; also purge and manage keys."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
     ADMIN = "admin"
 
     def covers(self, needed: Role) -> bool:
-        """Whether who has this role may do what needs ``needed``."""
+        """Return whether this role permits an action that needs the role ``needed``."""
         order = list(Role)
         return order.index(self) >= order.index(needed)
 
 
 class OperatorKey(SecretKey, kw_only=True, omit_defaults=True):
-    """What is kept of one key, and of whose it is."""
+    """Stored record of an operator's key."""
 
     name: str
     role: Role = Role.VIEWER
@@ -36,7 +36,7 @@ class OperatorKey(SecretKey, kw_only=True, omit_defaults=True):
 
 
 class OperatorKeys(KeyStore[OperatorKey]):
-    """The operators' keys of one deployment. The sessions of one that is revoked end with it."""
+    """The operators' keys of one deployment. The sessions of a key end when it is revoked."""
 
     def __init__(self, connection: CommandConnection, keys: Keys) -> None:
         super().__init__(connection, keys, keys.operator_keys(), OperatorKey, "operator_key")
@@ -44,17 +44,17 @@ class OperatorKeys(KeyStore[OperatorKey]):
     async def create(
         self, name: str, role: Role = Role.VIEWER, *, sees_contents: bool = False
     ) -> tuple[str, OperatorKey]:
-        """Make a key; returns it, which nobody can read again, and what is kept of it.
+        """Create a key. Return the key, which cannot be read again, and its record.
 
         Args:
-            name: whose it is; it stands in the audit.
+            name: the person who has the key; shown in the audit.
             sees_contents: whether prompts and outputs are shown.
 
         Raises:
-            ValidationError: name or role cannot be one.
+            ValidationError: name or role is invalid.
         """
         if not check_key_name(name):
-            raise ValidationError("name must say whose key it is, got an empty one")
+            raise ValidationError("name must say who has the key, got an empty string")
         if role not in tuple(Role):
             raise ValidationError(f"role must be one of {', '.join(Role)}, got {shown(role)}")
         key, key_id, digest = make_key(PREFIX)
@@ -66,11 +66,11 @@ class OperatorKeys(KeyStore[OperatorKey]):
             sees_contents=sees_contents,
             created_at=time.time(),
         )
-        await self._keep(record, name=name, role=role, contents=sees_contents)
+        await self._store(record, name=name, role=role, contents=sees_contents)
         return key, record
 
     async def find(self, key: str) -> OperatorKey | None:
-        """Return what is kept of a whole key; None if it is not valid."""
+        """Return the record of a whole key; None if the key is not valid."""
         key_id = key_id_of(PREFIX, key)
         record = None if key_id is None else await self.get(key_id)
         return record if record is not None and matches(key, record.digest) else None

@@ -1,4 +1,4 @@
-"""Shares the places of a process between tenants, so that one tenant cannot take all of them."""
+"""Share the work slots of a process among tenants, so that one tenant cannot occupy all of them."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Places:
-    """Counts who works in this process.
+class TenantSlots:
+    """Counts the occupied slots of this process by tenant.
 
-    While ``n`` tenants work, each has at most one part in ``n + 1`` of the places, so a further tenant finds some free.
+    While ``n`` tenants work, each has at most a share of one in ``n + 1`` of the slots, so another tenant finds a free
+    slot.
 
     Args:
-        num_places: how many can work at a time.
-        max_per_tenant: an upper limit for one tenant, however few others work.
+        num_slots: number of slots.
+        max_per_tenant: upper limit for one tenant, however few others work.
     """
 
-    def __init__(self, num_places: int, max_per_tenant: int) -> None:
-        self._num_places = num_places
+    def __init__(self, num_slots: int, max_per_tenant: int) -> None:
+        self._num_slots = num_slots
         self._max_per_tenant = max_per_tenant
         self._working: Counter[str] = Counter()
 
     @contextmanager
-    def take(self, tenant: str) -> Iterator[bool]:
-        """Hold a place while inside; False if ``tenant`` has no free one."""
+    def occupy(self, tenant: str) -> Iterator[bool]:
+        """Occupy a slot within the block. Yields False if ``tenant`` has no free slot."""
         num_tenants = len(self._working) + (tenant not in self._working)
-        limit = max(1, min(self._max_per_tenant, self._num_places // (num_tenants + 1)))
-        if self._working[tenant] >= limit or self._working.total() >= self._num_places:
+        limit = max(1, min(self._max_per_tenant, self._num_slots // (num_tenants + 1)))
+        if self._working[tenant] >= limit or self._working.total() >= self._num_slots:
             yield False
             return
         self._working[tenant] += 1

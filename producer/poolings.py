@@ -1,4 +1,4 @@
-"""Requests that pool their prompts: embeddings, classes, scores."""
+"""Pooling requests: embeddings, classes and scores of prompts."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from .results.pooling import (
     TextPair,
     output_of,
 )
-from .together import together
+from .together import run_all
 
-# Followed at once: more would wait in the queue all the same.
+# Limit of requests followed at a time. More would only wait in the queue.
 MAX_IN_FLIGHT = 4096
 
 
 class Poolings(ClientCore):
-    """The part of the client that pools prompts; ``_io_processors`` turn data of other kinds into them."""
+    """The part of the client that pools prompts; ``_io_processors`` turn other data into prompts."""
 
     _io_processors: IOProcessors
 
@@ -66,13 +66,13 @@ class Poolings(ClientCore):
     ) -> ProcessedRequestOutput | PoolingRequestOutput:
         """Embed or classify ``prompt``, as ``params.task`` says. Cancelling the awaiting task cancels the request.
 
-        A ``request_id`` that is known attaches to that request, and gives its result without computing it again.
-        Of a ``DataPrompt`` an I/O processor makes any number of prompts, and one answer of their outputs.
+        A known ``request_id`` attaches to that request, and returns its result without computing it again. For a
+        ``DataPrompt``, an I/O processor creates any number of prompts, and combines their outputs into one answer.
 
         Raises:
-            UnsupportedTaskError: the model does not do ``params.task``; names what it does.
-            UnsupportedParameterError: there is no such I/O processor.
-            RequestFailedError: it raised; ``code`` is "io_processor_failed".
+            UnsupportedTaskError: the model does not support ``params.task``; lists its tasks.
+            UnsupportedParameterError: the I/O processor is unknown.
+            RequestFailedError: the I/O processor raised an error; ``code`` is "io_processor_failed".
             and as ``stream``.
         """
         if isinstance(prompt, DataPrompt):
@@ -88,14 +88,15 @@ class Poolings(ClientCore):
         on_output: Callable[[], object] = lambda: None,
         **options: Unpack[RequestOptions],
     ) -> list[PoolingRequestOutput]:
-        """``encode`` many prompts at once, and return their outputs in order.
+        """``encode`` many prompts in one batch, and return their outputs in order.
 
-        They are enqueued in a few calls, wait and run as requests of their own, and may be served by several engines.
-        With a ``request_id`` that of the prompt at ``i`` is ``request_id-i`` (of a single one the id itself), so that
-        the same call made again attaches to all of them. An error of one is raised once the others have been cancelled.
+        They are enqueued in a few calls, wait and run as separate requests, and may be served by several engines. With
+        a ``request_id``, the prompt at ``i`` has the id ``request_id-i`` (a single prompt the id itself), so that
+        repeating the call attaches to all of them. An error of one prompt is raised after the others have been
+        cancelled.
 
         Args:
-            on_output: called whenever one is done.
+            on_output: called whenever a prompt is done.
 
         Raises: as ``encode``.
         """
@@ -110,16 +111,16 @@ class Poolings(ClientCore):
         options: RequestOptions,
         on_output: Callable[[], object] = lambda: None,
     ) -> list[PoolingRequestOutput]:
-        """``encode_all``; an error that is about a prompt calls it as ``names`` do."""
+        """Pool prompts as ``encode_all`` does. ``names`` identify the prompts in error messages."""
         card = await self._builder.checked_card(options)
         outgoing: list[Outgoing] = []
         for index, (prompt, name) in enumerate(zip(prompts, names, strict=True)):
             with naming(name):
-                own = _own_options(options, index, len(prompts))
-                outgoing.append(self._builder.pooling(prompt, params, own, card))
+                prompt_options = _options_of_prompt(options, index, len(prompts))
+                outgoing.append(self._builder.pooling(prompt, params, prompt_options, card))
         in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
 
-        async def one(prompt: Prompt | TextPair, name: str, single: Outgoing) -> PoolingRequestOutput:
+        async def pool_one(prompt: Prompt | TextPair, name: str, single: Outgoing) -> PoolingRequestOutput:
             last: Delta | None = None
             with naming(name):
                 async with in_flight, self._requests.interactive(single) as deltas:
@@ -128,7 +129,7 @@ class Poolings(ClientCore):
             on_output()
             return output_of(single.request.request_id, card.model, prompt, last)
 
-        return await together([one(*each) for each in zip(prompts, names, outgoing, strict=True)])
+        return await run_all([pool_one(*each) for each in zip(prompts, names, outgoing, strict=True)])
 
     async def embed(
         self,
@@ -136,13 +137,13 @@ class Poolings(ClientCore):
         params: PoolingParams | None = None,
         **options: Unpack[RequestOptions],
     ) -> list[EmbeddingRequestOutput]:
-        """Embed one prompt or many; ``output.outputs.embedding`` is its vector. Raises: as ``encode_all``."""
-        outputs = await self.encode_all(as_prompts(prompts), _of_task(params, "embed"), **options)
+        """Embed one prompt or many; ``output.outputs.embedding`` is the vector of each. Raises: as ``encode_all``."""
+        outputs = await self.encode_all(as_prompts(prompts), _with_task(params, "embed"), **options)
         return [
             EmbeddingRequestOutput(
-                **_common(one), prompt=one.prompt, outputs=EmbeddingOutput(embedding=one.outputs.vector)
+                **_common(output), prompt=output.prompt, outputs=EmbeddingOutput(embedding=output.outputs.vector)
             )
-            for one in outputs
+            for output in outputs
         ]
 
     async def classify(
@@ -155,12 +156,12 @@ class Poolings(ClientCore):
 
         Raises: as ``encode_all``.
         """
-        outputs = await self.encode_all(as_prompts(prompts), _of_task(params, "classify"), **options)
+        outputs = await self.encode_all(as_prompts(prompts), _with_task(params, "classify"), **options)
         return [
             ClassificationRequestOutput(
-                **_common(one), prompt=one.prompt, outputs=ClassificationOutput(probs=one.outputs.vector)
+                **_common(output), prompt=output.prompt, outputs=ClassificationOutput(probs=output.outputs.vector)
             )
-            for one in outputs
+            for output in outputs
         ]
 
     async def score(
@@ -170,12 +171,12 @@ class Poolings(ClientCore):
         params: PoolingParams | None = None,
         **options: Unpack[RequestOptions],
     ) -> list[ScoringRequestOutput]:
-        """Say how well texts go with others: each with its counterpart, or one with all of them.
+        """Score how well texts match others: each text with its counterpart, or one text with all others.
 
-        A model with one class judges each pair (a cross-encoder); of one that embeds it is the cosine.
+        A model with one class judges each pair (a cross-encoder). For an embedding model the score is the cosine.
 
         Raises:
-            ValidationError: there are several texts, and not as many others.
+            ValidationError: there are several texts, and a different number of others.
             UnsupportedTaskError: the model neither embeds nor has exactly one class.
             and as ``encode_all``.
         """
@@ -183,20 +184,20 @@ class Poolings(ClientCore):
         names = names_of_pairs(texts, others, len(pairs))
         card = await self._builder.checked_card(options)
         if _judges_pairs(card):
-            wanted, against = [TextPair(*pair) for pair in pairs], [name for _, name in names]
-            outputs = await self._pooled(wanted, against, _of_task(params, "classify"), options)
-            scored = [(one, one.outputs.vector[0]) for one in outputs]
+            text_pairs, other_names = [TextPair(*pair) for pair in pairs], [name for _, name in names]
+            outputs = await self._pooled(text_pairs, other_names, _with_task(params, "classify"), options)
+            scored = [(output, output.outputs.vector[0]) for output in outputs]
         else:
-            scored = await self._cosines(pairs, names, _of_task(params, "embed"), options)
+            scored = await self._cosines(pairs, names, _with_task(params, "embed"), options)
         return [
-            ScoringRequestOutput(**_common(one), prompt=pair, outputs=ScoringOutput(score=score))
-            for (one, score), pair in zip(scored, pairs, strict=True)
+            ScoringRequestOutput(**_common(output), prompt=pair, outputs=ScoringOutput(score=score))
+            for (output, score), pair in zip(scored, pairs, strict=True)
         ]
 
     async def _processed(
         self, prompt: DataPrompt, params: PoolingParams | None, options: RequestOptions
     ) -> ProcessedRequestOutput:
-        """What an I/O processor makes of data, and of what its prompts are pooled to."""
+        """Have an I/O processor turn data into prompts, pool them, and turn their outputs into one answer."""
         processor = self._io_processors.find(prompt.io_processor)
         card = await self._builder.checked_card(options)
         request_id = options.get("request_id") or os.urandom(16).hex()
@@ -219,7 +220,7 @@ class Poolings(ClientCore):
         params: PoolingParams,
         options: RequestOptions,
     ) -> list[tuple[PoolingRequestOutput, float]]:
-        """The cosine of each pair; a text that comes several times is embedded once."""
+        """Return the cosine of each pair. A text that occurs several times is embedded once."""
         name_of: dict[str, str] = {}
         for pair, named in zip(pairs, names, strict=True):
             for text, name in zip(pair, named, strict=True):
@@ -230,15 +231,15 @@ class Poolings(ClientCore):
         return [(outputs[other], _cosine(vectors[text], vectors[other])) for text, other in pairs]
 
 
-def _own_options(options: RequestOptions, index: int, num_prompts: int) -> RequestOptions:
+def _options_of_prompt(options: RequestOptions, index: int, num_prompts: int) -> RequestOptions:
     request_id = options.get("request_id")
     if request_id is None or num_prompts == 1:
         return options
     return {**options, "request_id": check_name("request_id", f"{request_id}-{index}")}
 
 
-def _of_task(params: PoolingParams | None, task: str) -> PoolingParams:
-    """``params`` with the task of the method that they are given to."""
+def _with_task(params: PoolingParams | None, task: str) -> PoolingParams:
+    """Return ``params`` with the task of the called method."""
     if params is None:
         return PoolingParams(task=task)
     if not isinstance(params, PoolingParams):
@@ -265,5 +266,5 @@ def _cosine(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _common(output: PoolingRequestOutput) -> dict[str, Any]:
-    """What the output of each task says beside its result."""
+    """Return the fields that the output of each task has in addition to its result."""
     return {"request_id": output.request_id, "model": output.model, "usage": output.usage}

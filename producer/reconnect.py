@@ -1,8 +1,8 @@
-"""Where a reader of a stream stands, as the id of an event, and how it goes on from there in any process.
+"""The position of a reader in a stream, as the id of an event, and how the reader resumes there in any process.
 
-The id of a delta's event is the index of its last token, or ``end`` after the last delta; with ``n`` answers there is
-one of these for each, with commas: ``17,end,-1``. A browser's ``EventSource`` sends the id of the last event that it
-has as ``Last-Event-ID`` when it comes back.
+The id of a delta's event is the index of its last token, or ``end`` after the last delta. With ``n`` answers there is
+one of these for each, separated by commas: ``17,end,-1``. A browser's ``EventSource`` sends the id of the last event
+that it received as ``Last-Event-ID`` when it reconnects.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .client import Client
 from .results.answer_positions import AnswerPositions
 
 END = "end"
-# Beyond any output: of an answer whose end the reader has, nothing but that end is asked for.
+# Beyond any output: if the reader has the end of an answer, only that end is read again.
 _PAST_ALL = 2**31 - 1
 _INDEX = re.compile(r"-1|[0-9]{1,9}")
 
 
 class StreamPosition:
-    """What a reader has of each of ``n`` answers."""
+    """How much of each of ``n`` answers a reader has received."""
 
     __slots__ = ("_answers",)
 
@@ -33,10 +33,10 @@ class StreamPosition:
 
     @classmethod
     def parse(cls, event_id: str | None, n: int = 1) -> StreamPosition:
-        """Read the value of a ``Last-Event-ID`` header; without one it is the beginning.
+        """Read the value of a ``Last-Event-ID`` header; without a value, the position is the beginning.
 
         Raises:
-            ValidationError: it is no id of a stream of ``n`` answers.
+            ValidationError: the value is not the id of a stream of ``n`` answers.
         """
         position = cls(n)
         if not event_id:
@@ -55,18 +55,18 @@ class StreamPosition:
 
     @property
     def after(self) -> list[int]:
-        """For each answer the index of the last token that the reader has, as ``RequestHandle.stream`` takes it."""
+        """Index of the last token received of each answer, in the form of ``RequestHandle.stream``."""
         answers = self._answers
         pairs = zip(answers.next_indexes, answers.ended, strict=True)
         return [_PAST_ALL if ended else index - 1 for index, ended in pairs]
 
     @property
     def ended(self) -> bool:
-        """Whether the reader has everything: HTTP 204 tells a browser not to come again."""
+        """Whether the reader has everything: HTTP 204 tells a browser not to reconnect."""
         return all(self._answers.ended)
 
     def advance(self, delta: Delta) -> bool:
-        """Note that the reader gets ``delta``; False if it is of an answer whose end the reader has."""
+        """Record that the reader receives ``delta``. False if the reader already has the end of that answer."""
         if self._answers.ended[delta.child]:
             return False
         self._answers.advance(delta.child, delta)
@@ -86,7 +86,7 @@ async def reconnect(
     model: str | None = None,
     linger_s: float | None = None,
 ) -> AsyncGenerator[Delta]:
-    """Iterate over what a request has after ``position``: nothing twice, nothing left out. Leaving cancels nothing.
+    """Iterate over the deltas of a request after ``position``, without repeats or gaps. Leaving cancels nothing.
 
     Args:
         linger_s: as in ``RequestOptions``, if the request was enqueued with it.

@@ -1,8 +1,8 @@
-"""Keys that let somebody in: how they look, and what is kept of them.
+"""Secret keys that grant access: their form and their stored records.
 
-A key is ``PREFIX-ID-SECRET``. Redis holds, by the id, the SHA-256 of the whole key: a key has 256 random bits, so
-nobody finds it by trying, and a slow hash, which is for words that people choose, would only cost each request its
-time. The key itself is shown once, when it is made.
+A key is ``PREFIX-ID-SECRET``. Redis stores the SHA-256 of the whole key by its id. A key has 256 random bits, so it
+cannot be guessed; a slow hash, which protects passwords chosen by people, would only delay each request. The key itself
+is shown once, when it is created.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_KEY_NAME_CHARS = 200
 
 
 class SecretKey(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What is kept of any key. JSON, so that people can read it; ``digest`` is base64 there."""
+    """Stored record of any key. JSON, so that people can read it; ``digest`` is base64 there."""
 
     version: int = 1
     key_id: str
@@ -40,11 +40,11 @@ K = TypeVar("K", bound=SecretKey)
 
 
 class KeyStore(Generic[K]):
-    """The keys of one kind, in a hash by their ids. Whoever makes and removes one stands in the audit.
+    """The keys of one kind, in a hash by their ids. Creating and revoking a key writes an audit entry.
 
     Args:
-        key: of the hash.
-        kind: in the audit, as "api_key".
+        key: the Redis key of the hash.
+        kind: name in the audit, such as "api_key".
     """
 
     def __init__(self, connection: CommandConnection, keys: Keys, key: str, record: type[K], kind: str) -> None:
@@ -55,23 +55,25 @@ class KeyStore(Generic[K]):
         self._kind = kind
 
     async def get(self, key_id: str) -> K | None:
-        """Return what is kept of a key; None if there is none of this id."""
+        """Return the record of a key; None if no key has this id."""
         data = await self._connection.execute("HGET", self._key, check_text("key_id", key_id))
         return None if data is None else msgspec.json.decode(data, type=self._record)
 
     async def list(self) -> list[K]:
-        """Return what is kept of all keys, the oldest first."""
+        """Return the records of all keys, the oldest first."""
         flat = await self._connection.execute("HGETALL", self._key)
         pairs = [(key_id.decode(), value) for key_id, value in zip(flat[::2], flat[1::2], strict=True)]
-        return sorted(decode_records(self._kind, pairs, self._record), key=lambda one: one.created_at)
+        return sorted(decode_records(self._kind, pairs, self._record), key=lambda record: record.created_at)
 
     async def revoke(self, key_id: str) -> bool:
-        """Remove a key; returns whether there was one. Who has looked it up may let it in for some seconds more."""
-        async with self._audit.audited(f"{self._kind}.revoke", check_text("key_id", key_id)) as told:
-            told["found"] = was_there = bool(await self._connection.execute("HDEL", self._key, key_id))
-            return was_there
+        """Remove a key, and return whether it existed. A process that has cached its record may accept it for some more
+        seconds.
+        """
+        async with self._audit.audited(f"{self._kind}.revoke", check_text("key_id", key_id)) as details:
+            details["found"] = existed = bool(await self._connection.execute("HDEL", self._key, key_id))
+            return existed
 
-    async def _keep(self, record: K, **details: object) -> None:
+    async def _store(self, record: K, **details: object) -> None:
         async with self._audit.audited(f"{self._kind}.create", record.key_id, **details):
             await self._connection.execute("HSET", self._key, record.key_id, msgspec.json.encode(record))
 
@@ -84,23 +86,23 @@ def make_key(prefix: str) -> tuple[str, str, bytes]:
 
 
 def key_id_of(prefix: str, key: str) -> str | None:
-    """Return the public part of a key; None if it has not the form of one with that prefix."""
+    """Return the public part of a key; None if the key has not the form of one with that prefix."""
     match = _FORM.fullmatch(key)
     return match[2] if match is not None and match[1] == prefix else None
 
 
 def digest_of(key: str) -> bytes:
-    """Return what is kept of a key."""
+    """Return the stored digest of a key."""
     return hashlib.sha256(key.encode()).digest()
 
 
 def matches(key: str, digest: bytes) -> bool:
-    """Whether ``digest`` is that of ``key``; takes the same time wherever they differ."""
+    """Return whether ``digest`` is that of ``key``. Takes the same time wherever they differ."""
     return hmac.compare_digest(digest_of(key), digest)
 
 
 def check_key_name(name: str) -> str:
-    """Return ``name`` if people can know a key by it.
+    """Return ``name`` if it can name a key for people.
 
     Raises:
         ValidationError: it is too long, or cannot be printed.

@@ -5,7 +5,7 @@
     StreamingHttpResponse(stream, headers=stream.headers)    Django, in an async view
 
 where ``stream`` is an ``EventStream`` of encoded events. ``encode_event`` makes the bytes of one; ``delta_events``
-those of a request's deltas, with ids by which a reader that was cut off goes on (see ``reconnect``). Imports no web
+the events of a request's deltas, with ids by which a disconnected reader resumes (see ``reconnect``). Imports no web
 framework.
 Format: WHATWG HTML, section 9.2, server-sent events.
 """
@@ -28,45 +28,45 @@ from .reconnect import END, StreamPosition
 from .shutdown import ShutdownWatch, shutdown_watch
 
 KEEP_ALIVE_S = 15.0
-# So long the status waits for what goes wrong at first: the answer to the enqueue, and the worker's checks.
+# The status waits this long for early errors: of the enqueue, and of the worker's checks.
 STATUS_WAIT_S = 0.5
-# Browsers wait for three to five seconds by themselves.
+# The default of browsers is three to five seconds.
 RETRY_MS = 1000
 
 COMMENT = b":\n\n"
 HEADERS: Mapping[str, str] = {
     "content-type": "text/event-stream; charset=utf-8",
-    # Compression would hold events back. "no-transform" keeps proxies from it, "identity" what compresses any body that
-    # has no encoding yet: Django's GZipMiddleware, brotli-asgi, nginx with gzip_types *.
+    # Compression would delay events. "no-transform" keeps proxies from compressing, and "identity" middleware that
+    # compresses any body without an encoding: Django's GZipMiddleware, brotli-asgi, nginx with gzip_types *.
     "cache-control": "no-store, no-transform",
     "content-encoding": "identity",
-    # nginx's own word.
+    # Turns off the buffering of nginx.
     "x-accel-buffering": "no",
 }
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-# What some reader takes for the end of a line: browsers the first three, Python's ``str.splitlines`` all of them.
+# All line ends of any reader: browsers accept the first three, Python's ``str.splitlines`` all of them.
 _LINE_ENDS = re.compile(rb"\r\n|[\r\n\x0b\x0c\x1c\x1d\x1e]|\xc2\x85|\xe2\x80[\xa8\xa9]")
-# Their first bytes, which are searched faster.
+# The first bytes of the line ends, because searching for single bytes is faster.
 _MAYBE_LINE_END = re.compile(rb"[\n\r\x0b\x0c\x1c\x1d\x1e\xc2\xe2]")
 
 
 def encode_event(
     data: str | bytes, *, event: str | None = None, event_id: str | None = None, retry_ms: int | None = None
 ) -> bytes:
-    """Return one event, which every reader splits into the same lines.
+    """Return the bytes of one event, which every reader splits into the same lines.
 
     Args:
-        data: JSON, which arrives as the same value; or text, whose line ends all arrive as ``\\n``. Both as a string or
-            in UTF-8. Line ends are those of Python's ``str.splitlines``.
-        event: its type; a browser calls those without one "message".
-        event_id: what the reader sends as ``Last-Event-ID`` when it comes back.
-        retry_ms: how long a reader waits before it comes back.
+        data: JSON, which arrives as the same value; or text, whose line ends all arrive as ``\n``. Either a string or
+            UTF-8 bytes. Line ends are those of Python's ``str.splitlines``.
+        event: its type; a browser calls an event without a type "message".
+        event_id: the value that the reader sends as ``Last-Event-ID`` when it reconnects.
+        retry_ms: how long a reader waits before it reconnects.
 
     Raises:
-        ValidationError: type or id hold a line end, or the id a NUL, for which a reader would ignore it.
+        ValidationError: type or id contain a line end, or the id a NUL, so that a reader would ignore it.
     """
     fields = []
     for name, value in (("event", event), ("id", event_id)):
@@ -78,15 +78,15 @@ def encode_event(
         fields.append(b"retry: %d\n" % retry_ms)
     encoded = data.encode() if isinstance(data, str) else data
     if _MAYBE_LINE_END.search(encoded) is not None:
-        encoded = _without_foreign_line_ends(encoded)
+        encoded = _normalize_line_ends(encoded)
     if b"\n" not in encoded:
         return b"%bdata: %b\n\n" % (b"".join(fields), encoded)
     lines = b"".join(b"data: %b\n" % line for line in encoded.split(b"\n"))
     return b"%b%b\n" % (b"".join(fields), lines)
 
 
-def _without_foreign_line_ends(data: bytes) -> bytes:
-    """Return JSON with escapes, and text with ``\\n``, in the place of line ends."""
+def _normalize_line_ends(data: bytes) -> bytes:
+    """Replace line ends, by escapes in JSON and by ``\n`` in text."""
     if _LINE_ENDS.search(data) is None:
         return data
     escaped = escape_line_ends(data)
@@ -104,21 +104,22 @@ def _is_json(data: bytes) -> bool:
 
 
 def encode_error(error: Exception) -> bytes:
-    """Return the last event of a stream that failed, of type "failure", with code, message and whether it is retryable.
+    """Return the last event of a failed stream, of type "failure", with code, message and whether it is retryable.
 
-    Of an exception that is not Penstock's own nothing is told but that it happened. The reader has seen the end then:
-    its id is that of the end, so that a browser that comes back is not told again. An error that a retry may mend has
-    no id: the reader comes back to where it was.
+    An exception that is not Penstock's is reported without details. Its id is the id of the end, so that a browser does
+    not reconnect to receive the error again. A retryable error has no id: the reader resumes at its last position.
     """
     if isinstance(error, PenstockError):
-        told = {"code": error.code, "message": str(error), "retryable": error.retryable}
+        body = {"code": error.code, "message": str(error), "retryable": error.retryable}
     else:
-        told = {"code": "internal_error", "message": "the server failed", "retryable": False}
-    return encode_event(encode_line(told), event="failure", event_id=None if told["retryable"] else END)
+        body = {"code": "internal_error", "message": "the server failed", "retryable": False}
+    return encode_event(encode_line(body), event="failure", event_id=None if body["retryable"] else END)
 
 
 class DeltaEvent(msgspec.Struct, omit_defaults=True):
-    """A delta as JSON: ``index`` of its first token, ``child`` if not the first answer's, the end if it is one."""
+    """A delta as JSON: ``index`` of its first token; ``child`` unless it is the first answer's; the end if the delta
+    has it.
+    """
 
     index: int
     text: str
@@ -130,7 +131,7 @@ class DeltaEvent(msgspec.Struct, omit_defaults=True):
 
 
 def encode_delta(delta: Delta) -> bytes:
-    """Return a delta as a JSON object; its end tells the numbers of tokens too."""
+    """Return a delta as a JSON object. A final delta also has the numbers of tokens."""
     event = DeltaEvent(
         index=delta.index,
         text=delta.text,
@@ -154,9 +155,10 @@ async def delta_events(
     """Iterate over the events of ``deltas``, and close it at the end.
 
     Args:
-        position: what the reader has already, as ``reconnect`` takes it; of one answer from the start when None.
-        encode: makes the data of an event.
-        retry_ms: how long a browser waits before it comes back, told with the first event; its own time when None.
+        position: what the reader already has, as for ``reconnect``; the start of one answer when None.
+        encode: returns the data of an event.
+        retry_ms: how long a browser waits before it reconnects, sent with the first event; the browser's default when
+            None.
     """
     position = StreamPosition() if position is None else position
     async with contextlib.aclosing(deltas):
@@ -169,17 +171,18 @@ async def delta_events(
 class EventStream:
     """A reply of server-sent events: an ASGI application, and an asynchronous iterator of its body.
 
-    While nothing comes, a comment keeps proxies from ending the connection. Once the reader is gone the events are
-    closed, which leaves a request that they are of. An error that comes before the first event is raised, so that the
-    application can answer with a status; a later one is told in the last event, and raised if it is not Penstock's.
+    While no event arrives, a comment keeps proxies from closing the connection. When the reader disconnects, the events
+    are closed, and with them the stream of their request. An error before the first event is raised, so that the
+    application can answer with a status. A later error is sent as the last event, and also raised if it is not
+    Penstock's.
 
-    When uvicorn shuts down, the stream ends by ``ServerShutdownError``: otherwise the server would wait for its end.
+    When uvicorn shuts down, the stream ends with ``ServerShutdownError``; otherwise the server would wait for its end.
 
     Args:
-        events: encoded ones; closed at the end.
-        headers: beside, or in place of, those that a stream needs.
-        error_event: makes the last event from an error.
-        keep_alive_s: how long the stream may be silent.
+        events: encoded events; closed at the end.
+        headers: added to the default headers, or replacing them.
+        error_event: encodes an error as the last event.
+        keep_alive_s: time without events after which a comment is sent.
         status_wait_s: how long the status waits for the first event or an error.
     """
 
@@ -205,10 +208,10 @@ class EventStream:
         self._is_ending = False
 
     async def start(self) -> EventStream:
-        """Wait for the first event, for ``status_wait_s``; returns this stream.
+        """Wait up to ``status_wait_s`` for the first event, and return this stream.
 
-        An application whose framework sends the status by itself awaits this first; as an ASGI application the stream
-        does so itself. Raises: what the events raise until then.
+        Await it first in a framework that sends the status by itself; as an ASGI application the stream does so itself.
+        Raises the errors of the events until then.
         """
         if self._next is None:
             self._next = asyncio.ensure_future(anext(self._events))
@@ -226,14 +229,14 @@ class EventStream:
         return self
 
     def end(self) -> None:
-        """End the stream early, since the server shuts down. Its last event says so."""
+        """End the stream early because the server shuts down. Its last event says so."""
         self._is_ending = True
         for task in (self._next, self._answering):
             if task is not None:
                 task.cancel()
 
     async def aclose(self) -> None:
-        """Leave the events; twice does nothing."""
+        """Close the events. Closing twice does nothing."""
         self._is_over = True
         if self._watch is not None:
             self._watch.discard(self)
@@ -256,7 +259,7 @@ class EventStream:
             self._next = asyncio.ensure_future(anext(self._events))
             self._watch_shutdown()
         try:
-            # The wait may be cancelled, or end without an event; the event is waited for until the stream is closed.
+            # The wait may be cancelled or end without an event. The event stays awaited until the stream is closed.
             await asyncio.wait([self._next], timeout=self._keep_alive_s)
         except asyncio.CancelledError:
             await self.aclose()
@@ -279,9 +282,9 @@ class EventStream:
             return self._error_event(error)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer an HTTP request, as ASGI asks an application to."""
+        """Answer an HTTP request as an ASGI application."""
         self._answering = answering = asyncio.create_task(self._answer(send))
-        leaving = asyncio.create_task(_disconnected(receive))
+        leaving = asyncio.create_task(_wait_for_disconnect(receive))
         try:
             await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
             if answering.done():
@@ -296,24 +299,24 @@ class EventStream:
         try:
             await self.start()
         except asyncio.CancelledError:
-            self._go_on_to_end()
+            self._absorb_own_cancellation()
         headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self.headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         failure: Exception | None = None
         last = b""
-        pulse = _Pulse(send, self._keep_alive_s)
+        keep_alive = _KeepAlive(send, self._keep_alive_s)
         try:
             if self._is_ending:
                 raise _shutdown()
             async for event in self._rest():
-                await pulse.send(event)
+                await keep_alive.send(event)
         except asyncio.CancelledError:
-            self._go_on_to_end()
+            self._absorb_own_cancellation()
             last = self._error_event(_shutdown())
         except Exception as error:
             failure, last = error, self._error_event(error)
         finally:
-            pulse.stop()
+            keep_alive.stop()
         await send({"type": "http.response.body", "body": last, "more_body": False})
         if failure is not None and not isinstance(failure, PenstockError):
             raise failure
@@ -324,8 +327,8 @@ class EventStream:
             if self._watch is not None:
                 self._watch.add(self)
 
-    def _go_on_to_end(self) -> None:
-        """Take back a cancellation of the running task that ``end`` has made; raise any other."""
+    def _absorb_own_cancellation(self) -> None:
+        """Absorb a cancellation of the running task by ``end``; raise any other."""
         task = asyncio.current_task()
         assert task is not None
         if not self._is_ending or task.uncancel():
@@ -336,7 +339,7 @@ class EventStream:
         return self._error_event(_shutdown())
 
     async def _rest(self) -> AsyncGenerator[bytes]:
-        """The events, the awaited first one included, without a task for each."""
+        """Iterate over the remaining events, including the awaited first one, without a task for each."""
         if self._next is not None:
             first, self._next = self._next, None
             try:
@@ -348,34 +351,34 @@ class EventStream:
 
 
 def _shutdown() -> ServerShutdownError:
-    return ServerShutdownError("the server shuts down; connect again to go on")
+    return ServerShutdownError("the server shuts down; connect again to resume")
 
 
-class _Pulse:
-    """Sends pieces of a body, and a comment whenever it has been silent for ``every_s``."""
+class _KeepAlive:
+    """Sends pieces of a body, and a comment whenever nothing was sent for ``every_s``."""
 
     def __init__(self, send: Send, every_s: float) -> None:
         self._send = send
         self._every_s = every_s
         self._loop = asyncio.get_running_loop()
         self._sent_at = self._loop.time()
-        self._beating = asyncio.create_task(self._beat())
+        self._task = asyncio.create_task(self._send_comments())
 
     async def send(self, piece: bytes) -> None:
         self._sent_at = self._loop.time()
         await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
     def stop(self) -> None:
-        self._beating.cancel()
+        self._task.cancel()
 
-    async def _beat(self) -> None:
+    async def _send_comments(self) -> None:
         while True:
             await asyncio.sleep(max(0.0, self._sent_at + self._every_s - self._loop.time()))
             if self._loop.time() >= self._sent_at + self._every_s:
                 await self.send(COMMENT)
 
 
-async def _disconnected(receive: Receive) -> None:
-    """Return when the reader is gone; what is left of the request's body is let pass."""
+async def _wait_for_disconnect(receive: Receive) -> None:
+    """Return when the reader disconnects. The rest of the request's body is discarded."""
     while (await receive())["type"] != "http.disconnect":
         pass

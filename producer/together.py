@@ -1,4 +1,4 @@
-"""Several works at once, of which all are wanted."""
+"""Run several coroutines concurrently when all results are needed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run all, and return their results in order; if one fails the others are cancelled, and its error is raised."""
+async def run_all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all coroutines and return their results in order. If one fails, cancel the others and raise its error."""
     each = [*works]
     if len(each) == 1:
         return [await each[0]]  # without a task of its own

@@ -1,4 +1,4 @@
-"""What there is of a deployment, and what is missing: one reading, for the command, the gateway and the page."""
+"""Read the state of a deployment and its problems, for the command, the gateway and the dashboard."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from ..webhooks.event_store import DELIVER
 from ..webhooks.outbox import outboxes_of
 
 PATIENCE_S = 5.0
-# What is due for so long has nobody who does it; a jobs process looks every second.
+# An item that is due for this long is overdue: no process works on it, since a jobs process polls every second.
 DUE_AFTER_S = 5.0
-MAX_DUE_LOOKED_AT = 1000
-# The kinds of items on the agenda, for people; the second is named where arq is needed (``jobs/batches.py``).
+MAX_DUE_COUNTED = 1000
+# Names of the kinds of agenda items for people. The second is spelled out, since ``jobs/batches.py`` needs arq.
 _DUE_NAMES = {DELIVER: "webhooks", "run_batch": "batches"}
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that somebody should look at. ``is_error``: requests or jobs stand still for it."""
+    """A problem that an operator should look at. ``is_error``: requests or jobs do not progress because of it."""
 
     code: str
     message: str
@@ -45,12 +45,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is.
+    """State of a deployment.
 
     Args:
-        queues: those of all models that were ever served, and of the ``awaited`` ones, for which requests wait although
-            no worker has served them yet.
-        num_due: by what is due.
+        queues: of all models that were ever served, and of the ``awaited`` ones. Requests wait for an awaited model
+            although no worker has served it yet.
+        num_due: number of due items by kind.
     """
 
     processes: list[ProcessRecord]
@@ -62,10 +62,10 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_deployment(connection: CommandConnection, keys: Keys) -> Deployment:
-    """Look at everything now. A model whose Redis does not answer within 5 s is a finding.
+    """Read the state of the whole deployment. A model whose Redis does not answer within 5 s is a finding.
 
     Raises:
-        RedisUnavailableError: the home Redis is away.
+        RedisUnavailableError: the home Redis is not reachable.
     """
     known, awaited = await ModelCards(connection, keys, default=None, wait_for_model=True).read_with_awaited()
     cards = sorted([*known, *awaited])
@@ -76,7 +76,7 @@ async def read_deployment(connection: CommandConnection, keys: Keys) -> Deployme
         count_due(connection, keys),
         asyncio.gather(*(stats_soon(connection, keys, name) for name in cards)),
     )
-    found = [stats for stats in queues if stats is not None]
+    reachable = [stats for stats in queues if stats is not None]
     findings = [
         Finding(
             code="model_away",
@@ -87,7 +87,7 @@ async def read_deployment(connection: CommandConnection, keys: Keys) -> Deployme
         if stats is None
     ]
     findings += jobs_findings(processes, num_due)
-    findings += [finding for stats in found for finding in _queue_findings(stats, engines, known)]
+    findings += [finding for stats in reachable for finding in _queue_findings(stats, engines, known)]
     findings += [_engine_finding(engine) for engine in engines if engine.state is EngineState.FAILED]
     findings += [
         Finding(
@@ -98,21 +98,21 @@ async def read_deployment(connection: CommandConnection, keys: Keys) -> Deployme
         )
         for engine_id in unreadable
     ]
-    # By now it is known where the models are.
+    # After the queues, because reading them has found the servers of the models.
     findings += [
         Finding(code=risk.code, message=risk.message, remedy=risk.remedy, is_error=False)
         for risk in await redis_risks(connection, keys, cards)
     ]
     return Deployment(
-        processes=processes, engines=engines, queues=found, num_due=num_due, findings=findings, awaited=awaited
+        processes=processes, engines=engines, queues=reachable, num_due=num_due, findings=findings, awaited=awaited
     )
 
 
 async def redis_risks(connection: CommandConnection, keys: Keys, models: list[str]) -> list[Risk]:
-    """Return what endangers requests at the home Redis and at those that hold models. One that is away has none."""
+    """Return the risks for requests at the home Redis and at those that hold models, without unreachable ones."""
     links = {id(link): link for link in (connection, *(connection.link_to(keys.model(name).queue) for name in models))}
-    found = await asyncio.gather(*(_risks_at(link) for link in links.values()))
-    return [risk for risks in found for risk in risks]
+    risks_by_link = await asyncio.gather(*(_risks_at(link) for link in links.values()))
+    return [risk for risks in risks_by_link for risk in risks]
 
 
 async def _risks_at(link: CommandConnection) -> list[Risk]:
@@ -124,10 +124,10 @@ async def _risks_at(link: CommandConnection) -> list[Risk]:
 
 
 async def count_due(connection: CommandConnection, keys: Keys) -> dict[str, int]:
-    """Return how much is due beside requests, and nobody at it: of "webhooks", "batches" and whatever else there is."""
+    """Return the number of overdue items by kind ("webhooks", "batches", ...): items that no process works on."""
     seconds, _ = await connection.execute("TIME")
     last_ms = 1000 * (int(seconds) - int(DUE_AFTER_S))
-    due = await connection.execute("ZRANGEBYSCORE", keys.jobs_due(), "-inf", last_ms, "LIMIT", 0, MAX_DUE_LOOKED_AT)
+    due = await connection.execute("ZRANGEBYSCORE", keys.jobs_due(), "-inf", last_ms, "LIMIT", 0, MAX_DUE_COUNTED)
     kinds: list[str] = [item.decode().partition(":")[0] for item in due]
     counts = Counter(_DUE_NAMES.get(kind, kind) for kind in kinds)
     outboxes = await outboxes_of(connection, keys)
@@ -138,18 +138,20 @@ async def count_due(connection: CommandConnection, keys: Keys) -> dict[str, int]
 
 
 def jobs_findings(processes: list[ProcessRecord], num_due: dict[str, int]) -> list[Finding]:
-    """Return what is to be said of those who do what is due."""
+    """Return a finding if items are due and no jobs process runs."""
     if any(process.kind == ProcessKind.JOBS for process in processes) or not num_due:
         return []
-    what = " and ".join(f"{count} {name}" for name, count in sorted(num_due.items()))
-    return [Finding(code="no_jobs", message=f"nobody runs jobs, and {what} are due", remedy="start 'penstock jobs'")]
+    items = " and ".join(f"{count} {name}" for name, count in sorted(num_due.items()))
+    return [
+        Finding(code="no_jobs", message=f"no jobs process runs, and {items} are due", remedy="start 'penstock jobs'")
+    ]
 
 
 async def _ended_before(connection: CommandConnection, outbox: str, last_ms: int) -> int:
-    """How many ends of an outbox nobody has taken in time."""
+    """Return how many entries of an outbox no process has read in time."""
     try:
         async with asyncio.timeout(PATIENCE_S):
-            return len(await connection.execute("XRANGE", outbox, "-", last_ms, "COUNT", MAX_DUE_LOOKED_AT))
+            return len(await connection.execute("XRANGE", outbox, "-", last_ms, "COUNT", MAX_DUE_COUNTED))
     except (TimeoutError, PenstockError):
         return 0
 
@@ -157,7 +159,7 @@ async def _ended_before(connection: CommandConnection, outbox: str, last_ms: int
 async def stats_soon(
     connection: CommandConnection, keys: Keys, model: str, patience_s: float = PATIENCE_S
 ) -> QueueStats | None:
-    """Return the sums of a model's queue; None where the Redis that holds it does not answer in time."""
+    """Return the statistics of a model's queue; None if its Redis does not answer in time."""
     try:
         async with asyncio.timeout(patience_s):
             return await (await open_queue(connection, keys, model)).stats()
@@ -166,7 +168,7 @@ async def stats_soon(
 
 
 def unserved_finding(stats: QueueStats, engines: list[EngineHeartbeat], known: Collection[str]) -> Finding | None:
-    """Return what is to be said of requests for a model that nobody serves; None if there are none.
+    """Return a finding about requests for a model that no engine serves; None if no such request waits.
 
     Args:
         known: models that were ever served.
@@ -190,11 +192,11 @@ def unserved_finding(stats: QueueStats, engines: list[EngineHeartbeat], known: C
 
 
 def _queue_findings(stats: QueueStats, engines: list[EngineHeartbeat], known: Collection[str]) -> list[Finding]:
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if (unserved := unserved_finding(stats, engines, known)) is not None:
-        found.append(unserved)
+        findings.append(unserved)
     if stats.is_paused:
-        found.append(
+        findings.append(
             Finding(
                 code="paused",
                 message=f"the queue of model {stats.model} is paused, and {stats.depth} requests wait",
@@ -202,7 +204,7 @@ def _queue_findings(stats: QueueStats, engines: list[EngineHeartbeat], known: Co
                 is_error=False,
             )
         )
-    return found
+    return findings
 
 
 def _engine_finding(engine: EngineHeartbeat) -> Finding:

@@ -1,4 +1,4 @@
-"""All models' queues and engines as metrics, within a bounded time, whatever Redis does."""
+"""The queues and engines of all models as metrics, read within a bounded time however slow Redis is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE_S = 2.0
 
 
 class ModelState:
-    """One model: its queue, None where the Redis that holds it does not answer, and its engines."""
+    """A model's engines and its queue. The queue is None if its Redis does not answer."""
 
     def __init__(self, model: str, queue: QueueStats | None, engines: list[EngineHeartbeat]) -> None:
         self.model = model
@@ -33,20 +33,20 @@ class ModelState:
         return sum(engine.state in SERVING for engine in self.engines)
 
     def samples(self) -> list[Sample]:
-        """Return all that is known as metrics."""
+        """Return the model's state as metrics."""
         queue = [] if self.queue is None else [*queue_samples(self.queue)]
         return [*queue, *engines_samples(self.engines)]
 
 
 async def read_models(connection: CommandConnection, keys: Keys) -> list[ModelState] | None:
-    """Return the state of each model; None while home, the Redis that knows which there are, does not answer."""
+    """Return the state of each model; None if the home Redis, which lists the models, does not answer."""
     try:
         async with asyncio.timeout(PATIENCE_S):
             cards, awaited = await ModelCards(connection, keys, default=None, wait_for_model=True).read_with_awaited()
             engines = await read_heartbeats(connection.execute, keys)
     except (TimeoutError, PenstockError, RedisError):
         return None
-    # Also those that no worker has served yet, so that workers can be scaled from none.
+    # Includes awaited models, so that workers can be scaled up from zero.
     models = [*cards, *awaited]
     queues = await asyncio.gather(*(_stats(connection, keys, model) for model in models))
     return [

@@ -1,4 +1,4 @@
-"""What a client can see of the engines that serve a model."""
+"""The client's view of the engines that serve a model: their state, metrics and health."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ log = get_logger(__name__)
 
 
 class EngineView(ClientCore):
-    """The part of the client that looks at engines. ``model`` may be left out as for a request."""
+    """The part of the client that reads the state of engines. ``model`` may be left out as for a request."""
 
     async def engines(self, model: str | None = None) -> list[EngineHeartbeat]:
         """Return the last heartbeat of each engine of the model, ordered by engine id.
 
-        It holds the engine's state and load, and in ``stats`` what it has counted since it began: figures for metrics.
+        A heartbeat holds the engine's state and load. Its ``stats`` hold the counters since the engine's start, for
+        metrics.
 
         Raises:
             UnknownModelError: no worker has ever served ``model`` here.
@@ -26,21 +27,21 @@ class EngineView(ClientCore):
         return await self._health.engines((await self._card(model)).model)
 
     async def get_metrics(self, model: str | None = None) -> list[Metric]:
-        """Return the figures of the model's queue and engines: counters, gauges and histograms, with labels.
+        """Return the metrics of the model's queue and engines: counters, gauges and histograms, with labels.
 
-        They are those that ``engines`` and ``queue_stats`` tell, in the form that metrics have.
+        They are computed from ``engines`` and ``queue_stats``.
 
         Raises: as ``engines``.
         """
-        engines, queue = await self._look(model)
+        engines, queue = await self._read_state(model)
         return metrics_of(engines, queue)
 
     async def do_log_stats(self, model: str | None = None) -> None:
-        """Write a line for the model's queue and one for each of its engines to the log, at level INFO.
+        """Log one line for the model's queue and one for each of its engines, at level INFO.
 
         Raises: as ``engines``.
         """
-        engines, queue = await self._look(model)
+        engines, queue = await self._read_state(model)
         log.info(
             "queue_stats",
             model=queue.model,
@@ -61,42 +62,42 @@ class EngineView(ClientCore):
                 error=engine.error,
             )
 
-    async def _look(self, model: str | None) -> tuple[list[EngineHeartbeat], QueueStats]:
+    async def _read_state(self, model: str | None) -> tuple[list[EngineHeartbeat], QueueStats]:
         engines = await self.engines(model)
         return engines, await (await self._queue(model)).stats()
 
     async def check_health(self, model: str | None = None) -> None:
-        """Return if a live engine serves the model, by the heartbeats of this moment.
+        """Return if a live engine serves the model, according to the current heartbeats.
 
         An engine that is ready, busy, compiling, draining or sleeping is live; a starting, stalled or dead one is not.
 
         Raises:
-            EngineDeadError: there is none; names each engine that is known and its cause.
+            EngineDeadError: no engine is live; lists each known engine and its cause.
             UnknownModelError: no worker has ever served ``model`` here.
         """
         await self._health.check((await self._card(model)).model)
 
     @property
     def errored(self) -> bool:
-        """Whether this client last saw that nobody serves a model it uses; does not wait for an answer.
+        """Whether no live engine served a model of this client when it last checked; returns immediately.
 
-        Kept by ``check_health`` and by every ``EngineDeadError`` that a request of this client met; ended by a
-        ``check_health`` that returns and by a new token of a request for that model. While somebody reads it, once in
-        ten seconds or more often, the client looks at the heartbeats of the models it uses each second.
+        Set by ``check_health`` and by every ``EngineDeadError`` of a request of this client. Cleared by a successful
+        ``check_health`` and by a new token of a request for that model. While this property is read at least every ten
+        seconds, the client checks the heartbeats of its models every second.
         """
-        if self._requests.home.is_open:
+        if self._requests.lifecycle.is_open:
             self._health_watch.look()
         return self._health.dead_error is not None
 
     @property
     def dead_error(self) -> EngineDeadError:
-        """The newest error behind ``errored``; one that says so if there is none."""
+        """The newest error that set ``errored``; a placeholder error if no engine is known to be dead."""
         return self._health.dead_error or EngineDeadError("no engine is known to be dead")
 
     @property
     def is_running(self) -> bool:
         """Whether the client is connected and not ``errored``."""
-        return self._requests.home.is_open and not self.errored
+        return self._requests.lifecycle.is_open and not self.errored
 
     @property
     def is_stopped(self) -> bool:

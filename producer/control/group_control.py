@@ -1,4 +1,4 @@
-"""What a client may do with data-parallel groups: have them grow and shrink."""
+"""The client's methods for data-parallel groups: changing their number of ranks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..client_core import ClientCore
 
 SCALE_TIMEOUT_S = 300.0
 MAX_RANKS = 1024
-_LOOK_INTERVAL_S = 0.2
+_POLL_INTERVAL_S = 0.2
 _SERVING = (EngineState.READY, EngineState.BUSY)
 
 
 class GroupControl(ClientCore):
-    """The part of the client that is about groups of engines which share the experts of a model."""
+    """The part of the client for groups of engines that share the experts of a model."""
 
     async def scale_elastic_ep(
         self,
@@ -29,21 +29,22 @@ class GroupControl(ClientCore):
         model: str | None = None,
         group: str | None = None,
     ) -> list[GroupStanding]:
-        """Have a group go on with another number of ranks; returns them, by rank, when all serve.
+        """Change the number of ranks of a group. Return its ranks in order once all of them serve.
 
-        All ranks stop at their next meeting, hand back what runs, and start again: each holds another part of the
-        experts then. Requests wait meanwhile, and go on after their last token. Engines that are left over stand by.
+        All ranks stop at their next synchronization, requeue running requests and start again, because each rank then
+        holds another share of the experts. Requests wait meanwhile, and resume after their last token. Surplus engines
+        stand by.
 
         Args:
-            new_data_parallel_size: at most as many as the group has engines, those that stand by included.
-            drain_timeout: seconds in which the new ranks have to serve. They go on starting after it.
-            group: may be left out where the model has one.
+            new_data_parallel_size: at most the number of engines of the group, including those that stand by.
+            drain_timeout: seconds until the new ranks must serve. They continue to start after a timeout.
+            group: may be left out if the model has one group.
 
         Raises:
-            ValidationError: an argument is wrong; nothing was done.
+            ValidationError: an argument is wrong; nothing was changed.
             UnknownModelError: no worker has ever served ``model`` here.
-            GroupSizeError: the group cannot have so many ranks; nothing was done.
-            EngineTimeoutError: they do not serve in time.
+            GroupSizeError: the group cannot have that many ranks; nothing was changed.
+            EngineTimeoutError: the ranks do not serve in time.
         """
         size = new_data_parallel_size
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MAX_RANKS:
@@ -61,44 +62,44 @@ class GroupControl(ClientCore):
         former = {rank.generation for rank in before}
         try:
             async with asyncio.timeout(drain_timeout):
-                return await self._until_whole(name, group, size, former)
+                return await self._wait_for_all_ranks(name, group, size, former)
         except TimeoutError:
             raise EngineTimeoutError(
                 f"group {shown(group)} has not served with {size} ranks within {drain_timeout:g} s; worker list shows "
                 "what its engines do"
             ) from None
 
-    async def _until_whole(self, model: str, group: str, size: int, former: set[int]) -> list[GroupStanding]:
-        """Look at heartbeats until all ranks of a later generation serve; returns them."""
+    async def _wait_for_all_ranks(self, model: str, group: str, size: int, former: set[int]) -> list[GroupStanding]:
+        """Poll the heartbeats until all ranks of a later generation serve, and return the ranks."""
         while True:
             ranks = await self._ranks(model, group)
-            if _is_whole(ranks, size, former):
+            if _are_all_ranks(ranks, size, former):
                 return ranks
-            await asyncio.sleep(_LOOK_INTERVAL_S)
+            await asyncio.sleep(_POLL_INTERVAL_S)
 
     async def _group_of(self, model: str, group: str | None) -> str:
-        """The group that is meant.
+        """Return the group to act on.
 
         Raises:
-            ValidationError: the model has none of that name, or several.
+            ValidationError: the model has no group of that name, or several groups and no name was passed.
         """
-        beats = await self._health.engines(model)
-        known = sorted({beat.group.group for beat in beats if beat.group is not None})
+        heartbeats = await self._health.engines(model)
+        known = sorted({engine.group.group for engine in heartbeats if engine.group is not None})
         if group is not None and group in known:
             return group
         if group is None and len(known) == 1:
             return known[0]
-        told = ", ".join(known) or "none: its engines were not started with --data-parallel-size"
-        raise ValidationError(f"group must be one of those of the model ({told}), got {shown(group)}")
+        names = ", ".join(known) or "none: its engines were not started with --data-parallel-size"
+        raise ValidationError(f"group must be one of the model's groups ({names}), got {shown(group)}")
 
     async def _ranks(self, model: str, group: str) -> list[GroupStanding]:
-        """Those of a group that serve, by rank."""
-        beats = await self._health.engines(model)
-        found = [beat.group for beat in beats if beat.group is not None and beat.state in _SERVING]
-        return sorted((one for one in found if one.group == group), key=lambda one: one.rank)
+        """Return the serving ranks of a group, in order."""
+        heartbeats = await self._health.engines(model)
+        ranks = [engine.group for engine in heartbeats if engine.group is not None and engine.state in _SERVING]
+        return sorted((rank for rank in ranks if rank.group == group), key=lambda rank: rank.rank)
 
 
-def _is_whole(ranks: list[GroupStanding], size: int, former: set[int]) -> bool:
-    """Whether these are all ranks of a later generation."""
+def _are_all_ranks(ranks: list[GroupStanding], size: int, former: set[int]) -> bool:
+    """Return whether ``ranks`` are all ranks of a later generation."""
     generations = {rank.generation for rank in ranks}
     return [rank.rank for rank in ranks] == list(range(size)) and len(generations) == 1 and not generations & former

@@ -1,6 +1,6 @@
-"""A model's figures at one moment, as vLLM's ``get_metrics`` gives them: from heartbeats and from the queue.
+"""Snapshot of a model's metrics, in the form of vLLM's ``get_metrics``: from heartbeats and from the queue.
 
-Names are those of ``shared/metrics``, with "penstock:" before them; where vLLM has the same it is called the same.
+Names are those of ``shared/metrics`` with the prefix "penstock:". A metric that vLLM has too has vLLM's name.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ PREFIX = "penstock:"
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the three kinds."""
+    """Base class of the three kinds of metrics."""
 
     name: str
     labels: dict[str, str]
 
 
 class Counter(Metric, frozen=True, kw_only=True):
-    """Only grows while its engine lives, and begins at 0 again with the next."""
+    """A value that only grows while its engine process runs; a new process starts at 0."""
 
     value: int
 
 
 class Gauge(Metric, frozen=True, kw_only=True):
-    """Goes up and down."""
+    """A value that rises and falls."""
 
     value: float
 
 
 class Histogram(Metric, frozen=True, kw_only=True):
-    """``buckets`` count, by upper bound ("+Inf" the last), the values that are at most that."""
+    """A distribution. ``buckets`` maps each upper bound (the last is "+Inf") to the number of values up to it."""
 
     count: int
     sum: float
@@ -45,7 +45,7 @@ class Histogram(Metric, frozen=True, kw_only=True):
 
 
 def metrics_of(engines: Sequence[EngineHeartbeat], queue: QueueStats) -> list[Metric]:
-    """Return the figures of one model."""
+    """Return the metrics of one model."""
     samples = [*queue_samples(queue), *engines_samples(engines)]
     return [*map(_metric, samples)]
 

@@ -1,4 +1,4 @@
-"""What a client can know of the models that are served."""
+"""The client's view of the models that are served."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..inputs.options import RequestOptions
 
 
 class ModelView(ClientCore):
-    """The part of the client that looks at models. ``model`` may be left out as for a request.
+    """The part of the client that reads the model cards. ``model`` may be left out as for a request.
 
     All methods raise ``UnknownModelError`` if no worker has ever served ``model`` here.
     """
@@ -21,30 +21,32 @@ class ModelView(ClientCore):
     async def find_model(
         self, model: str | None = None, *, tenant: str | None = None
     ) -> tuple[str, LoRARequest | None]:
-        """Return the model that a name means to a tenant, and the adapter if it is that of one, as it is now."""
+        """Return the model that a name currently means to a tenant, and the adapter if the name is an adapter's."""
         options = RequestOptions(model=model, tenant=tenant)
         card = await self._builder.checked_card(options)
         adapter = options.get("lora_request")
         return card.model, adapter if isinstance(adapter, LoRARequest) else None
 
     async def forget_model(self, model: str) -> None:
-        """Take a model off the list that nobody serves any more. A worker that serves it again brings it back.
+        """Remove a model that no engine serves from the list of models. A worker that serves it again adds it again.
 
         Raises:
-            ValidationError: an engine serves it, or requests of it wait, run or are parked.
+            ValidationError: an engine serves it, or requests for it wait, run or are parked.
         """
         await self._builder.forget(model)
 
     async def get_model_config(self, model: str | None = None) -> ModelCard:
-        """Return what the model's workers have said of it when they last began: its length, vocabulary, dtype, ..."""
+        """Return the model's card, which its workers wrote at their last start: its length, vocabulary, dtype and so
+        on.
+        """
         name = (await self._builder.card(model)).model
         cards = await self._builder.fresh_cards()
         return cards.get(name) or await self._builder.card(name)
 
     async def get_supported_tasks(self, model: str | None = None) -> tuple[str, ...]:
-        """Return what requests of the model may ask for: ("generate",) in this version."""
+        """Return the tasks that the model supports: "generate", or those of a pooling model."""
         return (await self.get_model_config(model)).supported_tasks
 
     async def is_tracing_enabled(self, model: str | None = None) -> bool:
-        """Return whether the worker that last began to serve the model makes spans of requests."""
+        """Return whether the worker that started last for the model creates spans of requests."""
         return (await self.get_model_config(model)).is_tracing_enabled

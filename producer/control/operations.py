@@ -1,4 +1,4 @@
-"""What operators change, with an entry in the audit for each change: commands, client and dashboard all call these."""
+"""The changes that operators make, each with an audit entry. Used by the commands, the client and the dashboard."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from ..webhooks.event_store import EventStore
 
 
 class Operations:
-    """Changes of one deployment. Each writes what was done, by whom and with what result, also if it fails.
+    """Changes to one deployment. Each writes an audit entry with the change, its author and its result, also on
+    failure.
 
-    All methods raise what the call below them raises, and ``RedisUnavailableError`` when Redis stays away for longer
-    than the connection retries.
+    All methods raise the errors of the call that they wrap, and ``RedisUnavailableError`` if Redis is unreachable for
+    longer than the connection retries.
     """
 
     def __init__(self, connection: CommandConnection, keys: Keys) -> None:
@@ -34,38 +35,38 @@ class Operations:
         self.audit = Audit(connection, keys)
 
     async def pause(self, model: str, *, put_back: bool, abort: bool = False) -> int:
-        """As ``Queue.pause``."""
+        """Pause a queue; see ``Queue.pause``."""
         mode = "abort" if abort else "put back" if put_back else "run on"
         async with self.audit.audited("queue.pause", model, running=mode):
             return await (await self._queue(model)).pause(put_back=put_back, abort=abort)
 
     async def resume(self, model: str) -> bool:
-        """As ``Queue.resume``."""
+        """Resume a queue; see ``Queue.resume``."""
         async with self.audit.audited("queue.resume", model):
             return await (await self._queue(model)).resume()
 
     async def purge(self, model: str, tenant: str, band: str = "") -> int:
-        """As ``Queue.purge``."""
-        async with self.audit.audited("queue.purge", model, tenant=tenant, band=band) as told:
-            told["cancelled"] = count = await (await self._queue(model)).purge(tenant, band)
+        """Cancel a tenant's waiting requests; see ``Queue.purge``."""
+        async with self.audit.audited("queue.purge", model, tenant=tenant, band=band) as details:
+            details["cancelled"] = count = await (await self._queue(model)).purge(tenant, band)
             return count
 
     async def configure(self, model: str, policy: QueuePolicy) -> None:
-        """As ``Queue.configure``."""
+        """Set a queue's policy; see ``Queue.configure``."""
         async with self.audit.audited("queue.configure", model, policy=policy.encode().decode()):
             await (await self._queue(model)).configure(policy)
 
     async def configure_tenant(self, model: str, tenant: str, policy: TenantPolicy | None) -> None:
-        """As ``Queue.configure_tenant``."""
+        """Set a tenant's policy; see ``Queue.configure_tenant``."""
         text = "the queue's" if policy is None else policy.encode().decode()
         async with self.audit.audited("queue.configure_tenant", model, tenant=tenant, policy=text):
             await (await self._queue(model)).configure_tenant(tenant, policy)
 
     async def cancel(self, model: str, request_id: str) -> RequestState:
-        """End a request and return the state that it is in then.
+        """End a request, and return the state that it then is in.
 
         Raises:
-            RequestNotFoundError: it is unknown, or its result has expired.
+            RequestNotFoundError: the request is unknown, or its result has expired.
         """
         async with self.audit.audited("request.cancel", request_id, model=model):
             state = await PartitionedBroker(self._connection, self._keys, model, self._layouts).cancel(request_id)
@@ -76,49 +77,50 @@ class Operations:
             return state
 
     async def replay_dead(self, model: str, request_id: str) -> bool:
-        """As ``DeadLetter.replay``."""
-        async with self.audit.audited("dead.replay", request_id, model=model) as told:
-            told["found"] = was_parked = await (await self._dead(model)).replay(request_id)
+        """Requeue a parked request; see ``DeadLetter.replay``."""
+        async with self.audit.audited("dead.replay", request_id, model=model) as details:
+            details["found"] = was_parked = await (await self._dead(model)).replay(request_id)
             return was_parked
 
     async def purge_dead(self, model: str, request_id: str) -> bool:
-        """As ``DeadLetter.purge``."""
-        async with self.audit.audited("dead.purge", request_id, model=model) as told:
-            told["found"] = was_parked = await (await self._dead(model)).purge(request_id)
+        """Delete a parked request; see ``DeadLetter.purge``."""
+        async with self.audit.audited("dead.purge", request_id, model=model) as details:
+            details["found"] = was_parked = await (await self._dead(model)).purge(request_id)
             return was_parked
 
     async def replay_all_dead(self, model: str, request_ids: Iterable[str] | None = None) -> int:
-        """As ``replay_parked``."""
-        async with self.audit.audited("dead.replay_all", model) as told:
-            told["replayed"] = count = await replay_parked(await self._dead(model), request_ids)
+        """Requeue many parked requests; see ``replay_parked``."""
+        async with self.audit.audited("dead.replay_all", model) as details:
+            details["replayed"] = count = await replay_parked(await self._dead(model), request_ids)
             return count
 
     async def purge_all_dead(self, model: str, request_ids: Iterable[str] | None = None) -> int:
-        """As ``purge_parked``."""
-        async with self.audit.audited("dead.purge_all", model) as told:
-            told["purged"] = count = await purge_parked(await self._dead(model), request_ids)
+        """Delete many parked requests; see ``purge_parked``."""
+        async with self.audit.audited("dead.purge_all", model) as details:
+            details["purged"] = count = await purge_parked(await self._dead(model), request_ids)
             return count
 
-    async def cancel_matching(self, model: str, wanted: RequestFilter) -> int:
-        """As ``cancel_matching`` of the broker.
+    async def cancel_matching(self, model: str, matching: RequestFilter) -> int:
+        """Cancel all requests that match; see ``cancel_matching`` of the broker.
 
         Raises:
-            ValidationError: ``wanted`` names only states that are ends.
+            ValidationError: ``matching`` names only final states.
         """
-        async with self.audit.audited("request.cancel_all", model, filter=msgspec.json.encode(wanted).decode()) as told:
+        filter_json = msgspec.json.encode(matching).decode()
+        async with self.audit.audited("request.cancel_all", model, filter=filter_json) as details:
             history = await open_history(self._connection, self._keys, model)
-            told["cancelled"] = count = await cancel_matching(history, wanted)
+            details["cancelled"] = count = await cancel_matching(history, matching)
             return count
 
     async def replay_webhook(self, event_id: str) -> None:
-        """As ``EventStore.replay``."""
+        """Deliver an event again; see ``EventStore.replay``."""
         async with self.audit.audited("webhook.replay", event_id):
             await self._events().replay(event_id)
 
     async def purge_webhook(self, event_id: str) -> bool:
-        """As ``EventStore.purge``."""
-        async with self.audit.audited("webhook.purge", event_id) as told:
-            told["found"] = was_known = await self._events().purge(event_id)
+        """Delete an event; see ``EventStore.purge``."""
+        async with self.audit.audited("webhook.purge", event_id) as details:
+            details["found"] = was_known = await self._events().purge(event_id)
             return was_known
 
     async def _queue(self, model: str) -> Queue:

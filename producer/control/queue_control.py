@@ -1,4 +1,4 @@
-"""What a client may know of the queue, and do with it."""
+"""The client's methods for queues: their state, pauses and policies."""
 
 from __future__ import annotations
 
@@ -35,35 +35,35 @@ CLEAR_TIMEOUT_S = 30.0
 
 
 class QueueControl(ClientCore):
-    """The part of the client that is about queues. ``model`` may be left out as for a request.
+    """The part of the client for queues. ``model`` may be left out as for a request.
 
     All methods raise ``UnknownModelError`` if no worker has ever served ``model`` here.
     """
 
     async def queue_stats(self, model: str | None = None, *, tenants: bool = True) -> QueueStats:
-        """Return what waits and runs, how old and how much it is, and how long it will take; by band and tenant.
+        """Return the waiting and running requests, by band and tenant: their number, age, size and estimated time.
 
         Args:
-            tenants: leave the tenants out when False, which takes one short look however many there are.
+            tenants: pass False to leave the tenants out, which takes constant time however many there are.
         """
         return await (await self._queue(model)).stats(tenants=tenants)
 
     async def queue_history(
         self, model: str | None = None, *, hours: float = 1.0, step_s: int | None = None
     ) -> list[SeriesPoint]:
-        """Return what was counted of a model in the last ``hours``, a point for each step, the oldest first.
+        """Return the statistics of a model over the last ``hours``, one point per step, the oldest first.
 
         Args:
-            step_s: 60 (kept a day), 600 (a week) or 3600 (90 days); by default the finest that reaches back so far.
+            step_s: 60 (stored for a day), 600 (a week) or 3600 (90 days); by default the finest that covers ``hours``.
 
         Raises:
-            ValidationError: ``hours`` is not above 0 and at most 2160, or ``step_s`` does not reach back so far.
+            ValidationError: ``hours`` is not above 0 and at most 2160, or ``step_s`` does not cover ``hours``.
         """
         name = (await self._card(model)).model
         return await read_series(self._commands, self._keys, name, hours=hours, step_s=step_s)
 
     async def status(self, request_id: str, model: str | None = None) -> RequestStatus:
-        """Return where a request stands: its state, and while it waits its position and estimated start.
+        """Return the state of a request and, while it waits, its position and estimated start.
 
         Raises:
             RequestNotFoundError: the request is unknown, or its result has expired.
@@ -83,20 +83,20 @@ class QueueControl(ClientCore):
         wait_for_inflight_requests: bool = False,
         clear_cache: bool = False,
     ) -> dict[str, bool]:
-        """Start no request of a model until ``resume_generation``; returns when none runs.
+        """Start no request of a model until ``resume_generation``. Return once no request runs.
 
-        Requests are accepted meanwhile, and wait. The pause is in Redis: it outlives this client, the workers and
-        their restarts.
+        Requests are accepted meanwhile, and wait. The pause is stored in Redis, so it outlives this client, the workers
+        and their restarts.
 
         Args:
-            mode: of requests that run: "keep" queues them again at once, to go on after their last token when the model
-                is resumed; "wait" lets them come to their end; "abort" ends them, with finish_reason "abort".
-            wait_for_inflight_requests: another way to say "wait".
-            clear_cache: have all engines forget what earlier prompts have left, as after a change of weights: in the KV
-                cache, and what was made of images. Returns, then, for each engine whether it did; else nothing.
+            mode: of running requests: "keep" requeues them immediately, to resume after their last token when the model
+                is resumed; "wait" lets them finish; "abort" ends them with finish_reason "abort".
+            wait_for_inflight_requests: the same as mode "wait".
+            clear_cache: have all engines drop the cached prefixes and images of earlier prompts, as after a change of
+                weights. The result then says for each engine whether it did; otherwise it is empty.
 
         Raises:
-            ValidationError: ``mode`` is none of these, or "abort" and ``wait_for_inflight_requests`` are both said.
+            ValidationError: ``mode`` is unknown, or "abort" is combined with ``wait_for_inflight_requests``.
             EngineCallError: with ``clear_cache``, an engine failed or did not answer. The model is paused.
         """
         if wait_for_inflight_requests:
@@ -107,12 +107,14 @@ class QueueControl(ClientCore):
             raise ValidationError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {shown(mode)}")
         queue, name = await self._queue(model), (await self._card(model)).model
         await self._operations.pause(name, put_back=mode == "keep", abort=mode == "abort")
-        while (await queue.stats()).num_running:  # noqa: ASYNC110  # of other processes: there is no event to wait for
+        while (await queue.stats()).num_running:  # noqa: ASYNC110  # other processes send no event to wait for
             await asyncio.sleep(POLL_S)
         return await self._clear_caches(model) if clear_cache else {}
 
     async def _clear_caches(self, model: str | None) -> dict[str, bool]:
-        """Again and again for a while: an engine hears of what was taken from it a moment after Redis did it."""
+        """Clear the caches of all engines. Retry for a while, since an engine learns of requeued requests only after
+        Redis does.
+        """
         deadline = time.monotonic() + CLEAR_TIMEOUT_S
         while True:
             try:
@@ -122,17 +124,17 @@ class QueueControl(ClientCore):
                     for cache in (ENCODER, MULTIMODAL):
                         await self._call_engines(ResetInputCache(cache), InputCacheReset, CallOptions(model=model))
                     return cleared
-            except EngineDeadError:  # who is not there has no cache
+            except EngineDeadError:  # an engine that is not up has no cache
                 return {}
             await asyncio.sleep(POLL_S)
 
     async def wait_for_requests_to_drain(self, drain_timeout_s: float = 300.0, *, model: str | None = None) -> None:
-        """Return when no request of a model waits or runs; of a paused model, when none runs.
+        """Return when no request of a model waits or runs; if the model is paused, when none runs.
 
-        A request with streamed input that has answered all it got holds no engine, and is not waited for.
+        A request with streamed input that has answered all its chunks occupies no engine, and is not waited for.
 
         Raises:
-            DrainTimeoutError: some were left after ``drain_timeout_s``; it is a ``TimeoutError``, too.
+            DrainTimeoutError: requests were left after ``drain_timeout_s``; it is also a ``TimeoutError``.
         """
         check_timeout("drain_timeout_s", drain_timeout_s)
         queue, deadline = await self._queue(model), time.monotonic() + drain_timeout_s
@@ -149,7 +151,7 @@ class QueueControl(ClientCore):
             await asyncio.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
 
     async def get_num_unfinished_requests(self, model: str | None = None) -> int:
-        """Return how many requests of a model wait, run, or wait for more of their input; whoever enqueued them."""
+        """Return how many requests of a model wait, run or await more input, whichever client enqueued them."""
         stats = await (await self._queue(model)).stats()
         return stats.depth + stats.num_running + stats.num_awaiting_input
 
@@ -157,28 +159,28 @@ class QueueControl(ClientCore):
         return await self.get_num_unfinished_requests(model) > 0
 
     async def resume_generation(self, model: str | None = None) -> None:
-        """Start requests again; does nothing if the model was not paused."""
+        """Start requests again. Does nothing if the model was not paused."""
         await self._operations.resume((await self._card(model)).model)
 
     async def is_paused(self, model: str | None = None) -> bool:
         return await (await self._queue(model)).is_paused()
 
     async def queue_policy(self, model: str | None = None) -> QueuePolicy:
-        """Return how the requests of a model wait."""
+        """Return the queue policy of a model: how its requests wait."""
         return await (await self._queue(model)).policy()
 
     async def configure_queue(self, policy: QueuePolicy, model: str | None = None) -> None:
-        """Set how the requests of a model wait; it counts at once, and for what waits as well.
+        """Set the queue policy of a model. It applies immediately, also to waiting requests.
 
         Raises:
-            ValidationError: requests wait in a band that ``policy`` has not.
+            ValidationError: requests wait in a band that ``policy`` lacks.
         """
         await self._operations.configure((await self._card(model)).model, policy)
 
     async def configure_tenant(self, tenant: str, policy: TenantPolicy | None, model: str | None = None) -> None:
-        """Set what a tenant may have of a model; None gives it the queue's default again."""
+        """Set a tenant's policy for a model; None restores the queue's default."""
         await self._operations.configure_tenant((await self._card(model)).model, tenant, policy)
 
     async def purge(self, tenant: str, *, band: str | None = None, model: str | None = None) -> int:
-        """Cancel what waits of a tenant and never ran, in one band or all; returns how many that was."""
+        """Cancel a tenant's waiting requests that never ran, in one band or all, and return their number."""
         return await self._operations.purge((await self._card(model)).model, tenant, band or "")

@@ -1,4 +1,4 @@
-"""What a client may ask of a model's tokenizer, which the worker processes have."""
+"""The client's calls to a model's tokenizer, which runs in the worker processes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ A = TypeVar("A")
 
 
 class TextControl(EngineView):
-    """The part of the client that is about text. Any engine of the model answers, one that sleeps as well.
+    """The part of the client for text. Any engine of the model answers, including a sleeping one.
 
     All methods raise:
         ValidationError: an argument is wrong, or the chat template refuses the messages.
         UnknownModelError: no worker has ever served ``model`` here.
-        EngineDeadError: no engine of the model is there to answer.
-        EngineTimeoutError: none answered within ``timeout_s``.
+        EngineDeadError: no engine of the model can answer.
+        EngineTimeoutError: no engine answered within ``timeout_s``.
     """
 
     async def tokenize(
@@ -48,8 +48,9 @@ class TextControl(EngineView):
         """Return the token ids of a text or of chat messages, as a request with that prompt would have them.
 
         Args:
-            add_special_tokens: those that the model expects around a text; the chat template adds its own.
-            has_pieces: return the bytes of each token, too.
+            add_special_tokens: whether to add the tokens that the model expects around a text; the chat template adds
+                its own.
+            has_pieces: also return the bytes of each token.
         """
         if isinstance(prompt, str):
             call = Tokenize(prompt=prompt, add_special_tokens=add_special_tokens, has_pieces=has_pieces)
@@ -66,9 +67,9 @@ class TextControl(EngineView):
         return (await self._ask_one(call, DetokenizedText, model, timeout_s)).text
 
     async def get_tokenizer(self, model: str | None = None, *, timeout_s: float = FILE_TIMEOUT_S) -> Tokenizer:
-        """Return the model's own tokenizer, handed over by an engine, for text that is not worth a call each.
+        """Fetch the model's tokenizer from an engine, to tokenize many texts without a call for each.
 
-        Needs the package ``tokenizers`` here, which the client does without. Some MB may be on their way: keep it.
+        Needs the package ``tokenizers``, which the client does not install. The file may have some MB: keep the result.
 
         Raises:
             ConfigurationError: ``tokenizers`` is not installed.
@@ -78,8 +79,8 @@ class TextControl(EngineView):
         return await asyncio.to_thread(_read_tokenizer, file)
 
     async def _ask_one(self, call: Utility, kind: type[A], model: str | None, timeout_s: float) -> A:
-        """Ask one engine after the other until one is alive to answer."""
-        gone: Exception | None = None
+        """Call one engine after another until one answers."""
+        last_error: Exception | None = None
         for engine in await self.engines(model):
             if engine.state in DEAF_STATES:
                 continue
@@ -88,19 +89,19 @@ class TextControl(EngineView):
                 (answer,) = (await self._call_engines(call, kind, options)).values()
                 return answer
             except (EngineDeadError, EngineNotFoundError) as error:
-                gone = error
+                last_error = error
             except EngineCallError as error:
                 (cause,) = error.errors.values()
                 if not isinstance(cause, EngineDeadError):
                     raise cause from error
-                gone = cause
-        raise EngineDeadError(f"no engine of the model can be asked: {gone or 'none beats'}")
+                last_error = cause
+        raise EngineDeadError(f"no engine of the model can be called: {last_error or 'none has a heartbeat'}")
 
 
 def _require_tokenizers() -> None:
-    """Before anything is asked for; an import reads files."""
+    """Check that ``tokenizers`` can be imported, before anything is fetched. Blocks, since an import reads files."""
     try:
-        import tokenizers  # noqa: F401  # whether it can be
+        import tokenizers  # noqa: F401  # only checks that it can be imported
     except ImportError:
         raise ConfigurationError("get_tokenizer needs the package tokenizers: pip install tokenizers") from None
 

@@ -1,4 +1,4 @@
-"""What a client may ask of the weights that engines serve."""
+"""The client's calls that change the weights of engines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RELOAD_TIMEOUT_S = 600.0
 
 
 class WeightsControl(ClientCore):
-    """The part of the client that is about weights. Its methods raise what those of ``EngineControl`` do."""
+    """The part of the client for weights. Its methods raise the errors of ``EngineControl``."""
 
     async def reload_weights(
         self,
@@ -31,26 +31,26 @@ class WeightsControl(ClientCore):
         only_check: bool = False,
         **options: Unpack[CallOptions],
     ) -> dict[str, WeightsReloaded]:
-        """Let engines serve the weights of another folder: one after the other, while the others serve.
+        """Have engines serve the weights of another folder, one engine after another, while the others serve.
 
-        All look at the folder first, and if one of them refuses it, none changes. The engine whose turn it is claims
-        nothing until it serves again; what waits goes to others, or waits for it. If one fails, it serves its former
-        weights, and those after it were not asked; the error's ``answers`` are those that have changed. Calling again
-        goes over all of them once more.
+        First all engines check the folder; if one refuses it, none changes. An engine that reloads claims nothing until
+        it serves again; waiting requests go to other engines, or wait for it. If an engine fails, it serves its former
+        weights, and the engines after it are not called; ``answers`` of the error are those that have changed. Calling
+        again reloads all engines once more.
 
-        An engine that dies begins its next life with the weights that it served. One that is started anew begins with
-        those of its command line.
+        An engine that restarts after a crash serves the weights that it served before. A new engine serves the weights
+        of its command line.
 
         Args:
             path: absolute, on every engine's host, of a model of the same architecture, shapes and tokenizer; None
-                reads the folder again that the engine's weights came from.
-            version: what answers and heartbeats call the weights; a digest of them by default.
-            mode: of requests that run: "wait" lets them end on the weights that they began with, and changes nothing if
-                they have not within ``drain_timeout_s``; "keep" queues them again, to go on after their last token, on
-                the new weights here or on what another engine has (the delta with which they go on says which);
-                "abort" ends them with finish_reason "abort".
-            only_check: look at the folder, and change nothing.
-            options: ``timeout_s``, 600 here, is that of each engine.
+                reads again the folder from which the engine's weights came.
+            version: name of the weights in answers and heartbeats; a digest of the weights by default.
+            mode: of running requests: "wait" lets them end on their weights, and changes nothing if they have not ended
+                within ``drain_timeout_s``; "keep" requeues them, to resume after their last token, on the new weights
+                here or on those of another engine (the first delta after the resume says which); "abort" ends them with
+                finish_reason "abort".
+            only_check: check the folder, and change nothing.
+            options: ``timeout_s``, 600 here, applies to each engine.
         """
         call = ReloadWeights(
             path=path,
@@ -63,32 +63,32 @@ class WeightsControl(ClientCore):
         check_timeout("timeout_s", timeout_s)
         options["timeout_s"] = timeout_s + (drain_timeout_s if mode == "wait" else 0.0)
         target = options.get("engine_id") or options.get("model") or "all engines"
-        told = {"path": path or "", "version": version, "mode": mode}
+        details = {"path": path or "", "version": version, "mode": mode}
         checking = msgspec.structs.replace(call, only_check=True)
         if only_check:
             return await self._call_engines(checking, WeightsReloaded, options)
         model = options.get("model") or ""
-        async with self._operations.audit.audited("engine.reload_weights", target, model=model, **told):
+        async with self._operations.audit.audited("engine.reload_weights", target, model=model, **details):
             answers: dict[str, WeightsReloaded] = {}
             waiting = sorted(await self._call_engines(checking, WeightsReloaded, options))
             while waiting:
-                await self._roll(call, waiting, options, answers)
+                await self._reload_in_turn(call, waiting, options, answers)
                 if options.get("engine_id") is not None:
                     break
-                # Some may have begun meanwhile, with what their command lines say.
+                # Engines may have started meanwhile, with the weights of their command lines.
                 waiting = sorted((await self._call_engines(IsSleeping(), SleepState, options)).keys() - answers.keys())
             return answers
 
-    async def _roll(
+    async def _reload_in_turn(
         self, call: ReloadWeights, engine_ids: list[str], options: CallOptions, answers: dict[str, WeightsReloaded]
     ) -> None:
-        """Ask one after the other, and add to ``answers``."""
+        """Reload one engine after another, and add their answers to ``answers``."""
         for place, engine_id in enumerate(engine_ids):
-            of_one: CallOptions = {**options, "engine_id": engine_id}
+            engine_options: CallOptions = {**options, "engine_id": engine_id}
             try:
-                answers |= await self._call_engines(call, WeightsReloaded, of_one)
+                answers |= await self._call_engines(call, WeightsReloaded, engine_options)
             except PenstockError as error:
-                # One that has died since it was asked first has no answer of its own.
+                # An engine that died after the check has no answer in the error.
                 errors = error.errors if isinstance(error, EngineCallError) else {engine_id: error}
                 left = ", ".join(engine_ids[place + 1 :]) or "none"
                 raise EngineCallError(

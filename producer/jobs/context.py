@@ -19,7 +19,7 @@ from ...shared.tracing.tracing import Tracing
 from ..agenda import Agenda, Hold
 from ..batches import ROW_RESULT_TTL_S, BatchStore
 from ..client import Client
-from ..places import Places
+from ..places import TenantSlots
 from ..webhooks.delivery import Delivery
 from ..webhooks.event_store import EventStore
 from ..webhooks.outbox import Outbox
@@ -66,8 +66,8 @@ class JobContext:
         self.batches = BatchStore(
             settings.redis_url, settings.files_dir, retry_for_s=float("inf"), namespace=settings.namespace
         )
-        # Batches use at most half of the places, because each keeps its place for long.
-        self.batch_places = Places(settings.max_jobs // 2, settings.max_jobs)
+        # Batches use at most half of the slots, because each occupies its slot for long.
+        self.batch_slots = TenantSlots(settings.max_jobs // 2, settings.max_jobs)
         events = EventStore(self.connection, self.keys, self.agenda)
         self.outbox = Outbox(self.connection, self.keys, events)
         self.delivery = Delivery(self.connection, self.keys, events, settings.webhooks, settings.max_jobs)

@@ -59,8 +59,8 @@ async def run_open_batch(context: JobContext, batch_id: str) -> float | None:
     """Run a batch to its end. Returns the delay in seconds before another try, if one is needed."""
     try:
         spec = (await context.batches.record(batch_id)).spec
-        with context.batch_places.take(spec.tenant) as has_place:
-            if not has_place:
+        with context.batch_slots.occupy(spec.tenant) as has_slot:
+            if not has_slot:
                 return PAUSE_WITHOUT_PLACE_S
             await run_batch(context.batch_client, context.batches, batch_id)
     except (BatchEndedError, UnknownBatchError):

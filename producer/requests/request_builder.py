@@ -163,7 +163,7 @@ class RequestBuilder:
 
     def check_open(self) -> None:
         """Raise ``ClientClosedError`` unless the client is connected in this process and event loop."""
-        self._requests.home.check()
+        self._requests.lifecycle.check()
 
 
 async def _off_the_loop(

@@ -20,7 +20,7 @@ from ...shared.messages.deltas import Delta
 from ...shared.messages.requests import EngineCoreRequest
 from ...shared.partitions import Layouts, PartitionedBroker
 from ...shared.process.log import get_logger
-from ..home import Home
+from ..home import ClientLifecycle
 from ..inputs.options import read_ttl_of
 from ..webhooks.targets import WebhookTargets
 from .enqueuer import Enqueuer
@@ -85,7 +85,7 @@ class SingleRequests:
     """Enqueues single requests, detached or interactive, and follows them.
 
     Attributes:
-        home: process and event loop in which the connections are open; set by the client.
+        lifecycle: process and event loop in which the connections are open; set by the client.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class SingleRequests:
         max_payload_bytes: int,
         spans: EnqueueSpans,
     ) -> None:
-        self.home = Home()
+        self.lifecycle = ClientLifecycle()
         self._spans = spans
         self._commands = commands
         self._subscriber = subscriber
@@ -144,7 +144,7 @@ class SingleRequests:
         Subscription and request are sent at the same time, on two connections. If the first token is published before
         the subscription, the log has it: see ``LogChecks``.
         """
-        self.home.check()
+        self.lifecycle.check()
         request, options = outgoing.request, outgoing.options
         read_ttl_s = read_ttl_of(options.get("read_ttl_s"), request_id=options.get("request_id"))
         broker = await self._expected(request)
@@ -173,7 +173,7 @@ class SingleRequests:
         finally:
             reader.close()
             if interactive is not None:
-                if not reader.ended and self.home.is_open:
+                if not reader.ended and self.lifecycle.is_open:
                     await interactive.leave()
                 elif reader.ended and is_ours and read_ttl_s is not None:
                     self._read_results.add(interactive.broker, request.request_id, read_ttl_s)
@@ -183,7 +183,7 @@ class SingleRequests:
         self, model: str, request_id: str, after: int = -1, *, border: int | None = None, linger_s: float | None = None
     ) -> AsyncGenerator[Delta]:
         """Yield the deltas of a request that is already enqueued. Leaving early cancels nothing."""
-        self.home.check()
+        self.lifecycle.check()
         broker = await self.broker(model).find(request_id)
         reader = DeltaReader(broker, self._subscriber, request_id, after, border=border)
         try:

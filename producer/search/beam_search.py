@@ -16,7 +16,7 @@ from ..inputs.images import split_prompt
 from ..inputs.options import RequestOptions, SharedOptions, wanted_until
 from ..inputs.prompt import Prompt, as_prompts
 from ..results.outputs import RequestOutput
-from ..together import together
+from ..together import run_all
 from .beams import BeamSearchOutput, BeamSearchParams, search_beams
 
 # Prompts searched concurrently; each has up to beam_width running requests.
@@ -59,7 +59,7 @@ class BeamSearches(Generations, TextControl):
             async with limit:
                 return await self._search(prompt, params, options)
 
-        return await together(search(prompt) for prompt in as_prompts(prompts))
+        return await run_all(search(prompt) for prompt in as_prompts(prompts))
 
     async def _search(self, prompt: Prompt, params: BeamSearchParams, options: SharedOptions) -> BeamSearchOutput:
         # Resolved once, so that all steps use the same version of an adapter and the search's deadline.
@@ -91,7 +91,7 @@ class BeamSearches(Generations, TextControl):
         num_tokens = len(token_ids) if firsts[0].usage is None else firsts[0].usage.num_prompt_tokens
 
         async def next_tokens(beams: list[list[int]]) -> list[TokenLogprobs]:
-            outputs = [firsts.pop()] if firsts else await together(map(run_step, beams))
+            outputs = [firsts.pop()] if firsts else await run_all(map(run_step, beams))
             return [_next_token(output) for output in outputs]
 
         sequences = await search_beams(

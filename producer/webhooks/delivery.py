@@ -27,7 +27,7 @@ from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
 from ...shared.process.log import get_logger
 from ...shared.values.urls import mask_url
-from ..places import Places
+from ..places import TenantSlots
 from .event_store import EventStore
 from .events import EventState, WebhookAttempt, WebhookEvent, WebhookSecret
 from .guarded_http import ForbiddenAddressError, GuardedHTTP
@@ -102,7 +102,7 @@ class Delivery:
     """Delivers events of one namespace.
 
     Args:
-        num_places: how many attempts this process can make concurrently.
+        num_slots: how many attempts this process can make concurrently.
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class Delivery:
         keys: Keys,
         store: EventStore,
         settings: WebhookSettings,
-        num_places: int,
+        num_slots: int,
     ) -> None:
         self._store = store
         self._secrets = SecretStore(connection, keys)
         self._settings = settings
         self._sender = Sender(settings)
-        self._places = Places(num_places, MAX_PER_TENANT)
+        self._slots = TenantSlots(num_slots, MAX_PER_TENANT)
         self._num_in_flight: Counter[tuple[str, str]] = Counter()
         # By tenant: when its last deferred event is due again, in the time of the event loop.
         self._deferred_until: dict[str, float] = {}
@@ -136,8 +136,8 @@ class Delivery:
         if 0 < (early_s := event.next_attempt_at - time.time()) <= self._settings.max_delay_s * (1 + JITTER):
             return early_s
         receiver = (event.tenant, urlsplit(event.url).netloc)
-        with self._places.take(event.tenant) as has_place:
-            if not has_place or self._num_in_flight[receiver] >= MAX_PER_HOST:
+        with self._slots.occupy(event.tenant) as has_slot:
+            if not has_slot or self._num_in_flight[receiver] >= MAX_PER_HOST:
                 return self._pause_s(event.tenant)
             self._num_in_flight[receiver] += 1
             try:

@@ -131,5 +131,5 @@ async def test_a_worker_that_leaves_tells_who_waits(two_engines: LocalStack) -> 
                     await call
                 assert isinstance(caught.value.errors[engine_id], errors.EngineDeadError)
         await stopping
-        with pytest.raises(errors.EngineDeadError, match="no engine of model 'demo' can be asked"):
+        with pytest.raises(errors.EngineDeadError, match="no engine of model 'demo' can be called"):
             await client.sleep()

@@ -248,8 +248,8 @@ async def test_compressing_middlewares_of_frameworks_leave_events_as_they_are() 
     assert [await server.body() for _ in range(9)] == [*events, b""]
 
 
-SHUTDOWN = b'event: failure\ndata: {"code":"server_shutdown","message":"the server shuts down; connect again to go on",'
-SHUTDOWN += b'"retryable":true}\n\n'
+SHUTDOWN = b'event: failure\ndata: {"code":"server_shutdown","message":"the server shuts down; '
+SHUTDOWN += b'connect again to resume","retryable":true}\n\n'
 
 
 @pytest.mark.parametrize("num_events", [0, 1])

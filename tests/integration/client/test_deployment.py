@@ -133,7 +133,7 @@ async def test_nobody_runs_jobs_and_webhooks_are_due(commands: CommandConnection
     await make_due(commands, keys, 12)
     found = await read_deployment(commands, keys)
     assert [(one.code, one.message) for one in beside_redis(found)] == [
-        ("no_jobs", "nobody runs jobs, and 12 webhooks are due")
+        ("no_jobs", "no jobs process runs, and 12 webhooks are due")
     ]
     await Presence(commands, keys, ProcessKind.JOBS).say()
     assert beside_redis(await read_deployment(commands, keys)) == []
@@ -172,7 +172,7 @@ async def test_the_command_tells_it_and_fails(
     await Presence(commands, keys, ProcessKind.DASHBOARD).say()
     arguments = ["status", "--redis-url", redis_url, "--namespace", keys.namespace]
     status, told = await run(arguments, capsys)
-    assert (status, "ERROR: nobody runs jobs, and 12 webhooks are due; start 'penstock jobs'" in told) == (
+    assert (status, "ERROR: no jobs process runs, and 12 webhooks are due; start 'penstock jobs'" in told) == (
         EXIT_FAILED,
         True,
     )

@@ -173,7 +173,7 @@ async def test_an_engine_that_goes_before_it_answers(
     else:
         await commands.execute("DEL", Keys(namespace).engine("w-0"))
     async with asyncio.timeout(60):
-        with pytest.raises(EngineCallError, match="went before it answered") as caught:
+        with pytest.raises(EngineCallError, match="exited before it answered") as caught:
             await asking
     assert isinstance(caught.value.errors["w-0"], errors.EngineDeadError)
     if fate == "dies":
@@ -222,13 +222,13 @@ async def test_an_answer_of_the_wrong_kind_or_of_a_later_version_is_an_error(
 
 
 async def test_who_cannot_be_asked_is_named_at_once(client: Client, play: Play) -> None:
-    with pytest.raises(errors.EngineDeadError, match="no engine of model 'm' can be asked: none beats"):
+    with pytest.raises(errors.EngineDeadError, match="no engine of model 'm' can be called: none has a heartbeat"):
         await client.sleep()
     await play("w-0").beat(EngineState.DEAD, error="out of memory")
     await play("w-1").beat(EngineState.STARTING)
     with pytest.raises(errors.EngineDeadError, match=r"w-0 is dead \(out of memory\); engine w-1 is starting"):
         await client.sleep()
-    with pytest.raises(errors.EngineDeadError, match="engine w-1 is starting; it cannot be asked now"):
+    with pytest.raises(errors.EngineDeadError, match="engine w-1 is starting; it cannot be called now"):
         await client.sleep(engine_id="w-1")
     with pytest.raises(errors.EngineNotFoundError, match=r"no engine 'w-7' of model 'm' beats .*w-0, w-1"):
         await client.sleep(engine_id="w-7")

@@ -50,7 +50,7 @@ async def test_nobody_runs_jobs_and_webhooks_are_due_stands_first(site: Site) ->
     for number in range(3):
         await Agenda(site.connection, site.keys).add(DELIVER, f"event-{number}")
         await site.connection.execute("ZADD", site.keys.jobs_due(), "XX", 1000, f"{DELIVER}:event-{number}")
-    sentence = "nobody runs jobs, and 3 webhooks are due"
+    sentence = "no jobs process runs, and 3 webhooks are due"
     visitor = await site.visitor()
     problems = (await visitor.get("/overview.json")).json()["facts"]["problems"]
     assert problems[0] == sentence

@@ -16,7 +16,7 @@ from penstock.producer.batches import BatchStore
 from penstock.producer.jobs.context import JobContext
 from penstock.producer.jobs.due_jobs import PAUSE_WITHOUT_PLACE_S, run_open_batch
 from penstock.producer.jobs.settings import JobSettings
-from penstock.producer.places import Places
+from penstock.producer.places import TenantSlots
 from penstock.producer.webhooks import guarded_http as resolver_module
 from penstock.producer.webhooks.delivery import MAX_PER_TENANT, PAUSE_WHILE_BUSY_S, Delivery, Sender
 from penstock.producer.webhooks.event_store import EventStore
@@ -115,12 +115,12 @@ async def test_owners_take_turns_and_what_nobody_waits_for_is_not_looked_up(
     assert dead_names.asked == ["dead-a1", "dead-a3", "dead-b1"]
 
 
-def test_a_place_is_left_for_a_tenant_that_comes() -> None:
-    places = Places(12, 5)
+def test_a_slot_is_left_for_a_new_tenant() -> None:
+    slots = TenantSlots(12, 5)
     held: list[Any] = []
 
     def take(tenant: str) -> bool:
-        held.append(places.take(tenant))
+        held.append(slots.occupy(tenant))
         return held[-1].__enter__()
 
     assert [take("a") for _ in range(6)] == [True] * 5 + [False]
@@ -195,7 +195,7 @@ async def test_batches_of_one_tenant_do_not_take_all_places(redis_url: str, name
         async with BatchStore(redis_url, folder, namespace=namespace) as store:
             file = await store.files.create(parts(row(0)), filename="in.jsonl", tenant="acme")
             batch = await store.create(input_file_id=file.id, endpoint=ENDPOINT, tenant="acme")
-        with context.batch_places.take("acme"), context.batch_places.take("acme"):
+        with context.batch_slots.occupy("acme"), context.batch_slots.occupy("acme"):
             assert await run_open_batch(context, batch.id) == PAUSE_WITHOUT_PLACE_S
         # The model that it names is known to nobody, so it has an end at once.
         assert await run_open_batch(context, batch.id) is None

@@ -186,7 +186,7 @@ async def test_a_name_that_no_engine_can_load_means_what_it_meant(
         await client.add_lora("pets", cats)
     assert await client.adapters() == []
     former, _ = await client.register_lora("pets", cats)
-    with pytest.raises(EngineCallError, match=f"means adapter {former.digest[:12]} again"):
+    with pytest.raises(EngineCallError, match=f"points to adapter {former.digest[:12]} again"):
         await client.add_lora("pets", dogs)
     assert await client.adapters() == [former]
     # What somebody else has pointed elsewhere meanwhile is theirs.
