@@ -1,4 +1,4 @@
-"""Messages as ``LLM.chat`` takes them."""
+"""The messages of ``LLM.chat``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..inputs.prompt import Prompt
 
 
 def as_conversations(messages: Any) -> list[Prompt]:
-    """One conversation or many, as a list. Raises ``ValidationError`` if it is neither."""
+    """Return one conversation or many as a list. Raises ``ValidationError`` if it is neither."""
     if isinstance(messages, Sequence) and not isinstance(messages, str):
         if messages and all(isinstance(message, Mapping) for message in messages):
             return [messages]

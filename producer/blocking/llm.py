@@ -1,4 +1,4 @@
-"""A blocking face for scripts and notebooks."""
+"""The blocking client, for scripts and notebooks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..inputs.streaming_input import GrowingPrompt
 from ..results.outputs import RequestOutput
 from ..results.pooling import DataPrompt, PoolingRequestOutput, ProcessedRequestOutput, TextPair
 from .conversations import as_conversations
-from .llm_by_hand import LLMByHand
+from .llm_by_hand import SteppedLLM
 from .loop_thread import LoopThread
 from .progress import ProgressBar
 
@@ -36,26 +36,26 @@ MAX_IN_FLIGHT = 4096
 
 
 class Closable(Protocol[T_co]):
-    """An asynchronous iterator that can be left early."""
+    """An asynchronous iterator that can be closed early."""
 
     def __anext__(self) -> Awaitable[T_co]: ...
 
     def aclose(self) -> Awaitable[None]: ...
 
 
-class LLM(LLMByHand):
+class LLM(SteppedLLM):
     """Generate from a list of prompts and wait for all answers; and control engines, queues and models, blocking.
 
     Args:
         url: Redis URL; ``PENSTOCK_REDIS_URL`` or the embedded Redis when None.
         options: as for ``Client``.
 
-    Use as a context manager, or call ``close()``. Any thread may use it, and so may a process that is forked meanwhile,
-    as by ``gunicorn --preload``: there it connects anew, and only what the parent was iterating over is the parent's.
+    Use it as a context manager, or call ``close()``. Any thread may use it. A process that is forked meanwhile, as by
+    ``gunicorn --preload``, may use it too: the child connects anew, but iterators of the parent stay the parent's.
     """
 
     _connected: tuple[LoopThread, Client] | None = None
-    # Until it is open, there is nothing to close.
+    # True until it is open: nothing needs closing before.
     _is_closed = True
 
     def __init__(self, url: str | None = None, **options: Any) -> None:
@@ -79,20 +79,20 @@ class LLM(LLMByHand):
         progress: bool = True,
         **options: Unpack[RequestOptions],
     ) -> list[RequestOutput]:
-        """Return one output per prompt, in order; shows a progress bar on a terminal.
+        """Return one output per prompt, in order. Shows a progress bar on a terminal.
 
         ``params`` is one for all prompts or one each. ``options`` are those of a request: ``model``, ``band``,
-        ``tenant``, ``timeout_s`` and so on, but no ``request_id``, which would be that of all; ``lora_request`` is one
-        or one each. An error of one request is raised after the others ended.
+        ``tenant``, ``timeout_s`` and so on, but no ``request_id``, which all requests would share; ``lora_request`` is
+        one or one each. An error of one request is raised after the others have ended.
 
         Raises: as ``Client.stream``.
         """
         if options.get("request_id") is not None:
             raise ValidationError("generate takes no request_id: each request needs its own")
-        wanted = as_prompts(prompts)
-        each = params_of_each(params, len(wanted))
-        with ProgressBar(len(wanted), shown=progress) as bar:
-            return self.call(self._generate_all(wanted, each, options_of_each(options, len(wanted)), bar))
+        prompt_list = as_prompts(prompts)
+        each = params_of_each(params, len(prompt_list))
+        with ProgressBar(len(prompt_list), shown=progress) as bar:
+            return self.call(self._generate_all(prompt_list, each, options_of_each(options, len(prompt_list)), bar))
 
     def stream(
         self,
@@ -102,14 +102,15 @@ class LLM(LLMByHand):
     ) -> Generator[Delta]:
         """Generate from ``prompt`` and iterate over the output as it is produced; see ``Client.stream``.
 
-        Closing the iterator early cancels the request. Any number of threads may stream at once, each its own.
+        Closing the iterator early cancels the request. Any number of threads may stream concurrently, each its own
+        request.
         """
         return self.iterate(self._client.stream(prompt, params, **options))
 
     @property
     def client(self) -> Client:
-        """The asynchronous client behind it: what it does, ``call`` and ``iterate`` do for threads that block."""
-        return self._here()[1]
+        """The asynchronous client of this object; ``call`` and ``iterate`` use it from threads that block."""
+        return self._own_connection()[1]
 
     @property
     def _client(self) -> Client:
@@ -122,15 +123,15 @@ class LLM(LLMByHand):
             ClientClosedError: after ``close()``.
         """
         try:
-            thread, _ = self._here()
+            thread, _ = self._own_connection()
         except BaseException:
             work.close()
             raise
         return thread.run(work)
 
     def iterate(self, items: Closable[T]) -> Generator[T]:
-        """Iterate over what an asynchronous generator (or an ``EventStream``) gives; closing the iterator closes it."""
-        thread, _ = self._here()
+        """Iterate over the items of an asynchronous generator or an ``EventStream``; closing the iterator closes it."""
+        thread, _ = self._own_connection()
         try:
             while True:
                 try:
@@ -139,8 +140,8 @@ class LLM(LLMByHand):
                     return
                 yield item
         finally:
-            # The loop's own thread gets here if it collects a forgotten iterator.
-            thread.finish(_close(items))
+            # Also runs in the loop's own thread, if that collects an abandoned iterator.
+            thread.clean_up(_close(items))
 
     def chat(
         self,
@@ -150,13 +151,13 @@ class LLM(LLMByHand):
         progress: bool = True,
         **options: Unpack[RequestOptions],
     ) -> list[RequestOutput]:
-        """``generate`` for one conversation, or for many at once: lists of ``{"role": ..., "content": ...}``.
+        """``generate`` for one conversation, or for many: lists of ``{"role": ..., "content": ...}``.
 
-        What the model's chat template takes beside messages goes into ``chat_template_kwargs``: ``tools``,
+        Arguments of the model's chat template besides messages go into ``chat_template_kwargs``: ``tools``,
         ``add_generation_prompt``, ``enable_thinking`` and so on.
 
         Raises:
-            ValidationError: what is given is no conversation.
+            ValidationError: ``messages`` are not conversations.
             and as ``generate``.
         """
         return self.generate(as_conversations(messages), params, progress=progress, **options)
@@ -191,33 +192,33 @@ class LLM(LLMByHand):
     ) -> list[ProcessedRequestOutput] | list[PoolingRequestOutput]:
         """Embed or classify each prompt, as ``params.task`` says; see ``Client.encode_all``.
 
-        Of a ``DataPrompt`` there is one output, which an I/O processor has made.
+        A ``DataPrompt`` has a single output, which an I/O processor creates.
         """
         if isinstance(prompts, DataPrompt):
             return [self.call(self._client.encode(prompts, params, **options))]
-        wanted = as_prompts(prompts)
-        with ProgressBar(len(wanted), shown=progress) as bar:
-            return self.call(self._client.encode_all(wanted, params, on_output=lambda: bar.advance(0), **options))
+        prompt_list = as_prompts(prompts)
+        with ProgressBar(len(prompt_list), shown=progress) as bar:
+            return self.call(self._client.encode_all(prompt_list, params, on_output=lambda: bar.advance(0), **options))
 
     def close(self) -> None:
-        """Disconnect; twice does nothing."""
+        """Disconnect. Closing twice does nothing."""
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
             if self._connected is not None:
                 thread, client = self._connected
-                if (by_hand := self._by_hand) is not None and by_hand.client is client:
-                    thread.run(by_hand.leave())
+                if (stepped := self._own_process_requests(client)) is not None:
+                    thread.run(stepped.leave())
                 thread.run(client.close())
                 thread.stop()
             self._stack.close()
 
     def __del__(self) -> None:
-        """Close an LLM that nobody closed, so that an embedded Redis stops with its last user."""
+        """Close an LLM that was left open, so that an embedded Redis stops with its last user."""
         with suppress(Exception):
-            if self._connected is not None and self._connected[0].is_mine:
-                # The loop's own thread collects the garbage, and must not wait for itself.
+            if self._connected is not None and self._connected[0].is_current_thread:
+                # The loop's own thread runs the garbage collection, and must not wait for itself.
                 threading.Thread(target=self.close, daemon=True).start()
             else:
                 self.close()
@@ -237,22 +238,24 @@ class LLM(LLMByHand):
         options: Sequence[RequestOptions],
         bar: ProgressBar,
     ) -> list[RequestOutput]:
-        most_answers = max((chosen.n for chosen in params if isinstance(chosen, SamplingParams)), default=1)
-        in_flight = asyncio.Semaphore(MAX_IN_FLIGHT // most_answers)
+        max_answers = max((each.n for each in params if isinstance(each, SamplingParams)), default=1)
+        in_flight = asyncio.Semaphore(MAX_IN_FLIGHT // max_answers)
 
-        async def one(name: str, prompt: Prompt, chosen: SamplingParams | None, own: RequestOptions) -> RequestOutput:
+        async def generate_one(
+            name: str, prompt: Prompt, prompt_params: SamplingParams | None, prompt_options: RequestOptions
+        ) -> RequestOutput:
             with naming(name):
                 async with in_flight:
-                    output = await self._client.generate(prompt, chosen, **own)
+                    output = await self._client.generate(prompt, prompt_params, **prompt_options)
             bar.advance(sum(len(answer.token_ids) for answer in output.outputs))
             return output
 
-        wanted = zip(numbered("prompt", prompts), prompts, params, options, strict=True)
-        results = await asyncio.gather(*(one(*each) for each in wanted), return_exceptions=True)
+        arguments = zip(numbered("prompt", prompts), prompts, params, options, strict=True)
+        results = await asyncio.gather(*(generate_one(*each) for each in arguments), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
-        return results  # type: ignore[return-value]  # no exception is left in it
+        return results  # type: ignore[return-value]  # contains no exception here
 
     def _connect(self) -> tuple[LoopThread, Client]:
         thread, client = LoopThread(), Client(self._url, **self._options)
@@ -264,42 +267,42 @@ class LLM(LLMByHand):
         self._connected = thread, client
         return self._connected
 
-    def _here(self) -> tuple[LoopThread, Client]:
-        """The loop and the client of this process: after a fork, new ones."""
+    def _own_connection(self) -> tuple[LoopThread, Client]:
+        """Return the loop and the client of this process; after a fork, create new ones."""
         if self._connected is not None and not self._is_closed:
             return self._connected
         with self._lock:
             if self._is_closed:
-                raise ClientClosedError("the LLM was closed; make another, or use it inside `with LLM(url) as llm:`")
+                raise ClientClosedError("the LLM was closed; create another, or use it inside `with LLM(url) as llm:`")
             return self._connected or self._connect()
 
-    def _forget_parents(self) -> None:
-        """In a child: leave loop and client to the parent, and connect anew when asked for something."""
-        # Another thread may have held it.
+    def _drop_parents_connection(self) -> None:
+        """In a forked child: leave loop and client to the parent, and connect anew at the next call."""
+        # Another thread of the parent may have held the lock.
         self._lock = threading.Lock()
-        # Kept, since closing them would end what the parent shares with us.
-        _of_parents.append(self._connected)
+        # Referenced for ever, since closing the connections would end those that the parent shares.
+        _parents_connections.append(self._connected)
         self._connected = None
 
 
 _llms: weakref.WeakSet[LLM] = weakref.WeakSet()
-_of_parents: list[object] = []
+_parents_connections: list[object] = []
 
 
-def _forget_parents() -> None:
+def _drop_parents_connection() -> None:
     for llm in _llms:
-        llm._forget_parents()
+        llm._drop_parents_connection()
 
 
 # Windows has no fork.
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parents)
+    os.register_at_fork(after_in_child=_drop_parents_connection)
 
 
 def _close_all() -> None:
-    """Close what a script has left open, while its interpreter can still import and its loop threads run."""
+    """Close the LLMs that a script left open, while its interpreter can still import and its loop threads run."""
     for llm in list(_llms):
-        # An error here would be printed below the one by which the script ends.
+        # An error here would be printed after the error that ends the script.
         with suppress(Exception):
             llm.close()
 

@@ -1,4 +1,4 @@
-"""What a client may know and do beside requests, for callers that block."""
+"""The control methods of the client, for callers that block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def _blocking(method: Callable[Concatenate[Client, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
-    """Return ``method`` as one of ``LLMControl``: same arguments, same result, same words, but it blocks."""
+    """Return ``method`` as a method of ``LLMControl``: same arguments, result and docstring, but blocking."""
 
     @functools.wraps(method)
     def call(self: LLMControl, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -25,12 +25,12 @@ def _blocking(method: Callable[Concatenate[Client, P], Coroutine[Any, Any, T]]) 
 
 
 class LLMControl(ABC):
-    """The part of ``LLM`` that is about engines, queues and models: the methods of ``Client``, blocking."""
+    """The part of ``LLM`` for engines, queues and models: the methods of ``Client``, blocking."""
 
     @property
     @abstractmethod
     def _client(self) -> Client:
-        """The client that does it."""
+        """The client that runs the methods."""
 
     @abstractmethod
     def call(self, work: Coroutine[Any, Any, T]) -> T:
@@ -112,20 +112,20 @@ class LLMControl(ABC):
 
     @property
     def errored(self) -> bool:
-        """As ``Client.errored``."""
+        """Same as ``Client.errored``."""
         return self._client.errored
 
     @property
     def dead_error(self) -> EngineDeadError:
-        """As ``Client.dead_error``."""
+        """Same as ``Client.dead_error``."""
         return self._client.dead_error
 
     @property
     def is_running(self) -> bool:
-        """As ``Client.is_running``."""
+        """Same as ``Client.is_running``."""
         return self._client.is_running
 
     @property
     def is_stopped(self) -> bool:
-        """As ``Client.is_stopped``."""
+        """Same as ``Client.is_stopped``."""
         return self._client.is_stopped

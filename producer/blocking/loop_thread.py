@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers that block."""
+"""An event loop in a separate thread, for callers that block."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines for any number of threads. It does not survive a fork: a child needs one of its own."""
+    """Runs coroutines for any number of threads. It does not survive a fork: a child needs its own."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -23,21 +23,21 @@ class LoopThread:
         self._thread.start()
 
     @property
-    def is_mine(self) -> bool:
-        """Whether the caller is this very thread, which must not wait for itself."""
+    def is_current_thread(self) -> bool:
+        """Whether the caller runs in this thread, which must not wait for itself."""
         return threading.current_thread() is self._thread
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` to its end; Ctrl-C cancels it.
+        """Run ``work`` to its end. Ctrl-C cancels it.
 
         Raises:
-            ClientClosedError: this process was forked after the loop began.
+            ClientClosedError: this process was forked after the loop was started.
         """
         if os.getpid() != self._pid:
             work.close()
             raise ClientClosedError(
-                f"this was begun by process {self._pid}, which forked this one, and is that one's to go on with; "
-                "begin it anew"
+                f"this was started by process {self._pid}, which forked this one; only that process can continue it, "
+                "so start it again here"
             )
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
@@ -46,13 +46,15 @@ class LoopThread:
             future.cancel()
             raise
 
-    def finish(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work``, which tidies up, and wait for it, unless this is the thread itself; in a child, do nothing."""
+    def clean_up(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work``, which cleans up, and wait for it unless this is the loop's thread. In a forked child, do
+        nothing.
+        """
         if os.getpid() != self._pid:
             work.close()
             return
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        if not self.is_mine:
+        if not self.is_current_thread:
             future.result()
 
     def stop(self) -> None:

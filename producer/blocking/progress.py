@@ -1,4 +1,4 @@
-"""A progress bar on standard error. Small enough that the client needs no library for it."""
+"""A progress bar on standard error, written here so that the client needs no library for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REDRAW_S = 0.1
 
 
 class ProgressBar:
-    """Counts finished requests and their tokens; draws only on a terminal."""
+    """Counts finished requests and their tokens. Draws only on a terminal."""
 
     def __init__(self, total: int, *, shown: bool = True) -> None:
         self._total = total
@@ -22,7 +22,7 @@ class ProgressBar:
         self._drawn = 0.0
 
     def advance(self, num_tokens: int) -> None:
-        """One more request has ended, with that many output tokens."""
+        """Count one more finished request and its output tokens."""
         self._done += 1
         self._tokens += num_tokens
         now = time.monotonic()

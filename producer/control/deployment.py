@@ -67,8 +67,8 @@ async def read_deployment(connection: CommandConnection, keys: Keys) -> Deployme
     Raises:
         RedisUnavailableError: the home Redis is not reachable.
     """
-    known, awaited = await ModelCards(connection, keys, default=None, wait_for_model=True).read_with_awaited()
-    cards = sorted([*known, *awaited])
+    served, awaited = await ModelCards(connection, keys, default=None, wait_for_model=True).read_with_awaited()
+    cards = sorted([*served, *awaited])
     unreadable: list[str] = []
     processes, engines, num_due, queues = await asyncio.gather(
         read_processes(connection.execute, keys),
@@ -87,7 +87,7 @@ async def read_deployment(connection: CommandConnection, keys: Keys) -> Deployme
         if stats is None
     ]
     findings += jobs_findings(processes, num_due)
-    findings += [finding for stats in reachable for finding in _queue_findings(stats, engines, known)]
+    findings += [finding for stats in reachable for finding in _queue_findings(stats, engines, served)]
     findings += [_engine_finding(engine) for engine in engines if engine.state is EngineState.FAILED]
     findings += [
         Finding(

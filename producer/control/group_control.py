@@ -84,12 +84,12 @@ class GroupControl(ClientCore):
             ValidationError: the model has no group of that name, or several groups and no name was passed.
         """
         heartbeats = await self._health.engines(model)
-        known = sorted({engine.group.group for engine in heartbeats if engine.group is not None})
-        if group is not None and group in known:
+        groups = sorted({engine.group.group for engine in heartbeats if engine.group is not None})
+        if group is not None and group in groups:
             return group
-        if group is None and len(known) == 1:
-            return known[0]
-        names = ", ".join(known) or "none: its engines were not started with --data-parallel-size"
+        if group is None and len(groups) == 1:
+            return groups[0]
+        names = ", ".join(groups) or "none: its engines were not started with --data-parallel-size"
         raise ValidationError(f"group must be one of the model's groups ({names}), got {shown(group)}")
 
     async def _ranks(self, model: str, group: str) -> list[GroupStanding]:

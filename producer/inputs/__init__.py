@@ -1,1 +1,1 @@
-"""What a caller passes with a request, checked and encoded."""
+"""The arguments that a caller passes with a request, checked and encoded."""

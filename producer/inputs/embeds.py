@@ -1,4 +1,4 @@
-"""Prompts that are given as embeddings: arrays of numpy or torch, read without importing either."""
+"""Prompts as embeddings: arrays of numpy or torch, read without importing either."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class EmbedsArray(Protocol):
 
 
 def encode_embeds(array: EmbedsArray) -> PromptEmbeds:
-    """Return ``array`` as it travels.
+    """Return ``array`` in the form of a message.
 
     Raises:
         ValidationError: it has another dtype or number of dimensions, or is empty.
     """
-    # numpy writes a dtype of foreign byte order as ">f4", which is in no list.
+    # numpy names a dtype with another byte order ">f4", which is not in the list.
     dtype, shape = str(array.dtype).removeprefix("torch."), tuple(array.shape)
     if dtype not in EMBEDS_ITEM_BYTES:
         raise ValidationError(
@@ -40,11 +40,11 @@ def encode_embeds(array: EmbedsArray) -> PromptEmbeds:
 
 
 def _item_bytes(array: Any) -> bytes:
-    """The items in row-major order."""
+    """Return the items in row-major order."""
     if hasattr(array, "tobytes"):
         return array.tobytes()
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(array, torch.Tensor):
         raise ValidationError(f"prompt embeddings must be a numpy array or a torch tensor, got {type(array).__name__}")
-    # As bytes, since numpy knows no bfloat16.
+    # Viewed as bytes, since numpy has no bfloat16.
     return array.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()

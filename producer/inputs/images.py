@@ -1,4 +1,4 @@
-"""Images in prompts, as callers have them: files, Pillow's pictures, arrays; beside a prompt or in chat messages."""
+"""Images of prompts as callers pass them: files, Pillow images and arrays, with a prompt or in chat messages."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from ...shared.errors import UnsupportedParameterError, ValidationError
 from ...shared.params.images import MAX_IMAGES, ImageInput, check_image_bytes
 from ...shared.values.shown import shown
 
-# Of a request together, as they go into Redis in one call.
+# Limit per request, because its images are written to Redis in one call.
 MAX_TOTAL_BYTES = 64 << 20
 _IMAGE_TYPES = ("image_url", "input_image", "image", "image_pil")
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "messages")
-# Modes with transparency that PNG lacks, and those that take their place.
+# Modes with transparency that PNG lacks, and their replacements.
 _WITH_ALPHA = {"La": "LA", "PA": "RGBA", "RGBa": "RGBA"}
 
 
 def is_prompt_with_data(prompt: object) -> bool:
-    """Whether ``prompt`` is a dictionary such as ``{"prompt": ..., "multi_modal_data": {"image": ...}}``."""
+    """Return whether ``prompt`` is a dictionary such as ``{"prompt": ..., "multi_modal_data": {"image": ...}}``."""
     return isinstance(prompt, Mapping) and any(name in prompt for name in _PROMPT_KEYS) and "role" not in prompt
 
 
 def split_prompt(prompt: Any) -> tuple[Any, list[ImageInput]]:
-    """Return a prompt of any form without its images, and those.
+    """Split a prompt of any form into the prompt without its images, and the images.
 
-    Images stand beside a prompt under ``multi_modal_data``, or in parts of chat messages, where a bare
-    ``{"type": "image"}`` takes their place.
+    Images are passed with a prompt under ``multi_modal_data``, or in parts of chat messages. A bare ``{"type":
+    "image"}`` replaces such a part.
 
     Raises:
-        ValidationError: something is no image, or too large; names the field.
-        UnsupportedParameterError: there is something else than images, or the address of one.
+        ValidationError: an image is invalid or too large; names the field.
+        UnsupportedParameterError: the prompt has data other than images, or the URL of an image.
     """
     if not is_prompt_with_data(prompt):
         return _split(prompt)
     unknown = prompt.keys() - {*_PROMPT_KEYS, "multi_modal_data"}
     if unknown:
         raise UnsupportedParameterError(f"prompt[{shown(min(map(str, unknown)))}] is not supported; leave it out")
-    given = [name for name in _PROMPT_KEYS if prompt.get(name) is not None]
-    if len(given) != 1:
-        raise ValidationError(f"a prompt must have one of {', '.join(_PROMPT_KEYS)}, got {shown(given)}")
-    bare, images = _split(prompt[given[0]])
-    return bare, _checked([*images, *_of_data(prompt.get("multi_modal_data"))])
+    keys = [name for name in _PROMPT_KEYS if prompt.get(name) is not None]
+    if len(keys) != 1:
+        raise ValidationError(f"a prompt must have one of {', '.join(_PROMPT_KEYS)}, got {shown(keys)}")
+    bare, images = _split(prompt[keys[0]])
+    return bare, _checked([*images, *_images_of_data(prompt.get("multi_modal_data"))])
 
 
 def image_bytes(field: str, value: Any) -> bytes:
-    """Return an image as a file: bytes as they are; Pillow's pictures and arrays as PNG.
+    """Return an image as a file: bytes unchanged; Pillow images and arrays as PNG.
 
     Args:
         value: bytes of a PNG, JPEG, WebP or GIF file; a ``PIL.Image.Image``; or an array or tensor of ``uint8``,
@@ -66,24 +66,22 @@ def image_bytes(field: str, value: Any) -> bytes:
         kind = shown(type(value).__name__)
         raise ValidationError(f"{field} must be bytes of an image file, a PIL image or an array of uint8, got {kind}")
     if getattr(value, "mode", None) in ("I", "F"):
-        raise ValidationError(
-            f"{field} has mode {value.mode}, of which nobody knows what is white; convert it to L or RGB"
-        )
-    written = io.BytesIO()
+        raise ValidationError(f"{field} has mode {value.mode}, which does not define white; convert it to L or RGB")
+    buffer = io.BytesIO()
     try:
         is_png = value.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
         picture = value if is_png else value.convert(_WITH_ALPHA.get(value.mode, "RGB"))
-        picture.save(written, "PNG")
-    except Exception as error:  # of a damaged file that it was opened from, of a mode that PNG lacks
+        picture.save(buffer, "PNG")
+    except Exception as error:  # the image's file is damaged, or PNG lacks its mode
         raise ValidationError(f"{field} cannot be written as PNG: {error}") from error
-    return check_image_bytes(field, written.getvalue())
+    return check_image_bytes(field, buffer.getvalue())
 
 
 def data_url_bytes(field: str, url: str) -> bytes:
     """Return the image of a URL such as ``data:image/png;base64,...``.
 
     Raises:
-        ValidationError: it is none.
+        ValidationError: it is not such a URL.
     """
     head, comma, encoded = url.partition(",")
     if not comma or not head.lower().endswith(";base64"):
@@ -93,25 +91,27 @@ def data_url_bytes(field: str, url: str) -> bytes:
     except (binascii.Error, ValueError) as error:
         if isinstance(error, ValidationError):
             raise
-        raise ValidationError(f"{field} is no base64 ({error}); encode the file's bytes without line breaks") from error
+        raise ValidationError(
+            f"{field} is not base64 ({error}); encode the file's bytes without line breaks"
+        ) from error
 
 
 def is_image_part(part: object) -> bool:
-    """Whether a part of a message is an image."""
+    """Return whether a part of a message is an image."""
     return isinstance(part, Mapping) and part.get("type") in _IMAGE_TYPES
 
 
 def is_data_url(url: str) -> bool:
-    """Whether ``url`` is the image itself, and not where it is."""
+    """Return whether ``url`` contains the image itself, and not its address."""
     return url[:5].lower() == "data:"
 
 
 def image_url_of(field: str, part: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the name of the URL of an ``image_url`` or ``input_image`` part, and the URL.
+    """Return the field name of the URL of an ``image_url`` or ``input_image`` part, and the URL.
 
     Raises:
-        ValidationError: it has none.
-        UnsupportedParameterError: it names a file.
+        ValidationError: it has no URL.
+        UnsupportedParameterError: it refers to a file.
     """
     if part.get("file_id") is not None:
         raise UnsupportedParameterError(f"{field}.file_id is not supported; send the image as a data URL")
@@ -142,13 +142,13 @@ def _without_images(field: str, message: Any, images: list[ImageInput]) -> Any:
     parts = []
     for at, part in enumerate(content):
         if is_image_part(part):
-            images.append(ImageInput.of(_of_part(f"{field}.content[{at}]", part)))
+            images.append(ImageInput.of(_bytes_of_part(f"{field}.content[{at}]", part)))
             part = {"type": "image"}
         parts.append(part)
     return {**message, "content": parts}
 
 
-def _of_part(field: str, part: Mapping[str, Any]) -> bytes:
+def _bytes_of_part(field: str, part: Mapping[str, Any]) -> bytes:
     kind = part["type"]
     if kind in ("image", "image_pil"):
         name = kind if part.get(kind) is not None else "image"
@@ -158,13 +158,13 @@ def _of_part(field: str, part: Mapping[str, Any]) -> bytes:
     field, url = image_url_of(field, part)
     if not is_data_url(url):
         raise UnsupportedParameterError(
-            f"{field} is the address of an image, {shown(url)}, and only the gateway fetches those, if it is told to; "
+            f"{field} is the address of an image, {shown(url)}, which only the gateway can fetch, if configured; "
             "send the image itself"
         )
     return data_url_bytes(field, url)
 
 
-def _of_data(data: Any) -> list[ImageInput]:
+def _images_of_data(data: Any) -> list[ImageInput]:
     if data is None:
         return []
     if not isinstance(data, Mapping):
@@ -173,22 +173,22 @@ def _of_data(data: Any) -> list[ImageInput]:
         raise UnsupportedParameterError(
             f"multi_modal_data[{shown(min(map(str, unknown)))}] is not supported; images are, under 'image'"
         )
-    given = data.get("image")
-    several = list(given) if isinstance(given, list | tuple) else [] if given is None else [given]
-    return [ImageInput.of(image_bytes(f"multi_modal_data['image'][{at}]", image)) for at, image in enumerate(several)]
+    value = data.get("image")
+    images = list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
+    return [ImageInput.of(image_bytes(f"multi_modal_data['image'][{at}]", image)) for at, image in enumerate(images)]
 
 
 def check_number(images: Sequence[ImageInput], card: ModelCard) -> None:
-    """Refuse images that no engine of the model takes, as far as its card tells.
+    """Refuse images that no engine of the model accepts, as far as its card says.
 
     Raises:
-        UnsupportedParameterError: it takes none; says why.
-        ValidationError: it takes fewer.
+        UnsupportedParameterError: it accepts no images; gives the reason.
+        ValidationError: it accepts fewer.
     """
     if card.max_images is None or len(images) <= card.max_images:
         return
     if not card.max_images:
-        why = card.image_refusal or f"the engines of model {shown(card.model)} read none"
+        why = card.image_refusal or f"the engines of model {shown(card.model)} accept none"
         raise UnsupportedParameterError(f"images: {why}; send text alone, or ask for another model")
     raise ValidationError(
         f"images: model {shown(card.model)} takes at most {card.max_images} in a request, got {len(images)}; send "
@@ -209,7 +209,7 @@ def _checked(images: list[ImageInput]) -> list[ImageInput]:
 
 
 def _picture_of_array(field: str, value: Any) -> Any:
-    # Here, not above: who sends no arrays needs neither.
+    # Imported here, since callers without arrays need neither.
     import numpy as np
     from PIL import Image
 
@@ -220,5 +220,5 @@ def _picture_of_array(field: str, value: Any) -> Any:
         return Image.fromarray(array)
     except ValidationError:
         raise
-    except Exception as error:  # of a tensor on a GPU, of a shape that is no picture's
-        raise ValidationError(f"{field} is no array of a picture: {error}") from error
+    except Exception as error:  # a tensor on a GPU, or a shape that is not an image's
+        raise ValidationError(f"{field} is not the array of an image: {error}") from error

@@ -1,4 +1,4 @@
-"""What a request may say beside its prompt and sampling parameters, and what is wrong with it."""
+"""The options of a request besides its prompt and sampling parameters, and their checks."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ READ_TTL_S = 60.0
 
 
 class SharedOptions(TypedDict, total=False):
-    """What a request, or several at once, may say beside prompt and sampling parameters.
+    """Options of one request, or of several in one call, besides prompt and sampling parameters.
 
-    ``model``: which model; may be left out while the client has a default or Redis knows only one.
-    ``tenant``: on whose account it waits and runs; the client's ``tenant`` when None.
-    ``band``: how urgent it is, one of the queue's bands ("interactive", "standard", "batch" unless configured
-    otherwise); the queue's default band when None.
-    ``deadline``: Unix time in seconds, by the clock of Redis, at which it expires: from then on it is not started, or
-    is stopped, and ends with finish_reason "expired" and the tokens so far.
+    ``model``: name of the model; may be left out if the client has a default or Redis knows only one.
+    ``tenant``: the tenant to which the request belongs; the client's ``tenant`` when None.
+    ``band``: its urgency, one of the queue's bands ("interactive", "standard", "batch" unless configured otherwise);
+    the queue's default band when None.
+    ``deadline``: Unix time in seconds, by the clock of Redis, at which it expires: after it the request is not started,
+    or is stopped, and ends with finish_reason "expired" and the tokens so far.
     ``timeout_s``: the same, in seconds from now; the earlier of the two holds.
-    ``priority``: lower is earlier, within what the engine has admitted, if it schedules by priority.
-    ``cache_salt``: only requests of the tenant with the same one share blocks of the KV cache.
+    ``priority``: lower is earlier, among the requests that the engine has admitted, if it schedules by priority.
+    ``cache_salt``: only requests of the tenant with the same salt share blocks of the KV cache.
     ``fail_fast``: raise ``EngineDeadError`` rather than wait for an engine; the client's ``fail_fast`` when None.
     ``chat_template_kwargs``: passed to the chat template, for a prompt of messages.
-    ``linger_s``: how long a request that is streamed goes on after it was left early, for somebody to follow it; it is
-    cancelled then, or when nobody follows any more. By default, and with 0, it is cancelled at once.
-    ``read_ttl_s``: how long the answer of a request that is streamed or awaited can be read again once it was read to
-    its end. By default a minute where ``request_id`` was left out, so that nobody else knows it, and as long as any
-    result (``result_ttl_s`` of the client) where it was given.
-    ``lora_request``: the adapter to apply: its name, or a ``LoRARequest``. What it is now, the request ends with. The
-    name of an adapter as ``model`` says the same. Engines need ``--enable-lora``. ``LLM.generate`` and ``LLM.chat``
-    take one for each prompt, too.
-    ``webhook_url``: who is told of the end, by a signed POST; of detached requests (``submit``) alone.
-    ``webhook_events``: how the event is called: "request" (``request.completed``) when None, or "response"
+    ``linger_s``: how long a streamed request continues after it was left early, so that another reader can follow it;
+    after this time without a reader it is cancelled. By default, and with 0, it is cancelled immediately.
+    ``read_ttl_s``: how long the answer of a streamed or awaited request can be read again after it was read to its end.
+    By default a minute if ``request_id`` was left out, since no other reader knows the id; otherwise as long as any
+    result (``result_ttl_s`` of the client).
+    ``lora_request``: the adapter to apply: its name, or a ``LoRARequest``. The name is resolved now, and the request
+    keeps that adapter. The name of an adapter as ``model`` has the same effect. Engines need ``--enable-lora``.
+    ``LLM.generate`` and ``LLM.chat`` also accept one per prompt.
+    ``webhook_url``: URL that is notified of the end, by a signed POST; only for detached requests (``submit``).
+    ``webhook_events``: name of the event: "request" (``request.completed``) when None, or "response"
     (``response.completed``, as OpenAI's).
-    ``trace_headers``: of the trace that it belongs to (W3C: "traceparent", "tracestate"); its spans are made there, and
-    worker processes log the trace's id.
-    ``external_req_id``: what whoever asks calls it, such as the ``x-request-id`` of a web app's own request; worker
-    processes log it as ``x_request_id``. It need not be unique.
-    ``session_id``: what it goes on with, such as the conversation or document that its prompt begins with. Requests of
-    a tenant with the same one go to the engine that had the last of them, if that has room, since its KV cache may hold
-    the beginning. Conversations in messages are known by themselves; text and token ids need it.
-    ``resume``: "exact" has the request refused by an engine that could not go on with its very tokens after another
-    one's death. Penstock's engine can; another may draw the rest anew (guide, "vLLM").
-    ``tokenization_kwargs``: how its prompt becomes tokens, where it is not as the model asks: ``add_special_tokens``,
-    ``truncate_prompt_tokens`` (as in the parameters), or ``truncation`` and ``max_length`` as transformers has them,
-    and ``truncation_side`` ("left" keeps the last tokens).
-    ``prediction``: text that its output is likely to be, or to hold in long pieces, such as a file that it is asked to
-    change. An engine with ``--speculative`` gives tokens that were predicted sooner; the output is the same.
+    ``trace_headers``: of the trace to which the request belongs (W3C: "traceparent", "tracestate"); its spans join that
+    trace, and worker processes log the trace's id.
+    ``external_req_id``: the caller's name for the request, such as the ``x-request-id`` of a web app; worker processes
+    log it as ``x_request_id``. It need not be unique.
+    ``session_id``: id of the conversation or document with which its prompt begins. Requests of a tenant with the same
+    id go to the engine that had the last of them, if it has capacity, since its KV cache may hold the prefix.
+    Conversations in messages are recognized without it; text and token ids need it.
+    ``resume``: "exact" forbids engines that cannot resume with the same tokens after another engine's death. Penstock's
+    engine can; other engines may draw the rest anew (guide, "vLLM").
+    ``tokenization_kwargs``: overrides the model's tokenization of the prompt: ``add_special_tokens``,
+    ``truncate_prompt_tokens`` (as in the parameters), or ``truncation`` and ``max_length`` as in transformers, and
+    ``truncation_side`` ("left" keeps the last tokens).
+    ``prediction``: text that the output is likely to equal or to contain in long pieces, such as a file to change. An
+    engine with ``--speculative`` generates predicted tokens sooner; the output is the same.
     """
 
     model: str | None
@@ -84,13 +84,13 @@ class SharedOptions(TypedDict, total=False):
 
 
 class RequestOptions(SharedOptions, total=False):
-    """The same, of one request, and ``request_id``: its idempotency key, drawn at random when left out."""
+    """Options of one request: the shared ones, and ``request_id``, its idempotency key; random when left out."""
 
     request_id: str | None
 
 
 def cache_salt_of(options: RequestOptions) -> str | None:
-    """Return the ``cache_salt``. Raises ``ValidationError`` if it is no string, empty or too long."""
+    """Return the ``cache_salt``. Raises ``ValidationError`` if it is not a string, empty or too long."""
     salt: Any = options.get("cache_salt")
     if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= MAX_CACHE_SALT_CHARS):
         raise ValidationError(
@@ -100,7 +100,7 @@ def cache_salt_of(options: RequestOptions) -> str | None:
 
 
 def session_id_of(options: RequestOptions) -> str | None:
-    """Return the ``session_id``. Raises ``ValidationError`` if it is no string, empty or too long."""
+    """Return the ``session_id``. Raises ``ValidationError`` if it is not a string, empty or too long."""
     session_id: Any = options.get("session_id")
     is_id = isinstance(session_id, str) and 1 <= len(session_id) <= MAX_SESSION_ID_CHARS
     if session_id is not None and not is_id:
@@ -111,7 +111,7 @@ def session_id_of(options: RequestOptions) -> str | None:
 
 
 def resume_of(options: RequestOptions) -> str:
-    """Return the ``resume``, "" where nothing is demanded. Raises ``ValidationError`` if it is anything else."""
+    """Return the ``resume``, "" by default. Raises ``ValidationError`` if it is anything else."""
     resume: Any = options.get("resume")
     if resume is not None and resume != EXACT:
         raise ValidationError(f"resume must be {EXACT!r}, or be left out, got {shown(resume)}")
@@ -119,7 +119,7 @@ def resume_of(options: RequestOptions) -> str:
 
 
 def prediction_of(options: RequestOptions) -> str | None:
-    """Return the ``prediction``, None if it is empty. Raises ``ValidationError`` if it is no text."""
+    """Return the ``prediction``, None if it is empty. Raises ``ValidationError`` if it is not text."""
     prediction: Any = options.get("prediction")
     if prediction is not None and not isinstance(prediction, str):
         raise ValidationError(f"prediction must be text, got {shown(prediction)}")
@@ -127,21 +127,22 @@ def prediction_of(options: RequestOptions) -> str | None:
 
 
 def options_of_each(options: RequestOptions, num_prompts: int) -> list[RequestOptions]:
-    """Return the options of each of several prompts: where they have several adapters, one each.
+    """Return the options of each of several prompts, with one adapter each if a list of adapters is passed.
 
     Raises:
-        ValidationError: there are not as many adapters as prompts.
+        ValidationError: the numbers of adapters and prompts differ.
     """
-    given = options.get("lora_request")
-    if not isinstance(given, list | tuple):
+    adapters = options.get("lora_request")
+    if not isinstance(adapters, list | tuple):
         return [options] * num_prompts
-    if len(given) != num_prompts:
-        raise ValidationError(f"lora_request must be one or as many as the prompts ({num_prompts}), got {len(given)}")
-    return [RequestOptions(**{**options, "lora_request": one}) for one in given]
+    if len(adapters) != num_prompts:
+        num_adapters = len(adapters)
+        raise ValidationError(f"lora_request must be one or as many as the prompts ({num_prompts}), got {num_adapters}")
+    return [RequestOptions(**{**options, "lora_request": adapter}) for adapter in adapters]
 
 
 def lora_request_of(options: RequestOptions) -> LoRARequest | None:
-    """Return the ``lora_request``, which has been resolved. Raises ``ValidationError`` if it is anything else."""
+    """Return the resolved ``lora_request``. Raises ``ValidationError`` if it is anything else."""
     lora_request: Any = options.get("lora_request")
     if not isinstance(lora_request, LoRARequest | None):
         raise ValidationError(f"lora_request must be a LoRARequest or a name, got {shown(lora_request)}")
@@ -149,19 +150,19 @@ def lora_request_of(options: RequestOptions) -> LoRARequest | None:
 
 
 def external_req_id_of(options: RequestOptions) -> str | None:
-    """Return the ``external_req_id``. Raises ``ValidationError`` if it is no printable string, or too long."""
-    given: Any = options.get("external_req_id")
-    is_id = isinstance(given, str) and 1 <= len(given) <= MAX_EXTERNAL_REQ_ID_CHARS and given.isprintable()
-    if given is not None and not is_id:
+    """Return the ``external_req_id``. Raises ``ValidationError`` if it is not a printable string, or too long."""
+    req_id: Any = options.get("external_req_id")
+    is_id = isinstance(req_id, str) and 1 <= len(req_id) <= MAX_EXTERNAL_REQ_ID_CHARS and req_id.isprintable()
+    if req_id is not None and not is_id:
         raise ValidationError(
             f"external_req_id must be a string of 1 to {MAX_EXTERNAL_REQ_ID_CHARS} printable characters, got "
-            f"{repr(given)[:80]}"
+            f"{repr(req_id)[:80]}"
         )
-    return given
+    return req_id
 
 
 def trace_headers_of(options: RequestOptions) -> dict[str, str] | None:
-    """Return the ``trace_headers``. Raises ``ValidationError`` if they are no strings, or too long."""
+    """Return the ``trace_headers``. Raises ``ValidationError`` if they are not strings, or too long."""
     headers: Any = options.get("trace_headers")
     if headers is None:
         return None
@@ -180,7 +181,7 @@ def trace_headers_of(options: RequestOptions) -> dict[str, str] | None:
 
 
 def template_kwargs_of(kwargs: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return ``chat_template_kwargs``, None if there are none. Raises ``ValidationError`` if they are no plain data."""
+    """Return ``chat_template_kwargs``, None if empty. Raises ``ValidationError`` if they are not plain data."""
     if not kwargs:
         return None
     if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
@@ -190,11 +191,11 @@ def template_kwargs_of(kwargs: Mapping[str, Any] | None) -> dict[str, Any] | Non
     return checked
 
 
-def wanted_until(options: RequestOptions) -> float | None:
+def expiry_time_of(options: RequestOptions) -> float | None:
     """Return the Unix time at which the request expires, by ``deadline`` and ``timeout_s``; None if it never does.
 
     Raises:
-        ValidationError: one of them is no finite positive number.
+        ValidationError: one of them is not a finite positive number.
     """
     due: float | None = None
     for name, start in (("deadline", 0.0), ("timeout_s", time.time())):
@@ -212,7 +213,7 @@ def check_flag(field: str, value: object) -> bool:
     """Return ``value`` if it is True or False.
 
     Raises:
-        ValidationError: it is anything else, a number or a string included.
+        ValidationError: it is anything else, including numbers and strings.
     """
     if not isinstance(value, bool):
         raise ValidationError(f"{field} must be True or False, got {shown(value)}")
@@ -220,7 +221,7 @@ def check_flag(field: str, value: object) -> bool:
 
 
 def check_linger(linger_s: object) -> None:
-    """Raises ``ValidationError`` unless ``linger_s`` is None or a number of seconds of at most a day."""
+    """Raise ``ValidationError`` unless ``linger_s`` is None or a number of seconds of at most a day."""
     if linger_s is None:
         return
     if isinstance(linger_s, bool) or not isinstance(linger_s, int | float) or not 0 <= linger_s <= MAX_LINGER_S:
@@ -228,14 +229,14 @@ def check_linger(linger_s: object) -> None:
 
 
 def read_ttl_of(option: object, *, request_id: str | None) -> float | None:
-    """Return how long a result is kept after it was read, in seconds; None: as long as if it had not been.
+    """Return how long a result is stored after it was read, in seconds; None for as long as an unread result.
 
     Args:
         option: ``read_ttl_s`` of the request's options.
-        request_id: the id that its caller chose, if one did.
+        request_id: the id that the caller chose; None if it chose none.
 
     Raises:
-        ValidationError: the option is no number of seconds.
+        ValidationError: the option is not a number of seconds.
     """
     if option is None:
         return READ_TTL_S if request_id is None else None

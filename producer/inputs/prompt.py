@@ -1,4 +1,4 @@
-"""From what a caller passes to an encoded request, with every mistake reported here rather than by a worker."""
+"""Build an encoded request from a caller's arguments, and report every mistake here rather than by a worker."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from .options import (
     cache_salt_of,
     check_flag,
     check_linger,
+    expiry_time_of,
     external_req_id_of,
     lora_request_of,
     prediction_of,
@@ -44,7 +45,6 @@ from .options import (
     session_id_of,
     template_kwargs_of,
     trace_headers_of,
-    wanted_until,
 )
 from .request_ids import check_request_id
 from .tokenization import check_tokenization, tokenization_of
@@ -69,12 +69,12 @@ def build_request(
     tenant: str = "default",
     options: RequestOptions | None = None,
 ) -> EngineCoreRequest:
-    """Return the request for ``prompt``, its seed fixed, so that a resumed generation goes on with the same noise.
+    """Return the request for ``prompt``. Its seed is fixed, so that a resumed generation continues with the same noise.
 
     Raises:
         ValidationError: a field has the wrong type or range.
-        PromptTooLongError: token ids that leave no room within the model's ``max_model_len``.
-        UnsupportedParameterError: a parameter that this version cannot honour.
+        PromptTooLongError: the token ids leave no room for output within the model's ``max_model_len``.
+        UnsupportedParameterError: a parameter that this version does not support.
         UnsupportedTaskError: the model does not generate.
     """
     params = SamplingParams() if params is None else params
@@ -82,10 +82,10 @@ def build_request(
         hint = "; for pooling, use encode" if isinstance(params, PoolingParams) else ""
         raise ValidationError(f"params must be a SamplingParams, got {type(params).__name__}{hint}")
     if GENERATE not in card.supported_tasks:
-        raise _not_for(card, GENERATE)
+        raise _unsupported_task(card, GENERATE)
     params = check_params(params, card)
     if params.seed is None:
-        # Not by msgspec.structs.replace, which would check all of it again: half the cost of a request.
+        # Not by msgspec.structs.replace, which would repeat all checks: half the cost of a request.
         params = copy.copy(params)
         msgspec.structs.force_setattr(params, "seed", int.from_bytes(os.urandom(8)) >> 1)
     options = options or {}
@@ -97,14 +97,14 @@ def build_request(
 
 
 def check_params(params: SamplingParams, card: ModelCard) -> SamplingParams:
-    """Return ``params`` if callers may set them and a worker of the model serves them, as far as its card tells.
+    """Return ``params`` if callers may set them and workers of the model support them, as far as its card says.
 
     Raises:
-        ValidationError: a field is the worker's.
-        UnsupportedParameterError: a parameter that this version, or the model's workers, cannot honour.
+        ValidationError: a field may be set only by the worker.
+        UnsupportedParameterError: a parameter that this version, or the model's workers, do not support.
     """
     params.check_from_caller()
-    # An engine is asked for one answer at a time: see fan_out.
+    # An engine generates one answer per request: see fan_out.
     params.check_supported(n=params.n)
     if params.extra_args is not None and card.registered_at:
         check_known(params.extra_args, card.logits_processors)
@@ -123,16 +123,16 @@ def build_pooling_request(
 
     Raises:
         ValidationError: a field has the wrong type or range.
-        PromptTooLongError: token ids beyond the model's ``max_model_len``.
-        UnsupportedTaskError: the model does not do ``params.task``; names what it does.
+        PromptTooLongError: more token ids than the model's ``max_model_len``.
+        UnsupportedTaskError: the model does not support ``params.task``; lists its tasks.
     """
     params = PoolingParams() if params is None else params
     if not isinstance(params, PoolingParams):
         raise ValidationError(f"params must be a PoolingParams, got {type(params).__name__}")
-    task = params.task or next((one for one in card.supported_tasks if one != GENERATE), POOLING_TASKS[0])
-    # What no worker has told of yet, its own will refuse.
+    task = params.task or next((name for name in card.supported_tasks if name != GENERATE), POOLING_TASKS[0])
+    # Without a worker's card, the worker itself refuses the task.
     if task not in card.supported_tasks and card.registered_at:
-        raise _not_for(card, task)
+        raise _unsupported_task(card, task)
     options = options or {}
     request = _envelope(options, card, tenant)
     request.pooling_params = params
@@ -146,27 +146,27 @@ def build_pooling_request(
     return request
 
 
-def _not_for(card: ModelCard, task: str) -> UnsupportedTaskError:
+def _unsupported_task(card: ModelCard, task: str) -> UnsupportedTaskError:
     return UnsupportedTaskError(
         f"model {shown(card.model)} does not {task}; its tasks: {', '.join(card.supported_tasks)}"
     )
 
 
 def _envelope(options: RequestOptions, card: ModelCard, tenant: str) -> EngineCoreRequest:
-    """A request without prompt and parameters."""
+    """Return a request without prompt and parameters."""
     check_linger(options.get("linger_s"))
     read_ttl_of(options.get("read_ttl_s"), request_id=options.get("request_id"))
     if (fail_fast := options.get("fail_fast")) is not None:
         check_flag("fail_fast", fail_fast)
     request_id, priority = options.get("request_id"), options.get("priority", 0)
-    band, own_tenant = options.get("band"), options.get("tenant")
+    band, option_tenant = options.get("band"), options.get("tenant")
     if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
         raise ValidationError(f"priority must be a 32-bit integer, got {shown(priority)}")
     return EngineCoreRequest(
         request_id=os.urandom(16).hex() if request_id is None else check_request_id(request_id),
         arrival_time=time.time(),
         model=card.model,
-        tenant=check_name("tenant", tenant if own_tenant is None else own_tenant),
+        tenant=check_name("tenant", tenant if option_tenant is None else option_tenant),
         priority=priority,
         cache_salt=cache_salt_of(options),
         lora_request=lora_request_of(options),
@@ -174,7 +174,7 @@ def _envelope(options: RequestOptions, card: ModelCard, tenant: str) -> EngineCo
         external_req_id=external_req_id_of(options),
         session_id=session_id_of(options),
         resume=resume_of(options),
-        deadline=wanted_until(options) if options else None,
+        deadline=expiry_time_of(options) if options else None,
         tokenization=tokenization_of(options),
         band="" if band is None else check_name("band", band),
     )
@@ -184,20 +184,20 @@ def build_chunk(chunk: object, card: ModelCard) -> InputChunk:
     """Return the message for a later chunk of streamed input.
 
     Raises:
-        ValidationError: it is no text and no list of token ids, or empty.
-        PromptTooLongError: token ids that leave no room within the model's ``max_model_len``, whatever came before.
+        ValidationError: it is neither text nor a list of token ids, or is empty.
+        PromptTooLongError: the token ids alone leave no room within the model's ``max_model_len``.
     """
     if isinstance(chunk, str) and chunk:
         return InputChunk(prompt=check_text("a chunk of input", chunk))
     if isinstance(chunk, Sequence) and not isinstance(chunk, str | bytes | bytearray) and chunk:
         token_ids = _token_ids(chunk, card)
-        _check_leaves_room(len(token_ids), card)
+        _check_fits(len(token_ids), card)
         return InputChunk(prompt_token_ids=token_ids)
     raise ValidationError(f"a chunk of input must be text or token ids, and not empty, got {shown(chunk)}")
 
 
 def as_prompts(prompts: Any) -> list[Any]:
-    """One prompt of any form, or several, as a list.
+    """Return one prompt of any form, or several, as a list.
 
     Raises:
         ValidationError: it is neither.
@@ -214,10 +214,10 @@ def as_prompts(prompts: Any) -> list[Any]:
 
 
 def params_of_each(params: P | Sequence[P], num_prompts: int) -> list[P]:
-    """Return the parameters of each of several prompts, given as one for all or one each.
+    """Return the parameters of each of several prompts, passed as one for all or one each.
 
     Raises:
-        ValidationError: there are not as many as prompts.
+        ValidationError: the numbers of parameters and prompts differ.
     """
     each: list[P] = list(params) if isinstance(params, Sequence) else [params] * num_prompts
     if len(each) != num_prompts:
@@ -226,11 +226,11 @@ def params_of_each(params: P | Sequence[P], num_prompts: int) -> list[P]:
 
 
 def encode_request(request: EngineCoreRequest, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:
-    """Return the bytes that go into the stream.
+    """Return the bytes for the stream.
 
     Raises:
         PayloadTooLargeError: more than ``max_payload_bytes``.
-        ValidationError: something in it cannot be sent; names the field.
+        ValidationError: a value cannot be encoded; names the field.
     """
     try:
         payload = _encoder.encode(request)
@@ -256,7 +256,9 @@ def _set_prompt(
             raise ValidationError("prompt must not be empty, got ''")
         request.prompt = check_text("prompt", prompt)
     elif isinstance(prompt, AsyncIterable):
-        raise ValidationError("a prompt that grows lives with who sends it: use stream, stream_outputs or converse")
+        raise ValidationError(
+            "a prompt that grows chunk by chunk cannot be sent here; use stream, stream_outputs or converse"
+        )
     elif not isinstance(prompt, Sequence) and isinstance(prompt, EmbedsArray):
         request.prompt_embeds = _embeds(prompt, request, card)
     elif not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
@@ -270,16 +272,17 @@ def _set_prompt(
         request.chat_template_kwargs = template_kwargs_of(chat_template_kwargs)
     else:
         request.prompt_token_ids = _token_ids(prompt, card)
-    num_kept = check_tokenization(request, card)
+    max_tokens = check_tokenization(request, card)
     if request.prompt_token_ids is not None:
-        _check_leaves_room(min(len(request.prompt_token_ids), num_kept or len(request.prompt_token_ids)), card)
+        num_tokens = len(request.prompt_token_ids)
+        _check_fits(min(num_tokens, max_tokens or num_tokens), card)
     if chat_template_kwargs and request.messages is None:
         raise ValidationError("chat_template_kwargs needs a prompt of chat messages")
 
 
 def _embeds(prompt: EmbedsArray, request: EngineCoreRequest, card: ModelCard) -> PromptEmbeds:
     embeds = encode_embeds(prompt)
-    _check_leaves_room(embeds.shape[0], card)
+    _check_fits(embeds.shape[0], card)
     if request.sampling_params is not None and request.sampling_params.prompt_logprobs is not None:
         raise UnsupportedParameterError("prompt_logprobs needs a prompt of tokens, not of embeddings; leave it at None")
     return embeds
@@ -295,8 +298,8 @@ def _token_ids(prompt: Sequence[Any], card: ModelCard) -> list[int]:
     return list(prompt)
 
 
-def _check_leaves_room(num_prompt_tokens: int, card: ModelCard) -> None:
-    """For an output token, if the model generates."""
+def _check_fits(num_prompt_tokens: int, card: ModelCard) -> None:
+    """Check the prompt's length, and leave room for an output token if the model generates."""
     if not card.max_model_len:
         return
     if GENERATE not in card.supported_tasks and num_prompt_tokens > card.max_model_len:

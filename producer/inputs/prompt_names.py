@@ -1,4 +1,4 @@
-"""Which of several prompts an error is about: said in front of it, as a field is."""
+"""Name the prompt that an error is about, if there are several."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from contextlib import contextmanager
 
 from ...shared.errors import ValidationError
 
-# The name of the prompt, at the beginning of what is wrong with it; `prompt_name` is a parameter.
+# The word "prompt" at the start of a message; a longer name such as `prompt_logprobs` is a parameter.
 _ABOUT_PROMPT = re.compile(r"^prompt\b")
 
 
-def numbered(name: str, given: Sequence[object]) -> list[str]:
-    """What one of several is called, or the only one."""
-    return [f"{name}[{index}]" for index in range(len(given))] if len(given) != 1 else [name]
+def numbered(name: str, values: Sequence[object]) -> list[str]:
+    """Return the names of several values; a single value has no number."""
+    return [f"{name}[{index}]" for index in range(len(values))] if len(values) != 1 else [name]
 
 
 @contextmanager
 def naming(name: str) -> Generator[None]:
-    """What is wrong with a prompt is raised with its own name."""
+    """Replace "prompt" in front of a ``ValidationError`` by the prompt's own name."""
     try:
         yield
     except ValidationError as error:
-        said = _ABOUT_PROMPT.sub(name, str(error))
-        if said == str(error):
+        message = _ABOUT_PROMPT.sub(name, str(error))
+        if message == str(error):
             raise
-        raise type(error)(said) from error
+        raise type(error)(message) from error

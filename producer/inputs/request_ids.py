@@ -14,12 +14,12 @@ _CHILD_ID = re.compile(rf".*{SEPARATOR}[1-9][0-9]*", re.DOTALL)
 
 
 def is_child_id(request_id: str) -> bool:
-    """Whether an answer beyond the first of some request has this id."""
+    """Return whether this is the id of an answer beyond the first of some request."""
     return _CHILD_ID.fullmatch(request_id) is not None
 
 
 def check_request_id(request_id: object) -> str:
-    """Return ``request_id`` if a caller may give it to a request.
+    """Return ``request_id`` if a caller may choose it for a request.
 
     Raises:
         ValidationError: it cannot be part of a key, or is the id of a further answer of another request.

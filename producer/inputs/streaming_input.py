@@ -1,4 +1,4 @@
-"""Input that comes in chunks: one of them with parameters of its own, and which parameters it may have."""
+"""Input in chunks: a chunk with its own parameters, and the parameters that chunks may have."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .prompt import Prompt, build_chunk, check_params
 
 @dataclass(frozen=True)
 class StreamingInput:
-    """A chunk of streamed input as vLLM has it.
+    """A chunk of streamed input, as in vLLM.
 
-    ``sampling_params`` are those of the answer to this chunk alone; None: those of the conversation.
+    ``sampling_params`` apply only to the answer to this chunk; None for those of the conversation.
     """
 
     prompt: Prompt
@@ -33,20 +33,20 @@ GrowingPrompt = AsyncIterable[Prompt] | AsyncIterable[StreamingInput] | AsyncIte
 
 
 def check_streamed_params(params: SamplingParams | None) -> None:
-    """Refuse what a request with streamed input cannot have.
+    """Refuse parameters that a request with streamed input cannot have.
 
     Raises:
         UnsupportedParameterError: the message names the parameter.
     """
     if not isinstance(params, SamplingParams):
         return
-    refused = {
+    unsupported = {
         "n": params.n > 1,
         "prompt_logprobs": params.prompt_logprobs is not None,
         "truncate_prompt_tokens": params.truncate_prompt_tokens is not None,
         "output_kind": params.output_kind == RequestOutputKind.FINAL_ONLY,
     }
-    for name, is_refused in refused.items():
+    for name, is_refused in unsupported.items():
         if is_refused:
             raise UnsupportedParameterError(
                 f"{name}={shown(getattr(params, name))} is not supported with streamed input; leave it at its default"
@@ -54,19 +54,19 @@ def check_streamed_params(params: SamplingParams | None) -> None:
 
 
 def check_streamed(request: EngineCoreRequest) -> None:
-    """Raises ``UnsupportedParameterError`` if the options of a request with streamed input say what it cannot have."""
+    """Raise ``UnsupportedParameterError`` if a request with streamed input has an option that it cannot have."""
     if request.truncate_prompt_tokens is not None:
         raise UnsupportedParameterError(
-            "truncate_prompt_tokens is not supported with streamed input: all chunks stay in mind; leave it out"
+            "truncate_prompt_tokens is not supported with streamed input, which keeps all chunks; leave it out"
         )
 
 
 class ParamsOfChunks:
-    """Which parameters each chunk's answer has, in a conversation that was begun with ``params``.
+    """Selects the parameters of each chunk's answer, in a conversation that was begun with ``params``.
 
-    The request carries those of its first chunk, and they hold for each that has none. If the first one's were its own,
-    those of the conversation are said with each later chunk instead, so that each chunk means the same wherever it
-    comes. Nothing is drawn at random here: a chunk that is sent again is the same to the byte.
+    The request carries the parameters of its first chunk, and they apply to each later chunk that has none. If the
+    first chunk has its own parameters, each later chunk carries those of the conversation instead, so that a chunk has
+    the same meaning at any position. Nothing here is random: a chunk that is sent again is equal to the byte.
     """
 
     def __init__(self, params: SamplingParams | None) -> None:
@@ -74,7 +74,7 @@ class ParamsOfChunks:
         self._first_had_own = False
 
     def first(self, own: SamplingParams | None) -> SamplingParams | None:
-        """Return those of the request, whose first chunk has ``own``. Raises: as ``check_streamed_params``."""
+        """Return the parameters of the request, whose first chunk has ``own``. Raises: as ``check_streamed_params``."""
         check_streamed_params(own)
         self._first_had_own = own is not None
         return self._params if own is None else own
@@ -83,32 +83,33 @@ class ParamsOfChunks:
         """Return the message for chunk ``number``, from 1.
 
         Raises:
-            ValidationError, UnsupportedParameterError: ``own`` are wrong.
+            ValidationError, UnsupportedParameterError: ``own`` are invalid.
             and as ``build_chunk``.
         """
-        built = build_chunk(chunk, card)
+        message = build_chunk(chunk, card)
         if own is not None:
             if not isinstance(own, SamplingParams):
                 raise ValidationError(f"sampling_params of a chunk must be a SamplingParams, got {type(own).__name__}")
             check_streamed_params(own)
-            built.sampling_params = check_params(own, card)
+            message.sampling_params = check_params(own, card)
         elif self._first_had_own:
-            built.sampling_params = self._of_conversation(number)
-        return built
+            message.sampling_params = self._of_conversation(number)
+        return message
 
     def _of_conversation(self, number: int) -> SamplingParams:
         params = SamplingParams() if self._params is None else self._params
         if params.seed is None:
             return params
-        # As the worker derives it where the request has these parameters: one seed would repeat itself in each answer.
+        # The worker derives the seed in the same way if the request has these parameters. With one seed for all
+        # answers, their noise would repeat.
         return msgspec.structs.replace(params, seed=derived_seed(params.seed, number))
 
 
 def parts_of(chunk: Chunk, params: SamplingParams | None) -> tuple[Prompt, SamplingParams | None]:
-    """Return the prompt of a chunk and its own parameters, wherever they were said.
+    """Return the prompt of a chunk and its own parameters, from ``chunk`` or ``params``.
 
     Raises:
-        ValidationError: they were said twice.
+        ValidationError: both have parameters.
     """
     if not isinstance(chunk, StreamingInput):
         return chunk, params

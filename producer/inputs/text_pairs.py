@@ -1,4 +1,4 @@
-"""Texts that are scored against others: who goes with whom, and what each is called in an error."""
+"""Pairs of texts to score, and their names in error messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...shared.values.shown import shown
 
 
 def pairs_of(texts: str | Sequence[str], others: str | Sequence[str]) -> list[tuple[str, str]]:
-    """Return the pairs. Raises ``ValidationError`` if the numbers do not fit, or one is no text."""
+    """Return the pairs. Raises ``ValidationError`` if the numbers do not match, or a value is not text."""
     each, against = _texts_of("texts", texts), _texts_of("others", others)
     if len(each) == 1:
         each *= len(against)
@@ -18,23 +18,23 @@ def pairs_of(texts: str | Sequence[str], others: str | Sequence[str]) -> list[tu
     return list(zip(each, against, strict=True))
 
 
-def _texts_of(name: str, given: object) -> list[str]:
-    if isinstance(given, str):
-        named: dict[str, object] = {name: given}
-    elif isinstance(given, Sequence) and not isinstance(given, bytes | bytearray):
-        named = {f"{name}[{index}]": text for index, text in enumerate(given)}
+def _texts_of(name: str, value: object) -> list[str]:
+    if isinstance(value, str):
+        text_by_field: dict[str, object] = {name: value}
+    elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        text_by_field = {f"{name}[{index}]": text for index, text in enumerate(value)}
     else:
-        raise ValidationError(f"{name} must be a text or a list of texts, got {shown(given)}")
-    for field, text in named.items():
+        raise ValidationError(f"{name} must be a text or a list of texts, got {shown(value)}")
+    for field, text in text_by_field.items():
         if not isinstance(text, str) or not text:
             raise ValidationError(f"{field} must be a text that is not empty, got {shown(text)}")
-    return list(named.values())  # type: ignore[arg-type]  # as was checked
+    return list(text_by_field.values())  # type: ignore[arg-type]  # checked above
 
 
 def names_of_pairs(texts: str | Sequence[str], others: str | Sequence[str], num_pairs: int) -> list[tuple[str, str]]:
-    """Return what the two of each pair are called: by the argument, and the place in it if that is a list."""
+    """Return the names of the two texts of each pair: the argument, and the index in it if it is a list."""
     each, against = (
-        [name] if isinstance(given, str) else [f"{name}[{index}]" for index in range(len(given))]
-        for name, given in (("texts", texts), ("others", others))
+        [name] if isinstance(value, str) else [f"{name}[{index}]" for index in range(len(value))]
+        for name, value in (("texts", texts), ("others", others))
     )
     return list(zip(each * num_pairs if len(each) == 1 else each, against, strict=True))

@@ -1,1 +1,1 @@
-"""Adapters on this side of the queue: what is in a folder, and which adapter a caller means."""
+"""Adapters on the client's side of the queue: the contents of folders, and the adapters that callers name."""

@@ -1,4 +1,4 @@
-"""The folder of an adapter: what is in it, and a copy where all hosts see it. Blocks for the disk."""
+"""The folder of an adapter: read it, and copy it to a folder that all hosts share. Blocks on the disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...shared.values.shown import shown
 
 
 class AdapterFolder(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter as it lies on this host's disk; ``num_bytes`` are those of the files that are its content."""
+    """An adapter on this host's disk; ``num_bytes`` is the size of the files that are its content."""
 
     path: Path
     digest: str
@@ -26,64 +26,64 @@ class AdapterFolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inspect_folder(path: str | Path) -> AdapterFolder:
-    """Read a folder as PEFT's ``save_pretrained`` writes it.
+    """Read a folder as written by PEFT's ``save_pretrained``.
 
     Raises:
-        ValidationError: ``path`` is no path.
-        AdapterFileError: a file is missing, or says what makes no sense.
-        UnsupportedAdapterError: no engine here computes such an adapter.
+        ValidationError: ``path`` is not a path.
+        AdapterFileError: a file is missing or invalid.
+        UnsupportedAdapterError: no engine of this version can compute such an adapter.
     """
     if not isinstance(path, str | Path) or not str(path):
         raise ValidationError(f"lora_path must be the path of a folder, got {shown(path)}")
     check_path("lora_path", str(path))
-    # os.path's, which leaves the home of an unknown user as it is, where pathlib's raises.
+    # os.path leaves the home of an unknown user unchanged, where pathlib raises.
     folder = Path(os.path.abspath(os.path.expanduser(path)))
-    # First: what is wrong with it is said before a large file is read.
+    # First, because an invalid config must be reported before a large file is read.
     config = read_peft_config(folder) if os.path.isdir(folder) else None
     digest = adapter_digest(folder)
-    assert config is not None  # else there was no digest
+    assert config is not None  # otherwise adapter_digest has raised
     num_bytes = sum((folder / name).stat().st_size for name in (CONFIG_FILE, WEIGHTS_FILE))
     return AdapterFolder(path=folder, digest=digest, config=config, num_bytes=num_bytes)
 
 
 def copy_into(shared_folder: str | Path, adapter: AdapterFolder) -> AdapterFolder:
-    """Copy an adapter into the folder that all hosts see, under its digest, and return it as it is there.
+    """Copy an adapter into the folder that all hosts share, under its digest, and return the copy.
 
-    It is there whole, or not at all; one that is there is left as it is.
+    The copy appears whole or not at all. An existing copy is left unchanged.
 
     Raises:
         ConfigurationError: the folder cannot be written to.
-        AdapterFileError: the adapter has changed meanwhile, or what is there under its digest is another one.
+        AdapterFileError: the adapter has changed meanwhile, or the existing copy under its digest has other contents.
     """
     into = Path(os.path.abspath(os.path.expanduser(shared_folder)))
-    place = into / adapter.digest
+    target = into / adapter.digest
     try:
         into.mkdir(parents=True, exist_ok=True)
-        if not place.exists():
-            _copy(adapter, into, place)
+        if not target.exists():
+            _copy(adapter, into, target)
     except OSError as error:
         raise ConfigurationError(
             f"the folder {into} for adapters cannot be used ({error.strerror}); name another one"
         ) from error
-    if adapter_digest(place) != adapter.digest:
-        raise AdapterFileError(f"{place} is not the adapter that its name says: remove that folder, and try again")
-    return msgspec.structs.replace(adapter, path=place)
+    if adapter_digest(target) != adapter.digest:
+        raise AdapterFileError(f"{target} does not have the contents of its name: remove that folder, and try again")
+    return msgspec.structs.replace(adapter, path=target)
 
 
-def _copy(adapter: AdapterFolder, into: Path, place: Path) -> None:
+def _copy(adapter: AdapterFolder, into: Path, target: Path) -> None:
     incoming = Path(tempfile.mkdtemp(prefix=".incoming-", dir=into))
     try:
         for name in ADAPTER_FILES:
-            copied = Path(shutil.copyfile(adapter.path / name, incoming / name))
-            with copied.open("rb") as file:
+            copy = Path(shutil.copyfile(adapter.path / name, incoming / name))
+            with copy.open("rb") as file:
                 os.fsync(file.fileno())
         if adapter_digest(incoming) != adapter.digest:
             raise AdapterFileError(f"the adapter in {adapter.path} changed while it was copied; try again")
         incoming.chmod(0o755)
         try:
-            os.rename(incoming, place)
+            os.rename(incoming, target)
         except OSError:
-            if not place.exists():  # else another copy of it was sooner
+            if not target.exists():  # otherwise another process copied it first
                 raise
     finally:
         shutil.rmtree(incoming, ignore_errors=True)

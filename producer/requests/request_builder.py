@@ -55,7 +55,7 @@ class RequestBuilder:
         """
         self.check_open()
         name = self._cards.unknown_name(model)
-        record = None if name is None else await self._adapters.named_by_anybody(name, self.tenant)
+        record = None if name is None else await self._adapters.named_by_any_tenant(name, self.tenant)
         return await self._cards.find(model if record is None else record.model)
 
     async def fresh_cards(self) -> dict[str, ModelCard]:

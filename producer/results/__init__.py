@@ -1,1 +1,1 @@
-"""What a caller gets of a request, in vLLM's shapes."""
+"""The results of a request that a caller receives, in vLLM's forms."""

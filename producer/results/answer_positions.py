@@ -1,4 +1,4 @@
-"""How far a reader has come in each answer of a stream; ``reconnect.py`` and the gateway write it as an event's id."""
+"""A reader's position in each answer of a stream; ``reconnect.py`` and the gateway encode it as an event's id."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class AnswerPositions:
         self.ended = ended
 
     def has(self, answer: int, delta: Delta) -> bool:
-        """Whether the reader has ``delta`` already."""
+        """Return whether the reader already has ``delta``."""
         return self.ended[answer] or delta.index < self.next_indexes[answer]
 
     def advance(self, answer: int, delta: Delta) -> None:
-        """Note that the reader gets ``delta`` now."""
+        """Record that the reader receives ``delta``."""
         self.next_indexes[answer] = delta.next_index
         if delta.finished:
             self.ended[answer] = True

@@ -1,4 +1,4 @@
-"""Final outputs, in vLLM's shapes, put together from deltas."""
+"""Final outputs, in vLLM's forms, combined from deltas."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .pooling import PoolingOutput
 
 
 class CompletionOutput(msgspec.Struct, kw_only=True):
-    """One answer to a request, or what is new of it.
+    """An answer to a request, or its new part.
 
-    ``finish_reason`` is None while it goes on.
-    ``logprobs`` has one entry per token, ``cumulative_logprob`` is the sum from the first token on; None if the request
-    did not ask.
-    ``stats`` say where its time went; None if it never came to an engine.
+    ``finish_reason`` is None while the answer is generated.
+    ``logprobs`` has one entry per token, ``cumulative_logprob`` is the sum from the first token on; None unless
+    requested.
+    ``stats`` has the times of the request; None if it never reached an engine.
     ``segment_ends`` are those of streamed input, see ``Delta``.
-    ``pooled`` is what became of a prompt that is pooled, in place of text and tokens.
+    ``pooled`` is the result of a pooling request, instead of text and tokens.
     ``begins_in_reasoning`` says whether the text begins within the model's thinking, see ``Delta``.
     """
 
@@ -44,13 +44,12 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):
-    """A finished request, with ``n`` answers; ``usage`` counts its prompt once and the output tokens of all.
+    """A finished request, with ``n`` answers; ``usage`` counts its prompt once and the output tokens of all answers.
 
-    ``Client.stream_outputs`` gives out some that are not ``finished``: their ``outputs`` hold the answers of which
-    there is something to tell, and there is no ``usage`` yet.
-    ``prompt`` is as the caller gave it, or None where only the request_id is known. ``prompt_logprobs`` has one entry
-    per token of the prompt, None for the first; None if the request did not ask. ``first_prompt_token`` is then its id
-    and its bytes.
+    ``Client.stream_outputs`` also yields outputs that are not ``finished``: their ``outputs`` hold the answers that
+    have changed, and ``usage`` is None.
+    ``prompt`` is the caller's prompt, or None if only the request_id is known. ``prompt_logprobs`` has one entry per
+    token of the prompt, None for the first; None unless requested. ``first_prompt_token`` is then its id and its bytes.
     """
 
     request_id: str
@@ -69,12 +68,12 @@ class RequestOutput(msgspec.Struct, kw_only=True):
 
     @property
     def pooled(self) -> PoolingOutput | None:
-        """What became of a prompt that is pooled; None of one that is answered."""
+        """The result of a pooling request; None for a request that generates."""
         return self.outputs[0].pooled
 
 
 def final_output(request_id: str, model: str, prompt: object, wholes: Sequence[Delta]) -> RequestOutput:
-    """Return the output for ``wholes``, all deltas of each answer of a finished request merged."""
+    """Return the output of a finished request. ``wholes`` has one merged delta per answer."""
     return RequestOutput(
         request_id=request_id,
         model=model,
@@ -86,31 +85,33 @@ def final_output(request_id: str, model: str, prompt: object, wholes: Sequence[D
     )
 
 
-def completion(index: int, told: Delta) -> CompletionOutput:
-    """Return what ``told`` says of answer ``index``."""
+def completion(index: int, delta: Delta) -> CompletionOutput:
+    """Return ``delta`` as the output of answer ``index``."""
     return CompletionOutput(
         index=index,
-        text=told.text,
-        token_ids=told.token_ids,
-        finish_reason=told.finish_reason,
-        stop_reason=told.stop_reason,
-        cumulative_logprob=math.fsum(token.logprob for token in told.logprobs) if told.logprobs else None,
-        logprobs=told.logprobs or None,
-        stats=told.stats,
-        segment_ends=told.segment_ends,
-        pooled=None if told.pooled is None else PoolingOutput(pooled=told.pooled),
-        weights_version=told.weights_version,
-        begins_in_reasoning=told.begins_in_reasoning,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        finish_reason=delta.finish_reason,
+        stop_reason=delta.stop_reason,
+        cumulative_logprob=math.fsum(token.logprob for token in delta.logprobs) if delta.logprobs else None,
+        logprobs=delta.logprobs or None,
+        stats=delta.stats,
+        segment_ends=delta.segment_ends,
+        pooled=None if delta.pooled is None else PoolingOutput(pooled=delta.pooled),
+        weights_version=delta.weights_version,
+        begins_in_reasoning=delta.begins_in_reasoning,
     )
 
 
-def prompt_logprobs_of(told: Delta) -> list[TokenLogprobs | None] | None:
-    """One entry per token of the prompt, if ``told`` has any."""
-    return [None, *told.prompt_logprobs] if told.prompt_logprobs else None
+def prompt_logprobs_of(delta: Delta) -> list[TokenLogprobs | None] | None:
+    """Return one entry per token of the prompt, if ``delta`` has any."""
+    return [None, *delta.prompt_logprobs] if delta.prompt_logprobs else None
 
 
 def usage_of(each: Sequence[Usage]) -> Usage | None:
-    """The answers share one prompt, which is counted once, and cached as far as it was for all."""
+    """Sum the usage of answers. Their shared prompt is counted once; its cached tokens are those cached for all
+    answers.
+    """
     if not each:
         return None
     return Usage(

@@ -1,4 +1,4 @@
-"""Outputs of pooling requests, in vLLM's shapes."""
+"""Outputs of pooling requests, in vLLM's forms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TextPair(msgspec.Struct, frozen=True):
     """Two texts that a model judges together: a prompt of ``encode``.
 
     Raises:
-        ValidationError: one is no text, or empty.
+        ValidationError: a value is not text, or empty.
     """
 
     text: str
@@ -38,8 +38,8 @@ class DataPrompt(msgspec.Struct, frozen=True):
     """Data that an I/O processor turns into prompts: a prompt of ``encode``.
 
     Args:
-        data: of whatever form that processor takes.
-        io_processor: its name; may be left out where the client has only one.
+        data: in the form that the processor expects.
+        io_processor: its name; may be left out if the client has only one.
     """
 
     data: Any
@@ -47,16 +47,16 @@ class DataPrompt(msgspec.Struct, frozen=True):
 
 
 class PoolingOutput(msgspec.Struct, kw_only=True):
-    """What a prompt was pooled to.
+    """The pooled result of a prompt.
 
-    ``pooled`` has the numbers as they came: ``numpy.frombuffer(output.pooled.data, "<f4")`` costs no copy.
+    ``pooled`` has the numbers as received: ``numpy.frombuffer(output.pooled.data, "<f4")`` does not copy them.
     """
 
     pooled: Pooled
 
     @property
     def data(self) -> list[float] | list[list[float]]:
-        """One vector, or one per token."""
+        """The vector, or a list of one vector per token."""
         floats, shape = self.pooled.floats().tolist(), self.pooled.shape
         if len(shape) == 1:
             return floats
@@ -65,17 +65,17 @@ class PoolingOutput(msgspec.Struct, kw_only=True):
 
     @property
     def vector(self) -> list[float]:
-        """The one vector.
+        """The single vector.
 
         Raises:
-            ValidationError: there is one for each token.
+            ValidationError: the result has a vector for each token.
         """
         if len(self.pooled.shape) != 1:
             raise ValidationError(f"the result has a vector for each of {self.pooled.shape[0]} tokens; see data")
         return self.pooled.floats().tolist()
 
 
-class _Ended(msgspec.Struct, Generic[T], kw_only=True):
+class _FinishedRequest(msgspec.Struct, Generic[T], kw_only=True):
     """A finished request; ``outputs`` is its result."""
 
     request_id: str
@@ -86,17 +86,17 @@ class _Ended(msgspec.Struct, Generic[T], kw_only=True):
     finished: bool = True
 
 
-class PoolingRequestOutput(_Ended[PoolingOutput], kw_only=True):
+class PoolingRequestOutput(_FinishedRequest[PoolingOutput], kw_only=True):
     """A finished pooling request."""
 
     @property
     def pooled(self) -> PoolingOutput:
-        """Its result, as a ``RequestOutput`` of a detached request calls it."""
+        """The result, by the name that it has in a ``RequestOutput``."""
         return self.outputs
 
 
-class ProcessedRequestOutput(_Ended[Any], kw_only=True):
-    """What an I/O processor has made of the outputs of its prompts; ``usage`` counts the tokens of all."""
+class ProcessedRequestOutput(_FinishedRequest[Any], kw_only=True):
+    """The answer of an I/O processor from the outputs of its prompts; ``usage`` counts the tokens of all prompts."""
 
 
 class EmbeddingOutput(msgspec.Struct, kw_only=True):
@@ -106,7 +106,7 @@ class EmbeddingOutput(msgspec.Struct, kw_only=True):
 
     @property
     def hidden_size(self) -> int:
-        """How many numbers it has."""
+        """Size of the embedding."""
         return len(self.embedding)
 
 
@@ -121,35 +121,35 @@ class ClassificationOutput(msgspec.Struct, kw_only=True):
 
 
 class ScoringOutput(msgspec.Struct, kw_only=True):
-    """How well two texts go together."""
+    """The score of two texts: how well they match."""
 
     score: float
 
 
-class EmbeddingRequestOutput(_Ended[EmbeddingOutput], kw_only=True):
-    """A text's embedding."""
+class EmbeddingRequestOutput(_FinishedRequest[EmbeddingOutput], kw_only=True):
+    """The embedding of a text."""
 
 
-class ClassificationRequestOutput(_Ended[ClassificationOutput], kw_only=True):
-    """A text's classes."""
+class ClassificationRequestOutput(_FinishedRequest[ClassificationOutput], kw_only=True):
+    """The classes of a text."""
 
 
-class ScoringRequestOutput(_Ended[ScoringOutput], kw_only=True):
+class ScoringRequestOutput(_FinishedRequest[ScoringOutput], kw_only=True):
     """The score of two texts, which are ``prompt``."""
 
 
 def output_of(request_id: str, model: str, prompt: object, last: Delta | None) -> PoolingRequestOutput:
-    """Return what the only record of a request says.
+    """Return the output of the only record of a request.
 
     Raises:
-        ClientClosedError: there is none.
+        ClientClosedError: there is no record.
         RequestFailedError: it ended without a result; the code is its finish reason, "cancelled" or "expired".
     """
     if last is None:
         raise ClientClosedError(f"request {shown(request_id)} was left without an end")
     if last.pooled is None:
-        told = f"request {shown(request_id)} ended without a result: {last.finish_reason}"
-        raise RequestFailedError(told, code=str(last.finish_reason))
+        message = f"request {shown(request_id)} ended without a result: {last.finish_reason}"
+        raise RequestFailedError(message, code=str(last.finish_reason))
     return PoolingRequestOutput(
         request_id=request_id,
         model=model,

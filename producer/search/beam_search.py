@@ -13,7 +13,7 @@ from ..control.text_calls import TextControl
 from ..generations import Generations
 from ..inputs.embeds import EmbedsArray
 from ..inputs.images import split_prompt
-from ..inputs.options import RequestOptions, SharedOptions, wanted_until
+from ..inputs.options import RequestOptions, SharedOptions, expiry_time_of
 from ..inputs.prompt import Prompt, as_prompts
 from ..results.outputs import RequestOutput
 from ..together import run_all
@@ -68,7 +68,7 @@ class BeamSearches(Generations, TextControl):
         step_options: SharedOptions = {
             "read_ttl_s": 0.0,  # the result of a step is read once
             **resolved,
-            "deadline": wanted_until(resolved),
+            "deadline": expiry_time_of(resolved),
             "timeout_s": None,
             "chat_template_kwargs": None,
             "tokenization_kwargs": None,

@@ -111,7 +111,7 @@ async def test_a_chat_sees_what_the_client_shows(ai: AsyncOpenAI, stack: LocalSt
     ("bad", "told"),
     [
         ("https://example.org/cat.png", "this gateway does not fetch images"),
-        ("data:image/png;base64,*", "is no base64"),
+        ("data:image/png;base64,*", "is not base64"),
         ("data:image/png;base64,AAAA", "no image of a kind that is read"),
         ("data:image/png;base64," + base64.b64encode(png(picture(1))[:200]).decode(), "truncated or damaged"),
     ],
@@ -141,7 +141,11 @@ async def test_rows_of_batches_and_lists_of_llm_have_images(stack: LocalStack, t
     texts = {name: found[name]["body"]["choices"][0]["message"]["content"] for name in seeds}
     assert texts == by_client
     assert texts["one"] == texts["again"] != texts["two"]
-    told = {"fetched": "only the gateway fetches", "damaged": "no base64|truncated", "many": "at most 3 in a request"}
+    told = {
+        "fetched": "only the gateway can fetch",
+        "damaged": "not base64|truncated",
+        "many": "at most 3 in a request",
+    }
     for name, words in told.items():
         assert found[name]["status_code"] == 400
         assert re.search(words, found[name]["body"]["error"]["message"]), found[name]

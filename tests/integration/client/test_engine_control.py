@@ -209,7 +209,7 @@ async def test_an_answer_of_the_wrong_kind_or_of_a_later_version_is_an_error(
     client: Client, commands: CommandConnection, two: tuple[PlayedEngine, PlayedEngine]
 ) -> None:
     two[0].answer = lambda command: PrefixCacheReset(True)
-    with pytest.raises(EngineCallError, match="it answered with PrefixCacheReset instead of SleepState"):
+    with pytest.raises(EngineCallError, match="the engine answered with PrefixCacheReset instead of SleepState"):
         await client.sleep_state(engine_id="w-0")
     two[1].answer = lambda command: None
     asking = asyncio.create_task(client.sleep_state(engine_id="w-1"))
@@ -217,7 +217,7 @@ async def test_an_answer_of_the_wrong_kind_or_of_a_later_version_is_an_error(
     call_id = two[1].heard[0].call_id
     later = msgspec.msgpack.encode([2, call_id, "w-1", ["dream_state", 1]])
     await commands.execute("PUBLISH", two[1].calls.keys.call_replies(call_id), later)
-    with pytest.raises(EngineCallError, match="its answer cannot be read"):
+    with pytest.raises(EngineCallError, match="the engine's answer cannot be read"):
         await asking
 
 
@@ -230,7 +230,7 @@ async def test_who_cannot_be_asked_is_named_at_once(client: Client, play: Play) 
         await client.sleep()
     with pytest.raises(errors.EngineDeadError, match="engine w-1 is starting; it cannot be called now"):
         await client.sleep(engine_id="w-1")
-    with pytest.raises(errors.EngineNotFoundError, match=r"no engine 'w-7' of model 'm' beats .*w-0, w-1"):
+    with pytest.raises(errors.EngineNotFoundError, match=r"no engine 'w-7' .* engines with one: w-0, w-1"):
         await client.sleep(engine_id="w-7")
     with pytest.raises(errors.UnknownModelError):
         await client.sleep(model="typo")

@@ -203,7 +203,7 @@ async def test_what_cannot_be_asked_says_why(client: Client) -> None:
         (client.score("hi", "ho"), errors.UnsupportedTaskError, r"does not score: .* \(tasks of the model: generate"),
         (client.encode("hi", SamplingParams()), errors.ValidationError, "must be a PoolingParams, got SamplingParams"),  # pyright: ignore[reportArgumentType, reportCallIssue]
         (client.generate("hi", PoolingParams()), errors.ValidationError, "got PoolingParams; for pooling, use encode"),  # pyright: ignore[reportArgumentType]
-        (client.submit(each("hi")), errors.ValidationError, "a prompt that grows lives with who sends it"),  # pyright: ignore[reportArgumentType]
+        (client.submit(each("hi")), errors.ValidationError, "a prompt that grows chunk by chunk cannot be sent here"),  # pyright: ignore[reportArgumentType]
         (client.pause_generation(mode="drop"), errors.ValidationError, "mode must be one of abort, wait, keep"),  # pyright: ignore[reportArgumentType]
         (
             client.pause_generation(mode="abort", wait_for_inflight_requests=True),

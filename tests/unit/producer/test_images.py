@@ -93,7 +93,7 @@ def test_prompts_with_images_are_told_from_messages() -> None:
         ({"prompt": "a", "multi_modal_data": {"image": b"cat"}}, "no image of a kind that is read"),
         ({"prompt": "a", "multi_modal_data": {"image": PIXELS / 255}}, "must be an array of uint8"),
         ({"prompt": "a", "multi_modal_data": {"image": Image.new("F", (5, 5))}}, "has mode F, .* convert it"),
-        ({"prompt": "a", "multi_modal_data": {"image": PIXELS[None, None]}}, "no array of a picture"),
+        ({"prompt": "a", "multi_modal_data": {"image": PIXELS[None, None]}}, "not the array of an image"),
         ({"prompt": "a", "multi_modal_data": {"image": [file()] * 65}}, "^images: a request has at most 64, got 65"),
         ([{"role": "user", "content": [{"type": "image"}]}], r"messages\[0\].content\[0\].image must be an image"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], r"content\[0\].image_url must be the URL"),
@@ -103,7 +103,7 @@ def test_prompts_with_images_are_told_from_messages() -> None:
         ),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": URL + "*"}]}],
-            r"content\[0\].image_url is no base64",
+            r"content\[0\].image_url is not base64",
         ),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:;base64,"}}]}],
@@ -148,5 +148,5 @@ def test_no_more_are_sent_than_the_model_takes() -> None:
 
 
 def test_only_the_gateway_fetches() -> None:
-    with pytest.raises(UnsupportedParameterError, match="only the gateway fetches"):
+    with pytest.raises(UnsupportedParameterError, match="only the gateway can fetch"):
         split_prompt([{"role": "user", "content": [{"type": "image_url", "image_url": "http://a.example"}]}])

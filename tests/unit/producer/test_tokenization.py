@@ -51,7 +51,7 @@ def test_both_vocabularies_mean_the_same(kwargs: Any, meant: Tokenization | None
         ({"truncate_prompt_tokens": "5"}, "truncate_prompt_tokens must be a number of tokens"),
         ({"max_length": 5}, "max_length needs truncation=True"),
         ({"truncation": "only_first"}, "truncation must be True or False"),
-        ({"truncation": True, "max_length": 5, "truncate_prompt_tokens": 6}, "are the same; pass one"),
+        ({"truncation": True, "max_length": 5, "truncate_prompt_tokens": 6}, "are the same option; pass one"),
         ({"truncation_side": "middle"}, "truncation_side must be 'left' or 'right'"),
         ({"add_special_tokens": 1}, "add_special_tokens must be True or False"),
     ],
