@@ -87,6 +87,7 @@ class LLMControl(ABC):
     get_supported_tasks = _blocking(Client.get_supported_tasks)
     is_tracing_enabled = _blocking(Client.is_tracing_enabled)
     models = _blocking(Client.models)
+    resolve_model = _blocking(Client.resolve_model)
 
     cancel_requests = _blocking(Client.cancel_requests)
     count_requests = _blocking(Client.count_requests)
