@@ -1,6 +1,6 @@
 """Processes that tests look at, stop and kill, and that may end at any moment by themselves.
 
-It asks psutil itself, and not ``worker.process_tree``: in an event loop our own code may not read files.
+It asks psutil itself, and not ``worker.processes.process_tree``: in an event loop our own code may not read files.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.worker.progress import Phase, Progress, ProgressReader, ProgressWriter
+from penstock.worker.processes.progress import Phase, Progress, ProgressReader, ProgressWriter
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import socket
 from collections.abc import Sequence
 
 from ...shared.process.log import add_log_arguments, configure_logging
-from ..ipc import CoreChannel
-from ..progress import ProgressWriter
+from ..processes.ipc import CoreChannel
+from ..processes.progress import ProgressWriter
 from . import exit_report
 from .interface import BuildEngine
 from .loop import run_engine_core

@@ -15,7 +15,7 @@ from ...shared.messages.to_core import UtilityCall
 from ...shared.messages.waves import LeaveWave, StartWave
 from ...shared.stats.engine import StepStats
 from ..config.engine_config import EngineConfig
-from ..progress import ProgressWriter
+from ..processes.progress import ProgressWriter
 
 
 class Core(Protocol):

@@ -5,8 +5,8 @@ Hello(version, pid)   ──▶
 Ready | StartupFailed ──▶
 EngineCoreOutputs     ◀─▶   EngineCoreRequest, AbortRequests, UtilityCall, Shutdown
 
-In addition to the messages, the core writes what it is doing to shared memory (``worker/progress.py``). If it dies, it
-writes the traceback to a file, which the worker process reads afterwards.
+In addition to the messages, the core writes what it is doing to shared memory (``worker/processes/progress.py``).
+If it dies, it writes the traceback to a file, which the worker process reads afterwards.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from ...shared.messages.to_core import AbortRequests, Configure, Shutdown, Utili
 from ...shared.messages.waves import LeaveWave, StartWave
 from ...shared.process.boundary import unforeseen
 from ..config.engine_config import EngineConfig
-from ..exit_status import GROUP_BROKEN
-from ..ipc import CoreChannel, Undecodable
-from ..progress import Phase, ProgressWriter
+from ..processes.exit_status import GROUP_BROKEN
+from ..processes.ipc import CoreChannel, Undecodable
+from ..processes.progress import Phase, ProgressWriter
 from ..request_checks import refusal
 from . import exit_report
 from .garbage import freeze_loaded_objects

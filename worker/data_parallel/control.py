@@ -13,7 +13,7 @@ from ...shared.errors import EngineStateError, UnsupportedCallError
 from ...shared.messages.from_core import UtilityOutput
 from ...shared.messages.to_core import UtilityCall
 from ..engine.control.calls import ControlledParts, EngineControl
-from ..progress import ProgressWriter
+from ..processes.progress import ProgressWriter
 from .core import GroupedCore
 
 # How long to wait until the other ranks are called to sleep as well.

@@ -9,7 +9,7 @@ from ..config.engine_config import EngineConfig
 from ..core.command_line import run_core
 from ..core.interface import Engine
 from ..models.checkpoint.folder import resolve_model_folder
-from ..progress import ProgressWriter
+from ..processes.progress import ProgressWriter
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -23,7 +23,7 @@ from ..data_parallel.core import GroupedCore
 from ..data_parallel.runner import LockstepRunner
 from ..models.adapters.attach import attach_adapters
 from ..models.loaded import LoadedModel
-from ..progress import ProgressWriter
+from ..processes.progress import ProgressWriter
 from .adapters.library import AdapterLibrary
 from .control.calls import EngineControl
 from .control.composition import compose_control

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import structlog
 
 from ...shared.process.log import add_log_arguments, configure_logging
-from ..fork_server import Kind, be_fork_server, ignore_stops, name_process, take_streams
-from ..forking import NUM_DESCRIPTORS, ForkCore
+from ..processes.fork_server import Kind, be_fork_server, ignore_stops, name_process, take_streams
+from ..processes.forking import NUM_DESCRIPTORS, ForkCore
 
 _CUDA_NOT_INITIALIZED = 3
 

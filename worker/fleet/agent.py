@@ -22,7 +22,7 @@ import msgspec
 from ...shared.errors import ValidationError
 from ...shared.process.service_manager import environment_of_children
 from ..options.program import CONFIG_VARIABLE
-from ..process_tree import kill_process_tree
+from ..processes.process_tree import kill_process_tree
 from ..programs import START
 from .wire import AgentPhase, AgentSpec, AgentStatus
 

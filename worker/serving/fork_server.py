@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ...shared.process import plain_structlog  # noqa: F401  # before structlog
-from ..fork_server import Kind, be_fork_server, ignore_stops, name_process, take_streams
-from ..forking import NUM_WORKER_DESCRIPTORS, ForkWorker
+from ..processes.fork_server import Kind, be_fork_server, ignore_stops, name_process, take_streams
+from ..processes.forking import NUM_WORKER_DESCRIPTORS, ForkWorker
 from . import process
 
 

@@ -29,7 +29,7 @@ from ...shared.shards import make_connections
 from ...shared.tracing.endpoint import is_enabled
 from ..config.worker_config import WorkerConfig
 from ..data_parallel.member import GroupMember, NoGroup
-from ..starvation import waited_for_processor_s
+from ..processes.starvation import waited_for_processor_s
 from ..text.tokenizer import TextCodec
 from .core.client import CoreClient, CoreLostError, CoreStartupError, LoadTimeoutError
 from .core.stall import StallWatch

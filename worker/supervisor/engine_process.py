@@ -14,8 +14,8 @@ import structlog
 from ...shared.errors import RedisUnavailableError
 from ...shared.messages.worker_status import EngineState, WorkerStatus
 from ..config.worker_config import WorkerConfig
-from ..process_tree import group_lives, is_stopped, kill_process_tree
-from ..starvation import waited_for_processor_s
+from ..processes.process_tree import group_lives, is_stopped, kill_process_tree
+from ..processes.starvation import waited_for_processor_s
 from .restart import Death
 from .worker_process import WorkerProcess, start_worker
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from ..forking import workers_address
+from ..processes.forking import workers_address
 
 COMMAND = (sys.executable, "-m", "penstock.worker.engine.fork_server")
 WORKER_COMMAND = (sys.executable, "-m", "penstock.worker.serving.fork_server")

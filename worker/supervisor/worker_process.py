@@ -13,8 +13,8 @@ from typing import IO, Protocol
 import structlog
 
 from ..config.worker_config import WorkerConfig
-from ..forked_process import ForkedProcess, NotForkedError, fork_process
-from ..forking import FORK_VERSION, ForkWorker, workers_address
+from ..processes.forked_process import ForkedProcess, NotForkedError, fork_process
+from ..processes.forking import FORK_VERSION, ForkWorker, workers_address
 
 COMMAND = (sys.executable, "-m", "penstock.worker.serving")
 # The first worker process of a host waits for the imports of the fork server.

@@ -22,7 +22,7 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.presence import ProcessRecord, read_processes
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.keys import Keys
-from penstock.worker.process_tree import is_zombie
+from penstock.worker.processes.process_tree import is_zombie
 
 from ...gate import Gate
 

@@ -26,9 +26,9 @@ from penstock.shared.messages.to_core import Configure, UtilityCall
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.composition import Engine
 from penstock.worker.engine.core.engine_core import EngineCore
-from penstock.worker.forking import ChildExited, ForkAnswer, Forked
-from penstock.worker.ipc import FrameSplitter, frame, socket_pair
-from penstock.worker.progress import ProgressReader
+from penstock.worker.processes.forking import ChildExited, ForkAnswer, Forked
+from penstock.worker.processes.ipc import FrameSplitter, frame, socket_pair
+from penstock.worker.processes.progress import ProgressReader
 from penstock.worker.serving.core.process import Launch
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE
 

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from penstock.producer import Client, SamplingParams
-from penstock.worker.forked_process import fork_process
-from penstock.worker.forking import (
+from penstock.worker.processes.forked_process import fork_process
+from penstock.worker.processes.forking import (
     FORK_VERSION,
     NUM_DESCRIPTORS,
     ChildExited,
@@ -27,8 +27,8 @@ from penstock.worker.forking import (
     NotForked,
     workers_address,
 )
-from penstock.worker.ipc import FrameSplitter, frame, socket_pair
-from penstock.worker.progress import ProgressReader
+from penstock.worker.processes.ipc import FrameSplitter, frame, socket_pair
+from penstock.worker.processes.progress import ProgressReader
 from penstock.worker.supervisor import fork_server
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE, running_fork_server
 
@@ -178,7 +178,7 @@ def test_a_folder_whose_name_is_too_long_for_a_socket_costs_no_start(tmp_path: P
 # A child of it is told to stop as soon as it is there: the first thing that it does is to change its group.
 STOPS_ITSELF = """
 import os, signal, socket, sys
-from penstock.worker.fork_server import be_fork_server, ignore_stops
+from penstock.worker.processes.fork_server import be_fork_server, ignore_stops
 from penstock.worker.serving.fork_server import WORKERS
 ignore_stops()
 set_group = os.setsid
@@ -188,7 +188,7 @@ be_fork_server(int(sys.argv[sys.argv.index("--listen-fd") + 1]), WORKERS)
 REFUSES = """
 import os, socket, sys
 from penstock.worker.engine.fork_server import CORES
-from penstock.worker.fork_server import ForkServer
+from penstock.worker.processes.fork_server import ForkServer
 ForkServer(socket.socket(fileno=int(sys.argv[sys.argv.index("--listen-fd") + 1])), 0, CORES, sys.argv[1]).run()
 """
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from penstock.worker.process_tree import kill_process_tree
+from penstock.worker.processes.process_tree import kill_process_tree
 
 from ...processes import is_gone
 from .conftest import wait_until

@@ -16,8 +16,8 @@ from penstock.shared.messages.to_core import Shutdown
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.core.interface import Core
 from penstock.worker.core.loop import CoreLoop
-from penstock.worker.ipc import CoreChannel, FrameSplitter, socket_pair
-from penstock.worker.progress import ProgressWriter
+from penstock.worker.processes.ipc import CoreChannel, FrameSplitter, socket_pair
+from penstock.worker.processes.progress import ProgressWriter
 
 from ...every_exception import EVERY_EXCEPTION, name_of, raising
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.worker import host
+from penstock.worker.processes import host
 
 MIB = 1 << 20
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.worker import host
-from penstock.worker.exit_status import GROUP_BROKEN
+from penstock.worker.processes import host
+from penstock.worker.processes.exit_status import GROUP_BROKEN
 from penstock.worker.serving.core.death import cause_of_exit, cause_of_stall
 
 

@@ -12,7 +12,7 @@ from penstock.shared.messages.from_core import SchedulerStats
 from penstock.shared.messages.worker_status import EngineState
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
-from penstock.worker.progress import Phase, ProgressReader, ProgressWriter
+from penstock.worker.processes.progress import Phase, ProgressReader, ProgressWriter
 from penstock.worker.serving.core.stall import StallWatch
 from penstock.worker.serving.reporting.heartbeat import Heartbeat
 

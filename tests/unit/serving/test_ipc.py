@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from penstock.shared.messages.to_core import Shutdown
-from penstock.worker.ipc import WorkerChannel
+from penstock.worker.processes.ipc import WorkerChannel
 
 
 @pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])

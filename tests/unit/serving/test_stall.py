@@ -7,7 +7,7 @@ import re
 import msgspec
 import pytest
 
-from penstock.worker.progress import Phase, Progress
+from penstock.worker.processes.progress import Phase, Progress
 from penstock.worker.serving.core.stall import StallWatch
 
 TIMEOUT_S = 10.0

@@ -28,7 +28,7 @@ from ....shared.errors import EngineStateError
 from ....shared.messages.from_core import UtilityOutput
 from ....shared.messages.to_core import UtilityCall
 from ...core.answers import CallAnswers
-from ...progress import ProgressWriter
+from ...processes.progress import ProgressWriter
 from ..adapters.library import AdapterLibrary
 from ..core.engine_core import EngineCore
 from ..rpc import RpcEngine, RpcMethods

@@ -9,9 +9,9 @@ from functools import partial
 import torch
 
 from ...config.engine_config import EngineConfig
-from ...host import free_host_bytes
 from ...models.lean.captured import CapturedForward
 from ...models.loaded import LoadedModel
+from ...processes.host import free_host_bytes
 from ..scheduling.chunking import MAX_PROMPT_ROWS
 
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from ....kernels import native
 from ...config.engine_config import EngineConfig
-from ...host import usable_cores
 from ...models.loaded import LoadedModel
 from ...models.placing.packed_linear import PackedLinear
+from ...processes.host import usable_cores
 from ..setup.host import processor
 from .device_blocks import layout_of
 

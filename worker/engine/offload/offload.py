@@ -12,8 +12,8 @@ from ....shared.errors import ConfigurationError
 from ....shared.process.command_line import format_bytes
 from ....shared.stats.kv_offload import KVOffloadStats
 from ...config.engine_config import EngineConfig
-from ...host import free_host_bytes
 from ...models.loaded import LoadedModel
+from ...processes.host import free_host_bytes
 from ..scheduling.blocks.block_pool import BlockPool
 from .device_blocks import make_device_blocks
 from .folder_tier import HEADER_BYTES, FolderTier

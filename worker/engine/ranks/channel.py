@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ...ipc import SOCKET_BUFFER_BYTES
+from ...processes.ipc import SOCKET_BUFFER_BYTES
 
 _LENGTH = struct.Struct("<Q")
 _encoder = msgspec.msgpack.Encoder()

@@ -15,8 +15,8 @@ from contextlib import suppress
 from functools import partial
 
 from ....shared.process.log import log_options
-from ...forked_child import be_child
-from ...process_tree import is_own_fault
+from ...processes.forked_child import be_child
+from ...processes.process_tree import is_own_fault
 from .channel import RankChannel
 from .messages import RankAnswer
 

@@ -14,7 +14,7 @@ import structlog
 
 from ....shared.errors import ConfigurationError, EngineDeadError, ModelLoadError, PenstockError
 from ...core import exit_report
-from ...process_tree import is_stopped
+from ...processes.process_tree import is_stopped
 from .channel import encode
 from .errors import RankKilledError, RankLostError, RankRefusedError
 from .messages import RankAnswer, RankCommand, RankFailed, StopRank

@@ -9,10 +9,10 @@ from ....kernels import native
 from ....shared.errors import ConfigurationError
 from ....shared.process.processor import this_processor
 from ...config.engine_config import EngineConfig
-from ...host import usable_cores
 from ...models.lean.native import NativeForward
 from ...models.loaded import LoadedModel
 from ...models.pooling.compiled_encoder import CompiledEncoder
+from ...processes.host import usable_cores
 
 _SMALL_MODEL_PARAMETERS = 20_000_000
 # The operations of a small model are too short for more threads.

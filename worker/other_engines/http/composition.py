@@ -19,7 +19,7 @@ from ...config.engine_config import EngineConfig
 from ...core.answers import CallAnswers
 from ...models.checkpoint.folder import CONFIG_FILE, TOKENIZER_FILE, resolve_model_folder
 from ...models.checkpoint.tokenizer_folder import tokenizer_folder
-from ...progress import ProgressWriter
+from ...processes.progress import ProgressWriter
 from .control import http_control
 from .core import HttpCore
 from .dialect import Dialect, ServerFacts

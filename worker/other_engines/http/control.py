@@ -9,7 +9,7 @@ from ....shared.control.calls import UtilityAnswer
 from ....shared.control.diagnosis import CheckInvariants, Invariants
 from ....shared.control.lora import ListLoras, LoraList
 from ...core.answers import CallAnswers
-from ...progress import ProgressWriter
+from ...processes.progress import ProgressWriter
 from .core import HttpCore
 
 

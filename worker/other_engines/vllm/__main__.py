@@ -9,7 +9,7 @@ from typing import NoReturn
 from ...config.engine_config import EngineConfig
 from ...core.command_line import run_core
 from ...core.interface import Engine
-from ...progress import ProgressWriter
+from ...processes.progress import ProgressWriter
 
 
 def main() -> NoReturn:

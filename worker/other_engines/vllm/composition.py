@@ -16,10 +16,10 @@ import structlog
 from ....shared.errors import ConfigurationError
 from ....shared.messages.from_core import Ready
 from ...config.engine_config import EngineConfig
-from ...host import usable_cores
 from ...models.checkpoint.folder import resolve_model_folder
 from ...models.checkpoint.tokenizer_folder import tokenizer_folder
-from ...progress import ProgressWriter
+from ...processes.host import usable_cores
+from ...processes.progress import ProgressWriter
 from .control import VllmControl
 from .core import VllmCore
 from .options import vllm_environment, vllm_words

@@ -27,7 +27,7 @@ from ....shared.errors import EngineStateError, UnsupportedCallError
 from ....shared.messages.from_core import UtilityOutput
 from ....shared.messages.to_core import UtilityCall
 from ...core.answers import CallAnswers
-from ...progress import ProgressWriter
+from ...processes.progress import ProgressWriter
 from .core import VllmCore
 
 _MAY_TAKE_LONG = frozenset({Sleep, WakeUp, StartProfile, StopProfile, SaveShardedState, ExecuteDummyBatch})

@@ -32,10 +32,10 @@ from ....shared.messages.to_core import AbortRequests, Configure, CoreInput, Shu
 from ....shared.messages.waves import LeaveWave, StartWave
 from ...config.engine_config import EngineConfig
 from ...config.model import CORE_MODULES
-from ...host import num_oom_kills
-from ...ipc import WorkerChannel, socket_pair
-from ...process_tree import kill_process_tree
-from ...progress import ProgressReader
+from ...processes.host import num_oom_kills
+from ...processes.ipc import WorkerChannel, socket_pair
+from ...processes.process_tree import kill_process_tree
+from ...processes.progress import ProgressReader
 from .death import Cause, CoreDeath, cause_of_exit, cause_of_stall
 from .process import CoreProcess, Launch, start_core
 from .trace import CoreTrace

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...exit_status import GROUP_BROKEN
-from ...process_tree import is_own_fault, is_stopped, stopped_child
+from ...processes.exit_status import GROUP_BROKEN
+from ...processes.process_tree import is_own_fault, is_stopped, stopped_child
 
 # Exceptions of a core that has lost a rank (`engine/ranks/errors.py`), and whether the cause was external.
 _RANK_LOST = {"RankKilledError": True, "RankLostError": False}

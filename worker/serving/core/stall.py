@@ -15,7 +15,7 @@ from typing import Protocol
 
 import structlog
 
-from ...progress import Phase, Progress
+from ...processes.progress import Phase, Progress
 
 CHECKS_PER_TIMEOUT = 10
 MAX_INTERVAL_S = 0.5

@@ -30,7 +30,7 @@ from ....shared.messages.waves import GroupStanding
 from ....shared.messages.worker_status import EngineState, WorkerStatus
 from ....shared.stats.engine import EngineStats
 from ...config.worker_config import STATUS_INTERVAL_S, WorkerConfig
-from ...progress import Phase, Progress, ProgressReader
+from ...processes.progress import Phase, Progress, ProgressReader
 from ..core.stall import StallWatch
 
 REGISTER_EVERY = 10

@@ -16,7 +16,7 @@ import pytest
 from penstock.shared.messages.from_core import EngineCoreOutputs
 from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.progress import Phase
+from penstock.worker.processes.progress import Phase
 from penstock.worker.serving.core.client import CoreClient, CoreLostError
 from penstock.worker.serving.core.stall import StallWatch
 from penstock.worker.supervisor.fork_server import FORK_SERVER_VARIABLE

@@ -17,7 +17,7 @@ from penstock.shared.messages.from_core import StartupFailed
 from penstock.shared.messages.waves import LeaveWave, StartWave, WavePhase
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.core.engine_core import EngineCore
-from penstock.worker.exit_status import GROUP_BROKEN
+from penstock.worker.processes.exit_status import GROUP_BROKEN
 
 from ....processes import listening_at
 from ..harness import generate, request

@@ -31,7 +31,7 @@ from penstock.shared.messages.ranks import RankSetup
 from penstock.shared.messages.to_core import Shutdown
 from penstock.shared.params.images import ImageInput
 from penstock.worker.config.engine_config import EngineConfig
-from penstock.worker.process_tree import is_zombie
+from penstock.worker.processes.process_tree import is_zombie
 
 from ....conftest import DEMO_MODEL
 from ....processes import listening_at
