@@ -24,9 +24,9 @@ from ..shared.queue.request_state import RequestState
 from ..shared.stats.engine import EngineStats, RequestStats
 from .blocking.llm import LLM
 from .client import Client
-from .control.metrics import Counter, Gauge, Histogram, Metric
+from .client_parts.detached import RequestHandle
+from .control.engine_view import Counter, Gauge, Histogram, Metric
 from .control.queue_control import PauseMode
-from .handle import RequestHandle
 from .inputs.prompt import Prompt
 from .inputs.streaming_input import StreamingInput
 from .io_processors import IOProcessor

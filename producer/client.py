@@ -10,29 +10,27 @@ from ..shared.connection import RETRY_FOR_S
 from ..shared.errors import ValidationError
 from ..shared.keys import Keys
 from ..shared.shards import ShardsArgument, check_servers, make_connections
+from ..shared.tracing.endpoint import check_endpoint, is_enabled
 from ..shared.values.names import DEFAULT_NAMESPACE
 from ..shared.values.shown import shown
-from .client_tracing import enqueue_spans
+from .client_parts.detached import DetachedRequests
+from .client_parts.pooling import Poolings
 from .control.adapter_control import AdapterControl
-from .control.engine_control import EngineControl
-from .control.group_control import GroupControl
-from .control.model_view import ModelView
+from .control.engine_control import EngineControl, WeightsControl
+from .control.fleet_control import GroupControl, WorkerControl
+from .control.model_view import ModelView, TextControl
 from .control.queue_control import QueueControl
 from .control.request_view import RequestView
-from .control.text_calls import TextControl
-from .control.weights_control import WeightsControl
-from .control.worker_control import WorkerControl
-from .detached import DetachedRequests
+from .inputs.lora import AdapterResolver
 from .inputs.options import check_flag
 from .inputs.prompt import MAX_PAYLOAD_BYTES
 from .io_processors import IOProcessor, IOProcessors
-from .lora.resolver import AdapterResolver
-from .poolings import Poolings
 from .requests.health import Health
 from .requests.lease import LEASE_TTL_S, ClientLease
 from .requests.model_cards import ModelCards
 from .requests.request_builder import RequestBuilder
 from .requests.single_requests import SingleRequests
+from .requests.spans.enqueue_spans import EnqueueSpans
 from .search.beam_search import BeamSearches
 
 if TYPE_CHECKING:
@@ -192,3 +190,36 @@ class Client(
         await self._subscriber.close()
         await self._commands.close()
         await self._spans.close()
+
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+
+def enqueue_spans(endpoint: str | None, provider: TracerProvider | None) -> EnqueueSpans:
+    """Return the object that creates the client's spans.
+
+    Raises:
+        ConfigurationError: the endpoint is invalid, or OpenTelemetry is not installed.
+        ValidationError: both arguments are passed, or the provider is not a ``TracerProvider``.
+    """
+    if endpoint is None and provider is None:
+        return EnqueueSpans()
+    if endpoint is not None and provider is not None:
+        raise ValidationError(
+            "tracer_provider and otlp_traces_endpoint are two destinations of the same spans; pass one of them"
+        )
+    if provider is not None and not callable(getattr(provider, "get_tracer", None)):
+        raise ValidationError(f"tracer_provider must be a TracerProvider of OpenTelemetry, got {shown(provider)}")
+    # Imported here, so that clients without tracing do not load OpenTelemetry.
+    if provider is not None:
+        from .requests.spans.traced_enqueues import TracedEnqueues
+
+        return TracedEnqueues(provider)
+    assert endpoint is not None
+    check_endpoint(endpoint)
+    if not is_enabled(endpoint):
+        return EnqueueSpans()
+    from .requests.spans.exported_enqueues import ExportedEnqueues
+
+    return ExportedEnqueues(endpoint)

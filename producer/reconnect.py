@@ -15,7 +15,6 @@ from ..shared.errors import ValidationError
 from ..shared.messages.deltas import Delta
 from ..shared.values.shown import shown
 from .client import Client
-from .results.answer_positions import AnswerPositions
 
 END = "end"
 # Beyond any output: if the reader has the end of an answer, only that end is read again.
@@ -24,7 +23,7 @@ _INDEX = re.compile(r"-1|[0-9]{1,9}")
 
 
 class StreamPosition:
-    """How much of each of ``n`` answers a reader has received."""
+    """The part of each of ``n`` answers that a reader has received."""
 
     __slots__ = ("_answers",)
 
@@ -100,3 +99,26 @@ async def reconnect(
     async with aclosing(handle.stream(after, linger_s=linger_s)) as deltas:
         async for delta in deltas:
             yield delta
+
+
+class AnswerPositions:
+    """The positions of one reader, by answer.
+
+    Args:
+        next_indexes: the index of the first token that the reader does not have.
+        ended: whether the reader has the end.
+    """
+
+    def __init__(self, next_indexes: list[int], ended: list[bool]) -> None:
+        self.next_indexes = next_indexes
+        self.ended = ended
+
+    def has(self, answer: int, delta: Delta) -> bool:
+        """Return whether the reader already has ``delta``."""
+        return self.ended[answer] or delta.index < self.next_indexes[answer]
+
+    def advance(self, answer: int, delta: Delta) -> None:
+        """Record that the reader receives ``delta``."""
+        self.next_indexes[answer] = delta.next_index
+        if delta.finished:
+            self.ended[answer] = True

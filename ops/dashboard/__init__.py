@@ -5,7 +5,7 @@
 Needs the extra ``dashboard``.
 """
 
-from ...producer.operator_keys import Role
+from ...producer.control.secret_keys import Role
 from ..views.access import Access
 from .access import HeaderAccess, KeyAccess, Resolve, everybody
 from .app import dashboard

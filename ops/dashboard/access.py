@@ -13,7 +13,7 @@ from typing import ClassVar
 from itsdangerous import BadSignature, URLSafeTimedSerializer
 from starlette.requests import HTTPConnection
 
-from ...producer.operator_keys import OperatorKey, OperatorKeys, Role
+from ...producer.control.secret_keys import OperatorKey, OperatorKeys, Role
 from ...shared.connection import CommandConnection
 from ...shared.deployment.audit import ActorSource
 from ...shared.errors import ConfigurationError

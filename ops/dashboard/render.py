@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from jinja2 import DictLoader, Environment, StrictUndefined
 
-from ...producer.operator_keys import Role
+from ...producer.control.secret_keys import Role
 from ..views.access import Access
 from ..views.page import Page, Params, View
 from .words import FILTERS, query

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
-from ...producer.operator_keys import Role
+from ...producer.control.secret_keys import Role
 from ...producer.sse import encode_event
 from ...shared.errors import PenstockError
 from ...shared.process.log import get_logger

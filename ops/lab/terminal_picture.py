@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ...producer.operator_keys import Role
+from ...producer.control.secret_keys import Role
 from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
 from ..top.app import Top

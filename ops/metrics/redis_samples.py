@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from redis.exceptions import NoPermissionError, RedisError
 
-from ...producer.control.deployment_samples import PATIENCE_S
+from ...producer.control.deployment import SCRAPE_PATIENCE_S
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
 from ...shared.metrics import Sample, values_of
@@ -22,7 +22,7 @@ async def redis_samples(servers: Mapping[str, CommandConnection]) -> list[Sample
 
 async def _server_samples(name: str, server: CommandConnection) -> list[Sample]:
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(SCRAPE_PATIENCE_S):
             info = info_fields(await server.execute("INFO"))
     except NoPermissionError:
         return [*values_of((name,), {"redis_up": 1.0})]  # it answers, but forbids INFO

@@ -11,7 +11,7 @@ from importlib import metadata
 import msgspec
 from redis.exceptions import RedisError
 
-from ...producer.control.deployment_samples import PATIENCE_S, ModelState, read_models
+from ...producer.control.deployment import SCRAPE_PATIENCE_S, ModelState, read_models
 from ...producer.webhooks.events import EventState
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError
@@ -80,7 +80,7 @@ class Snapshot:
     async def _is_fit(self) -> bool:
         """Return whether Redis can be used; log the reason if not."""
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(SCRAPE_PATIENCE_S):
                 await check_servers(self._url, self._shards, namespace=self._keys.namespace)
         except (TimeoutError, PenstockError, RedisError) as error:
             log.warning("not_connected", reason=str(error) or "Redis does not answer in time")
@@ -122,7 +122,7 @@ class Snapshot:
 
     async def _parked(self, commands: CommandConnection, model: str) -> list[Sample]:
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(SCRAPE_PATIENCE_S):
                 letter = await open_dead_letter(commands, self._keys, model)
                 return [*values_of((model,), {"dead_letter_requests": await letter.count()})]
         except (TimeoutError, PenstockError, RedisError):
@@ -132,7 +132,7 @@ class Snapshot:
         """Return samples of webhooks and batches, which are on the home server."""
         samples: list[Sample] = []
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(SCRAPE_PATIENCE_S):
                 for state in (EventState.PENDING, EventState.DEAD):
                     number = await home.execute("ZCARD", self._keys.webhook_events(state))
                     samples += values_of((state.value,), {"webhook_deliveries": number})

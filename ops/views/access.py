@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...producer.operator_keys import Role
+from ...producer.control.secret_keys import Role
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...producer.operator_keys import Role
+from ...producer.control.secret_keys import Role
 from ...shared.errors import ValidationError
 from .access import Access
 from .source import PageSnapshot, Source

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from ...producer import Client
-from ...producer.agenda import Agenda
+from ...producer.background.agenda import Agenda
 from ...producer.batches.batch_store import BatchStore
 from ...producer.control.operations import Operations
-from ...producer.operator_keys import OperatorKeys
+from ...producer.control.secret_keys import OperatorKeys
 from ...producer.requests.model_cards import ModelCards
 from ...producer.webhooks.event_store import EventStore
 from ...shared.broker import Broker, DeadLetter, Queue, RequestHistory

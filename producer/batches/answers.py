@@ -22,7 +22,7 @@ from ...shared.messages.outcome import FinishReason
 from ...shared.process.log import get_logger
 from ..client import Client
 from ..inputs.prompt import Prompt
-from ..inputs.prompt_names import naming, numbered
+from ..inputs.prompt_lists import naming, numbered
 from ..openai.answers.common import new_id
 from ..openai.endpoints import prepare
 from ..openai.errors import OpenAIError, error_of

@@ -17,7 +17,7 @@ from ...shared.errors import BatchEndedError, BatchHeldError, UnknownBatchError,
 from ...shared.keys import Keys
 from ...shared.values.names import DEFAULT_NAMESPACE, check_name
 from ...shared.values.shown import shown
-from ..agenda import Agenda
+from ..background.agenda import Agenda
 from ..inputs.options import trace_headers_of
 from ..webhooks.addresses import check_url
 from ..webhooks.event_store import EventStore

@@ -23,8 +23,8 @@ import msgspec
 from ...shared.errors import BatchTakenOverError, UnknownFileError, UnknownModelError, ValidationError
 from ...shared.process.log import get_logger
 from ...shared.values.shown import shown
+from ..background.concurrency import LongWork, in_long_thread
 from ..client import Client
-from ..long_work import LongWork, in_long_thread
 from ..openai.parsers import ParserChoice
 from .answers import Rows, all_or_none
 from .batch_records import Batch, BatchStatus, RowProblem, RowProblems

@@ -20,14 +20,13 @@ from ...shared.redis_access.embedded import resolve_redis_url
 from ..client import Client
 from ..inputs.options import RequestOptions, options_of_each
 from ..inputs.prompt import Prompt, as_prompts, params_of_each
-from ..inputs.prompt_names import naming, numbered
+from ..inputs.prompt_lists import as_conversations, naming, numbered
 from ..inputs.streaming_input import GrowingPrompt
 from ..results.outputs import RequestOutput
 from ..results.pooling import DataPrompt, PoolingRequestOutput, ProcessedRequestOutput, TextPair
-from .conversations import as_conversations
-from .llm_by_hand import SteppedLLM
 from .loop_thread import LoopThread
 from .progress import ProgressBar
+from .stepping import SteppedLLM
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -1,1 +1,1 @@
-"""What a client may know and do beside requests: engines, queues, models, text calls."""
+"""The client's methods besides requests (engines, queues, models, text), and the operators' changes and keys."""

@@ -19,11 +19,9 @@ from ...shared.lora.registry import AdapterRecord, owner
 from ...shared.params.lora import LoRARequest
 from ...shared.values.names import check_name
 from ...shared.values.shown import shown
-from ..client_core import ClientCore
-from ..engine_calls import CallOptions
-from ..long_work import LongWork, in_long_thread
-from ..lora.folder import copy_into, inspect_folder
-from ..lora.resolver import owner_of
+from ..background.concurrency import LongWork, in_long_thread
+from ..client_parts.core import CallOptions, ClientCore
+from ..inputs.lora import copy_into, inspect_folder, owner_of
 
 # These errors do not say whether an engine accepts an adapter: it may still load it, or serves none.
 _INCONCLUSIVE = EngineTimeoutError | EngineDeadError | UnsupportedCallError

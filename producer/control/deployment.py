@@ -1,4 +1,4 @@
-"""Read the state of a deployment and its problems, for the command, the gateway and the dashboard."""
+"""Read the state of a deployment, its problems and its metrics, for the command, the gateway and the dashboard."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ...shared.deployment.unreadable import UNREADABLE
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
 from ...shared.messages.worker_status import EngineState
+from ...shared.metrics import SERVING, Sample, engines_samples, queue_samples
 from ...shared.partitions import open_queue
 from ...shared.queue.stats import QueueStats
 from ...shared.redis_access.check import info_fields
@@ -33,6 +34,10 @@ DUE_AFTER_S = 5.0
 MAX_DUE_COUNTED = 1000
 # Names of the kinds of agenda items for people. The second is spelled out, since ``jobs/batches.py`` needs arq.
 _DUE_NAMES = {DELIVER: "webhooks", "run_batch": "batches"}
+
+
+# Prometheus waits 10 s for all of a scrape.
+SCRAPE_PATIENCE_S = 2.0
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,3 +220,48 @@ def _engine_finding(engine: EngineHeartbeat) -> Finding:
         remedy=comes_back or f"look at the log of worker {engine.worker_id}",
         is_error=not engine.restart_at,
     )
+
+
+class ModelState:
+    """A model's engines and its queue. The queue is None if its Redis does not answer."""
+
+    def __init__(self, model: str, queue: QueueStats | None, engines: list[EngineHeartbeat]) -> None:
+        self.model = model
+        self.queue = queue
+        self.engines = engines
+
+    @property
+    def num_serving(self) -> int:
+        return sum(engine.state in SERVING for engine in self.engines)
+
+    def samples(self) -> list[Sample]:
+        """Return the model's state as metrics."""
+        queue = [] if self.queue is None else [*queue_samples(self.queue)]
+        return [*queue, *engines_samples(self.engines)]
+
+
+async def read_models(connection: CommandConnection, keys: Keys) -> list[ModelState] | None:
+    """Return the state of each model; None if the home Redis, which lists the models, does not answer.
+
+    Takes bounded time however slow Redis is.
+    """
+    try:
+        async with asyncio.timeout(SCRAPE_PATIENCE_S):
+            cards, awaited = await ModelCards(connection, keys, default=None, wait_for_model=True).read_with_awaited()
+            engines = await read_heartbeats(connection.execute, keys)
+    except (TimeoutError, PenstockError, RedisError):
+        return None
+    # Includes awaited models, so that workers can be scaled up from zero.
+    models = [*cards, *awaited]
+    queues = await asyncio.gather(*(_stats(connection, keys, model) for model in models))
+    return [
+        ModelState(model, queue, [engine for engine in engines if engine.model == model])
+        for model, queue in zip(models, queues, strict=True)
+    ]
+
+
+async def _stats(connection: CommandConnection, keys: Keys, model: str) -> QueueStats | None:
+    try:
+        return await stats_soon(connection, keys, model, SCRAPE_PATIENCE_S)
+    except RedisError:
+        return None

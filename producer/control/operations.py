@@ -16,7 +16,7 @@ from ...shared.partitions import Layouts, PartitionedBroker, open_dead_letter, o
 from ...shared.queue.policy import QueuePolicy, TenantPolicy
 from ...shared.queue.request_state import RequestState
 from ...shared.values.shown import shown
-from ..agenda import Agenda
+from ..background.agenda import Agenda
 from ..webhooks.event_store import EventStore
 
 

@@ -24,8 +24,7 @@ from ...shared.queue.stats import QueueStats, RequestStatus
 from ...shared.values.names import check_name
 from ...shared.values.shown import shown
 from ...shared.values.timeouts import check_timeout
-from ..client_core import ClientCore
-from ..engine_calls import CallOptions
+from ..client_parts.core import CallOptions, ClientCore
 from ..requests.health import may_serve
 
 PauseMode = Literal["abort", "wait", "keep"]

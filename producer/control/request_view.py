@@ -8,7 +8,7 @@ from ...shared.broker import RequestFilter, RequestHistory
 from ...shared.broker.bulk import count_matching
 from ...shared.partitions import open_history
 from ...shared.queue.request_events import RequestEvent, RequestSummary
-from ..client_core import ClientCore
+from ..client_parts.core import ClientCore
 
 
 class RequestView(ClientCore):

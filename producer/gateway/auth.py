@@ -10,8 +10,8 @@ import msgspec
 from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
 from ...shared.values.names import check_name
+from ..control.secret_keys import KeyStore, SecretKey, check_key_name, key_id_of, make_key, matches
 from ..openai.errors import OpenAIError
-from ..secret_keys import KeyStore, SecretKey, check_key_name, key_id_of, make_key, matches
 
 PREFIX = "psk"
 
@@ -46,7 +46,7 @@ class ApiKeys(KeyStore[ApiKey]):
         check_key_name(name)
         key, key_id, digest = make_key(PREFIX)
         record = ApiKey(key_id=key_id, digest=digest, tenant=tenant, band=band, name=name, created_at=time.time())
-        await self._keep(record, tenant=tenant, name=name)
+        await self._store(record, tenant=tenant, name=name)
         return key, record
 
 

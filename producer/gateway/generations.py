@@ -11,7 +11,7 @@ import msgspec
 from .. import Client, Delta
 from ..inputs.options import READ_TTL_S, RequestOptions
 from ..inputs.prompt import Prompt
-from ..inputs.prompt_names import naming, numbered
+from ..inputs.prompt_lists import naming, numbered
 from ..openai.prepared import Prepared, PreparedBody
 from ..requests.fan_out import merged
 from ..results.outputs import RequestOutput

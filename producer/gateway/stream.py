@@ -24,7 +24,7 @@ from ...shared.values.json_lines import encode_line
 from ..openai.answers.common import fingerprint_of
 from ..openai.errors import OpenAIError, error_of
 from ..openai.prepared import ChunkMaker, Prepared
-from ..results.answer_positions import AnswerPositions
+from ..reconnect import AnswerPositions
 from ..sse import EventStream
 from .generations import PromptDelta
 

@@ -1,7 +1,8 @@
-"""The options of a request besides its prompt and sampling parameters, and their checks."""
+"""The options of a request besides its prompt and sampling parameters, its id, and their checks."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
@@ -10,6 +11,7 @@ from ...shared.errors import ValidationError
 from ...shared.messages.requests import EXACT
 from ...shared.params.lora import LoRARequest
 from ...shared.values.encodable import check_encodable, check_text
+from ...shared.values.names import check_name
 from ...shared.values.shown import shown
 
 MAX_CACHE_SALT_CHARS = 512
@@ -18,6 +20,11 @@ MAX_SESSION_ID_CHARS = 512
 MAX_LINGER_S = 86_400.0
 MAX_TRACE_HEADERS_CHARS = 8192
 READ_TTL_S = 60.0
+
+
+# Between the id of a request and the number of an answer beyond its first.
+SEPARATOR = "~"
+_CHILD_ID = re.compile(rf".*{SEPARATOR}[1-9][0-9]*", re.DOTALL)
 
 
 class SharedOptions(TypedDict, total=False):
@@ -243,3 +250,23 @@ def read_ttl_of(option: object, *, request_id: str | None) -> float | None:
     if isinstance(option, bool) or not isinstance(option, int | float) or not 0 <= option < 1e9:
         raise ValidationError(f"read_ttl_s must be a number of seconds in [0, 1e9), got {shown(option)}")
     return float(option)
+
+
+def is_child_id(request_id: str) -> bool:
+    """Return whether this is the id of an answer beyond the first of some request."""
+    return _CHILD_ID.fullmatch(request_id) is not None
+
+
+def check_request_id(request_id: object) -> str:
+    """Return ``request_id`` if a caller may choose it for a request.
+
+    Raises:
+        ValidationError: it cannot be part of a key, or is the id of a further answer of another request.
+    """
+    name = check_name("request_id", request_id)
+    if is_child_id(name):
+        raise ValidationError(
+            f"request_id must not end in {SEPARATOR!r} and a number, by which further answers of a request are known, "
+            f"got {shown(name)}"
+        )
+    return name

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 import time
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -23,19 +24,19 @@ from ...shared.params.chat_parts import check_messages
 from ...shared.params.extra_args import check_known
 from ...shared.params.kinds import GENERATE, POOLING_TASKS
 from ...shared.params.pooling import PoolingParams
-from ...shared.params.prompt_embeds import PromptEmbeds
+from ...shared.params.prompt_embeds import EMBEDS_ITEM_BYTES, PromptEmbeds
 from ...shared.params.sampling import SamplingParams
 from ...shared.values.encodable import UNENCODABLE, check_text, unencodable
 from ...shared.values.names import check_name
 from ...shared.values.shown import shown
 from ..results.pooling import TextPair
-from .embeds import EmbedsArray, encode_embeds
 from .images import check_number, is_prompt_with_data, split_prompt
 from .options import (
     RequestOptions,
     cache_salt_of,
     check_flag,
     check_linger,
+    check_request_id,
     expiry_time_of,
     external_req_id_of,
     lora_request_of,
@@ -46,19 +47,28 @@ from .options import (
     template_kwargs_of,
     trace_headers_of,
 )
-from .request_ids import check_request_id
 from .tokenization import check_tokenization, tokenization_of
+
+P = TypeVar("P")
+MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
+_encoder = msgspec.msgpack.Encoder()
+
+
+@runtime_checkable
+class EmbedsArray(Protocol):
+    """A numpy array or a torch tensor, ``[prompt tokens, hidden size]``, of float32, float16 or bfloat16."""
+
+    @property
+    def shape(self) -> Any: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | EmbedsArray | Mapping[str, Any]
 """Text, token ids, chat messages (``{"role": ..., "content": ...}``; the worker applies the chat template), or
 embeddings (a numpy array or torch tensor; the worker must allow them). Or a dictionary with one of these and images:
 ``{"prompt": "<image> what is this", "multi_modal_data": {"image": ...}}``; chat messages may have them as parts."""
-
-
-P = TypeVar("P")
-MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
-
-_encoder = msgspec.msgpack.Encoder()
 
 
 def build_request(
@@ -311,3 +321,33 @@ def _check_fits(num_prompt_tokens: int, card: ModelCard) -> None:
             f"prompt has {num_prompt_tokens} tokens, but max_model_len of {shown(card.model)} is "
             f"{card.max_model_len}, and at least one output token must fit"
         )
+
+
+def encode_embeds(array: EmbedsArray) -> PromptEmbeds:
+    """Return ``array`` in the form of a message.
+
+    Raises:
+        ValidationError: it has another dtype or number of dimensions, or is empty.
+    """
+    # numpy names a dtype with another byte order ">f4", which is not in the list.
+    dtype, shape = str(array.dtype).removeprefix("torch."), tuple(array.shape)
+    if dtype not in EMBEDS_ITEM_BYTES:
+        raise ValidationError(
+            f"prompt embeddings must be of dtype {', '.join(EMBEDS_ITEM_BYTES)}, got {dtype}; convert them first"
+        )
+    if len(shape) != 2 or 0 in shape:
+        raise ValidationError(
+            f"prompt embeddings must have the shape [prompt tokens, hidden size], neither of them 0, got {list(shape)}"
+        )
+    return PromptEmbeds(dtype, shape, _item_bytes(array))
+
+
+def _item_bytes(array: Any) -> bytes:
+    """Return the items in row-major order."""
+    if hasattr(array, "tobytes"):
+        return array.tobytes()
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(array, torch.Tensor):
+        raise ValidationError(f"prompt embeddings must be a numpy array or a torch tensor, got {type(array).__name__}")
+    # Viewed as bytes, since numpy has no bfloat16.
+    return array.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()

@@ -16,8 +16,8 @@ from ...shared.process.boundary import ends_task, message_of
 from ...shared.process.log import get_logger
 from ...shared.process.plugins import IO_PROCESSORS, load_object
 from ...shared.values.shown import shown
+from ..background.concurrency import LongWork, in_long_thread
 from ..inputs.prompt import as_prompts
-from ..long_work import LongWork, in_long_thread
 from ..results.pooling import PoolingRequestOutput
 from .interface import IOProcessor
 

@@ -16,10 +16,10 @@ from ...shared.errors import ConfigurationError
 from ...shared.process.log import get_logger
 from ...shared.shards import make_commands
 from ...shared.tracing.tracing import Tracing
-from ..agenda import Agenda, Hold
+from ..background.agenda import Agenda, Hold
+from ..background.concurrency import TenantSlots
 from ..batches import ROW_RESULT_TTL_S, BatchStore
 from ..client import Client
-from ..places import TenantSlots
 from ..webhooks.delivery import Delivery
 from ..webhooks.event_store import EventStore
 from ..webhooks.outbox import Outbox

@@ -23,7 +23,7 @@ from arq.worker import Function, func
 
 from ...shared.errors import BatchEndedError, BatchHeldError, UnknownBatchError, UnknownFileError
 from ...shared.process.log import get_logger
-from ..agenda import DueItem
+from ..background.agenda import DueItem
 from ..batches import run_batch
 from ..webhooks.event_store import DELIVER
 from .context import CutOffError, JobContext, run_held

@@ -10,7 +10,7 @@ from ...shared.tracing.endpoint import check_endpoint
 from ...shared.values.names import DEFAULT_NAMESPACE
 from ...shared.values.shown import shown
 from ...shared.values.urls import MaskedRepr
-from ..agenda import LEASE_TTL_S
+from ..background.agenda import LEASE_TTL_S
 from ..client import RESULT_TTL_S
 from ..webhooks.settings import WebhookSettings
 

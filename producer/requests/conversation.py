@@ -20,8 +20,7 @@ from ...shared.errors import ClientClosedError, InputClosedError, UnsupportedPar
 from ...shared.messages.deltas import Delta
 from ...shared.messages.requests import InputChunk
 from ...shared.params.sampling import SamplingParams
-from ..inputs.embeds import EmbedsArray
-from ..inputs.prompt import Prompt
+from ..inputs.prompt import EmbedsArray, Prompt
 from ..inputs.streaming_input import Chunk, GrowingPrompt, ParamsOfChunks, parts_of
 from .queue_entry import Outgoing, num_chunk_tokens
 from .single_requests import InteractiveDeltas, SingleRequests

@@ -22,7 +22,7 @@ from ...shared.params.sampling import MAX_N
 from ...shared.params.seeds import derived_seed
 from ...shared.values.names import MAX_NAME_CHARS, check_name
 from ...shared.values.shown import shown
-from ..inputs.request_ids import SEPARATOR, check_request_id, is_child_id
+from ..inputs.options import SEPARATOR, check_request_id, is_child_id
 
 
 def child_ids(request_id: str, n: int) -> list[str]:

@@ -1,7 +1,10 @@
-"""Lease of a client in Redis, on which its interactive requests depend, and leases and deadlines of single requests.
+"""Life of a client: the process and event loop that may use it, its lease in Redis, and leases of single requests.
 
 A dead client does not renew its lease, and a reaper cancels its interactive requests. It spares a request whose channel
 has a subscriber, so a client that is only stopped or slow keeps its requests, and so does a second reader.
+
+A forked child has the client's sockets but no task that reads them: it would wait for replies forever, and its writes
+would mix with its parent's commands. A second event loop would have the same problem. ``ClientLifecycle`` refuses both.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ...shared.broker import Broker
-from ...shared.errors import PenstockError, RedisUnavailableError, ValidationError
+from ...shared.errors import ClientClosedError, PenstockError, RedisUnavailableError, ValidationError
 from ...shared.process.log import get_logger
 from ...shared.process.side_by_side import SideBySide
 from ...shared.values.shown import shown
@@ -26,6 +29,12 @@ LEASE_TTL_S = 10.0
 LEAVE_TIMEOUT_S = 5.0
 
 log = get_logger(__name__)
+
+
+# The lease is renewed when a third of it is over, so at least ``linger_s`` of it is left at any time.
+LEASE_PER_LINGER = 1.5
+# The clocks of client and Redis differ, and engines end their running requests at the deadline.
+GRACE_S = 1.0
 
 
 class InteractiveRequest:
@@ -118,10 +127,6 @@ class ClientLease:
             await renewals.close()
 
 
-# The lease is renewed when a third of it is over, so at least ``linger_s`` of it is left at any time.
-LEASE_PER_LINGER = 1.5
-
-
 @contextmanager
 def lingering(broker: Broker, request_id: str, linger_s: float) -> Iterator[None]:
     """Keep an interactive request running for ``linger_s`` after the block. 0 does nothing.
@@ -149,10 +154,6 @@ async def _renew(broker: Broker, request_id: str, linger_s: float) -> None:
         await asyncio.sleep(linger_s / 2)
 
 
-# The clocks of client and Redis differ, and engines end their running requests at the deadline.
-GRACE_S = 1.0
-
-
 @contextmanager
 def ended_when_due(request: InteractiveRequest, due_in_s: float | None) -> Iterator[None]:
     """Call the broker's ``expire`` from the deadline of the request on, until the block is left."""
@@ -173,3 +174,56 @@ async def _sweep(request: InteractiveRequest, due_in_s: float) -> None:
         with contextlib.suppress(PenstockError):
             await request.broker.expire()
         await asyncio.sleep(GRACE_S)
+
+
+class ClientLifecycle:
+    """State of a client: open or closed, and in which process and event loop."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the client is open in this process."""
+        return self._loop is not None and not self.is_forked
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether the client was opened by a process from which this one was forked."""
+        return self._loop is not None and self._pid != os.getpid()
+
+    def open(self) -> None:
+        """Mark the client as open in this process and the running event loop."""
+        self._pid, self._loop = os.getpid(), asyncio.get_running_loop()
+
+    def close(self) -> None:
+        """Mark the client as closed."""
+        self._loop = None
+
+    def check(self) -> None:
+        """Return if the caller may use the client. Without a running event loop, a caller may create iterators for
+        later.
+
+        Raises:
+            ClientClosedError: the client is not connected, or belongs to another process or event loop.
+        """
+        if self._loop is None:
+            raise ClientClosedError("the client is not connected; use it inside `async with Client.connect(url)`")
+        if self.is_forked:
+            raise ClientClosedError(
+                f"the client was connected by process {self._pid}, which forked this one; connect after the fork "
+                "(gunicorn: without --preload, or in post_fork), or use LLM, which connects anew by itself"
+            )
+        if _running_loop() not in (None, self._loop):
+            raise ClientClosedError(
+                "the client was connected in another event loop; use it in that one (under WSGI each async view has a "
+                "loop of its own: use LLM there), or connect in this one"
+            )
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

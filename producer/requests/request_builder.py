@@ -12,9 +12,9 @@ from ...shared.messages.requests import EngineCoreRequest
 from ...shared.params.pooling import PoolingParams
 from ...shared.params.sampling import SamplingParams
 from ...shared.values.shown import shown
+from ..inputs.lora import AdapterResolver
 from ..inputs.options import RequestOptions
 from ..inputs.prompt import Prompt, build_pooling_request, build_request
-from ..lora.resolver import AdapterResolver
 from ..results.pooling import TextPair
 from ..webhooks.targets import webhook_target
 from .content import content_of

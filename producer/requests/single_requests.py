@@ -20,12 +20,11 @@ from ...shared.messages.deltas import Delta
 from ...shared.messages.requests import EngineCoreRequest
 from ...shared.partitions import Layouts, PartitionedBroker
 from ...shared.process.log import get_logger
-from ..home import ClientLifecycle
 from ..inputs.options import read_ttl_of
 from ..webhooks.targets import WebhookTargets
 from .enqueuer import Enqueuer
 from .health import Health
-from .lease import ClientLease, InteractiveRequest, ended_when_due, lingering
+from .lease import ClientLease, ClientLifecycle, InteractiveRequest, ended_when_due, lingering
 from .log_checks import LogChecks, SilenceWatch
 from .queue_entry import Outgoing
 from .read_results import ReadResults

@@ -9,14 +9,13 @@ from typing import Unpack
 from ...shared.errors import PromptTooLongError, RequestFailedError, UnsupportedParameterError, ValidationError
 from ...shared.messages.outcome import TokenLogprobs
 from ...shared.values.shown import shown
-from ..control.text_calls import TextControl
-from ..generations import Generations
-from ..inputs.embeds import EmbedsArray
+from ..background.concurrency import run_all
+from ..client_parts.generation import Generations
+from ..control.model_view import TextControl
 from ..inputs.images import split_prompt
 from ..inputs.options import RequestOptions, SharedOptions, expiry_time_of
-from ..inputs.prompt import Prompt, as_prompts
+from ..inputs.prompt import EmbedsArray, Prompt, as_prompts
 from ..results.outputs import RequestOutput
-from ..together import run_all
 from .beams import BeamSearchOutput, BeamSearchParams, search_beams
 
 # Prompts searched concurrently; each has up to beam_width running requests.

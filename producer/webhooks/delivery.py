@@ -27,7 +27,7 @@ from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
 from ...shared.process.log import get_logger
 from ...shared.values.urls import mask_url
-from ..places import TenantSlots
+from ..background.concurrency import TenantSlots
 from .event_store import EventStore
 from .events import EventState, WebhookAttempt, WebhookEvent, WebhookSecret
 from .guarded_http import ForbiddenAddressError, GuardedHTTP

@@ -13,7 +13,7 @@ from ...shared.errors import RequestNotFoundError
 from ...shared.keys import Keys
 from ...shared.redis_access.script import script_of
 from ...shared.values.shown import shown
-from ..agenda import Agenda
+from ..background.agenda import Agenda
 from .events import EventState, WebhookEvent
 
 # Kind of the agenda's item, and name of the job.

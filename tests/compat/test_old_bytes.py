@@ -14,7 +14,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from penstock.producer.operator_keys import OperatorKey, Role
+from penstock.producer.control.secret_keys import OperatorKey, Role
 from penstock.producer.webhooks.events import WebhookEvent, WebhookSecret, WebhookTarget
 from penstock.shared.control.calls import ControlCommand, ControlReply, Utility, UtilityAnswer
 from penstock.shared.deployment import records

@@ -12,7 +12,7 @@ import pytest
 from penstock.ops.demo.run import MODEL
 from penstock.ops.local.stack import LocalStack
 from penstock.producer import LLM, Client, EngineCallError, SleepState
-from penstock.producer.engine_calls import CALL_TIMEOUT_S
+from penstock.producer.client_parts.core import CALL_TIMEOUT_S
 from penstock.shared import errors
 from penstock.shared.messages.worker_status import EngineState
 

@@ -19,8 +19,15 @@ from starlette.middleware.gzip import GZipMiddleware as StarletteGZip
 
 from penstock.producer import Delta, FinishReason
 from penstock.producer.reconnect import StreamPosition
-from penstock.producer.shutdown import shutdown_watch
-from penstock.producer.sse import COMMENT, EventStream, delta_events, encode_delta, encode_error, encode_event
+from penstock.producer.sse import (
+    COMMENT,
+    EventStream,
+    delta_events,
+    encode_delta,
+    encode_error,
+    encode_event,
+    shutdown_watch,
+)
 from penstock.shared.errors import QueueFullError, RequestFailedError, ValidationError
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ....producer.secret_keys import KeyStore
+from ....producer.control.secret_keys import KeyStore
 from ....shared.connection import CommandConnection
 from ....shared.keys import Keys
 from ....shared.process.command_line import EXIT_FAILED, Command, add_redis_arguments, format_table

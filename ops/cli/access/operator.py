@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ....producer.operator_keys import OperatorKeys, Role
+from ....producer.control.secret_keys import OperatorKeys, Role
 from ....shared.process.command_line import Command, add_redis_arguments
 from ...words import format_time
 from .key_command import KeyKind

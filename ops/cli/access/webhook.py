@@ -6,7 +6,7 @@ import argparse
 import time
 from collections.abc import Awaitable, Callable
 
-from ....producer.agenda import Agenda
+from ....producer.background.agenda import Agenda
 from ....producer.control.operations import Operations
 from ....producer.webhooks.event_store import EventStore
 from ....producer.webhooks.events import EventState, WebhookAttempt, WebhookEvent

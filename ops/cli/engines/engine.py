@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from ....producer import Client
-from ....producer.control.group_control import SCALE_TIMEOUT_S
-from ....producer.control.weights_control import RELOAD_TIMEOUT_S
-from ....producer.engine_calls import CALL_TIMEOUT_S, CallOptions
+from ....producer.client_parts.core import CALL_TIMEOUT_S, CallOptions
+from ....producer.control.engine_control import RELOAD_TIMEOUT_S
+from ....producer.control.fleet_control import SCALE_TIMEOUT_S
 from ....shared.control.sleeping import SLEEP_LEVELS, SLEEP_MODES, SLEEP_TAGS, SleepState
 from ....shared.control.weights import RELOAD_MODES, ShardedStateSaved, WeightsReloaded
 from ....shared.errors import EngineCallError

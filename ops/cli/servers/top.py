@@ -30,7 +30,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             "penstock top needs a terminal that can move its cursor; `penstock queue show MODEL --watch` prints lines"
         )
-    from ....producer.operator_keys import Role
+    from ....producer.control.secret_keys import Role
     from ...top.run import NO_LOG, run_top
     from ...views.access import Access
 

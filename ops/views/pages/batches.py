@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....producer.batches.batch_records import Batch
-from ....producer.operator_keys import Role
+from ....producer.control.secret_keys import Role
 from ..access import Access
 from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
 from ..source import PageSnapshot

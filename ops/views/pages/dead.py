@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ....producer.operator_keys import Role
+from ....producer.control.secret_keys import Role
 from ....shared.deployment.records import DeadRequest
 from ....shared.errors import RequestNotFoundError, ValidationError
 from ..access import Access

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....producer.engine_calls import CallOptions
-from ....producer.operator_keys import Role
+from ....producer.client_parts.core import CallOptions
+from ....producer.control.secret_keys import Role
 from ....shared.deployment.records import EngineHeartbeat, EngineSetup
 from ....shared.messages.requests import EXACT
 from ....shared.messages.worker_status import EngineState

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....producer.operator_keys import Role
+from ....producer.control.secret_keys import Role
 from ....shared.errors import ValidationError
 from ..access import Access
 from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of

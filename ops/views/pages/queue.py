@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ....producer.operator_keys import Role
+from ....producer.control.secret_keys import Role
 from ....shared.errors import ValidationError
 from ....shared.queue.policy import QueuePolicy, TenantPolicy
 from ....shared.queue.stats import QueueStats, TenantStats

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ....producer.operator_keys import Role
+from ....producer.control.secret_keys import Role
 from ....shared.broker import Broker, RequestHistory
 from ....shared.errors import RequestNotFoundError
 from ....shared.keys import ModelKeys

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ....producer.operator_keys import Role
+from ....producer.control.secret_keys import Role
 from ....shared.broker import RequestFilter
 from ....shared.broker.bulk import count_matching
 from ....shared.broker.request_history import MAX_LISTED

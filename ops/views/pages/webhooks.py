@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ....producer.operator_keys import Role
+from ....producer.control.secret_keys import Role
 from ....producer.webhooks.events import EventState, WebhookEvent
 from ....shared.errors import RequestNotFoundError, ValidationError
 from ..access import Access

@@ -15,8 +15,7 @@ from ....shared.deployment.presence import read_processes
 from ....shared.errors import EngineDeadError, PenstockError
 from ....shared.keys import Keys
 from ....shared.metrics.exposition import expose
-from ...control.deployment import count_due, jobs_findings
-from ...control.deployment_samples import read_models
+from ...control.deployment import count_due, jobs_findings, read_models
 from ...openai.errors import OpenAIError
 from ..http import gateway_of, json_response
 from ..metrics import render

@@ -21,8 +21,8 @@ from penstock.ops.local.server import LocalServer
 from penstock.ops.local.stack import LocalStack
 from penstock.ops.views.pages import PAGES
 from penstock.producer import Client, SamplingParams
+from penstock.producer.control.secret_keys import OperatorKeys, Role
 from penstock.producer.inputs.prompt import build_request, encode_request
-from penstock.producer.operator_keys import OperatorKeys, Role
 from penstock.shared.broker import Broker, EngineCapacity
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import DeathCause, ModelCard

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.producer.agenda import Agenda
+from penstock.producer.background.agenda import Agenda
 from penstock.producer.batches import BatchStore
 from penstock.producer.webhooks.event_store import EventStore
 from penstock.producer.webhooks.events import EventState, WebhookEvent

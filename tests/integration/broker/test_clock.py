@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.producer.agenda import Agenda
+from penstock.producer.background.agenda import Agenda
 from penstock.producer.batches.files import SCRIPTS as BATCH_SCRIPTS
 from penstock.shared.broker import Broker, EngineCapacity, Queue, ReapResult
 from penstock.shared.connection import CommandConnection

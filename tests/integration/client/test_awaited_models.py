@@ -10,8 +10,7 @@ import pytest
 
 from penstock.ops.cli import main
 from penstock.producer import Client, SamplingParams
-from penstock.producer.control.deployment import read_deployment
-from penstock.producer.control.deployment_samples import read_models
+from penstock.producer.control.deployment import read_deployment, read_models
 from penstock.producer.requests import model_cards
 from penstock.producer.requests.model_cards import AwaitedModels
 from penstock.shared.connection import CommandConnection

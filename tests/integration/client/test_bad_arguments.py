@@ -11,7 +11,7 @@ import pytest
 
 from penstock.ops.cli import main
 from penstock.producer import LLM, Client, SamplingParams
-from penstock.producer.agenda import Agenda
+from penstock.producer.background.agenda import Agenda
 from penstock.producer.batches.batch_store import BatchStore
 from penstock.producer.gateway.auth import ApiKeys
 from penstock.producer.webhooks.event_store import EventStore

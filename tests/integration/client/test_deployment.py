@@ -15,7 +15,7 @@ import structlog
 
 from penstock.ops import cli as penstock_cli
 from penstock.producer import Client
-from penstock.producer.agenda import Agenda
+from penstock.producer.background.agenda import Agenda
 from penstock.producer.control.deployment import Deployment, Finding, count_due, read_deployment
 from penstock.producer.webhooks.event_store import DELIVER
 from penstock.shared.broker import Broker, Queue

@@ -10,7 +10,7 @@ import pytest
 from penstock.ops.dashboard import Access, HeaderAccess, Role
 from penstock.ops.dashboard.access import parse_networks, parse_roles
 from penstock.ops.views.pages import ACTIONS
-from penstock.producer.operator_keys import OperatorKeys
+from penstock.producer.control.secret_keys import OperatorKeys
 from penstock.shared.errors import ConfigurationError
 
 from .conftest import HTML, Site

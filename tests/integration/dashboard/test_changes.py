@@ -12,7 +12,7 @@ import pytest
 from penstock.ops import cli as penstock_cli
 from penstock.ops.dashboard import Access, Role
 from penstock.producer import Client
-from penstock.producer.operator_keys import OperatorKeys
+from penstock.producer.control.secret_keys import OperatorKeys
 from penstock.shared.deployment.audit import Audit, AuditEntry
 from penstock.shared.queue.policy import TenantPolicy
 from penstock.shared.queue.request_state import RequestState

@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 
 from penstock.ops.dashboard import Access, Role, dashboard
 from penstock.ops.views.pages import PAGES
-from penstock.producer.operator_keys import OperatorKeys
+from penstock.producer.control.secret_keys import OperatorKeys
 
 from .conftest import HTML, Site
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from penstock.ops.dashboard import Access, Role
-from penstock.producer.agenda import Agenda
+from penstock.producer.background.agenda import Agenda
 from penstock.producer.webhooks.event_store import DELIVER
 from penstock.shared.connection import Subscriber
 from penstock.shared.deployment.audit import Audit

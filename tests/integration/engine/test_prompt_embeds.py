@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXForCausalLM
 
-from penstock.producer.inputs.embeds import encode_embeds
+from penstock.producer.inputs.prompt import encode_embeds
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.prompt_embeds import PromptEmbeds

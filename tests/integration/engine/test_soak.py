@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from penstock.ops.demo.task import TASKS, held_out_questions
-from penstock.producer.inputs.embeds import encode_embeds
+from penstock.producer.inputs.prompt import encode_embeds
 from penstock.shared.control.caches import ResetPrefixCache
 from penstock.shared.control.calls import Utility
 from penstock.shared.control.diagnosis import CheckInvariants, Invariants

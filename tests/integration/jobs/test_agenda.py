@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.producer.agenda import Agenda, DueItem
+from penstock.producer.background.agenda import Agenda, DueItem
 from penstock.producer.jobs.context import CutOffError, run_held
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from penstock.producer.agenda import Agenda
+from penstock.producer.background.agenda import Agenda
+from penstock.producer.background.concurrency import TenantSlots
 from penstock.producer.batches import BatchStore
 from penstock.producer.jobs.context import JobContext
 from penstock.producer.jobs.due_jobs import PAUSE_WITHOUT_PLACE_S, run_open_batch
 from penstock.producer.jobs.settings import JobSettings
-from penstock.producer.places import TenantSlots
 from penstock.producer.webhooks import guarded_http as resolver_module
 from penstock.producer.webhooks.delivery import MAX_PER_TENANT, PAUSE_WHILE_BUSY_S, Delivery, Sender
 from penstock.producer.webhooks.event_store import EventStore

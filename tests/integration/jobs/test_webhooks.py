@@ -9,7 +9,7 @@ import pytest
 
 from penstock.ops import cli as penstock_cli
 from penstock.producer import Client, SamplingParams
-from penstock.producer.agenda import Agenda
+from penstock.producer.background.agenda import Agenda
 from penstock.producer.webhooks.event_store import EventStore
 from penstock.producer.webhooks.events import EventState, WebhookEvent, WebhookTarget
 from penstock.producer.webhooks.outbox import Outbox, outbox_command

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 
 from penstock.producer import Client, SamplingParams
-from penstock.producer.agenda import Agenda
+from penstock.producer.background.agenda import Agenda
 from penstock.producer.webhooks.event_store import EventStore
 from penstock.producer.webhooks.outbox import Outbox
 from penstock.shared.broker import Broker, EngineCapacity

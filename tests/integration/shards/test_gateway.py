@@ -8,7 +8,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.producer.control import deployment_samples
 from penstock.producer.gateway.app import build_app
 from penstock.producer.gateway.settings import GatewaySettings
 from penstock.shared.connection import CommandConnection
@@ -26,7 +25,7 @@ async def test_kept_responses_and_figures(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(deployment_samples, "PATIENCE_S", 0.5)
+    monkeypatch.setattr("penstock.producer.control.deployment.SCRAPE_PATIENCE_S", 0.5)
     for model, name in (("m", "a"), ("n", "b")):
         await place(plain["home"], model, name)
         await serve(plain["home"], model)

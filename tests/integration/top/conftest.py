@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 from penstock.ops.top.app import Top
 from penstock.ops.views.access import Access
 from penstock.ops.views.source import Source
-from penstock.producer.operator_keys import Role
+from penstock.producer.control.secret_keys import Role
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.audit import Actor, Audit, AuditEntry, acting_as
 from penstock.shared.process.log import configure_logging

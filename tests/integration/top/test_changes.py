@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.ops.views.access import Access
-from penstock.producer.operator_keys import Role
+from penstock.producer.control.secret_keys import Role
 from penstock.shared.broker import DeadLetter
 from penstock.shared.queue.request_state import RequestState
 

@@ -6,7 +6,7 @@ import asyncio
 
 from penstock.ops.lab.terminal_picture import picture
 from penstock.ops.views.access import Access
-from penstock.producer.operator_keys import Role
+from penstock.producer.control.secret_keys import Role
 from penstock.shared.broker import EngineCapacity
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.worker_status import EngineState

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from penstock.ops.dashboard.access import everybody
 from penstock.ops.dashboard.edge import Edge
 from penstock.ops.views.access import Access
-from penstock.producer.operator_keys import Role
+from penstock.producer.control.secret_keys import Role
 from penstock.producer.web.connection import MAX_HEAD_BYTES
 from penstock.producer.web.server import listening, serve_app, web_config
 from penstock.shared.errors import ConfigurationError

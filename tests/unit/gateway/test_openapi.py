@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.producer.control.secret_keys import matches
 from penstock.producer.gateway.app import OPERATIONS
 from penstock.producer.gateway.auth import ApiKey
 from penstock.producer.gateway.operations import build_openapi
 from penstock.producer.gateway.settings import GatewaySettings
-from penstock.producer.secret_keys import matches
 from penstock.shared.errors import PenstockError
 
 

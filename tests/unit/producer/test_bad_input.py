@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.producer.inputs.options import RequestOptions
 from penstock.producer.inputs.prompt import as_prompts, build_chunk, build_request
-from penstock.producer.inputs.text_pairs import pairs_of
+from penstock.producer.inputs.prompt_lists import pairs_of
 from penstock.producer.requests.fan_out import children
 from penstock.producer.requests.queue_entry import Outgoing, num_chunk_tokens
 from penstock.producer.webhooks.targets import webhook_target

@@ -7,19 +7,19 @@ from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
 from typing import Unpack
 
-from ..shared.deployment.records import ModelCard
-from ..shared.messages.deltas import Delta
-from ..shared.params.kinds import RequestOutputKind
-from ..shared.params.sampling import SamplingParams
-from .client_core import ClientCore
-from .inputs.options import RequestOptions
-from .inputs.prompt import Prompt
-from .inputs.streaming_input import GrowingPrompt, check_streamed, check_streamed_params
-from .requests.conversation import Conversation, answers
-from .requests.fan_out import merge
-from .requests.output_stream import collect, in_kind, outputs_of
-from .requests.queue_entry import Outgoing
-from .results.outputs import RequestOutput
+from ...shared.deployment.records import ModelCard
+from ...shared.messages.deltas import Delta
+from ...shared.params.kinds import RequestOutputKind
+from ...shared.params.sampling import SamplingParams
+from ..inputs.options import RequestOptions
+from ..inputs.prompt import Prompt
+from ..inputs.streaming_input import GrowingPrompt, check_streamed, check_streamed_params
+from ..requests.conversation import Conversation, answers
+from ..requests.fan_out import merge
+from ..requests.output_stream import collect, in_kind, outputs_of
+from ..requests.queue_entry import Outgoing
+from ..results.outputs import RequestOutput
+from .core import ClientCore
 
 
 class Generations(ClientCore):
@@ -90,14 +90,14 @@ class Generations(ClientCore):
         if isinstance(prompt, AsyncIterable):
             request_id = options.get("request_id") or os.urandom(16).hex()
             options["request_id"] = request_id
-            model, n, shown = (await self._builder.checked_card(options)).model, 1, None
+            model, n, output_prompt = (await self._builder.checked_card(options)).model, 1, None
             deltas = answers(self.converse(params, **options), prompt)
         else:
             outgoing = await self._builder.build(prompt, params, options)
-            first, n, shown = outgoing[0].request, len(outgoing), prompt
+            first, n, output_prompt = outgoing[0].request, len(outgoing), prompt
             model, request_id = first.model, first.request_id
             deltas = merge([self._requests.run(answer) for answer in outgoing])
-        async with aclosing(outputs_of(deltas, kind, model, request_id, shown, n=n)) as outputs:
+        async with aclosing(outputs_of(deltas, kind, model, request_id, output_prompt, n=n)) as outputs:
             async for output in outputs:
                 yield output
 

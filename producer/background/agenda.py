@@ -20,9 +20,9 @@ from typing import Any
 
 import msgspec
 
-from ..shared.connection import CommandConnection
-from ..shared.keys import Keys
-from ..shared.redis_access.script import Script, linked_text, script_of
+from ...shared.connection import CommandConnection
+from ...shared.keys import Keys
+from ...shared.redis_access.script import Script, linked_text, script_of
 
 LEASE_TTL_S = 10.0
 # A lease is renewed after this share of its time.

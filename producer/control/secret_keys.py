@@ -1,4 +1,4 @@
-"""Secret keys that grant access: their form and their stored records.
+"""Secret keys that grant access: their form, their stored records, and the keys of operators.
 
 A key is ``PREFIX-ID-SECRET``. Redis stores the SHA-256 of the whole key by its id. A key has 256 random bits, so it
 cannot be guessed; a slow hash, which protects passwords chosen by people, would only delay each request. The key itself
@@ -7,24 +7,29 @@ is shown once, when it is created.
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import hmac
 import re
 import secrets
+import time
 from typing import Generic, TypeVar
 
 import msgspec
 
-from ..shared.connection import CommandConnection
-from ..shared.deployment.audit import Audit
-from ..shared.deployment.unreadable import decode_records
-from ..shared.errors import ValidationError
-from ..shared.keys import Keys
-from ..shared.values.encodable import check_text
-from ..shared.values.shown import shown
+from ...shared.connection import CommandConnection
+from ...shared.deployment.audit import Audit
+from ...shared.deployment.unreadable import decode_records
+from ...shared.errors import ValidationError
+from ...shared.keys import Keys
+from ...shared.values.encodable import check_text
+from ...shared.values.shown import shown
 
 _FORM = re.compile(r"([a-z]+)-([0-9a-f]{12})-[A-Za-z0-9_-]{43}")
 MAX_KEY_NAME_CHARS = 200
+
+
+OPERATOR_PREFIX = "pso"
 
 
 class SecretKey(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -110,3 +115,65 @@ def check_key_name(name: str) -> str:
     if len(name) > MAX_KEY_NAME_CHARS or not name.isprintable():
         raise ValidationError(f"name must have at most {MAX_KEY_NAME_CHARS} printable characters, got {shown(name)}")
     return name
+
+
+class Role(enum.StrEnum):
+    """Permissions of an operator: view; also pause, replay, cancel and set shares; also purge and manage keys."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+    def covers(self, needed: Role) -> bool:
+        """Return whether this role permits an action that needs the role ``needed``."""
+        order = list(Role)
+        return order.index(self) >= order.index(needed)
+
+
+class OperatorKey(SecretKey, kw_only=True, omit_defaults=True):
+    """Stored record of an operator's key."""
+
+    name: str
+    role: Role = Role.VIEWER
+    sees_contents: bool = False
+
+
+class OperatorKeys(KeyStore[OperatorKey]):
+    """The operators' keys of one deployment. The sessions of a key end when it is revoked."""
+
+    def __init__(self, connection: CommandConnection, keys: Keys) -> None:
+        super().__init__(connection, keys, keys.operator_keys(), OperatorKey, "operator_key")
+
+    async def create(
+        self, name: str, role: Role = Role.VIEWER, *, sees_contents: bool = False
+    ) -> tuple[str, OperatorKey]:
+        """Create a key. Return the key, which cannot be read again, and its record.
+
+        Args:
+            name: the person who has the key; shown in the audit.
+            sees_contents: whether prompts and outputs are shown.
+
+        Raises:
+            ValidationError: name or role is invalid.
+        """
+        if not check_key_name(name):
+            raise ValidationError("name must say who has the key, got an empty string")
+        if role not in tuple(Role):
+            raise ValidationError(f"role must be one of {', '.join(Role)}, got {shown(role)}")
+        key, key_id, digest = make_key(OPERATOR_PREFIX)
+        record = OperatorKey(
+            key_id=key_id,
+            digest=digest,
+            name=name,
+            role=Role(role),
+            sees_contents=sees_contents,
+            created_at=time.time(),
+        )
+        await self._store(record, name=name, role=role, contents=sees_contents)
+        return key, record
+
+    async def find(self, key: str) -> OperatorKey | None:
+        """Return the record of a whole key; None if the key is not valid."""
+        key_id = key_id_of(OPERATOR_PREFIX, key)
+        record = None if key_id is None else await self.get(key_id)
+        return record if record is not None and matches(key, record.digest) else None

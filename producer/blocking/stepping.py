@@ -1,4 +1,4 @@
-"""Requests that a caller drives like an engine: it adds requests, and calls ``step`` for their outputs repeatedly.
+"""Requests that a caller drives like vLLM's ``LLMEngine``: it adds requests, and calls ``step`` for their outputs.
 
 Engines step by themselves; a step here only returns the outputs that have arrived. The requests are detached: they
 outlive the process that added them, and a restarted script that adds the same ids attaches to them.
@@ -12,19 +12,19 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Unpack
 
-from ..shared.errors import PenstockError, ValidationError
-from ..shared.messages.deltas import Delta
-from ..shared.params.kinds import RequestOutputKind
-from ..shared.params.pooling import PoolingParams
-from ..shared.params.sampling import SamplingParams
-from ..shared.values.shown import shown
-from .client import Client
-from .detached import Params
-from .handle import RequestHandle
-from .inputs.options import SharedOptions
-from .inputs.prompt import Prompt
-from .results.outputs import RequestOutput
-from .results.pooling import PoolingRequestOutput, output_of
+from ...shared.errors import PenstockError, ValidationError
+from ...shared.messages.deltas import Delta
+from ...shared.params.kinds import RequestOutputKind
+from ...shared.params.pooling import PoolingParams
+from ...shared.params.sampling import SamplingParams
+from ...shared.values.shown import shown
+from ..client import Client
+from ..client_parts.detached import Params, RequestHandle
+from ..inputs.options import SharedOptions
+from ..inputs.prompt import Prompt
+from ..results.outputs import RequestOutput
+from ..results.pooling import PoolingRequestOutput, output_of
+from .llm_control import LLMControl
 
 StepOutput = RequestOutput | PoolingRequestOutput
 
@@ -133,6 +133,75 @@ class SteppedRequests:
     def _add_output(self, request_id: str, output: StepOutput | PenstockError) -> None:
         self._outputs.append((request_id, output))
         self._has_changed.set()
+
+
+class SteppedLLM(LLMControl):
+    """The part of ``LLM`` in which a caller adds requests and reads their outputs step by step."""
+
+    _stepped: SteppedRequests | None = None
+
+    def add_request(
+        self, request_id: str, prompt: Prompt, params: Params = None, **options: Unpack[SharedOptions]
+    ) -> str:
+        """Enqueue a request whose outputs ``step`` returns, and return its id; see ``Client.add_request``.
+
+        It is detached: it continues if this process dies, and adding it again attaches to it. ``params.output_kind``
+        selects the content of each output: the new part (``DELTA``, the default), all so far (``CUMULATIVE``), or the
+        whole output once (``FINAL_ONLY``).
+
+        Raises:
+            ValidationError: a request of that id was added here and is not finished.
+            and as ``Client.submit``.
+        """
+
+        async def add() -> None:
+            await self._stepped_requests().add(request_id, prompt, params, **options)
+
+        self.call(add())
+        return request_id
+
+    def step(self, timeout_s: float | None = None) -> list[StepOutput]:
+        """Wait for outputs of the requests that were added here, and return those since the last step.
+
+        Waits at most ``timeout_s``. The list is empty after that time, and if all requests are finished. A pooling
+        request has one ``PoolingRequestOutput``, any other request ``RequestOutput``s.
+
+        Raises:
+            PenstockError: a request ended with an error; a note of the error has its id. Other requests continue.
+        """
+
+        async def step() -> list[StepOutput]:
+            return await self._stepped_requests().step(timeout_s)
+
+        return self.call(step())
+
+    def has_unfinished_requests(self) -> bool:
+        """Return whether ``step`` has outputs to return, now or later. For the requests of all clients, see
+        ``get_num_unfinished_requests``.
+        """
+        stepped = self._own_process_requests(self._client)
+        return stepped is not None and stepped.is_unfinished
+
+    def abort_request(self, request_id: str | Iterable[str], *, model: str | None = None) -> None:
+        """End requests; ``step`` returns no more of their outputs. Unknown ids are ignored."""
+        request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
+
+        async def abort() -> None:
+            await self._stepped_requests().abort(request_ids, model)
+
+        self.call(abort())
+
+    def _own_process_requests(self, client: Client) -> SteppedRequests | None:
+        """Return the requests that were added through ``client``; None in a forked child, which has another client."""
+        stepped = self._stepped
+        return stepped if stepped is not None and stepped.client is client else None
+
+    def _stepped_requests(self) -> SteppedRequests:
+        client = self._client
+        stepped = self._own_process_requests(client)
+        if stepped is None:
+            stepped = self._stepped = SteppedRequests(client)
+        return stepped
 
 
 async def _pooled(handle: RequestHandle, prompt: Prompt) -> AsyncGenerator[PoolingRequestOutput]:

@@ -1,4 +1,4 @@
-"""One control call to one engine or to all engines of a model, from sending it to the last answer."""
+"""Base class of all parts of the client, and control calls to engines: from sending a call to the last answer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Generic, TypedDict, TypeVar
 
 import msgspec
 
-from ..shared.broker import EngineCalls
-from ..shared.connection import CommandConnection, Subscriber
-from ..shared.control.calls import ControlCommand, ControlReply, Utility
-from ..shared.deployment.heartbeats import read_heartbeats
-from ..shared.deployment.records import EngineHeartbeat
-from ..shared.errors import (
+from ...shared.broker import EngineCalls, Queue
+from ...shared.connection import CommandConnection, Subscriber
+from ...shared.control.calls import ControlCommand, ControlReply, Utility
+from ...shared.deployment.heartbeats import read_heartbeats
+from ...shared.deployment.records import EngineHeartbeat, ModelCard
+from ...shared.errors import (
     BrokerError,
     EngineCallError,
     EngineDeadError,
@@ -24,17 +24,20 @@ from ..shared.errors import (
     ValidationError,
     from_wire,
 )
-from ..shared.keys import Keys
-from ..shared.values.shown import shown
-from ..shared.values.timeouts import check_timeout
-from .requests.health import DEAF_STATES
+from ...shared.keys import Keys
+from ...shared.partitions import open_queue
+from ...shared.values.shown import shown
+from ...shared.values.timeouts import check_timeout
+from ..control.operations import Operations
+from ..inputs.lora import AdapterResolver
+from ..requests.health import DEAF_STATES, Health, HealthWatch
+from ..requests.request_builder import RequestBuilder
+from ..requests.single_requests import SingleRequests
 
 CALL_TIMEOUT_S = 60.0
 # A call is sent again, and the engine's heartbeat checked, until it answers: its connection may have been lost briefly.
 RESEND_INTERVAL_S = 0.5
-
 A = TypeVar("A")
-
 _decoder = msgspec.msgpack.Decoder(ControlReply)
 
 
@@ -210,3 +213,49 @@ class CallRound(Generic[A]):
 def _describe(heartbeat: EngineHeartbeat) -> str:
     error = f" ({heartbeat.error})" if heartbeat.error else ""
     return f"engine {heartbeat.engine_id} is {heartbeat.state}{error}"
+
+
+class ClientCore:
+    """The base of each part of ``Client``.
+
+    Args:
+        commands, subscriber: the client's two connections.
+        keys: the keys of its namespace.
+        requests: enqueues and follows requests.
+        builder: builds requests from a caller's arguments.
+        adapters: resolves the adapters that a caller names.
+        health: the known state of engines.
+    """
+
+    def __init__(
+        self,
+        commands: CommandConnection,
+        subscriber: Subscriber,
+        keys: Keys,
+        requests: SingleRequests,
+        builder: RequestBuilder,
+        adapters: AdapterResolver,
+        health: Health,
+    ) -> None:
+        self._commands = commands
+        self._subscriber = subscriber
+        self._keys = keys
+        self._requests = requests
+        self._builder = builder
+        self._adapters = adapters
+        self._health = health
+        self._health_watch = HealthWatch(health)
+        self._operations = Operations(commands, keys)
+
+    async def _card(self, model: str | None) -> ModelCard:
+        """Return the card of a model; the model may be left out as for a request."""
+        return await self._builder.card(model)
+
+    async def _queue(self, model: str | None) -> Queue:
+        """Return the queue of a model."""
+        return await open_queue(self._commands, self._keys, (await self._card(model)).model)
+
+    async def _call_engines(self, call: Utility, kind: type[A], options: CallOptions) -> dict[str, A]:
+        """Send ``call`` and return the engines' answers, of type ``kind``, by engine id."""
+        card = await self._card(options.get("model"))
+        return await CallRound(self._commands, self._subscriber, self._keys, card.model, call, kind).run(options)

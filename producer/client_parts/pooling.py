@@ -10,21 +10,20 @@ from typing import Any, Unpack, overload
 
 import msgspec
 
-from ..shared.deployment.records import ModelCard
-from ..shared.errors import UnsupportedTaskError, ValidationError
-from ..shared.messages.deltas import Delta
-from ..shared.messages.outcome import Usage
-from ..shared.params.pooling import PoolingParams
-from ..shared.values.names import check_name
-from ..shared.values.shown import shown
-from .client_core import ClientCore
-from .inputs.options import RequestOptions
-from .inputs.prompt import Prompt, as_prompts
-from .inputs.prompt_names import naming, numbered
-from .inputs.text_pairs import names_of_pairs, pairs_of
-from .io_processors import IOProcessors
-from .requests.queue_entry import Outgoing
-from .results.pooling import (
+from ...shared.deployment.records import ModelCard
+from ...shared.errors import UnsupportedTaskError, ValidationError
+from ...shared.messages.deltas import Delta
+from ...shared.messages.outcome import Usage
+from ...shared.params.pooling import PoolingParams
+from ...shared.values.names import check_name
+from ...shared.values.shown import shown
+from ..background.concurrency import run_all
+from ..inputs.options import RequestOptions
+from ..inputs.prompt import Prompt, as_prompts
+from ..inputs.prompt_lists import names_of_pairs, naming, numbered, pairs_of
+from ..io_processors import IOProcessors
+from ..requests.queue_entry import Outgoing
+from ..results.pooling import (
     ClassificationOutput,
     ClassificationRequestOutput,
     DataPrompt,
@@ -37,7 +36,7 @@ from .results.pooling import (
     TextPair,
     output_of,
 )
-from .together import run_all
+from .core import ClientCore
 
 # Limit of requests followed at a time. More would only wait in the queue.
 MAX_IN_FLIGHT = 4096

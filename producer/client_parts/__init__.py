@@ -1,0 +1,1 @@
+"""The parts of ``Client`` for requests, and the base class of all its parts."""
