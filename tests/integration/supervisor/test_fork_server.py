@@ -256,7 +256,7 @@ def test_what_is_refused_is_told() -> None:
         garbled.socket.sendall(frame(b"\xc1"))
         refused = garbled.answer()
         assert isinstance(refused, NotForked)
-        assert "cannot read" in refused.reason
+        assert "cannot decode" in refused.reason
         garbled.close()
 
 
