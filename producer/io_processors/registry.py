@@ -144,7 +144,7 @@ class IOProcessors:
                 raise WrongData(f"io_processor must name one of {names}, since there are several")
             (name,) = self._named
         if not isinstance(name, str) or name not in self._named:
-            raise UnsupportedParameterError(f"unknown io_processor {shown(name)}; available: {names}")
+            raise UnsupportedParameterError(f"io_processor {shown(name)} is unknown; available: {names}")
         return self._named[name]
 
 

@@ -27,7 +27,7 @@ def test_they_are_named_or_given_and_found_by_their_names() -> None:
     assert (found.find("nearest").name, found.find("broken").name) == ("nearest", "broken")
     assert IOProcessors([Broken()]).find(None).name == "broken"
     with pytest.raises(
-        errors.UnsupportedParameterError, match=r"unknown io_processor 'other'; available: nearest, broken"
+        errors.UnsupportedParameterError, match=r"io_processor 'other' is unknown; available: nearest, broken"
     ):
         found.find("other")
     with pytest.raises(errors.ValidationError, match="io_processor must name one of nearest, broken"):
