@@ -1,4 +1,4 @@
-"""Output that follows a grammar: JSON schemas, regular expressions, choices, EBNF, structural tags.
+"""Output that follows a grammar: a JSON schema, a regular expression, choices, EBNF or structural tags.
 
     admission  ──spec──▶ compile threads ──▶ backend (xgrammar or llguidance)
         ▲ request               │ compiled grammar, cached

@@ -15,7 +15,7 @@ _CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "b": 8, "0": 0}
 _DIGITS: Ranges = [(48, 57)]
 _WORD: Ranges = [(48, 57), (65, 90), (95, 95), (97, 122)]
 _SPACE: Ranges = [(9, 13), (32, 32)]
-# What Python or JavaScript takes for a space beyond ASCII's.
+# Spaces beyond ASCII in Python or JavaScript.
 _OTHER_SPACE: Ranges = [
     *((0x1C, 0x1F), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)),
     *((0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
@@ -23,7 +23,7 @@ _OTHER_SPACE: Ranges = [
 
 
 def complement(ranges: Ranges) -> Ranges:
-    """All characters that are not in ``ranges``; surrogates are none."""
+    """Return all characters that are not in ``ranges``. Surrogates are not characters."""
     result: Ranges = []
     start = 0
     for low, high in sorted(ranges + _SURROGATES):
@@ -34,12 +34,12 @@ def complement(ranges: Ranges) -> Ranges:
 
 
 def without(ranges: Ranges, excluded: Ranges) -> Ranges:
-    """The characters of ``ranges`` that are not in ``excluded``."""
+    """Return the characters of ``ranges`` that are not in ``excluded``."""
     return complement(complement(ranges) + excluded)
 
 
 def contains(ranges: Ranges, char: str) -> bool:
-    """Whether ``char`` is in ``ranges``."""
+    """Return whether ``char`` is in ``ranges``."""
     return any(low <= ord(char) <= high for low, high in ranges)
 
 
@@ -47,13 +47,13 @@ def read_class(text: str) -> Ranges:
     """Return the characters that the class ``text`` of a caller's expression matches.
 
     Raises:
-        ValueError: it is no class, matches nothing, or has an unknown escape. The message is a predicate.
+        ValueError: it is not a class, matches nothing, or has an unknown escape. The message is a predicate.
     """
     for escape in ESCAPE.finditer(text):
         if set_of_escape(escape[0]) is None and code_of_escape(escape[0]) is None:
             raise ValueError(f"has {escape[0]}, an escape that is not supported")
     try:
-        with warnings.catch_warnings(action="ignore"):  # of brackets in it, which we read as characters
+        with warnings.catch_warnings(action="ignore"):  # about brackets in the class, which are read as characters
             re.compile(text)
     except re.error as error:
         raise ValueError(f"is no class: {error.msg}") from error
@@ -64,7 +64,7 @@ def read_class(text: str) -> Ranges:
 
 
 def parse_class(text: str) -> Ranges:
-    """The characters that ``[…]`` matches, in ASCII's sense of digit, word and space."""
+    """Return the characters that ``[…]`` matches, where digits, word characters and spaces are those of ASCII."""
     is_negated = text.startswith("[^")
     items = _items(text[2 if is_negated else 1 : -1], is_negated)
     ranges: Ranges = []
@@ -85,13 +85,13 @@ def parse_class(text: str) -> Ranges:
 
 
 def class_of(ranges: Ranges) -> str:
-    """A class that matches ``ranges``."""
-    spelled = [_spell(low) if low == high else f"{_spell(low)}-{_spell(high)}" for low, high in ranges]
-    return f"[{''.join(spelled)}]"
+    """Return a class that matches ``ranges``."""
+    items = [_spell(low) if low == high else f"{_spell(low)}-{_spell(high)}" for low, high in ranges]
+    return f"[{''.join(items)}]"
 
 
 def code_of_escape(escape: str) -> int | None:
-    """The code point of an escape that stands for one character."""
+    """Return the code point of an escape for one character; None for other escapes."""
     code = escape[1:]
     if len(code) > 1:
         return int(code[1:], 16)
@@ -101,19 +101,25 @@ def code_of_escape(escape: str) -> int | None:
 
 
 def set_of_escape(escape: str, *, is_excluded: bool = False) -> Ranges | None:
-    r"""The set of ``\\d`` and the like: what every reading takes for a digit, or, to exclude, what any does."""
+    r"""Return the set of ``\\d`` and similar escapes; None for other escapes.
+
+    The readings of regular expressions differ beyond ASCII. So the set has only characters that every reading includes.
+
+    Args:
+        is_excluded: return every character that any reading includes, because the set will be excluded.
+    """
     name = escape[1:]
-    surely = {"d": _DIGITS, "w": _WORD, "s": _SPACE}.get(name.lower())
-    if surely is None:
+    certain_chars = {"d": _DIGITS, "w": _WORD, "s": _SPACE}.get(name.lower())
+    if certain_chars is None:
         return None
     if name.isupper():
-        return complement(surely if is_excluded else _perhaps(name.lower()))
-    return _perhaps(name) if is_excluded else surely
+        return complement(certain_chars if is_excluded else _possible_chars(name.lower()))
+    return _possible_chars(name) if is_excluded else certain_chars
 
 
 @functools.cache
-def _perhaps(name: str) -> Ranges:
-    """What a reading that knows more than ASCII may take for a digit, a space or a part of a word."""
+def _possible_chars(name: str) -> Ranges:
+    """Return every character that any reading, also a Unicode one, includes in ``\\d``, ``\\s`` or ``\\w``."""
     if name == "d":
         digits = [code for code in range(0x80, 0x20000) if chr(code).isdecimal()]
         return [*_DIGITS, *((code, code) for code in digits)]
@@ -121,7 +127,7 @@ def _perhaps(name: str) -> Ranges:
 
 
 def _items(inside: str, is_excluded: bool) -> list[int | str | Ranges]:
-    """Code points, sets, and "-" where it may make a range."""
+    """Return the items of a class: code points, sets, and "-" where it may form a range."""
     items: list[int | str | Ranges] = []
     index = 0
     while index < len(inside):
@@ -130,9 +136,9 @@ def _items(inside: str, is_excluded: bool) -> list[int | str | Ranges]:
             items.append("-" if inside[index] == "-" else ord(inside[index]))
             index += 1
             continue
-        known = set_of_escape(escape[0], is_excluded=is_excluded)
+        char_set = set_of_escape(escape[0], is_excluded=is_excluded)
         code = code_of_escape(escape[0])
-        items.append(known if known is not None else code if code is not None else ord(escape[0][-1]))
+        items.append(char_set if char_set is not None else code if code is not None else ord(escape[0][-1]))
         index = escape.end()
     return items
 

@@ -50,7 +50,7 @@ class GrammarConstraint:
         started_s = time.thread_time()
         try:
             self._grammar.fill_bitmask(bitmask, row)
-        except BaseException as error:  # the panic of a library in Rust is no Exception
+        except BaseException as error:  # a panic in a Rust library is not an Exception
             self._fail_in_library(error)
             return False
         if time.thread_time() - started_s > MAX_MASK_S:

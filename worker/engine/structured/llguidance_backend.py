@@ -1,10 +1,11 @@
-"""Structured output by llguidance. Of a JSON schema it is given what ``schemas/llguidance.py`` lets through.
+"""Structured output by llguidance. ``schemas/llguidance.py`` converts JSON schemas for it, or refuses them.
 
-Its tokenizer has the model's end-of-sequence tokens once and for all. So the end of an output is kept here: an ending
-token is looked for in the mask, or allowed in it, as the first of the model's is, and never given to the library.
+Its tokenizer has the model's end-of-sequence tokens, which cannot change per request. So this module tracks the end of
+an output: the mask allows a request's ending tokens where it allows the model's first end-of-sequence token, and the
+library never receives an ending token.
 
-It has no option that limits the length of numbers in JSON. So an output has a second matcher, of any JSON value whose
-numbers are of limited length, and may go on only with the tokens that both allow.
+llguidance has no option that limits the length of numbers in JSON. So an output has a second matcher, for any JSON
+value whose numbers have a limited length, and the next token must be allowed by both.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .spelling import Spelling
 from .structural_tag import legacy_tags
 from .vocabulary import Vocabulary
 
-# Measured: a schema of 1 kB takes about 100 kB once masks have been made from it.
+# Measured: a schema of 1 kB uses about 100 kB once masks have been computed from it.
 _BYTES_PER_CHARACTER = 100
 _LEAST_BYTES = 1 << 16
 _FRACTION = rf"(\.[0-9]{{1,{MAX_FRACTION_DIGITS}}})?"
@@ -95,7 +96,7 @@ class LlguidanceGrammar:
                 words[token_id // 32] &= ~_bit(token_id)
 
     def forced_tokens(self, room: int) -> list[int]:
-        # Not by compute_ff_tokens: its tokenizer here has a token for each byte.
+        # Not by compute_ff_tokens, because the tokenizer here has one token per byte.
         token_ids = self._spelling.tokens_of(self._matcher.compute_ff_bytes(), room)
         return token_ids[: self._num_fitting(token_ids)] if len(self._matchers) > 1 else token_ids
 
@@ -116,7 +117,7 @@ class LlguidanceGrammar:
         if token_id in self._ending_token_ids:
             self._is_terminated = self._matcher.is_accepting()
             return self._is_terminated
-        # It takes a token that does not fit as well, and says so at the next mask.
+        # Validate first, because the library accepts a wrong token and reports it with the next mask only.
         return self._num_fitting([token_id]) == 1 and all(matcher.consume_token(token_id) for matcher in self._matchers)
 
 
@@ -153,7 +154,7 @@ class LlguidanceBackend:
             grammars = [_grammar(spec), *_limits(spec)]
         except ValidationError:
             raise
-        except Exception as error:  # ValueError, and whatever its conversion from EBNF raises
+        except Exception as error:  # ValueError, or any exception of the conversion from EBNF
             raise ValidationError(f"{spec.field} is refused by llguidance: {error}") from error
         matchers = [LLMatcher(self._tokenizer, grammar, log_level=0) for grammar in grammars]
         for matcher in matchers:
@@ -167,16 +168,16 @@ def _fill(matcher: LLMatcher, bitmask: Bitmask, row: int) -> None:
     if matcher.is_error():
         if not _reason(matcher).startswith("NoExtension"):
             raise RuntimeError(_reason(matcher))
-        bitmask[row] = 0  # the grammar has no way on from here
+        bitmask[row] = 0  # the grammar allows no further token
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """Why it stopped, without the state of the parser behind it."""
+    """Return the reason why the matcher stopped, without the parser's state that follows it."""
     return matcher.get_error().splitlines()[0]
 
 
 def _bit(token_id: int) -> np.uint32:
-    """Where a token is in its word of a mask."""
+    """Return the bit of a token within its word of a mask."""
     return np.uint32(1 << token_id % 32)
 
 
@@ -195,7 +196,7 @@ def _grammar(spec: GrammarSpec) -> str:
 
 
 def _limits(spec: GrammarSpec) -> list[str]:
-    """Return the grammar of what limits the numbers in JSON, if there is JSON and a limit."""
+    """Return the grammar that limits numbers, as a list; an empty list if the output is not JSON or has no limit."""
     if not spec.limits_numbers:
         return []
     if spec.kind is GrammarKind.STRUCTURAL_TAG:
@@ -214,7 +215,7 @@ def _structural_tag(spec: GrammarSpec, *, are_limits: bool = False) -> str:
     """Return the grammar of a structural tag.
 
     Args:
-        are_limits: whether it is of any JSON with numbers of limited length, instead of the schemas.
+        are_limits: whether each tag contains any JSON with numbers of limited length, instead of its schema.
     """
     description = json.loads(spec.text)
     if "structures" not in description:
@@ -235,7 +236,7 @@ def _structural_tag(spec: GrammarSpec, *, are_limits: bool = False) -> str:
 
 
 class _ByteTokenizer:
-    """What ``TokenizerWrapper`` asks for. Its tokenization, a token a byte, is used for hints alone."""
+    """The tokenizer that ``TokenizerWrapper`` requires. Its tokens, one per byte, are used for hints only."""
 
     bos_token_id = None
 

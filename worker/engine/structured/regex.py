@@ -1,8 +1,8 @@
-r"""Regular expressions as both backends and Python's ``re.fullmatch`` read them.
+r"""Rewrites regular expressions so that both backends match the same as Python's ``re.fullmatch``.
 
-The libraries match the whole output, so an anchor at either end says nothing; elsewhere xgrammar passes over it. Its
-``.`` matches a line break, which Python's does not. To xgrammar ``\d``, ``\w`` and ``\s`` are ASCII, to llguidance
-Unicode. llguidance also intersects and subtracts sets within a class, and xgrammar does not know ``\p`` there. So
+The libraries match the whole output, so an anchor at either end has no effect; xgrammar ignores anchors elsewhere. The
+``.`` of xgrammar matches a line break, unlike Python's. In xgrammar ``\d``, ``\w`` and ``\s`` are ASCII, in llguidance
+Unicode. llguidance also intersects and subtracts sets within a class, and xgrammar does not support ``\p`` there. So
 classes and these escapes are written as ranges of code points, by the rules of ``pattern`` in a JSON schema.
 """
 
@@ -20,10 +20,10 @@ _PROPERTY = re.compile(r"\\[pP]")
 def normalize_regex(pattern: str, field: str) -> str:
     r"""Return ``pattern`` without anchors at its ends, with ``.``, classes, ``\d``, ``\w`` and ``\s`` spelled out.
 
-    Classes with ``\p`` stay as they are; llguidance alone knows them.
+    Classes with ``\p`` remain unchanged; only llguidance supports them.
 
     Raises:
-        ValidationError: an anchor stands elsewhere, or a class or an escape means nothing.
+        ValidationError: an anchor is not at an end, or a class or an escape is invalid.
     """
     parts: list[str] = []
     depth = 0
@@ -34,8 +34,8 @@ def normalize_regex(pattern: str, field: str) -> str:
             _check_anchor(pattern, index, depth, field)
         elif piece[0] == "[":
             parts.append(_spell_class(piece, index, field))
-        elif (known := set_of_escape(piece)) is not None:
-            parts.append(class_of(known))
+        elif (char_set := set_of_escape(piece)) is not None:
+            parts.append(class_of(char_set))
         else:
             depth += (piece == "(") - (piece == ")")
             parts.append(piece)
@@ -48,7 +48,7 @@ def has_property_in_class(pattern: str) -> bool:
 
 
 def pieces(pattern: str) -> Iterator[tuple[int, str]]:
-    """Position and text of classes and escapes in one piece, and of everything else by character."""
+    """Yield position and text of each piece: a whole class, a whole escape, or another single character."""
     index = 0
     while index < len(pattern):
         escape = ESCAPE.match(pattern, index)
@@ -63,10 +63,10 @@ def pieces(pattern: str) -> Iterator[tuple[int, str]]:
 
 
 def _class_at(pattern: str, index: int) -> tuple[str, int]:
-    """The class that begins at ``index``, and where it ends; without an end, all the rest."""
+    """Return the class that begins at ``index``, and its end; the rest of ``pattern`` if the class is not closed."""
     start = index + (2 if pattern[index + 1 : index + 2] == "^" else 1)
     head, end = pattern[index:start], start
-    # A bracket that comes first is itself a member; it is spelled so that everybody knows.
+    # A closing bracket at the start is a member of the class; it is escaped, so that every library reads it so.
     if pattern[start : start + 1] == "]":
         head, end = head + "\\]", start + 1
     body = end

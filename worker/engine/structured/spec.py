@@ -23,12 +23,12 @@ class GrammarKind(enum.Enum):
 
 @dataclass(frozen=True)
 class GrammarSpec:
-    """A grammar that can be compiled; equal ones are compiled once.
+    """A grammar to compile. Equal specifications are compiled once.
 
     Args:
         text: a JSON schema, a regular expression, a JSON list of strings, EBNF or Lark, or a structural tag as JSON.
         any_whitespace: whether JSON may have whitespace wherever JSON allows it.
-        whitespace_pattern: a regular expression for it, if not any.
+        whitespace_pattern: a regular expression for this whitespace; None for no restriction.
         has_long_numbers: whether numbers in JSON may have any length, as in outputs that an older engine began.
     """
 
@@ -40,12 +40,12 @@ class GrammarSpec:
 
     @property
     def field(self) -> str:
-        """The parameter it comes from, for messages."""
+        """Name of the request's parameter, for messages."""
         return f"structured_outputs.{self.kind.value}"
 
     @property
     def limits_numbers(self) -> bool:
-        """Whether it is of JSON whose numbers have a limited length."""
+        """Whether the output is JSON whose numbers have a limited length."""
         return self.kind in (GrammarKind.JSON, GrammarKind.STRUCTURAL_TAG) and not self.has_long_numbers
 
 
@@ -69,7 +69,7 @@ def spec_of(params: StructuredOutputsParams) -> GrammarSpec:
         schema = json.loads(params.json) if isinstance(params.json, str) else params.json
     if params.disable_additional_properties:
         schema = _closed(schema)
-    # The order of keys stays: it is the order in which the output has them.
+    # Keys are not sorted, because the output has them in this order.
     return GrammarSpec(
         GrammarKind.JSON,
         json.dumps(schema),

@@ -9,10 +9,10 @@ from ....shared.errors import ValidationError
 
 
 def legacy_tags(description: dict[str, Any], field: str) -> list[tuple[str, Any, str]]:
-    """(begin, schema, end) of each tag of the older form, ``{"structures": [...], "triggers": [...]}``.
+    """Return (begin, schema, end) of each tag of the older form, ``{"structures": [...], "triggers": [...]}``.
 
     Raises:
-        ValidationError: something is missing or has the wrong type.
+        ValidationError: a field is missing or has the wrong type.
     """
     structures, triggers = description.get("structures"), description.get("triggers")
     if not isinstance(triggers, list) or not triggers or not all(isinstance(t, str) and t for t in triggers):
@@ -23,7 +23,7 @@ def legacy_tags(description: dict[str, Any], field: str) -> list[tuple[str, Any,
 
 
 def convert_schemas(node: Any, convert: Callable[[Any, str], Any], where: str) -> Any:
-    """A copy of a structural tag's description with each JSON schema converted; ``convert`` is told its place."""
+    """Return a copy of a structural tag's description with each JSON schema converted by ``convert(schema, place)``."""
     if isinstance(node, list):
         return [convert_schemas(item, convert, f"{where}/{index}") for index, item in enumerate(node)]
     if not isinstance(node, dict):

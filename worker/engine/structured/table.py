@@ -1,7 +1,8 @@
 """Applies grammars to logits, as the last change of the logits, so that no other change can bypass it.
 
-On the CPU a byte of the mask is looked up as eight floats, infinity or minus infinity, and the smaller of logit and
-bound is taken: 1.6 ms for 64 rows of 50k whatever the mask allows, where ``masked_fill_`` takes 3 to 21 ms.
+On the CPU each byte of the mask is replaced by eight bounds from a table, infinity or minus infinity, and the result is
+the minimum of logit and bound. This takes 1.6 ms for 64 rows of 50k tokens whatever the mask allows, compared to 3 to
+21 ms with ``masked_fill_``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class GrammarMask:
     """The allowed tokens of the constrained rows of one step.
 
     Args:
-        rows: ``[G]``, those rows of the logits.
+        rows: ``[G]``, indexes of the constrained rows in the logits.
         bitmask: ``[G, ceil(V / 32)]``.
         contested: the rows in which another parameter may have excluded all allowed tokens.
     """
@@ -65,7 +66,7 @@ class GrammarMask:
             logits[index] = logits[index].masked_fill_(is_masked, float("-inf"))
 
     def _settle(self, logits: Tensor, row: int, constraint: Constraint) -> None:
-        """If no token is left, allow the end of the grammar in spite of ``min_tokens``, or else fail the request."""
+        """If no token is allowed, allow the end of the grammar despite ``min_tokens``, or else fail the request."""
         if not torch.isneginf(logits).all():
             return
         words = self.bitmask[self.rows.index(row)]
@@ -78,7 +79,7 @@ class GrammarMask:
 
 
 class GrammarTable:
-    """The constraints of those rows of the batch whose requests have one; see ``sampling_table.ChangeTable``."""
+    """The constraints of the batch, by row; see ``sampling_table.ChangeTable``."""
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[Constraint, bool, int]] = {}
@@ -96,10 +97,10 @@ class GrammarTable:
         self._rows.pop(row, None)
 
     def append_tokens(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
-        """Advance the grammars of ``rows``, both ``[R]``, so that more tokens may follow within the step."""
+        """Advance the grammars of ``rows`` by ``token_ids``, both ``[R]``, before further tokens of the same step."""
         if self._rows:
             for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
-                # One that has ended may still be in a batch that was scheduled before.
+                # A constraint that has ended may still be in a batch that was scheduled before.
                 if row in self._rows and not (constraint := self._rows[row][0]).is_terminated:
                     constraint.accept(token_id)
 
@@ -120,7 +121,7 @@ class GrammarTable:
         filled: list[int] = []
         contested: list[tuple[int, Constraint]] = []
         for index, position, constraint, excludes, min_tokens in constrained:
-            # One that has ended may still be in a batch that was scheduled before.
+            # A constraint that has ended may still be in a batch that was scheduled before.
             if not constraint.is_terminated and constraint.fill(bitmask, len(filled)):
                 filled.append(index)
                 if excludes or position < min_tokens:

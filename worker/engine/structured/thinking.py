@@ -1,7 +1,8 @@
 """A grammar that applies after a model's thinking.
 
-The output is ``grammar`` or ``start``, any tokens, ``end``, ``grammar``; where the prompt has begun the thinking, the
-``start`` is there. So a model that does not think answers at once, and what ends with "stop" follows the grammar.
+The output is either text of the grammar, or ``start``, any tokens, ``end`` and text of the grammar. If the prompt has
+begun the thinking, it contains the ``start``. So a model may answer without thinking, and an output that ends with
+"stop" follows the grammar.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .grammar import Bitmask, Grammar
 
 
 class _Place(enum.Enum):
-    BEFORE = enum.auto()  # the first token says whether the model thinks
+    BEFORE = enum.auto()  # the first token decides whether the model thinks
     INSIDE = enum.auto()
     BEHIND = enum.auto()
 
@@ -80,7 +81,7 @@ class LaterConstraint(GrammarConstraint):
         self._thinking = thinking
 
     def fill(self, bitmask: Bitmask, row: int) -> bool:
-        """Write the allowed next tokens: inside the thinking all but the tokens that end the output."""
+        """Write the allowed next tokens: inside the thinking, all except the tokens that end the output."""
         if self._thinking.is_inside and self.failure is None:
             bitmask[row] = -1
             for token_id in self.ending_token_ids:

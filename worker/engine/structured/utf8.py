@@ -1,8 +1,8 @@
 """Keeps output valid UTF-8 where xgrammar does not.
 
-Its negated character classes (and with them every JSON string) accept the bytes of surrogates, and some that are longer
-than need be. Such bytes decode to several characters each, so a string would be longer than its ``maxLength``. All of
-them show in a pair of bytes, a leading one and what may not follow it.
+Its negated character classes, and so all JSON strings, accept the bytes of surrogates and some overlong encodings.
+These bytes decode to several characters each, so a string could exceed its ``maxLength``. Each of these sequences is
+recognizable by two bytes: a leading byte and a second byte that must not follow it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _WRONG_PAIR = re.compile(rb"\xe0[\x80-\x9f]|\xed[\xa0-\xbf]|\xf0[\x80-\x8f]|\xf4
 
 
 def without_wrong_pairs(tokens: list[bytes]) -> list[bytes]:
-    """``tokens`` with those emptied that are invalid wherever they stand."""
+    """Return ``tokens`` with every token empty that is invalid UTF-8 in any context."""
     return [b"" if _WRONG_PAIR.search(token) else token for token in tokens]
 
 
 class Utf8Guard:
-    """Knows which tokens may not follow which byte."""
+    """Masks of the tokens that may follow each leading byte."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._last_bytes = bytes(token[-1] if token else 0 for token in vocabulary.tokens)
@@ -35,7 +35,7 @@ class Utf8Guard:
         }
 
     def restrict(self, bitmask: Bitmask, row: int, last_token_id: int) -> None:
-        """Take out of ``row`` what may not follow ``last_token_id``."""
+        """Clear the tokens in ``row`` that must not follow ``last_token_id``."""
         allowed = self._allowed.get(self._last_bytes[last_token_id])
         if allowed is not None:
             bitmask[row] &= allowed

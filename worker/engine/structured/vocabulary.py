@@ -35,7 +35,7 @@ class Vocabulary:
     """The tokens of a model.
 
     Args:
-        tokens: ``[V]``, by id; empty for special tokens, which stand for no text, and for ids without a token.
+        tokens: ``[V]``, by id; empty for special tokens, which represent no text, and for ids without a token.
         eos_token_ids: the model's end-of-sequence tokens.
     """
 
@@ -44,16 +44,18 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """Number of logits of the model, which may be more than its tokenizer has tokens."""
+        """Number of logits of the model, which may exceed the number of tokens of its tokenizer."""
         return len(self.tokens)
 
     @classmethod
     def load(cls, folder: Path, vocab_size: int, eos_token_ids: list[int]) -> Vocabulary:
-        """Read ``tokenizer.json``; without the ``tokenizers`` library, which holds the GIL, for 0.9 s at 150k tokens.
+        """Read ``tokenizer.json``.
+
+        Does not use the ``tokenizers`` library, which holds the GIL for 0.9 s at 150k tokens.
 
         Raises:
-            UnsupportedParameterError: it has neither a byte-level nor a SentencePiece vocabulary, so that what its
-                tokens spell is not just their bytes, one after the other.
+            UnsupportedParameterError: the vocabulary is neither byte-level nor SentencePiece, so the text of several
+                tokens is not the concatenation of their bytes.
         """
         read = msgspec.json.decode((folder / "tokenizer.json").read_bytes(), type=_TokenizerFile)
         bytes_of = _spelling(read.decoder)
@@ -76,7 +78,7 @@ def _pairs(vocab: dict[str, int] | list[tuple[str, float]]) -> Iterable[tuple[st
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's characters for the 256 bytes: printable ones stand for themselves, the others for 256 and on."""
+    """Return GPT-2's characters for the 256 bytes: printable bytes map to themselves, the others to 256 and above."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}

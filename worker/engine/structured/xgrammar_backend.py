@@ -1,7 +1,7 @@
 """Structured output by xgrammar: the default.
 
-Where it would pass over a part of a JSON schema, ``schemas/xgrammar.py`` refuses the schema instead. Objects have the
-properties that they list and, as in vLLM, no others unless ``additionalProperties`` says so.
+Where xgrammar would ignore a part of a JSON schema, ``schemas/xgrammar.py`` refuses the schema instead. Objects have
+only their listed properties, as in vLLM, unless ``additionalProperties`` allows others.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class XgrammarBackend:
         )
         self._guard = Utf8Guard(vocabulary)
         self._spelling = Spelling(vocabulary)
-        # Each compile has one thread, so that the step loop keeps its core; the cache is ours.
+        # One thread per compile leaves a core to the step loop. ``GrammarCache`` replaces the library's cache.
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def compile(self, spec: GrammarSpec) -> XgrammarCompiledGrammar:
@@ -117,7 +117,7 @@ class XgrammarBackend:
             return XgrammarCompiledGrammar(self._compile(spec), self._guard, self._spelling)
         except ValidationError:
             raise
-        except Exception as error:  # RuntimeError with the reason, and others of its own
+        except Exception as error:  # RuntimeError with the reason, or a class of the library
             reason = _PLACE_IN_SOURCE.sub("", str(error)).strip()
             raise ValidationError(f"{spec.field} is refused by xgrammar: {reason}") from error
 
@@ -156,7 +156,7 @@ def _structural_tag(spec: GrammarSpec) -> dict[str, Any]:
 
 
 def _with_limited_numbers(node: Any) -> Any:
-    """Return a copy of a structural tag with each schema as a grammar whose numbers are of limited length."""
+    """Return a copy of a structural tag with each schema replaced by a grammar with numbers of limited length."""
     if isinstance(node, list):
         return [_with_limited_numbers(item) for item in node]
     if not isinstance(node, dict):
@@ -168,6 +168,6 @@ def _with_limited_numbers(node: Any) -> Any:
 
 
 def _quoted(text: str) -> str:
-    """``text`` as a string of EBNF."""
+    """Return ``text`` as a string literal of EBNF."""
     chars = (_ESCAPED.get(char) or (char if char.isprintable() else f"\\U{ord(char):08X}") for char in text)
     return f'"{"".join(chars)}"'

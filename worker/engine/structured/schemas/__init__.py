@@ -1,12 +1,12 @@
-"""JSON schemas as the libraries hold to them.
+"""Conversion of JSON schemas to schemas that a library enforces completely.
 
-    document   reads a schema: keywords by name and value, references; the same for both
-    recursion  refuses what refers to itself without an end
-    xgrammar   ┐ write what is left for a library, by a list of what it holds to;
-    llguidance ┘ all else is refused
-    number_rules: the limits of the length of numbers, and xgrammar's rules with them
-    formats, patterns, names, numbers, disjoint: what both ask about parts of a schema
+    document   reads a schema, checks its keywords and values, and resolves references; the same for both libraries
+    recursion  refuses schemas that refer to themselves without an end
+    xgrammar   ┐ write the schema for a library, from a list of the keywords that it enforces;
+    llguidance ┘ everything else is refused
+    number_rules: limits the length of numbers, also in the rules that xgrammar generates
+    formats, patterns, names, numbers, disjoint: helpers of both writers
 
-No constraint is passed over in silence. The lists were found by schemas drawn at random, whose outputs jsonschema
-judged (``tests/unit/engine/structured``).
+No constraint is ignored silently. The lists of keywords were established with random schemas: jsonschema validated the
+outputs (``tests/unit/engine/structured``).
 """

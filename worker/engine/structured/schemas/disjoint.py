@@ -1,4 +1,4 @@
-"""Whether alternatives exclude each other, so that ``oneOf`` of them is ``anyOf``."""
+"""Tests whether alternatives exclude each other, in which case ``oneOf`` means the same as ``anyOf``."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ DECIDING = ("const", "enum", "anyOf", "oneOf", "allOf")
 
 
 def first_overlap(document: Document, alternatives: list[Any]) -> tuple[int, int] | None:
-    """The first two of ``alternatives`` that may allow the same value."""
-    for (i, one), (j, other) in combinations(enumerate(alternatives), 2):
-        if not _are_disjoint(document, one, other):
+    """Return the indexes of the first two ``alternatives`` that may allow the same value; None if all are disjoint."""
+    for (i, first), (j, second) in combinations(enumerate(alternatives), 2):
+        if not _are_disjoint(document, first, second):
             return i, j
     return None
 
 
 def types_of(document: Document, schema: Any) -> frozenset[str]:
-    """The types that a value of ``schema`` can have, integers as numbers; none if its parts exclude each other."""
+    """Return the types that a value of ``schema`` can have, integers as numbers.
+
+    The result is empty if the parts of the schema exclude each other.
+    """
     if schema is False:
         return frozenset()
     types = _ALL
-    if (named := schema.get("type")) is not None:
-        names = [named] if isinstance(named, str) else named
+    if (type_value := schema.get("type")) is not None:
+        names = [type_value] if isinstance(type_value, str) else type_value
         types &= {"number" if name == "integer" else name for name in names}
     if "const" in schema:
         types &= {type_of(schema["const"])}
@@ -44,13 +47,13 @@ def types_of(document: Document, schema: Any) -> frozenset[str]:
 
 
 def type_of(value: Any) -> str:
-    """The type of a value, integers as numbers."""
+    """Return the type of a value, integers as numbers."""
     names = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
     return names.get(type(value), "null")
 
 
 def canonical(value: Any) -> str:
-    """A text that is equal for values that JSON Schema takes for equal: 1 and 1.0 are."""
+    """Return a text that is equal for values that JSON Schema considers equal, such as 1 and 1.0."""
     return json.dumps(_plain(value), sort_keys=True)
 
 
@@ -64,19 +67,19 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _are_disjoint(document: Document, one: Any, other: Any) -> bool:
-    """Whether no value can be valid for both, as far as is seen from types, constants and a discriminating property."""
-    one, other = document.resolve(one), document.resolve(other)
-    types, other_types = types_of(document, one), types_of(document, other)
-    if not types & other_types:
+def _are_disjoint(document: Document, first: Any, second: Any) -> bool:
+    """Return whether types, constants or a discriminating property prove that no value is valid for both."""
+    first, second = document.resolve(first), document.resolve(second)
+    types, second_types = types_of(document, first), types_of(document, second)
+    if not types & second_types:
         return True
-    values, other_values = _constants(one), _constants(other)
-    if values is not None and other_values is not None:
-        return not values & other_values
-    if types != {"object"} or other_types != {"object"}:
+    values, second_values = _constants(first), _constants(second)
+    if values is not None and second_values is not None:
+        return not values & second_values
+    if types != {"object"} or second_types != {"object"}:
         return False
-    shared = set(one.get("required", ())) & set(other.get("required", ()))
-    return any(_are_disjoint(document, _property(one, name), _property(other, name)) for name in shared)
+    shared = set(first.get("required", ())) & set(second.get("required", ()))
+    return any(_are_disjoint(document, _property(first, name), _property(second, name)) for name in shared)
 
 
 def _property(schema: Schema, name: str) -> Any:
@@ -84,7 +87,7 @@ def _property(schema: Schema, name: str) -> Any:
 
 
 def _constants(schema: Schema) -> frozenset[str] | None:
-    """The values it allows, if it lists them."""
+    """Return the values that ``schema`` allows, if it lists them."""
     if "const" in schema:
         return frozenset([canonical(schema["const"])])
     if "enum" in schema:

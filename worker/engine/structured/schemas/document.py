@@ -1,7 +1,7 @@
-"""Reads a JSON schema: of each part only what constrains, checked; what it refers to as a definition with a number.
+"""Reads and checks a JSON schema, and keeps only the keywords that constrain values.
 
-Annotations, and words that JSON Schema does not know, say nothing and are left out. So a library sees no keyword
-that was not looked at here.
+Each referenced schema becomes a definition with a number as its name. Annotations and keywords unknown to JSON Schema
+constrain nothing and are left out, so a library sees no keyword that was not checked here.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Schema = dict[str, Any]
 
 @dataclass
 class Document:
-    """A schema that was read.
+    """A checked schema.
 
     Args:
-        where: the parameter it comes from, for messages.
-        root: ``{}`` for True.
-        definitions: by the name that ``{"$ref": name}`` has in it.
-        places: of the definitions.
+        where: parameter that contains the schema, for messages.
+        root: schema of the whole value; ``{}`` for True.
+        definitions: referenced schemas, by the name in ``{"$ref": name}``.
+        places: JSON pointers of the definitions in the original schema, by the same names.
     """
 
     where: str
@@ -43,18 +43,18 @@ class Document:
     places: dict[str, str] = field(default_factory=dict)
 
     def resolve(self, schema: Any) -> Any:
-        """What ``schema`` refers to, if it does nothing but refer."""
+        """Follow ``schema`` while it consists of a reference only, and return the schema at the end."""
         while isinstance(schema, dict) and schema.keys() == {"$ref"}:
             schema = self.definitions[schema["$ref"]]
         return schema
 
 
 def read_schema(schema: Any, where: str, library: str) -> Document:
-    """Read ``schema`` and all that it refers to.
+    """Read ``schema`` and every schema that it refers to.
 
     Raises:
-        ValidationError: it is no JSON schema, or has what ``library`` does not hold to; names the place, the keyword
-            and the way out.
+        ValidationError: it is not a JSON schema, or ``library`` does not enforce one of its keywords. The message names
+            the place, the keyword and a remedy.
     """
     if not isinstance(schema, dict | bool):
         raise ValidationError(f"{where} must be a JSON schema, an object, got {shown(schema)}")
@@ -80,7 +80,7 @@ class _Reader:
             name = self._names[place]
             document.places[name] = place
             definition = self._read(schema, place)
-            # False as a definition has nowhere to be left out.
+            # A definition cannot be left out, so it cannot be False.
             if definition is False:
                 raise ValidationError(f"{self._where}: {place} allows nothing: false")
             document.definitions[name] = definition
@@ -89,15 +89,15 @@ class _Reader:
     def _read(self, schema: Any, place: str) -> Any:
         if isinstance(schema, bool):
             return {} if schema else False
-        known: Schema = {}
+        result: Schema = {}
         for keyword, value in schema.items():
             self._check(keyword, value, place)
             if keyword in DEFINITIONS:
                 for name, child in value.items():
                     self._name_of(f"{place}/{keyword}/{_escape(name)}", child)
             elif keyword in KNOWN:
-                known[keyword] = self._read_value(keyword, value, place)
-        return known
+                result[keyword] = self._read_value(keyword, value, place)
+        return result
 
     def _check(self, keyword: str, value: Any, place: str) -> None:
         at = f"{self._where}: {place}"
@@ -117,7 +117,7 @@ class _Reader:
         if keyword == "$ref":
             return self._refer(value, place)
         if keyword == "pattern":
-            anchored(value, f"{self._where}: {place}")  # refused here, even where a type beside it makes it idle
+            anchored(value, f"{self._where}: {place}")  # refused here even if the type makes it irrelevant
         return value
 
     def _refer(self, reference: str, place: str) -> str:

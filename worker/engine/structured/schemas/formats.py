@@ -1,8 +1,9 @@
-"""Formats as patterns of ours, which both libraries hold to.
+"""Formats as regular expressions, which both libraries enforce.
 
-What the libraries call a format is looser than the standard, or no text that JSON allows. Each pattern here matches
-what the standard calls by that name: all of it for dates, times, addresses and pointers, the usual part for names and
-links, where the whole takes longer grammars than it is worth (no user in a URI, no quoted local part of an address).
+The libraries' own formats are looser than the standard, or match text that JSON does not allow. Each pattern here
+matches only text that the standard allows. Dates, times, IP addresses and pointers are complete. Names and links are
+limited to their usual forms, because the full grammars are too long for their use: a URI has no user, and an e-mail
+address has no quoted local part.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _TIME = rf"{_OF_DAY}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{_OF_DAY})"
 _N = "[0-9]{1,9}"
 _DAYS = f"(?:{_N}Y(?:{_N}M(?:{_N}D)?)?|{_N}M(?:{_N}D)?|{_N}D)"
 _HOURS = f"T(?:{_N}H(?:{_N}M(?:{_N}S)?)?|{_N}M(?:{_N}S)?|{_N}S)"
-# Neither "--", which is for names in other alphabets, nor more than 63 and 253 characters.
+# Without "--", which is reserved for names in other alphabets, and at most 63 characters per label and 253 in total.
 _LABEL = "[A-Za-z0-9]{1,20}(?:-[A-Za-z0-9]{1,20}){0,2}"
 _LAST_LABEL = "[A-Za-z][A-Za-z0-9]{0,19}(?:-[A-Za-z0-9]{1,20}){0,2}"
 _HOST = rf"(?:{_LABEL}\.){{0,2}}{_LAST_LABEL}"
@@ -62,6 +63,6 @@ PATTERNS = {
     "json-pointer": _POINTER,
     "relative-json-pointer": f"(?:0|[1-9][0-9]{{0,8}})(?:#|{_POINTER})",
 }
-# Of what these allow beyond ASCII nothing is written.
+# These formats also allow characters beyond ASCII, but the output uses none.
 PATTERNS |= {f"idn-{name}": PATTERNS[name] for name in ("email", "hostname")}
 PATTERNS |= {"iri": PATTERNS["uri"], "iri-reference": PATTERNS["uri-reference"]}

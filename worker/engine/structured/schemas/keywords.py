@@ -1,4 +1,4 @@
-"""The keywords of JSON Schema (2020-12), what values they may have, and how one is refused."""
+"""The keywords of JSON Schema (2020-12), and checks of their values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEYWORDS_OF_TYPE = {
     "number": frozenset({*RANGES, "multipleOf"}),
 }
 TYPED = frozenset().union(*KEYWORDS_OF_TYPE.values())
-# What neither library holds to; with the value False or None they say nothing.
+# Neither library enforces these keywords. With the value False or None they constrain nothing.
 UNSUPPORTED = frozenset(
     {
         "not",
@@ -45,10 +45,10 @@ UNSUPPORTED = frozenset(
 
 
 def check_value(keyword: str, value: Any, place: str) -> None:
-    """See that ``keyword`` has a value that it may have.
+    """Check that ``keyword`` allows ``value``.
 
     Raises:
-        ValidationError: it has not.
+        ValidationError: it does not.
     """
     is_valid, expected = _VALUES.get(keyword, (None, ""))
     if is_valid is not None and not is_valid(value):

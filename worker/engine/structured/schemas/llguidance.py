@@ -1,8 +1,8 @@
 """Writes a JSON schema for llguidance, or refuses it.
 
-llguidance 1.9.1 merges what stands beside ``$ref``, ``allOf`` and the like, and refuses what it does not know. It
-reads numbers as doubles, formats more loosely than the standard, and lets a name that is listed be spelled with
-escapes where others are allowed.
+llguidance 1.9.1 merges ``$ref``, ``allOf`` and similar keywords with the other keywords of the same schema, and refuses
+unknown keywords. It reads numbers as doubles and formats more loosely than the standard. Where additional properties
+are allowed, it also accepts a listed name that is spelled with escapes.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from .numbers import decimal_of, num_fraction_digits
 from .patterns import anchored, is_written
 from .recursion import check_recursion
 
-# Doubles are exact up to it.
+# Doubles represent all integers exactly up to this one.
 _MAX_INTEGER = 2**53
-_LEAST_NUMBER = 1e-9
-# Of multipleOf, without its point: an automaton has as many states.
+_MIN_POSITIVE = 1e-9
+# Limit of multipleOf without its decimal point, because an automaton has that many states.
 _MAX_MULTIPLE = 10_000
-# A character has one spelling, so that a name that is listed has no other.
+# Each character has exactly one spelling, so that a listed name has no other.
 _ESCAPES = 'nrbtf\\"'
 
 
 def schema_for_llguidance(schema: Any, where: str) -> Schema:
-    """A schema whose grammar allows nothing that ``schema`` does not.
+    """Return a schema whose grammar allows nothing that ``schema`` forbids.
 
     Raises:
-        ValidationError: there is none; names the place, the keyword and the way out.
+        ValidationError: no such schema exists. The message names the place, the keyword and a remedy.
     """
     document = check_recursion(read_schema(schema, where, "llguidance"))
     writer = _Writer(document)
     root = writer.write(document.root, "#")
     definitions = {name: writer.write(child, document.places[name]) for name, child in document.definitions.items()}
-    written = {**root, "$defs": definitions} if definitions else root
-    return {**written, "x-guidance": {"json_allowed_escapes": _ESCAPES}}
+    result = {**root, "$defs": definitions} if definitions else root
+    return {**result, "x-guidance": {"json_allowed_escapes": _ESCAPES}}
 
 
-_NOT_HELD_TO = {"unevaluatedItems": "items", "unevaluatedProperties": "additionalProperties"}
+_REPLACEMENTS = {"unevaluatedItems": "items", "unevaluatedProperties": "additionalProperties"}
 
 
 class _Writer:
@@ -53,23 +53,23 @@ class _Writer:
         return ValidationError(f"{self._document.where}: {place}: {reason}")
 
     def write(self, schema: Any, place: str) -> Any:
-        """One schema and all below it."""
+        """Return ``schema`` and all its subschemas as llguidance reads them."""
         if schema is False:
             return False
-        for keyword in _NOT_HELD_TO.keys() & schema.keys():
-            raise self._refuse(place, f"{keyword} is not supported by llguidance; say it by {_NOT_HELD_TO[keyword]}")
+        for keyword in _REPLACEMENTS.keys() & schema.keys():
+            raise self._refuse(place, f"{keyword} is not supported by llguidance; say it by {_REPLACEMENTS[keyword]}")
         self._check_values(schema, place)
-        written = {keyword: self._value(keyword, value, place) for keyword, value in schema.items()}
+        result = {keyword: self._value(keyword, value, place) for keyword, value in schema.items()}
         if "oneOf" in schema and first_overlap(self._document, schema["oneOf"]) is None and "anyOf" not in schema:
-            written["anyOf"] = written.pop("oneOf")
+            result["anyOf"] = result.pop("oneOf")
         if "format" in schema:
-            self._write_format(written, place)
+            self._write_format(result, place)
         if "patternProperties" in schema:
-            self._write_names(written, place)
-        _write_zero(written)
+            self._write_names(result, place)
+        _write_zero(result)
         if "multipleOf" in schema:
-            _write_bounds(written)
-        return written
+            _write_bounds(result)
+        return result
 
     def _value(self, keyword: str, value: Any, place: str) -> Any:
         if keyword in MAPS_OF_SCHEMAS:
@@ -88,7 +88,7 @@ class _Writer:
         for keyword in (*RANGES, "const", "enum"):
             if keyword in schema:
                 self._check_value(schema[keyword], f"{place}: {keyword}")
-        # What is not listed may come twice, and then counts once.
+        # An unlisted property may occur twice, and then counts once.
         if schema.get("minProperties", 0) > max(1, len(schema.get("required", ()))):
             raise self._refuse(
                 place,
@@ -103,31 +103,35 @@ class _Writer:
                     f"without a point; leave it out",
                 )
 
-    def _check_value(self, value: Any, what: str) -> None:
+    def _check_value(self, value: Any, place: str) -> None:
         if isinstance(value, dict | list):
             for item in value.values() if isinstance(value, dict) else value:
-                self._check_value(item, what)
+                self._check_value(item, place)
         elif isinstance(value, str) and not is_written(value):
-            raise self._refuse(what, f"{shown(value)} has a control character, which llguidance does not write")
+            raise self._refuse(place, f"{shown(value)} has a control character, which llguidance does not write")
         elif isinstance(value, int | float) and abs(value) > _MAX_INTEGER:
             raise self._refuse(
-                what, f"{value} is not supported by llguidance, whose numbers are exact up to {_MAX_INTEGER} only"
+                place, f"{value} is not supported by llguidance, whose numbers are exact up to {_MAX_INTEGER} only"
             )
 
-    def _write_names(self, written: Schema, place: str) -> None:
-        """What a pattern of names does not match is left to others; so it may match less only where there are none."""
-        is_exact = written.get("additionalProperties") is not False
+    def _write_names(self, result: Schema, place: str) -> None:
+        """Convert the name patterns of ``patternProperties``.
+
+        A name that no pattern matches is an additional property. So a converted pattern may match fewer names than the
+        original only if additional properties are forbidden.
+        """
+        is_exact = result.get("additionalProperties") is not False
         at = f"{self._document.where}: {place}/patternProperties"
-        named = written["patternProperties"]
-        written["patternProperties"] = {
-            anchored(name, at, must_be_exact=is_exact): child for name, child in named.items()
+        patterns = result["patternProperties"]
+        result["patternProperties"] = {
+            anchored(name, at, must_be_exact=is_exact): child for name, child in patterns.items()
         }
-        if len(written["patternProperties"]) < len(named):
+        if len(result["patternProperties"]) < len(patterns):
             raise self._refuse(place, "patternProperties has two patterns that say the same; merge them")
 
-    def _write_format(self, written: Schema, place: str) -> None:
-        name = written.pop("format")
-        types = written.get("type", "string")
+    def _write_format(self, result: Schema, place: str) -> None:
+        name = result.pop("format")
+        types = result.get("type", "string")
         if "string" not in ([types] if isinstance(types, str) else types):
             return
         if name not in PATTERNS:
@@ -137,25 +141,25 @@ class _Writer:
                 f"leave it out",
             )
         pattern = anchored(f"^{PATTERNS[name]}$", "")
-        if "pattern" in written:
-            written["allOf"] = [*written.get("allOf", []), {"pattern": pattern}]
+        if "pattern" in result:
+            result["allOf"] = [*result.get("allOf", []), {"pattern": pattern}]
         else:
-            written["pattern"] = pattern
+            result["pattern"] = pattern
 
 
-def _write_bounds(written: Schema) -> None:
-    """Bound multiples, so that the limit of their digits never forbids the only ones that complete a multiple."""
-    if not written.keys() & {"minimum", "exclusiveMinimum"}:
-        written["minimum"] = -_MAX_INTEGER
-    if not written.keys() & {"maximum", "exclusiveMaximum"}:
-        written["maximum"] = _MAX_INTEGER
+def _write_bounds(result: Schema) -> None:
+    """Bound multiples, so that the limit on digits never forbids the only digits that complete a multiple."""
+    if not result.keys() & {"minimum", "exclusiveMinimum"}:
+        result["minimum"] = -_MAX_INTEGER
+    if not result.keys() & {"maximum", "exclusiveMaximum"}:
+        result["maximum"] = _MAX_INTEGER
 
 
-def _write_zero(written: Schema) -> None:
-    """An excluded zero as the least number that is written: up to a bound below 1 the library lets zero in."""
-    if written.get("exclusiveMinimum", 1) == 0:
-        del written["exclusiveMinimum"]
-        written["minimum"] = max(written.get("minimum", 0), _LEAST_NUMBER)
-    if written.get("exclusiveMaximum", 1) == 0:
-        del written["exclusiveMaximum"]
-        written["maximum"] = min(written.get("maximum", 0), -_LEAST_NUMBER)
+def _write_zero(result: Schema) -> None:
+    """Replace an excluded zero by ``_MIN_POSITIVE``, because llguidance allows zero up to a bound below 1."""
+    if result.get("exclusiveMinimum", 1) == 0:
+        del result["exclusiveMinimum"]
+        result["minimum"] = max(result.get("minimum", 0), _MIN_POSITIVE)
+    if result.get("exclusiveMaximum", 1) == 0:
+        del result["exclusiveMaximum"]
+        result["maximum"] = min(result.get("maximum", 0), -_MIN_POSITIVE)

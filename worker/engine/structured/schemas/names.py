@@ -1,7 +1,7 @@
-"""Names of properties other than those that are listed, as a pattern of JSON's text.
+"""A pattern of JSON text that matches property names other than the listed ones.
 
-xgrammar keeps a listed name from coming again among additional ones, but not when it is spelled with escapes: "\\u0061"
-is "a", and its value would stand for that of "a". In this pattern a character has one spelling.
+xgrammar does not let a listed name occur again as an additional property, unless it is spelled with escapes: "\\u0061"
+is "a", and its value would replace that of "a". In this pattern each character has exactly one spelling.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from collections.abc import Iterable
 from ..charset import complement
 from .patterns import ANY_CHARACTER_IN_JSON, in_json
 
-# Each prefix of a listed name takes a rule of the grammar.
+# Each prefix of a listed name needs a rule in the grammar.
 _MAX_PREFIXES = 300
 
 
 def other_names(listed: Iterable[str]) -> str:
-    """What is between the quotes of a name that is not in ``listed``.
+    """Return a pattern for the text between the quotes of a name that is not in ``listed``.
 
-    If all prefixes of these are too many, they are compared in their first characters, and what begins so is no other.
+    If the listed names have too many prefixes, only their first characters are compared. The pattern then excludes
+    every name that begins with these characters.
     """
     names = frozenset(listed)
     depth = max(map(len, names))
@@ -28,13 +29,13 @@ def other_names(listed: Iterable[str]) -> str:
 
 
 def _other(tails: frozenset[str], depth: int) -> str:
-    """What is none of ``tails``, and begins with none if ``depth`` is 0."""
+    """Return a pattern for text that differs from all ``tails`` and, if ``depth`` is 0, begins with none of them."""
     heads = sorted({tail[0] for tail in tails if tail})
     alternatives = [f"{in_json(complement([(ord(head), ord(head)) for head in heads]), '')}{ANY_CHARACTER_IN_JSON}*"]
     for head in heads:
-        written = in_json([(ord(head), ord(head))], "", is_needed=False)
-        if depth and written:
+        head_pattern = in_json([(ord(head), ord(head))], "", is_needed=False)
+        if depth and head_pattern:
             inner = frozenset(tail[1:] for tail in tails if tail[:1] == head)
-            alternatives.append(written + _other(inner, depth - 1))
+            alternatives.append(head_pattern + _other(inner, depth - 1))
     may_end = "" not in tails and depth
     return f"(?:{'|'.join(alternatives)}){'?' if may_end else ''}"

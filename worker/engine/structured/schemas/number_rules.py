@@ -1,9 +1,10 @@
-"""Limits of the length of numbers in JSON answers, and xgrammar's rules with these limits.
+"""Limits the length of numbers in JSON output, and adds these limits to the rules that xgrammar generates.
 
-JSON has no limit, but a reader that knows doubles takes ``1e400`` for infinity. xgrammar has no option for it, so the
-rules of numbers are rewritten in the EBNF that it prints for a schema. ``schemas/xgrammar.py`` writes every number of a
-schema as a definition with a name by ``NUMBER_NAME``. Those rules and the ones of any JSON value are the roots: rules
-that are reached from a root spell numbers only, so patterns of strings stay as they are.
+JSON has no limit, but a parser that uses doubles reads ``1e400`` as infinity. xgrammar has no option for a limit, so
+the rules of numbers are rewritten in the EBNF that it prints for a schema. ``schemas/xgrammar.py`` writes every number
+of a schema as a definition whose name begins with ``NUMBER_NAME``. The rewrite starts from the rules of these
+definitions and from the number rules of any JSON value. All rules reachable from them spell numbers only, so patterns
+of strings remain unchanged.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-# With both a number is below 1e299.
+# With both limits a number is below 1e299.
 MAX_INTEGER_DIGITS = 200
 MAX_EXPONENT_DIGITS = 2
-# More than the constants of a schema have: 1e-308 without an exponent.
+# More digits than any constant of a schema has: 1e-308 without an exponent has 308.
 MAX_FRACTION_DIGITS = 400
 NUMBER_NAME = "number"
 
 _RULE = re.compile(r"^(\w+) ::= (.*)$", re.MULTILINE)
-_ROOT = re.compile(rf"defs_{NUMBER_NAME}|basic_number|basic_integer")  # digits in names of definitions are left out
+# Without a number at the end, because xgrammar drops digits in names of definitions.
+_ROOT = re.compile(rf"defs_{NUMBER_NAME}|basic_number|basic_integer")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ENDLESS = re.compile(r"\{(\d+), -1\}")
 _MULTIPLE = re.compile(r"(\w+_multiple_of_(\d+)_mod_)(\d+)((?:_\d+)?)")
-# Multiples need a rule per remainder for each number of digits that may follow. So they have fewer digits, because a
+# Multiples need one rule per remainder and number of remaining digits. They are limited to fewer digits, because a
 # grammar of 10,000 rules takes 1 s to compile.
 _MAX_MULTIPLE_DIGITS = 40
 _MIN_MULTIPLE_DIGITS = 12
@@ -66,7 +68,7 @@ def _reachable(roots: set[str], bodies: dict[str, str]) -> set[str]:
 
 
 def _limit_repetition(body: str) -> str:
-    """Return the body of a rule of numbers without endless repetition."""
+    """Return the body of a number rule with all repetition limited."""
     limit = MAX_INTEGER_DIGITS - 1
     if "[eE]" in body:
         limit = MAX_EXPONENT_DIGITS
@@ -77,11 +79,11 @@ def _limit_repetition(body: str) -> str:
 
 
 class _Multiples:
-    """Rules of the digits that complete a multiple of ``divisor`` after a first digit.
+    """Rules for the digits that complete a multiple of ``divisor`` after the first digits.
 
     Attributes:
-        names: by the remainder of the digits before, the rule of what follows; of rules that match the same, one is
-            written. No rule is needed for a remainder that no digits complete.
+        names: name of the rule for the remaining digits, by the remainder of the digits before. Rules with the same
+            body share a name. A remainder that no digits complete has no rule.
     """
 
     def __init__(self, prefix: str, divisor: int) -> None:

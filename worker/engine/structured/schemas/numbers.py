@@ -1,4 +1,4 @@
-"""The ranges of numbers, as decimals: what is asked, and what a library can write."""
+"""Exact values and bounds of the numbers in a schema."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from .document import Schema
 
 
 def decimal_of(value: Any) -> Decimal:
-    """A number of a schema as it is written."""
+    """Return a number of a schema exactly as it is written there."""
     return Decimal(repr(value) if isinstance(value, float) else value)
 
 
 def fraction_of(value: Any) -> Fraction:
-    """A number of a schema as it is written."""
+    """Return a number of a schema exactly as it is written there."""
     return Fraction(decimal_of(value))
 
 
 def integer_bounds(schema: Schema) -> tuple[int | None, int | None]:
-    """The least and the greatest integer that ``schema`` allows; None without a bound."""
-    least = [math.ceil(fraction_of(schema["minimum"]))] if "minimum" in schema else []
+    """Return the smallest and the largest integer that ``schema`` allows; None without a bound."""
+    lower = [math.ceil(fraction_of(schema["minimum"]))] if "minimum" in schema else []
     if "exclusiveMinimum" in schema:
-        least.append(math.floor(fraction_of(schema["exclusiveMinimum"])) + 1)
-    most = [math.floor(fraction_of(schema["maximum"]))] if "maximum" in schema else []
+        lower.append(math.floor(fraction_of(schema["exclusiveMinimum"])) + 1)
+    upper = [math.floor(fraction_of(schema["maximum"]))] if "maximum" in schema else []
     if "exclusiveMaximum" in schema:
-        most.append(math.ceil(fraction_of(schema["exclusiveMaximum"])) - 1)
-    return max(least, default=None), min(most, default=None)
+        upper.append(math.ceil(fraction_of(schema["exclusiveMaximum"])) - 1)
+    return max(lower, default=None), min(upper, default=None)
 
 
 def number_bounds(schema: Schema) -> tuple[tuple[Decimal, bool] | None, tuple[Decimal, bool] | None]:
-    """The lower and the upper bound of ``schema``, each with whether it is excluded itself."""
+    """Return the lower and the upper bound of ``schema``, each with whether it is exclusive; None without a bound."""
     lower = [(decimal_of(schema[k]), e) for k, e in (("minimum", False), ("exclusiveMinimum", True)) if k in schema]
     upper = [(decimal_of(schema[k]), e) for k, e in (("maximum", False), ("exclusiveMaximum", True)) if k in schema]
     return max(lower, default=None), min(upper, key=lambda bound: (bound[0], not bound[1]), default=None)
 
 
 def is_empty(lower: tuple[Decimal, bool] | None, upper: tuple[Decimal, bool] | None) -> bool:
-    """Whether nothing lies between two bounds."""
+    """Return whether no number is between the two bounds."""
     if lower is None or upper is None:
         return False
     return lower[0] > upper[0] or (lower[0] == upper[0] and (lower[1] or upper[1]))
 
 
 def num_fraction_digits(value: Decimal) -> int:
-    """Digits behind the point."""
+    """Return the number of digits after the decimal point."""
     exponent = value.normalize().as_tuple().exponent
     assert isinstance(exponent, int)
     return max(0, -exponent)

@@ -1,8 +1,8 @@
-r"""The regular expressions of ``pattern``, read as ECMA 262 and Python's ``re`` agree to read them.
+r"""Reads regular expressions of ``pattern`` where ECMA 262 and Python's ``re`` agree, and writes them for a library.
 
-What is read: characters, classes, escapes, groups, ``|``, repetition, and anchors at the ends. Lookaround, references
-back, word boundaries and flags are refused: xgrammar passes over some of them. Where the two readings differ (which
-digits ``\d`` knows, which line breaks ``.`` does not) what is written satisfies both.
+Supported are characters, classes, escapes, groups, ``|``, repetition, and anchors at the ends. Lookaround, back
+references, word boundaries and flags are refused, because xgrammar ignores some of them. Where the two standards differ
+(which digits ``\d`` matches, which line breaks ``.`` excludes), the output satisfies both.
 """
 
 from __future__ import annotations
@@ -24,36 +24,37 @@ from ..charset import (
 )
 from ..regex import pieces
 
-# What a JSON string may not hold as it is, and how it spells some of it.
+# Characters that a JSON string must escape, and the short escapes of some of them.
 _ESCAPED_IN_JSON: Ranges = [(0, 0x1F), (ord('"'), ord('"')), (ord("\\"), ord("\\"))]
 _SPELLING = {'"': '"', "\\": "\\", "\n": "n", "\r": "r", "\t": "t", "\f": "f", "\b": "b"}
 _LINE_BREAKS: Ranges = [(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)]
 _GROUP = re.compile(r"\((?:\?:|\?P?<[A-Za-z_]\w*>)?")
 _REPETITION = re.compile(r"[*+?]|\{(\d+)(?:,(\d*))?\}")
-# xgrammar makes automata of patterns in ASCII, and they are wrong: that of ``(?:b*a)?`` takes "b". Of others it makes
-# rules of its grammar.
+# xgrammar converts ASCII patterns to automata, which are wrong: the automaton of ``(?:b*a)?`` accepts "b". It converts
+# other patterns to grammar rules, so a non-ASCII character that matches nothing is appended.
 _WITHOUT_AUTOMATON = "é{0}"
-# What llguidance does not write as it is, and has no short escape for.
+# Characters that llguidance does not write unescaped and has no short escape for.
 _UNWRITTEN: Ranges = [(0, 7), (11, 11), (14, 0x1F), (0x7F, 0x7F)]
-# Both libraries unroll what is counted.
+# Limited because both libraries unroll counted repetition.
 _MAX_REPETITION = 10_000
 _AMBIGUOUS = re.compile(r"\\[dDwWsS]|(?<!\\)\.")
-# What pydantic writes for Decimal, and the same without looking ahead: at least one digit.
+# The pattern that pydantic writes for Decimal, and an equivalent without lookahead, which requires at least one digit.
 _EQUIVALENT = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(?:\d+\.?\d*|\.\d+)$"}
 
-# A part of an expression: what it is written as, or the characters that it matches.
+# A part of an expression: text to copy, or the set of characters that it matches.
 Part = str | Ranges
 
 
 def text_in_json(pattern: str, place: str) -> str:
-    r"""From a regular expression of a string to one of how JSON spells it, between the quotes; for xgrammar.
+    r"""Convert a regular expression for a string to one for its JSON text between the quotes, for xgrammar.
 
-    It takes ``pattern`` for the spelled text and lets through what makes the output no JSON: a quote, a backslash
-    or a control character as it is, in a class too once there is a backslash elsewhere. So each character and class
-    becomes what it matches of text that needs no escape, or one of JSON's short escapes. The whole string is matched.
+    xgrammar matches ``pattern`` against the JSON text, and so allows output that is not JSON: an unescaped quote,
+    backslash or control character, and these in a class, too, if the pattern has a backslash elsewhere. Therefore each
+    character and class is replaced by those of its characters that need no escape, and by JSON's short escapes for the
+    others. The result matches the whole string.
 
     Raises:
-        ValidationError: nothing is left of a character or class, or the pattern has what is not supported.
+        ValidationError: a character or class matches nothing any more, or the pattern has an unsupported part.
     """
     parts = _Pattern(pattern, place).parts
     text = "".join(part if isinstance(part, str) else in_json(part, place) for part in parts)
@@ -61,32 +62,35 @@ def text_in_json(pattern: str, place: str) -> str:
 
 
 def anchored(pattern: str, place: str, *, must_be_exact: bool = False) -> str:
-    """A regular expression that says the same with anchors, groups and classes of code points; for llguidance.
+    """Return an equivalent regular expression of anchors, groups and classes of code points, for llguidance.
 
     Args:
-        must_be_exact: whether it is no good if it matches less.
+        must_be_exact: whether to refuse a pattern whose result may match less than the original.
 
     Raises:
-        ValidationError: the pattern has what is not supported.
+        ValidationError: the pattern has an unsupported part.
     """
-    read = _Pattern(pattern, place)
-    if must_be_exact and not read.is_exact:
+    expression = _Pattern(pattern, place)
+    if must_be_exact and not expression.is_exact:
         raise ValidationError(
             f"{place}: readings differ on what {pattern[:100]!r} matches, so no other names may stand beside it; "
             f"leave out alternatives, the dot, \\d, \\w and \\s, or set additionalProperties to false"
         )
-    text = "".join(part if isinstance(part, str) else _written(part, place) for part in read.parts)
-    # As everywhere in JSON Schema, a pattern without an anchor matches anywhere.
-    start, end = ("" if read.is_open_at_start else "^"), ("" if read.is_open_at_end else "$")
+    text = "".join(part if isinstance(part, str) else _written(part, place) for part in expression.parts)
+    # In JSON Schema, a pattern without an anchor matches anywhere in the string.
+    start, end = ("" if expression.is_open_at_start else "^"), ("" if expression.is_open_at_end else "$")
     return f"{start}(?:{text}){end}"
 
 
 class _Pattern:
-    """A pattern that was read.
+    """A parsed pattern.
 
     Attributes:
-        parts: of what matches the whole string, without anchors.
-        is_open_at_start: whether anything may come before. Not with alternatives: then the whole is matched.
+        parts: the expression without anchors.
+        is_exact: whether the parts match the same text as the pattern in all readings.
+        is_open_at_start: whether other text may precede the match. False with alternatives, which must match the whole
+            string.
+        is_open_at_end: whether other text may follow the match; False with alternatives.
     """
 
     def __init__(self, pattern: str, place: str) -> None:
@@ -102,7 +106,7 @@ class _Pattern:
         self._top_level: list[str] = []
         self._before, self._depth, self._may_repeat, self._end = "", 0, False, 0
         for index, piece in pieces(self._pattern):
-            if index < self._end:  # within what was read as a whole
+            if index < self._end:  # part of a group or repetition that was already read
                 continue
             if not self._depth:
                 self._top_level.append(piece)
@@ -135,26 +139,26 @@ class _Pattern:
         return self._characters(piece, index)
 
     def _group(self, index: int) -> str:
-        found = _GROUP.match(self._pattern, index)
-        assert found is not None
-        if self._pattern[found.end() : found.end() + 1] == "?" and found[0] == "(":
+        match = _GROUP.match(self._pattern, index)
+        assert match is not None
+        if self._pattern[match.end() : match.end() + 1] == "?" and match[0] == "(":
             self._refuse(index, "begins a lookaround or sets flags, which is not supported; say what may come instead")
-        self._end = found.end()
+        self._end = match.end()
         return "(?:"
 
     def _repetition(self, index: int) -> str:
-        """Its text, without the mark of laziness, which changes nothing of what is matched."""
-        found = _REPETITION.match(self._pattern, index)
-        if found is None:
+        """Return the text of the repetition, without the lazy mark, which does not change the set of matches."""
+        match = _REPETITION.match(self._pattern, index)
+        if match is None:
             self._refuse(index, "is no repetition; as a character it is written \\{")
-        counts = [int(count) for count in found.groups() if count]
+        counts = [int(count) for count in match.groups() if count]
         if counts != sorted(counts) or max(counts, default=0) > _MAX_REPETITION:
             self._refuse(index, f"must repeat ascending counts up to {_MAX_REPETITION}")
-        following = self._pattern[found.end() : found.end() + 1]
+        following = self._pattern[match.end() : match.end() + 1]
         if following == "+":
             self._refuse(index, "is possessive, which is not supported; leave out the second +")
-        self._end = found.end() + (following == "?")
-        return found[0]
+        self._end = match.end() + (following == "?")
+        return match[0]
 
     def _characters(self, piece: str, index: int) -> Part:
         if piece == ".":
@@ -163,9 +167,9 @@ class _Pattern:
             return self._class(piece, index)
         if piece[0] != "\\":
             return [(ord(piece), ord(piece))]
-        known, code = set_of_escape(piece), code_of_escape(piece)
-        if known is not None:
-            return known
+        char_set, code = set_of_escape(piece), code_of_escape(piece)
+        if char_set is not None:
+            return char_set
         octal = piece == "\\0" and self._pattern[index + 2 : index + 3].isdigit()
         if code is None or piece == "\\b" or octal or 0xD800 <= code <= 0xDFFF:
             self._refuse(index, "is an escape that is not supported", piece)
@@ -182,25 +186,29 @@ class _Pattern:
         if self._depth or beyond not in ("", "|"):
             self._refuse(index, "stands inside the pattern, where it is not supported; leave it out")
 
-    def _refuse(self, index: int, why: str, piece: str | None = None) -> NoReturn:
-        shown = piece or self._pattern[index : index + 4] or "the end"
-        raise ValidationError(f"{self._place}: pattern: {shown!r} at position {index} {why}")
+    def _refuse(self, index: int, reason: str, piece: str | None = None) -> NoReturn:
+        excerpt = piece or self._pattern[index : index + 4] or "the end"
+        raise ValidationError(f"{self._place}: pattern: {excerpt!r} at position {index} {reason}")
 
 
 def is_written(text: str) -> bool:
-    """Whether llguidance writes all characters of ``text`` without an escape by number."""
+    """Return whether llguidance writes all characters of ``text`` without numeric escapes."""
     return not any(contains(_UNWRITTEN, char) for char in text)
 
 
 def _written(ranges: Ranges, place: str) -> str:
-    written = without(ranges, _UNWRITTEN)
-    if not written:
+    writable = without(ranges, _UNWRITTEN)
+    if not writable:
         raise ValidationError(f"{place}: llguidance cannot match {class_of(ranges)} in a JSON string")
-    return class_of(written)
+    return class_of(writable)
 
 
 def in_json(ranges: Ranges, place: str, *, is_needed: bool = True) -> str:
-    """How JSON spells one of ``ranges``; "" if it has no short spelling and none is needed."""
+    """Return a pattern for the JSON spelling of a character of ``ranges``.
+
+    Args:
+        is_needed: whether to raise if no character has a short spelling; otherwise the result is "".
+    """
     plain = without(ranges, _ESCAPED_IN_JSON)
     escapes = "".join(f"\\u{ord(code):04x}" for char, code in _SPELLING.items() if contains(ranges, char))
     if not plain and not escapes:

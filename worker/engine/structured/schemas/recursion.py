@@ -1,4 +1,4 @@
-"""Schemas that need themselves: which may, and which would never end."""
+"""Refuses recursive schemas whose values would never end."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from .keywords import IN_PLACE
 
 
 def check_recursion(document: Document) -> Document:
-    """``document``, if every definition has values, and that they are found without looking at itself first.
+    """Return ``document`` if every definition has a finite value, and none refers directly to itself.
 
     Raises:
-        ValidationError: one refers to itself with nothing between, or its values would have to be infinite.
+        ValidationError: a definition refers to itself without an object or array between, or a definition or the root
+            has no finite value.
     """
     for name, schema in document.definitions.items():
         if name in _reached_in_place(schema, document):
@@ -23,8 +24,10 @@ def check_recursion(document: Document) -> Document:
                 f"put an object or an array there"
             )
     finite: set[str] = set()
-    while found := {n for n, s in document.definitions.items() if n not in finite and _is_finite(s, finite, document)}:
-        finite |= found
+    while new_names := {
+        n for n, s in document.definitions.items() if n not in finite and _is_finite(s, finite, document)
+    }:
+        finite |= new_names
     endless = [document.places[name] for name in document.definitions if name not in finite]
     if endless or not _is_finite(document.root, finite, document):
         raise ValidationError(
@@ -35,7 +38,7 @@ def check_recursion(document: Document) -> Document:
 
 
 def _reached_in_place(schema: Any, document: Document) -> set[str]:
-    """Definitions that a value of ``schema`` itself has to follow, or may."""
+    """Return the definitions that apply, or may apply, to a value of ``schema`` itself and not to a part of it."""
     reached: set[str] = set()
     unseen = [schema]
     while unseen:
@@ -52,7 +55,7 @@ def _reached_in_place(schema: Any, document: Document) -> set[str]:
 
 
 def _is_finite(schema: Any, finite: set[str], document: Document) -> bool:
-    """Whether a value of ``schema`` can end, if those of the definitions ``finite`` can."""
+    """Return whether ``schema`` has a finite value, given that the definitions ``finite`` have one."""
     if not isinstance(schema, dict):
         return True
     if not types_of(document, schema):  # it has no value at all
@@ -64,15 +67,15 @@ def _is_finite(schema: Any, finite: set[str], document: Document) -> bool:
     for keyword in ("anyOf", "oneOf"):
         if keyword in schema and not any(_is_finite(part, finite, document) for part in schema[keyword]):
             return False
-    named = schema.get("type", ())
+    type_value = schema.get("type", ())
     kinds = {"object": _is_finite_object, "array": _is_finite_array}
-    found = [kinds[name](schema, finite, document) if name in kinds else True for name in _listed(named)]
-    # xgrammar takes for an object or an array what has their keywords.
-    return any(found) if found else all(is_kind(schema, finite, document) for is_kind in kinds.values())
+    results = [kinds[name](schema, finite, document) if name in kinds else True for name in _listed(type_value)]
+    # xgrammar treats a schema with keywords of objects or arrays as an object or an array.
+    return any(results) if results else all(is_kind(schema, finite, document) for is_kind in kinds.values())
 
 
-def _listed(named: str | list[str]) -> list[str]:
-    return [named] if isinstance(named, str) else list(named)
+def _listed(type_value: str | list[str]) -> list[str]:
+    return [type_value] if isinstance(type_value, str) else list(type_value)
 
 
 def _is_finite_object(schema: Schema, finite: set[str], document: Document) -> bool:

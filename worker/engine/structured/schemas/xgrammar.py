@@ -1,9 +1,9 @@
 """Writes a JSON schema for xgrammar, or refuses it.
 
-xgrammar 0.2.8 looks at one keyword of ``$ref``, ``const``, ``enum``, ``anyOf``, ``oneOf``, ``allOf`` and ``type``, and
-at those that belong to the type. It says nothing about the others, or warns on its standard error. Strings with a
-length it lets have raw control characters, and those with a pattern raw quotes too; both are rewritten. What is written
-is one type at a time, with what xgrammar is known to hold to, and nothing else.
+xgrammar 0.2.8 reads one keyword of ``$ref``, ``const``, ``enum``, ``anyOf``, ``oneOf``, ``allOf`` and ``type``, and the
+keywords that belong to the type. It ignores the others, or warns about them on its standard error. It allows raw
+control characters in strings with a length, and also raw quotes in strings with a pattern, so both are rewritten. The
+result has one type per schema, with only the keywords that xgrammar is known to enforce.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from .patterns import ANY_CHARACTER_IN_JSON, text_in_json
 from .recursion import check_recursion
 
 _BY_LLGUIDANCE = "; or let the engine run with --structured-outputs-backend auto"
-# Its integers have 64 bits; multiples beyond 1024 it leaves out.
+# xgrammar has 64-bit integers, and ignores multiples beyond 1024.
 _MAX_INTEGER = 2**63 - 2
 _MAX_MULTIPLE = 1024
-# A number in a range is written with six digits behind the point; its bounds are doubles.
+# xgrammar writes a number in a range with six digits after the decimal point; its bounds are doubles.
 _MAX_FRACTION_DIGITS = 6
 _MAX_BOUND = 10**9
 _INFERRED = {"object": {"properties"}, "array": {"items", "prefixItems"}}
 
 
 def schema_for_xgrammar(schema: Any, where: str) -> Any:
-    """A schema whose grammar allows nothing that ``schema`` does not.
+    """Return a schema whose grammar allows nothing that ``schema`` forbids.
 
     Objects have the properties that they list and, as in vLLM, no others unless ``additionalProperties`` says so.
     Arrays have all of ``prefixItems``.
 
     Raises:
-        ValidationError: there is none; names the place, the keyword and the way out.
+        ValidationError: no such schema exists. The message names the place, the keyword and a remedy.
     """
     return _Writer(check_recursion(read_schema(schema, where, "xgrammar"))).write()
 
@@ -68,19 +68,19 @@ class _Writer:
         types = self._types(schema, place)
         if "format" in schema and "string" in types:
             self._check_format(schema, place)
-        written = [self._typed(name, schema, place) for name in types]
-        return {"anyOf": written} if len(written) > 1 else written[0] if written else {}
+        alternatives = [self._typed(name, schema, place) for name in types]
+        return {"anyOf": alternatives} if len(alternatives) > 1 else alternatives[0] if alternatives else {}
 
     def _types(self, schema: Schema, place: str) -> list[str]:
-        """The types it names, or the one that xgrammar infers."""
-        named = schema.get("type")
-        if named is None:
-            found = [name for name, signs in _INFERRED.items() if signs & schema.keys()][:1]
-            known = KEYWORDS_OF_TYPE[found[0]] if found else frozenset()
-            if unnoticed := sorted(TYPED & schema.keys() - known):
-                raise self._refuse(place, f"{unnoticed[0]} needs a type beside it")
-            return found
-        names = [named] if isinstance(named, str) else named
+        """Return the types that ``schema`` names, or the type that xgrammar infers."""
+        type_value = schema.get("type")
+        if type_value is None:
+            inferred_types = [name for name, signs in _INFERRED.items() if signs & schema.keys()][:1]
+            type_keywords = KEYWORDS_OF_TYPE[inferred_types[0]] if inferred_types else frozenset()
+            if other_keywords := sorted(TYPED & schema.keys() - type_keywords):
+                raise self._refuse(place, f"{other_keywords[0]} needs a type beside it")
+            return inferred_types
+        names = [type_value] if isinstance(type_value, str) else type_value
         return [name for name in names if name != "integer" or "number" not in names]
 
     def _typed(self, name: str, schema: Schema, place: str) -> Schema:
@@ -98,14 +98,14 @@ class _Writer:
 
     def _deciding(self, schema: Schema, deciding: list[str], place: str) -> Schema:
         keyword, value = deciding[0], schema[deciding[0]]
-        beside = [*deciding[1:], *sorted(TYPED & schema.keys())]
+        ignored_keywords = [*deciding[1:], *sorted(TYPED & schema.keys())]
         if "type" in schema and not self._is_implied(schema, keyword):
-            beside.append("type")
-        if beside:
+            ignored_keywords.append("type")
+        if ignored_keywords:
             raise self._refuse(
                 place,
-                f"xgrammar looks at {keyword} alone, and would pass over {', '.join(beside)} beside it; move that into "
-                f"it{_BY_LLGUIDANCE}",
+                f"xgrammar looks at {keyword} alone, and would pass over {', '.join(ignored_keywords)} beside it; "
+                f"move that into it{_BY_LLGUIDANCE}",
             )
         if keyword == "$ref":
             return {"$ref": f"#/$defs/{value}"}
@@ -123,13 +123,13 @@ class _Writer:
                 f"oneOf: the alternatives {overlap[0]} and {overlap[1]} may overlap, and xgrammar takes oneOf as "
                 f"anyOf; use anyOf, or give each another type, or a required property with a const of its own",
             )
-        written = [self._schema(branch, f"{place}/{keyword}/{index}") for index, branch in enumerate(value)]
-        return {"anyOf": written} if len(written) > 1 else written[0]
+        alternatives = [self._schema(branch, f"{place}/{keyword}/{index}") for index, branch in enumerate(value)]
+        return {"anyOf": alternatives} if len(alternatives) > 1 else alternatives[0]
 
     def _is_implied(self, schema: Schema, keyword: str) -> bool:
-        """Whether whatever ``keyword`` allows has one of the types beside it."""
-        named = schema["type"]
-        names = frozenset([named] if isinstance(named, str) else named)
+        """Return whether every value that ``keyword`` allows has one of the types in ``type``."""
+        type_value = schema["type"]
+        names = frozenset([type_value] if isinstance(type_value, str) else type_value)
         if keyword in ("const", "enum"):
             values = schema["enum"] if keyword == "enum" else [schema["const"]]
             return all(_has_type(value, names) for value in values)
@@ -137,7 +137,7 @@ class _Writer:
             return False
         branches = [self._document.resolve(branch) for branch in schema[keyword]]
         if "integer" in names and "number" not in names:
-            return all(isinstance(branch, dict) and branch.get("type") == named for branch in branches)
+            return all(isinstance(branch, dict) and branch.get("type") == type_value for branch in branches)
         return all(types_of(self._document, branch) <= names for branch in branches)
 
     def _check_constant(self, value: Any, place: str) -> None:
@@ -148,14 +148,14 @@ class _Writer:
         for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
             self._check_constant(item, place)
 
-    def _define_number(self, written: Schema) -> Schema:
-        """Refer to a definition of its own, so that ``number_rules`` knows the rules of numbers by their names."""
-        name = self._numbers.setdefault(json.dumps(written), f"{NUMBER_NAME}{len(self._numbers)}")
+    def _define_number(self, schema: Schema) -> Schema:
+        """Define a number separately and return a reference, so that ``number_rules`` finds its rules by name."""
+        name = self._numbers.setdefault(json.dumps(schema), f"{NUMBER_NAME}{len(self._numbers)}")
         return {"$ref": f"#/$defs/{name}"}
 
     def _integer(self, schema: Schema, place: str) -> Schema:
         low, high = integer_bounds(schema)
-        written: Schema = {"type": "integer"}
+        result: Schema = {"type": "integer"}
         if low is not None and high is not None and low > high:
             raise self._refuse(place, f"minimum greater than maximum: no integer lies between {low} and {high}")
         if max(abs(low or 0), abs(high or 0)) > _MAX_INTEGER:
@@ -168,9 +168,9 @@ class _Writer:
                     f"multipleOf is supported by xgrammar for integers without a range only, whole and up to "
                     f"{_MAX_MULTIPLE}{_BY_LLGUIDANCE}",
                 )
-            written["multipleOf"] = int(multiple)
-        written |= {keyword: bound for keyword, bound in (("minimum", low), ("maximum", high)) if bound is not None}
-        return written
+            result["multipleOf"] = int(multiple)
+        result |= {keyword: bound for keyword, bound in (("minimum", low), ("maximum", high)) if bound is not None}
+        return result
 
     def _number(self, schema: Schema, place: str) -> Schema:
         if "multipleOf" in schema:
@@ -202,43 +202,47 @@ class _Writer:
         rules = [keyword for keyword in ("pattern", "format") if keyword in schema]
         lengths = [keyword for keyword in ("minLength", "maxLength") if keyword in schema]
         if len(rules) == 2 or (rules and lengths):
-            beside = [*rules, *lengths][1]
+            ignored_keyword = [*rules, *lengths][1]
             raise self._refuse(
-                place, f"xgrammar passes over {beside} beside {rules[0]}; say it in the pattern{_BY_LLGUIDANCE}"
+                place,
+                f"xgrammar passes over {ignored_keyword} beside {rules[0]}; say it in the pattern{_BY_LLGUIDANCE}",
             )
         if rules:
             pattern = schema["pattern"] if rules == ["pattern"] else PATTERNS[schema["format"]]
             return {"type": "string", "pattern": text_in_json(pattern, f"{self._document.where}: {place}")}
         if not lengths:
             return {"type": "string"}
-        least, most = int(schema.get("minLength", 0)), schema.get("maxLength", "")
-        if most != "" and most < least:
-            raise self._refuse(place, f"minLength and maxLength must be ascending, got {least} and {most}")
-        return {"type": "string", "pattern": f"{ANY_CHARACTER_IN_JSON}{{{least},{most if most == '' else int(most)}}}"}
+        min_count, max_count = int(schema.get("minLength", 0)), schema.get("maxLength", "")
+        if max_count != "" and max_count < min_count:
+            raise self._refuse(place, f"minLength and maxLength must be ascending, got {min_count} and {max_count}")
+        return {
+            "type": "string",
+            "pattern": f"{ANY_CHARACTER_IN_JSON}{{{min_count},{max_count if max_count == '' else int(max_count)}}}",
+        }
 
     def _array(self, schema: Schema, place: str) -> Schema:
         prefix = [
             self._schema(item, f"{place}/prefixItems/{i}") for i, item in enumerate(schema.get("prefixItems", []))
         ]
         keyword = "items" if "items" in schema else "unevaluatedItems"
-        # Without any of them xgrammar would allow the empty array alone.
+        # Without any of these keywords xgrammar would allow only the empty array.
         rest = schema.get(keyword, False if "prefixItems" in schema else {})
-        written: Schema = {"type": "array", "items": rest and self._schema(rest, f"{place}/{keyword}")}
+        result: Schema = {"type": "array", "items": rest and self._schema(rest, f"{place}/{keyword}")}
         if rest == {}:
-            written["items"] = {}
+            result["items"] = {}
         if prefix:
-            written["prefixItems"] = prefix
-        least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
-        if most is not None and most < max(least, len(prefix)):
+            result["prefixItems"] = prefix
+        min_count, max_count = int(schema.get("minItems", 0)), schema.get("maxItems")
+        if max_count is not None and max_count < max(min_count, len(prefix)):
             raise self._refuse(
                 place,
-                f"maxItems {most} is less than minItems {least}, or than the {len(prefix)} of prefixItems, all of "
-                f"which xgrammar writes",
+                f"maxItems {max_count} is less than minItems {min_count}, or than the {len(prefix)} of prefixItems, "
+                f"all of which xgrammar writes",
             )
-        if least > len(prefix) and rest is False:
-            raise self._refuse(place, f"minItems is {least}, and no more than {len(prefix)} items are allowed")
-        written["minItems"] = max(least, len(prefix))
-        return written if most is None else {**written, "maxItems": int(most)}
+        if min_count > len(prefix) and rest is False:
+            raise self._refuse(place, f"minItems is {min_count}, and no more than {len(prefix)} items are allowed")
+        result["minItems"] = max(min_count, len(prefix))
+        return result if max_count is None else {**result, "maxItems": int(max_count)}
 
     def _object(self, schema: Schema, place: str) -> Schema:
         if "patternProperties" in schema:
@@ -251,34 +255,34 @@ class _Writer:
         if missing:
             raise self._refuse(place, f"required names {missing[0]!r}, which properties does not have")
         keyword = "additionalProperties" if "additionalProperties" in schema else "unevaluatedProperties"
-        # Without any of them xgrammar would allow the empty object alone.
+        # Without any of these keywords xgrammar would allow only the empty object.
         rest = schema.get(keyword, False if "properties" in schema else {})
-        least, most = int(schema.get("minProperties", 0)), schema.get("maxProperties")
-        if most is not None and most < max(least, len(required)):
+        min_count, max_count = int(schema.get("minProperties", 0)), schema.get("maxProperties")
+        if max_count is not None and max_count < max(min_count, len(required)):
             raise self._refuse(
-                place, f"maxProperties {most} is less than minProperties {least}, or than what is required"
+                place, f"maxProperties {max_count} is less than minProperties {min_count}, or than what is required"
             )
-        # What is not listed may come twice, and then counts once.
-        if least > max(len(required), len(properties) if rest is False else 1):
+        # An unlisted property may occur twice, and then counts once.
+        if min_count > max(len(required), len(properties) if rest is False else 1):
             raise self._refuse(
                 place,
-                f"minProperties {least} is more than properties, or required where others are allowed, make sure of; "
-                f"require them by name",
+                f"minProperties {min_count} is more than properties, or required where others are allowed, make sure "
+                f"of; require them by name",
             )
-        written: Schema = {"type": "object"}
+        result: Schema = {"type": "object"}
         if properties:
-            written["properties"] = {
+            result["properties"] = {
                 name: self._schema(child, f"{place}/properties/{name}") for name, child in properties.items()
             }
         if required:
-            written["required"] = required
+            result["required"] = required
         others = False if rest is False else self._schema(rest, f"{place}/{keyword}")
-        written["additionalProperties"] = False if properties else others
+        result["additionalProperties"] = False if properties else others
         if properties and others is not False:
-            written["patternProperties"] = {other_names(properties): others}
-        if least:
-            written["minProperties"] = least
-        return written if most is None else {**written, "maxProperties": int(most)}
+            result["patternProperties"] = {other_names(properties): others}
+        if min_count:
+            result["minProperties"] = min_count
+        return result if max_count is None else {**result, "maxProperties": int(max_count)}
 
 
 _STEP = decimal_of(10) ** -_MAX_FRACTION_DIGITS
