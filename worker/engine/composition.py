@@ -1,4 +1,4 @@
-"""Builds an engine from its configuration: the one place that knows all the parts."""
+"""Builds an engine from its configuration. Only this module depends on all the parts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass
 class Engine:
-    """A core that can take requests, what else it can be asked, and what to tell the worker process about it."""
+    """A core that accepts requests, its control calls, and its description for the worker process."""
 
     core: EngineCore
     control: EngineControl
@@ -83,7 +83,7 @@ class Engine:
     offload: KVOffload | None = None
 
     def close(self) -> None:
-        """Write the KV blocks that are to be kept, and end the other ranks."""
+        """Write the pending KV blocks to the offload, and stop the other ranks."""
         if self.offload is not None:
             self.offload.close()
         self.ranks.close()
@@ -92,13 +92,13 @@ class Engine:
 def build_engine(
     config: EngineConfig, folder: Path, progress: ProgressWriter | None = None, ranks: Ranks | None = None
 ) -> Engine:
-    """Load the model in ``folder``, size and allocate the KV cache, and run one request through.
+    """Load the model in ``folder``, size and allocate the KV cache, and run one request to warm up.
 
     Args:
-        ranks: who computes it; by default as many processes as ``config`` says.
+        ranks: the processes that compute the model; by default as many as ``config`` says.
 
     Raises:
-        ConfigurationError, ModelLoadError: a setting or the model does not fit; says which.
+        ConfigurationError, ModelLoadError: a setting or the model is not supported; the message names it.
     """
     ranks = ranks or make_ranks(config, folder)
     try:
@@ -173,7 +173,7 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
 
 
 def _make_drafting(config: EngineConfig, runner: ModelRunner, max_model_len: int) -> Drafting:
-    """Return what drafts, once it is measured how many rows of a step are free; caches have to be allocated."""
+    """Measure how many rows of a step are free, and return the drafting. The caches must be allocated before."""
     if not config.max_draft_tokens:
         return NoDrafting()
     memory = SuffixMemory() if config.speculative.startswith("suffix") else NoMemory()
@@ -186,7 +186,7 @@ def _is_encoder(model: LoadedModel) -> bool:
 
 
 def _make_adapters(config: EngineConfig, model: LoadedModel) -> AdapterLibrary | None:
-    """Slots beside the model, and who keeps adapters for them; before memory is measured."""
+    """Attach adapter slots to the model, and return their library. Call it before memory is measured."""
     if not config.enable_lora or model.pooling is not None:
         return None
     model.adapters = attach_adapters(
@@ -201,7 +201,7 @@ def _make_adapters(config: EngineConfig, model: LoadedModel) -> AdapterLibrary |
 
 
 def _token_budget(config: EngineConfig, model: LoadedModel) -> int:
-    """Of a step; one of an encoder holds at least one whole text."""
+    """Return the maximum number of tokens in a step, which for an encoder is at least one whole text."""
     return max(config.token_budget, model.max_model_len) if _is_encoder(model) else config.token_budget
 
 
@@ -255,7 +255,7 @@ def _make_prefix_cache(
     if offload is not None:
         return OffloadingPrefixCache(block_pool, offload.write_behind)
     if config.enable_prefix_caching and model.forward.keeps_state:
-        # What a request's beginning leaves behind is not in blocks alone.
+        # A shared prefix would need the model's state, too, which is not stored in blocks.
         log.info("no_prefix_caching", architecture=model.architecture, reason="its requests have states")
     elif config.enable_prefix_caching:
         return make_hash_cache(config, model, block_pool)
@@ -284,7 +284,10 @@ def _image_admission(config: EngineConfig, model: LoadedModel, progress: Progres
 
 @cache
 def _versions() -> dict[str, str]:
-    """Of what computes; each is looked up in a folder of hundreds."""
+    """Return the versions of the libraries that compute.
+
+    Cached, because each lookup searches a folder of hundreds of packages.
+    """
     return {name: metadata.version(name) for name in _VERSIONS}
 
 

@@ -1,7 +1,7 @@
 """``python -m penstock.worker.engine.fork_server``: imports torch and transformers once, and forks engine cores.
 
-Its cores outlive it. A core is killed when the connection that asked for it ends: the worker process that wanted it is
-gone.
+Its cores outlive it. A core is killed when the connection that requested it closes, because its worker process has then
+exited.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ CORES = Kind("core", ForkCore, NUM_DESCRIPTORS, _become_core, outlives_asker=Fal
 
 
 def preload(folder: str) -> str:
-    """Import what cores are made of; return why they cannot be forked from here, or nothing.
+    """Import the modules of a core; return the reason why cores cannot be forked from this process, or "".
 
     Args:
-        folder: of the model that they will load, whose architecture is imported as well; empty if it is not known.
+        folder: folder of the model that the cores will load, whose architecture is imported as well; empty if unknown.
     """
-    # Asking the driver whether there is a GPU would start CUDA, which no fork survives; NVML answers without.
+    # To query the driver for a GPU would initialize CUDA, which does not survive a fork. NVML does not initialize it.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    # One thread here: what holds a lock while another forks holds it in the child for ever.
+    # A single thread, because a lock that another thread holds during the fork is never released in the child.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     try:
         from . import composition  # noqa: F401  # for its imports
         from .structured import loader  # noqa: F401  # as above
     except Exception as error:
-        # The core says the same in its own words when it is started the ordinary way.
+        # A core that is started without the fork server reports the same error.
         return f"the engine cannot be imported: {type(error).__name__}: {error}"
     if folder:
         _preload_architecture(folder)
@@ -59,17 +59,17 @@ def preload(folder: str) -> str:
 
 
 def _preload_architecture(folder: str) -> None:
-    """Import a model's modelling code, and what transformers computes when it loads its first model."""
+    """Import a model's code, and compute the tables that transformers builds when it loads its first model."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(folder)
         _ = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-        # Hundreds of regular expressions, of all architectures; 5.17 has them elsewhere.
+        # Compiles hundreds of regular expressions for all architectures. transformers 5.17 has them elsewhere.
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
         get_checkpoint_conversion_mapping(config.model_type)
-    except Exception as error:  # a broken folder raises anything; the core says what it is
+    except Exception as error:  # a broken folder raises any exception; the core reports it
         log.debug("architecture_not_preloaded", folder=folder, error=str(error))
 
 

@@ -1,1 +1,1 @@
-"""An engine alone on a workload file: ``python -m penstock.worker.engine.offline``."""
+"""Runs an engine without a server on a workload file: ``python -m penstock.worker.engine.offline``."""

@@ -1,4 +1,4 @@
-"""What a run of the engine alone notes, and the figures made of it."""
+"""The measurements of an offline run, and the statistics in its output file."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from ....shared.stats.engine import StepStats
 
 
 class OfflineResult(msgspec.Struct, kw_only=True):
-    """The output file. TTFT counts from a request's arrival, or from when there was room for it. ITL is the time
-    between two tokens of a request.
+    """The output file of one run.
+
+    TTFT is measured from a request's arrival or, with limited concurrency, from its entry into the engine. ITL is the
+    time between two tokens of a request.
 
     Args:
-        token_times_s: of each request, when its tokens came, and ``sent_s``, when it entered; since the start.
+        token_times_s, sent_s: times since the start at which each request's tokens arrived, and at which it entered.
         rss_before_bytes, rss_queued_bytes: resident memory at the start, and once the first requests had entered.
-        steps: what each step did, if that was asked for.
-        device_busy_share: of the time, in which a GPU computed, if that was asked for.
-        num_draft_tokens, num_accepted_tokens: drafts in this run, and those of them that came true.
-        cpu_s: processor time of the process in this run, all its threads together.
+        steps: statistics of each step, if requested.
+        device_busy_share: share of the time in which the GPU computed; None unless requested.
+        num_draft_tokens, num_accepted_tokens: draft tokens in this run, and the accepted ones among them.
+        cpu_s: processor time of the process in this run, summed over its threads.
     """
 
     name: str = ""
@@ -55,7 +57,7 @@ class OfflineResult(msgspec.Struct, kw_only=True):
 
 
 class PhasesResult(msgspec.Struct, kw_only=True):
-    """The output file of a workload of phases; ``ready_s`` is the time from the start of the process to its first."""
+    """The output file of a workload of phases; ``ready_s`` is the time from the process start to the first phase."""
 
     ready_s: float
     rss_bytes: int
@@ -65,7 +67,7 @@ class PhasesResult(msgspec.Struct, kw_only=True):
 
 @dataclass
 class Record:
-    """What a run notes of its requests, by their index, and of its steps."""
+    """Measurements of a run: per request, by its index in the workload, and per step."""
 
     outputs: list[list[int]]
     token_times_s: list[list[float]]
@@ -81,7 +83,11 @@ class Record:
         return cls([[] for _ in requests], [[] for _ in requests], [0.0] * num_requests, now_bytes, now_bytes)
 
     def note(self, outputs: list[EngineCoreOutput], now_s: float) -> None:
-        """Take in what a step gave out; raises ``PenstockError`` if that is a failure."""
+        """Record the outputs of a step.
+
+        Raises:
+            PenstockError: a request failed.
+        """
         for output in outputs:
             if output.error is not None:
                 raise PenstockError(f"request {output.request_id}: {output.error.message}")
@@ -91,7 +97,7 @@ class Record:
     def result(
         self, stats: SchedulerStats, before: SchedulerStats, wall_s: float, load_s: float, cpu_s: float
     ) -> OfflineResult:
-        """Reduce it to figures; ``before`` are the counters when the run began."""
+        """Compute the statistics; ``before`` are the counters at the start of the run."""
         ttft_ms = [
             1e3 * (times[0] - sent) for times, sent in zip(self.token_times_s, self.sent_s, strict=True) if times
         ]
@@ -128,6 +134,6 @@ def rss_bytes() -> int:
 
 
 def _percentile(values: list[float], share: float) -> float:
-    """The nearest-rank percentile; 0 without values."""
+    """Return the nearest-rank percentile; 0 without values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0

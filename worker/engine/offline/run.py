@@ -1,9 +1,9 @@
-"""``python -m penstock.worker.engine.offline``: an engine alone on a workload file, without Redis or sockets.
+"""``python -m penstock.worker.engine.offline``: an engine on a workload file, without Redis or sockets.
 
 The workload is ``{"requests": [{"prompt_token_ids": [...], "sampling_params": {...}}]}``; a request may also have an
-``arrival_s``, the seconds after the start at which it enters, and a ``priority``. The output file holds what came out
-and how fast. A workload may also be ``{"phases": [{"name": ..., "requests": [...], "concurrency": n}]}``, which run one
-after the other on one engine; then the output file has a result for each.
+``arrival_s``, the seconds after the start at which it enters, and a ``priority``. The output file has the output tokens
+and the measured speed. A workload may also be ``{"phases": [{"name": ..., "requests": [...], "concurrency": n}]}``. The
+phases run one after the other on one engine, and the output file has a result for each.
 """
 
 from __future__ import annotations
@@ -40,9 +40,14 @@ from .result import OfflineResult, PhasesResult, Record, rss_bytes
 
 
 class OfflineRequest(msgspec.Struct):
-    """One request of a workload; ``sampling_params`` are the arguments of ``SamplingParams``, or ``pooling_params``
-    those of ``PoolingParams``. ``structured_outputs`` among them are the arguments of ``StructuredOutputsParams``.
-    ``adapter`` is a folder as PEFT saves it."""
+    """A request of a workload.
+
+    Args:
+        sampling_params: arguments of ``SamplingParams``; in it ``structured_outputs`` are the arguments of
+            ``StructuredOutputsParams``.
+        pooling_params: arguments of ``PoolingParams``; None for a request that generates.
+        adapter: a folder as saved by PEFT; empty for none.
+    """
 
     prompt_token_ids: list[int]
     sampling_params: dict[str, Any] = {}
@@ -53,13 +58,13 @@ class OfflineRequest(msgspec.Struct):
 
 
 class Phase(msgspec.Struct):
-    """A part of a workload with an end of its own.
+    """A part of a workload that runs to its end before the next part begins.
 
     Args:
-        concurrency: at most so many requests are in the engine (0: all).
-        observes_device: tell for which share of the time the GPU computed, for which it is profiled.
-        is_guessing: False to guess no tokens in this phase, though the engine was made to.
-        is_fresh: begin without what the prefix cache has of the phases before.
+        concurrency: maximum number of requests in the engine; 0 without a limit.
+        observes_device: whether to profile the GPU and report its busy share.
+        is_guessing: whether to draft tokens in this phase, if the engine is configured to.
+        is_fresh: whether to clear the prefix cache first.
     """
 
     name: str
@@ -85,20 +90,22 @@ def run_workload(
     concurrency: int = 0,
     keeps_steps: bool = False,
 ) -> OfflineResult:
-    """Run ``requests`` to their ends, each from its arrival on, at most ``concurrency`` at once (0: all).
+    """Run ``requests`` until all have finished, each from its arrival on.
+
+    At most ``concurrency`` requests are in the engine at the same time; 0 without a limit.
 
     Raises:
         PenstockError: the engine refused or failed a request.
     """
     record = Record.of(len(requests))
-    room = concurrency or len(requests)
-    # Taken from the end; those that arrive together enter in the file's order.
+    max_requests = concurrency or len(requests)
+    # Popped from the end. Requests that arrive together enter in the order of the file.
     pending = sorted(range(len(requests)), key=lambda index: (-requests[index].arrival_s, -index))
     before, cpu_before_s = core.scheduler.stats(), time.process_time()
     start = time.perf_counter()
     while pending or core.has_work:
         now = time.perf_counter() - start
-        while pending and requests[pending[-1]].arrival_s <= now and core.num_unfinished_requests < room:
+        while pending and requests[pending[-1]].arrival_s <= now and core.num_unfinished_requests < max_requests:
             index = pending.pop()
             record.sent_s[index] = max(requests[index].arrival_s, now if concurrency else 0.0)
             _add(core, index, requests[index])
@@ -117,11 +124,12 @@ def run_workload(
 
 
 def run_phases(core: EngineCore, phases: list[Phase], *, keeps_steps: bool = False) -> Iterator[PhasesResult]:
-    """Run one phase after the other; yields the result so far after each.
+    """Run one phase after the other, and yield the result so far after each.
 
-    Raises: as ``run_workload``.
+    Raises:
+        PenstockError: as ``run_workload``.
     """
-    from ..execution.device_activity import DeviceActivity  # here, for torch
+    from ..execution.device_activity import DeviceActivity  # imported here because it imports torch
 
     process = psutil.Process()
     ready_s = time.time() - process.create_time()
@@ -136,7 +144,7 @@ def run_phases(core: EngineCore, phases: list[Phase], *, keeps_steps: bool = Fal
         result = msgspec.structs.replace(result, name=phase.name, device_busy_share=activity.busy_share)
         results.append(result)
         now_bytes = rss_bytes()
-        # The kernel counts the highest a little behind.
+        # The kernel updates its peak with a delay, so it may be less than the current value.
         peak_rss_bytes = max(now_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
         yield PhasesResult(ready_s=ready_s, rss_bytes=now_bytes, peak_rss_bytes=peak_rss_bytes, phases=results)
 
@@ -159,19 +167,23 @@ def _add(core: EngineCore, index: int, request: OfflineRequest) -> None:
 
 @functools.cache
 def _adapter(folder: str) -> LoRARequest:
-    """By its digest; its number says nothing here."""
+    """Return the adapter in ``folder``. The engine identifies it by its digest, so its number is arbitrary."""
     return LoRARequest(Path(folder).name, 1, folder, digest=adapter_digest(folder))
 
 
-def _sampling_params(given: dict[str, Any]) -> SamplingParams:
-    given = dict(given)
-    if grammar := given.pop("structured_outputs", None):
-        given["structured_outputs"] = StructuredOutputsParams(**grammar)
-    return SamplingParams(**given)
+def _sampling_params(arguments: dict[str, Any]) -> SamplingParams:
+    arguments = dict(arguments)
+    if grammar := arguments.pop("structured_outputs", None):
+        arguments["structured_outputs"] = StructuredOutputsParams(**grammar)
+    return SamplingParams(**arguments)
 
 
 def read_workload(path: Path) -> Workload:
-    """Raises ``UsageError`` if the file cannot be read."""
+    """Read a workload file.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=Workload)
     except (OSError, msgspec.DecodeError) as error:
@@ -189,14 +201,14 @@ def _run(arguments: argparse.Namespace, started: float) -> int:
         config = settings.make(EngineConfig)
     workload, output = read_workload(Path(options.workload)), Path(options.output)
     folder = resolve_model_folder(config.model, needs_weights=config.needs_weights)
-    # Here, not above: --help and a mistyped folder need no torch.
+    # Not at the top, because --help and a mistyped folder need no torch.
     from ..composition import build_engine
 
     engine = build_engine(config, folder)
     core = engine.core
     freeze_loaded_objects()
     if workload.phases:
-        # Written after each phase: what is there stays if a later one fails.
+        # Written after each phase, so that earlier results remain if a later phase fails.
         for result in run_phases(core, workload.phases, keeps_steps=options.steps):
             output.write_bytes(msgspec.json.encode(result))
     else:
@@ -208,10 +220,12 @@ def _run(arguments: argparse.Namespace, started: float) -> int:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Load the model, run the workload, write the result; 1 or 2 and a sentence if something is wrong.
+    """Load the model, run the workload and write the result.
+
+    Return the exit status: 0, or 1 or 2 after an error message.
 
     Args:
-        words: of the command line; None for those of this process.
+        words: arguments of the command line; None for those of this process.
     """
     started = time.perf_counter()
     parser = Parser(prog="penstock.worker.engine.offline", description=__doc__)
