@@ -1,1 +1,1 @@
-"""What an engine core does when it is asked: sleep, profiles, methods by name."""
+"""The control calls of an engine core: sleep, reload, profiles, and methods by name."""

@@ -40,7 +40,7 @@ log = structlog.get_logger(__name__)
 
 
 class EngineCore:
-    """One model's scheduler and executor.
+    """The scheduler and executor of a model.
 
     ``step`` computes one batch from beginning to end. ``LookaheadCore`` schedules the next batch meanwhile, and
     ``PipelinedCore`` has several in flight.

@@ -108,7 +108,7 @@ def run_workload(
         while pending and requests[pending[-1]].arrival_s <= now and core.num_unfinished_requests < max_requests:
             index = pending.pop()
             record.sent_s[index] = max(requests[index].arrival_s, now if concurrency else 0.0)
-            _add(core, index, requests[index])
+            _add_request(core, index, requests[index])
         if keeps_steps and not record.steps:
             record.rss_queued_bytes = rss_bytes()
         if not core.has_work:
@@ -149,7 +149,7 @@ def run_phases(core: EngineCore, phases: list[Phase], *, keeps_steps: bool = Fal
         yield PhasesResult(ready_s=ready_s, rss_bytes=now_bytes, peak_rss_bytes=peak_rss_bytes, phases=results)
 
 
-def _add(core: EngineCore, index: int, request: OfflineRequest) -> None:
+def _add_request(core: EngineCore, index: int, request: OfflineRequest) -> None:
     pooling = None if request.pooling_params is None else PoolingParams(**request.pooling_params)
     refused = core.add_request(
         EngineCoreRequest(
@@ -158,7 +158,7 @@ def _add(core: EngineCore, index: int, request: OfflineRequest) -> None:
             sampling_params=_sampling_params(request.sampling_params) if pooling is None else None,
             pooling_params=pooling,
             priority=request.priority,
-            lora_request=_adapter(request.adapter) if request.adapter else None,
+            lora_request=_lora_request(request.adapter) if request.adapter else None,
         )
     )
     if refused is not None and refused.error is not None:
@@ -166,7 +166,7 @@ def _add(core: EngineCore, index: int, request: OfflineRequest) -> None:
 
 
 @functools.cache
-def _adapter(folder: str) -> LoRARequest:
+def _lora_request(folder: str) -> LoRARequest:
     """Return the adapter in ``folder``. The engine identifies it by its digest, so its number is arbitrary."""
     return LoRARequest(Path(folder).name, 1, folder, digest=adapter_digest(folder))
 

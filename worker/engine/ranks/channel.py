@@ -22,7 +22,7 @@ def encode(message: Any) -> bytes:
 
 
 class RankChannel:
-    """One end of the socket.
+    """An end of the socket between the engine core and a rank.
 
     Args:
         sock: a connected stream socket.

@@ -37,8 +37,15 @@ class RankProcess:
         self._returncode: int | None = None
         ours, theirs = socket.socketpair()
         words = [
-            *("--fd", str(theirs.fileno()), "--rendezvous-fd", str(rendezvous_fd), "--core-pid", str(os.getpid())),
-            *("--rank", str(rank), *log_options()),
+            "--fd",
+            str(theirs.fileno()),
+            "--rendezvous-fd",
+            str(rendezvous_fd),
+            "--core-pid",
+            str(os.getpid()),
+            "--rank",
+            str(rank),
+            *log_options(),
         ]
         descriptors = (theirs.fileno(), rendezvous_fd)
         self.is_forked = may_fork and _has_one_thread()

@@ -68,7 +68,7 @@ def spec_of(params: StructuredOutputsParams) -> GrammarSpec:
     else:
         schema = json.loads(params.json) if isinstance(params.json, str) else params.json
     if params.disable_additional_properties:
-        schema = _closed(schema)
+        schema = _forbid_additional_properties(schema)
     # Keys are not sorted, because the output has them in this order.
     return GrammarSpec(
         GrammarKind.JSON,
@@ -78,13 +78,13 @@ def spec_of(params: StructuredOutputsParams) -> GrammarSpec:
     )
 
 
-def _closed(schema: Any) -> Any:
+def _forbid_additional_properties(schema: Any) -> Any:
     """Return ``schema`` with ``additionalProperties: false`` in every object that lists properties and lacks it."""
     if isinstance(schema, list):
-        return [_closed(item) for item in schema]
+        return [_forbid_additional_properties(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {key: _closed(value) for key, value in schema.items()}
+    result = {key: _forbid_additional_properties(value) for key, value in schema.items()}
     if isinstance(schema.get("properties"), dict) and "additionalProperties" not in schema:
-        closed["additionalProperties"] = False
-    return closed
+        result["additionalProperties"] = False
+    return result

@@ -44,7 +44,7 @@ class GrammarMask:
         else:
             self._apply_by_rows(logits)
         for row, constraint in self.contested:
-            self._settle(logits[row], row, constraint)
+            self._resolve_contested(logits[row], row, constraint)
         return logits
 
     def _apply_by_rows(self, logits: Tensor) -> None:
@@ -65,7 +65,7 @@ class GrammarMask:
             index = torch.tensor(self.rows, device=logits.device)
             logits[index] = logits[index].masked_fill_(is_masked, float("-inf"))
 
-    def _settle(self, logits: Tensor, row: int, constraint: Constraint) -> None:
+    def _resolve_contested(self, logits: Tensor, row: int, constraint: Constraint) -> None:
         """If no token is allowed, allow the end of the grammar despite ``min_tokens``, or else fail the request."""
         if not torch.isneginf(logits).all():
             return

@@ -16,10 +16,10 @@ from .constraint import GrammarConstraint
 from .grammar import Bitmask, Grammar
 
 
-class _Place(enum.Enum):
+class _Phase(enum.Enum):
     BEFORE = enum.auto()  # the first token decides whether the model thinks
     INSIDE = enum.auto()
-    BEHIND = enum.auto()
+    AFTER = enum.auto()
 
 
 class Thinking:
@@ -32,25 +32,25 @@ class Thinking:
 
     def __init__(self, start: int, end: int, prompt: list[int]) -> None:
         self.start, self.end = start, end
-        self._place = _Place.BEFORE if num_thought(prompt, start, end) is None else _Place.INSIDE
+        self._phase = _Phase.BEFORE if num_thought(prompt, start, end) is None else _Phase.INSIDE
 
     @property
     def may_begin(self) -> bool:
-        return self._place is _Place.BEFORE
+        return self._phase is _Phase.BEFORE
 
     @property
     def is_inside(self) -> bool:
-        return self._place is _Place.INSIDE
+        return self._phase is _Phase.INSIDE
 
     def takes(self, token_id: int) -> bool:
         """Advance by a token; return whether it belongs to the thinking, including its marks, and not to the answer."""
-        if self._place is _Place.BEHIND:
+        if self._phase is _Phase.AFTER:
             return False
-        if self._place is _Place.BEFORE:
-            self._place = _Place.INSIDE if token_id == self.start else _Place.BEHIND
-            return self._place is _Place.INSIDE
+        if self._phase is _Phase.BEFORE:
+            self._phase = _Phase.INSIDE if token_id == self.start else _Phase.AFTER
+            return self._phase is _Phase.INSIDE
         if token_id == self.end:
-            self._place = _Place.BEHIND
+            self._phase = _Phase.AFTER
         return True
 
 
@@ -86,11 +86,11 @@ class LaterConstraint(GrammarConstraint):
             bitmask[row] = -1
             for token_id in self.ending_token_ids:
                 if token_id != self._thinking.end:
-                    _set(bitmask, row, token_id, is_allowed=False)
+                    _set_bit(bitmask, row, token_id, is_allowed=False)
             return True
         is_filled = super().fill(bitmask, row)
         if is_filled and self._thinking.may_begin:
-            _set(bitmask, row, self._thinking.start, is_allowed=True)
+            _set_bit(bitmask, row, self._thinking.start, is_allowed=True)
         return is_filled
 
     def accept(self, token_id: int) -> RequestError | None:
@@ -100,7 +100,7 @@ class LaterConstraint(GrammarConstraint):
         return super().accept(token_id)
 
 
-def _set(bitmask: Bitmask, row: int, token_id: int, *, is_allowed: bool) -> None:
+def _set_bit(bitmask: Bitmask, row: int, token_id: int, *, is_allowed: bool) -> None:
     """Set or clear a bit; the words are signed."""
     word, bit = divmod(token_id, 32)
     value = int(bitmask[row, word]) & 0xFFFFFFFF

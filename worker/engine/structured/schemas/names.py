@@ -25,10 +25,10 @@ def other_names(listed: Iterable[str]) -> str:
     depth = max(map(len, names))
     while depth > 1 and len({name[:length] for name in names for length in range(1, depth + 1)}) > _MAX_PREFIXES:
         depth -= 1
-    return _other(names, depth)
+    return _other_pattern(names, depth)
 
 
-def _other(tails: frozenset[str], depth: int) -> str:
+def _other_pattern(tails: frozenset[str], depth: int) -> str:
     """Return a pattern for text that differs from all ``tails`` and, if ``depth`` is 0, begins with none of them."""
     heads = sorted({tail[0] for tail in tails if tail})
     alternatives = [f"{in_json(complement([(ord(head), ord(head)) for head in heads]), '')}{ANY_CHARACTER_IN_JSON}*"]
@@ -36,6 +36,6 @@ def _other(tails: frozenset[str], depth: int) -> str:
         head_pattern = in_json([(ord(head), ord(head))], "", is_needed=False)
         if depth and head_pattern:
             inner = frozenset(tail[1:] for tail in tails if tail[:1] == head)
-            alternatives.append(head_pattern + _other(inner, depth - 1))
+            alternatives.append(head_pattern + _other_pattern(inner, depth - 1))
     may_end = "" not in tails and depth
     return f"(?:{'|'.join(alternatives)}){'?' if may_end else ''}"

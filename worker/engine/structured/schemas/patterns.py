@@ -76,7 +76,7 @@ def anchored(pattern: str, place: str, *, must_be_exact: bool = False) -> str:
             f"{place}: readings differ on what {pattern[:100]!r} matches, so no other names may stand beside it; "
             f"leave out alternatives, the dot, \\d, \\w and \\s, or set additionalProperties to false"
         )
-    text = "".join(part if isinstance(part, str) else _written(part, place) for part in expression.parts)
+    text = "".join(part if isinstance(part, str) else _writable_class(part, place) for part in expression.parts)
     # In JSON Schema, a pattern without an anchor matches anywhere in the string.
     start, end = ("" if expression.is_open_at_start else "^"), ("" if expression.is_open_at_end else "$")
     return f"{start}(?:{text}){end}"
@@ -196,7 +196,7 @@ def is_written(text: str) -> bool:
     return not any(contains(_UNWRITTEN, char) for char in text)
 
 
-def _written(ranges: Ranges, place: str) -> str:
+def _writable_class(ranges: Ranges, place: str) -> str:
     writable = without(ranges, _UNWRITTEN)
     if not writable:
         raise ValidationError(f"{place}: llguidance cannot match {class_of(ranges)} in a JSON string")

@@ -64,11 +64,11 @@ class _Writer:
             raise self._refuse(place, "false, which allows nothing, is not supported by xgrammar here; leave it out")
         deciding = [keyword for keyword in ("$ref", *DECIDING) if keyword in schema]
         if deciding:
-            return self._deciding(schema, deciding, place)
+            return self._write_deciding(schema, deciding, place)
         types = self._types(schema, place)
         if "format" in schema and "string" in types:
             self._check_format(schema, place)
-        alternatives = [self._typed(name, schema, place) for name in types]
+        alternatives = [self._write_type(name, schema, place) for name in types]
         return {"anyOf": alternatives} if len(alternatives) > 1 else alternatives[0] if alternatives else {}
 
     def _types(self, schema: Schema, place: str) -> list[str]:
@@ -83,7 +83,7 @@ class _Writer:
         names = [type_value] if isinstance(type_value, str) else type_value
         return [name for name in names if name != "integer" or "number" not in names]
 
-    def _typed(self, name: str, schema: Schema, place: str) -> Schema:
+    def _write_type(self, name: str, schema: Schema, place: str) -> Schema:
         if name == "integer":
             return self._define_number(self._integer(schema, place))
         if name == "number":
@@ -96,7 +96,7 @@ class _Writer:
             return self._object(schema, place)
         return {"type": name}
 
-    def _deciding(self, schema: Schema, deciding: list[str], place: str) -> Schema:
+    def _write_deciding(self, schema: Schema, deciding: list[str], place: str) -> Schema:
         keyword, value = deciding[0], schema[deciding[0]]
         ignored_keywords = [*deciding[1:], *sorted(TYPED & schema.keys())]
         if "type" in schema and not self._is_implied(schema, keyword):
