@@ -25,7 +25,7 @@ _QUOTAS = {
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One encoded request to enqueue.
+    """An encoded request to enqueue.
 
     Args:
         client_id: client on whose lease the request depends; empty for a detached request.

@@ -79,7 +79,7 @@ class RequestHistory:
 
     @property
     def parts(self) -> Sequence[RequestHistory]:
-        """One for each partition of the model."""
+        """Histories of all partitions of the model."""
         return [self]
 
     async def events(self, *, after: str = "0-0", limit: int = PAGE) -> list[RequestEvent]:

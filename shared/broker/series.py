@@ -39,7 +39,7 @@ class TenantPoint(msgspec.Struct, kw_only=True):
 
 
 class SeriesPoint(msgspec.Struct, kw_only=True):
-    """One step of a series.
+    """A step of a series.
 
     Args:
         at: Unix time in seconds at which it begins.

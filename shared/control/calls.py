@@ -92,7 +92,7 @@ class CallError(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ControlReply(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True):
-    """One engine's answer to a call, or its error."""
+    """Answer of an engine to a call, or its error."""
 
     version: int = CONTROL_VERSION
     call_id: str

@@ -40,7 +40,7 @@ log = get_logger(__name__)
 
 
 class ActorSource(enum.StrEnum):
-    """How the actor's name is known. No environment variable counts, since anyone can set one."""
+    """Source of the actor's name. No environment variable counts, since anyone can set one."""
 
     PROCESS = "process user"
     OPERATOR_KEY = "operator key"
@@ -64,7 +64,7 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditEntry(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
-    """One change. JSON in Redis, so that people can read it; new fields are only appended and have a default.
+    """A change. JSON in Redis, so that people can read it; new fields are only appended and have a default.
 
     Args:
         at: Unix time in seconds by the clock of the actor's host.

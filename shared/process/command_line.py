@@ -46,7 +46,7 @@ def _no_arguments(_: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Command:
-    """One subcommand.
+    """A subcommand.
 
     Args:
         summary: one line, for the list of commands.

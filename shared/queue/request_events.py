@@ -57,7 +57,7 @@ class EventLines(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One move of a request, without its prompt or output.
+    """A move of a request, without its prompt or output.
 
     Args:
         event_id: id among the events of the model, increasing.

@@ -104,7 +104,7 @@ class Model(Reader):
 
 
 class Choice(Reader):
-    """One of several words."""
+    """Choice of a word from several."""
 
     def __init__(self, *values: str) -> None:
         super().__init__("{" + ",".join(values) + "}")
@@ -117,7 +117,7 @@ class Choice(Reader):
 
 
 class ChoiceWithCount(Choice):
-    """One of several words; those in ``counted`` may be followed by a colon and a whole number from 1 to ``most``."""
+    """Choice of a word from several. Those in ``counted`` may be followed by a colon and a number up to ``most``."""
 
     def __init__(self, *values: str, counted: tuple[str, ...], most: int) -> None:
         super().__init__(*values)

@@ -33,7 +33,7 @@ class Phase(enum.IntEnum):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """One reading of a core's progress.
+    """A reading of a core's progress.
 
     Args:
         step_counter: number of completed steps.

@@ -84,7 +84,7 @@ class StopSignals:
 
 
 class WorkerProcess:
-    """One engine's worker process, from configuration to exit status."""
+    """Worker process of an engine, from configuration to exit status."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config

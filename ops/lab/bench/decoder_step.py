@@ -136,8 +136,12 @@ def _print(kinds: list[Kind], arguments: argparse.Namespace) -> None:
         table.add_row(
             f"{kind.name} ({kind.read['instructions']})",
             f"{num_bytes / 1e6:.4g}",
-            *(f"{min(wall):.2f}", f"{statistics.median(wall):.2f}", f"{ratios[0]:.3f}"),
-            *(f"{min(cpu):.2f}", f"{statistics.median(cpu):.2f}", f"{ratios[1]:.3f}"),
+            f"{min(wall):.2f}",
+            f"{statistics.median(wall):.2f}",
+            f"{ratios[0]:.3f}",
+            f"{min(cpu):.2f}",
+            f"{statistics.median(cpu):.2f}",
+            f"{ratios[1]:.3f}",
             f"{num_bytes / min(wall) / 1e6:.1f}",
         )
     console.print(table)

@@ -26,8 +26,21 @@ from .outcome import Outcome
 from .small_config import small_config
 
 _FAMILIES = (
-    *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2", "phi3", "glm4", "granite"),
-    *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3"),
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "olmo2",
+    "phi3",
+    "glm4",
+    "granite",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "gpt_oss",
+    "deepseek_v3",
 )
 _ARCHITECTURE = re.compile(r"\b\w+For(CausalLM|ConditionalGeneration)\b")
 _BEGIN, _END = "<!-- families over two ranks -->", "<!-- end of the families -->"

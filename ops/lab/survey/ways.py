@@ -117,18 +117,26 @@ _PARTICULAR = _LAYERS | _STATES | _EXPERTS
 # None by default in some types, and needed all the same.
 _ALWAYS = ("num_key_value_heads", "pad_token_id", "bos_token_id", "eos_token_id")
 _MODEL_TYPES = (
-    *("llama", "qwen3", "gemma2", "gemma3_text", "phi3", "olmo2", "olmo3", "smollm3", "granite", "glm", "glm4"),
-    *(
-        "ministral",
-        "seed_oss",
-        "ernie4_5",
-        "exaone4",
-        "cohere2",
-        "starcoder2",
-        "stablelm",
-        "nemotron",
-        "hunyuan_v1_dense",
-    ),
+    "llama",
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "olmo2",
+    "olmo3",
+    "smollm3",
+    "granite",
+    "glm",
+    "glm4",
+    "ministral",
+    "seed_oss",
+    "ernie4_5",
+    "exaone4",
+    "cohere2",
+    "starcoder2",
+    "stablelm",
+    "nemotron",
+    "hunyuan_v1_dense",
     *_PARTICULAR,
 )
 # Name, requests, tokens of each in the step.

@@ -59,7 +59,7 @@ class Renewal(msgspec.Struct, frozen=True):
 
 
 class Membership:
-    """One engine's membership in one group.
+    """Membership of an engine in a group.
 
     All methods raise ``RedisUnavailableError`` when Redis is unavailable for longer than the connection retries. Each
     may run twice.

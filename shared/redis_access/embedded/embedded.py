@@ -46,7 +46,7 @@ def _embedded_url() -> Iterator[str]:
 
 
 class EmbeddedRedis:
-    """One user's hold on the embedded Redis; the server lives at least until ``close``.
+    """Use of the embedded Redis by a process; the server lives at least until ``close``.
 
     Synchronous: starting takes about 30 ms, so commands do it before their event loop runs.
     """

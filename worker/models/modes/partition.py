@@ -35,7 +35,7 @@ class CutRule:
 
 @dataclass
 class Part:
-    """One forward.
+    """A forward.
 
     Args:
         rows: indices into the step's batch, ``[B]``.

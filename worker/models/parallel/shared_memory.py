@@ -33,7 +33,7 @@ _MISSING = -1
 
 
 class SharedMemory:
-    """One rank's view of the memory.
+    """View of the memory by a rank.
 
     A part stays where it was written until its writer has passed the next barrier: by then all have read it, because
     otherwise they would not have arrived there. So each rank uses two slots in turn.

@@ -27,7 +27,7 @@ _MOST_POSITIONS = 8192
 
 @dataclass(frozen=True)
 class EncoderLayerPlan:
-    """One layer.
+    """A layer.
 
     Args:
         attention_norm, mlp_norm: before each part, or after it if ``EncoderPlan.norms_follow``; None for no norm.

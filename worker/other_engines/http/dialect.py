@@ -39,7 +39,7 @@ class ServerFacts:
 
 @dataclass(frozen=True)
 class ServerCall:
-    """One call of a server; a request may need several.
+    """A call of a server; a request may need several.
 
     Args:
         max_new_tokens: largest number of tokens of this call.

@@ -31,7 +31,7 @@ REDIS_PAUSE_S = 0.2
 
 
 class ServedPartition:
-    """One partition of the model.
+    """A partition of the model.
 
     Attributes:
         may_hold_unknown: whether Redis may list claims of this engine, or of its previous process, that the engine
