@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from penstock.shared.broker import Broker, EngineCapacity, Record, Wave
-from penstock.shared.connection import CommandConnection
+from penstock.shared.connection import RETRY_FOR_S, CommandConnection
 from penstock.shared.keys import Keys
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.from_core import Ready
@@ -209,8 +209,10 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 @asynccontextmanager
-async def broker_at(server: RedisServer, kind: type[Broker] = Broker, **options: float) -> AsyncIterator[Broker]:
-    commands = CommandConnection(server.url, **options)
+async def broker_at(
+    server: RedisServer, kind: type[Broker] = Broker, *, retry_for_s: float = RETRY_FOR_S
+) -> AsyncIterator[Broker]:
+    commands = CommandConnection(server.url, retry_for_s=retry_for_s)
     try:
         yield kind(commands, Keys("test").model("m"))
     finally:
