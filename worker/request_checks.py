@@ -53,8 +53,7 @@ def check_adapter(request: EngineCoreRequest, *, has_adapters: bool, engine: str
             f"--enable-lora"
         )
     raise UnsupportedParameterError(
-        f"lora_request {request.lora_request.lora_name!r}: this engine serves no adapters; have it started with "
-        f"--enable-lora"
+        f"lora_request {request.lora_request.lora_name!r}: this engine serves no adapters; start it with --enable-lora"
     )
 
 
@@ -101,7 +100,7 @@ def check_images_served(request: EngineCoreRequest, max_images: int, reason: str
     if len(request.images) > max_images:
         raise ValidationError(
             f"images: this engine takes at most {max_images} in a request, got {len(request.images)}; send fewer, or "
-            "have it started with more --max-images"
+            "start it with more --max-images"
         )
 
 

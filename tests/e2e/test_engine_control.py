@@ -205,6 +205,6 @@ def test_the_commands(deployment: LocalStack) -> None:
     assert failed.stderr.startswith("error: collective_rpc failed at 1 of 1 engines: ")
     assert failed.stderr.count("\n") == 1
     unknown = penstock(deployment, "status", "--engine", "nobody")
-    assert (unknown.returncode, "no engine 'nobody' of model 'demo' beats" in unknown.stderr) == (1, True)
+    assert (unknown.returncode, "no engine 'nobody' of model 'demo' has a heartbeat" in unknown.stderr) == (1, True)
     wrong = penstock(deployment, "rpc", "device_info", "--args", "{}")
     assert (wrong.returncode, wrong.stderr) == (2, "error: --args must be a JSON array, got {}\n")

@@ -125,7 +125,7 @@ def test_sides_are_chosen_by_name(tmp_path: Path) -> None:
     sides = choose_sides(frozenset(PEERS), tmp_path, [])
     assert named_sides(sides, []) == sides
     assert [side.name for side in named_sides(sides, [VLLM_OFFLINE, ALONE])] == [VLLM_OFFLINE, ALONE]
-    with pytest.raises(ConfigurationError, match="--sides has 'vllm', and there are: Penstock, engine alone; "):
+    with pytest.raises(ConfigurationError, match="--sides has 'vllm'; choose from Penstock, engine alone; "):
         named_sides(sides, ["vllm"])
 
 

@@ -84,7 +84,7 @@ async def test_a_grammar_waits_where_there_is_thinking_before_it(
 async def test_an_adapter_needs_an_engine_that_serves_them(tokenizer: Tokenizer) -> None:
     intake = Intake(TextCodec(tokenizer, None), ready())
     adapter = LoRARequest("cats", 1, "/cats", digest="c" * 64)
-    with pytest.raises(ValidationError, match="this engine serves no adapters; have it started with --enable-lora"):
+    with pytest.raises(ValidationError, match="this engine serves no adapters; start it with --enable-lora"):
         await prepared(intake, SamplingParams(), prompt="a b", lora_request=adapter)
 
 

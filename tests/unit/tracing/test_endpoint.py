@@ -45,7 +45,7 @@ def test_client_and_gateway_refuse_it_when_they_are_made() -> None:
         build_app(GatewaySettings(redis_url="redis://localhost", otlp_traces_endpoint="collector"))
     with pytest.raises(ValidationError, match="tracer_provider must be a TracerProvider of OpenTelemetry, got 'mine'"):
         Client("redis://localhost", tracer_provider="mine")  # type: ignore[arg-type]  # the mistake that is tested
-    with pytest.raises(ValidationError, match="two places for the same spans"):
+    with pytest.raises(ValidationError, match="two destinations of the same spans"):
         Client("redis://localhost", otlp_traces_endpoint="http://c", tracer_provider=object())  # type: ignore[arg-type]
 
 

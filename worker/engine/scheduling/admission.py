@@ -41,7 +41,7 @@ class NoResidency:
         pass
 
 
-_NOT_SERVED = "this engine serves no adapters; have it started with --enable-lora"
+_NOT_SERVED = "this engine serves no adapters; start it with --enable-lora"
 
 
 class Adapters(Residency, Protocol):

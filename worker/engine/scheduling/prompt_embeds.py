@@ -50,7 +50,7 @@ def check_prompt_embeds(message: EngineCoreRequest, hidden_size: int | None) -> 
         return
     if hidden_size is None:
         raise UnsupportedParameterError(
-            "prompt_embeds: this engine takes no prompt embeddings; have it started with --enable-prompt-embeds"
+            "prompt_embeds: this engine takes no prompt embeddings; start it with --enable-prompt-embeds"
         )
     if message.prompt_token_ids:
         raise ValidationError("prompt_embeds and prompt_token_ids are both set; give one of them")

@@ -107,7 +107,7 @@ async def test_what_the_parent_was_at_stays_the_parents(redis_url: str, namespac
     await write(broker, claim, 1, 66, end=FinishReason.STOP)
     first, in_the_child, rest = await running  # type: ignore[misc]  # a list of three
     assert (first, rest) == ("A", "B")
-    assert "ClientClosedError: this was begun by process" in in_the_child
+    assert "ClientClosedError: this was started by process" in in_the_child
 
 
 @pytest.mark.usefixtures("broker")
