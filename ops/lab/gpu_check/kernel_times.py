@@ -34,10 +34,10 @@ def time_kernels(plan: Plan, scratch: Path, limit_s: float) -> dict[str, Any]:
             json.loads(output.read_text()) if output.exists() else {"rows": [], "roofline": None, "kernels": []}
         )
         result["roofline"] = result["roofline"] or output_data["roofline"]
-        done = _trusted(output_data)
-        result["rows"] += [row for row in output_data["rows"] if row["kernel"] in done]
-        remaining = remaining[len(done) :]
-        if remaining and len(done) == len(output_data["kernels"]):
+        trusted_kernels = _trusted(output_data)
+        result["rows"] += [row for row in output_data["rows"] if row["kernel"] in trusted_kernels]
+        remaining = remaining[len(trusted_kernels) :]
+        if remaining and len(trusted_kernels) == len(output_data["kernels"]):
             result["rows"].append(_failed(remaining.pop(0), ended.error))
     failed = sorted({row["kernel"] for row in result["rows"] if row["error"]})
     if failed:

@@ -337,7 +337,7 @@ async def finish_claim(broker: Broker, request_id: str, owner: int, index: int =
 
 
 async def test_time_before_a_claim_does_not_count_as_work(clock: MovedClock, broker: Broker, queue: Queue) -> None:
-    """One request runs for a minute before two others are claimed: these two take a second each."""
+    """Run one request for a minute, then claim two others, which take a second each."""
     await enqueue(broker, "a", "b", "c")
     await take(broker, "e0", 1)
     clock.move(60)

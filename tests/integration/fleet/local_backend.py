@@ -9,7 +9,7 @@ from penstock.worker.fleet.backend import AgentGoneError, AgentUnreachableError
 
 
 class LocalBackend:
-    """As ``RayBackend``; ``most`` places at once. If it ``refuses`` something, no agent can be made."""
+    """Stand-in for ``RayBackend`` with at most ``most`` places. With ``refuses`` set, it creates no agent."""
 
     name = "this process"
 

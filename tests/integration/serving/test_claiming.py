@@ -259,12 +259,12 @@ class LosingBroker(Broker):
     servers: ClassVar[list[RedisServer]] = []
 
     async def read_log(self, *args: Any, **options: Any) -> list[Delta]:
-        """As it always does."""
+        """Read the log, after losing Redis."""
         self._lose()
         return await super().read_log(*args, **options)
 
     async def park(self, *args: Any, **options: Any) -> Any:
-        """As it always does."""
+        """Park the request, after losing Redis."""
         self._lose()
         return await super().park(*args, **options)
 

@@ -99,7 +99,7 @@ def from_one_token_a_step(*options: tuple[str, Any]) -> tuple[EngineCore, dict[s
 
 
 def core_of_several(*, drafts: bool, **options: Any) -> tuple[EngineCore, SeveralTokens]:
-    """One that gives one to five tokens a step, and what executes for it."""
+    """Return a core that generates one to five tokens per step, and its executor."""
     core = core_of(**options)
     assert isinstance(core._executor, ModelRunner)
     rng = random.Random(3)
