@@ -40,12 +40,12 @@ class HostOptions(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True):
     )
     gpus: Annotated[
         tuple[int, ...] | None,
-        Option("engines on these GPUs, each on as many as it has ranks", Indices(), default="every GPU", group=PLACE),
+        Option("GPUs to use; each engine takes one per rank", Indices(), default="every GPU", group=PLACE),
     ] = None
     engines: Annotated[
         int | str | None,
         Option(
-            "number of engines on the CPU; with --ray the least and the most of the fleet, as LEAST:MOST",
+            "number of engines on the CPU; with --ray the size of the fleet as MIN:MAX",
             IntegerOrRange(1, MAX_ENGINES_ON_HOST),
             default="1",
             group=PLACE,
@@ -54,7 +54,7 @@ class HostOptions(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True):
     gpus_per_engine: Annotated[
         int,
         Option(
-            "GPUs of each engine, where --engine-options gives vLLM several; else its ranks say how many",
+            "GPUs per engine if --engine-options give vLLM several; otherwise derived from its ranks",
             Integer(1, MAX_ENGINES_ON_HOST),
             group=PLACE,
         ),
@@ -62,9 +62,9 @@ class HostOptions(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True):
     fork_server: Annotated[
         bool | str | None,
         Option(
-            "start engine cores by forking a process that has imported torch, and worker processes by forking another: "
-            "a dead engine is replaced seconds sooner, and several share memory; SOCKET: that of cores, which somebody "
-            "else keeps with the other",
+            "fork engine cores from a process that has imported torch, and worker processes from another one: "
+            "engines restart seconds sooner and share memory; SOCKET: that of the cores' fork server, run by "
+            "another process together with the second one",
             SwitchOrText("SOCKET"),
             default="yes on the CPU, no on GPUs",
             group=PROCESS,
@@ -73,8 +73,8 @@ class HostOptions(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True):
     worker_name: Annotated[
         str | None,
         Option(
-            "what metrics call this worker, whose engines are NAME-0, NAME-1 and so on in all its lives; give each "
-            "worker of a host another one",
+            "name of this worker in metrics, the same after restarts; its engines are NAME-0, NAME-1 and so on; "
+            "each worker of a host needs its own",
             Name(),
             default="the host's name",
             group=OBSERVING,
@@ -83,32 +83,34 @@ class HostOptions(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True):
     metrics_port: Annotated[
         int | None,
         Option(
-            "serve /metrics of its engines, /healthz and /readyz at this port; 0: a free one, which the log tells",
+            "port for /metrics of the engines, /healthz and /readyz; 0: a free one, shown in the log",
             Integer(0, 65_535),
             default="none",
             group=OBSERVING,
         ),
     ] = None
     metrics_host: Annotated[
-        str, Option("where that port is; 0.0.0.0: on all of IPv4", Reader("HOST"), group=OBSERVING)
+        str, Option("address of that port; 0.0.0.0: all IPv4 interfaces", Reader("HOST"), group=OBSERVING)
     ] = "127.0.0.1"
     metric_names: Annotated[
-        str, Option("vllm adds vLLM's names to our own", Choice("penstock", "vllm"), group=OBSERVING)
+        str, Option("vllm: vLLM's names in addition to Penstock's", Choice("penstock", "vllm"), group=OBSERVING)
     ] = "penstock"
     log_stats_interval_s: Annotated[
         float,
         Option(
-            "how often a line tells what an engine does while it has something to do; 0: never",
+            "interval of log lines about each busy engine; 0: never",
             Seconds(0),
             name="log_stats_interval",
             group=LOG,
         ),
     ] = 10.0
-    aggregate_engine_logging: Annotated[bool, Option("one such line for all engines", Switch(), group=LOG)] = False
+    aggregate_engine_logging: Annotated[bool, Option("one such line for all engines together", Switch(), group=LOG)] = (
+        False
+    )
     stat_loggers: Annotated[
         tuple[str, ...],
         Option(
-            "a factory of loggers that are told the same, as MODULE:NAME; may be given several times",
+            "factory of loggers that get the same values, as MODULE:NAME; may be repeated",
             Texts("MODULE:NAME"),
             name="stat_logger",
             group=LOG,
@@ -121,7 +123,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     workload: Annotated[str, Option("JSON file with the requests", Reader("FILE"), group=_RUN)]
     output: Annotated[str, Option("JSON file to write", Reader("FILE"), group=_RUN)]
-    steps: Annotated[bool, Option("tell of each step what it did and how long it took", Switch(), group=_RUN)] = False
+    steps: Annotated[bool, Option("include the work and duration of each step in the output", Switch(), group=_RUN)] = (
+        False
+    )
 
 
 START = Program(

@@ -26,8 +26,8 @@ from .standard_streams import discard_output, is_output_unread, open_closed_stre
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 REDIS_URL_HELP = "redis://, rediss://, unix:// or redis+sentinel:// URL"
-SHARDS_HELP = "Redis servers that hold the models, where the home one shall not: NAME=URL,URL,..."
-TRACES_HELP = "send spans of requests there, by OTLP over HTTP: http://HOST:4318/v1/traces"
+SHARDS_HELP = "Redis servers for the models, if they are not at home: NAME=URL,URL,..."
+TRACES_HELP = "OTLP over HTTP endpoint for the spans of requests: http://HOST:4318/v1/traces"
 NAMESPACE_HELP = "prefix of all keys, to keep deployments apart"
 NAMESPACE_VARIABLE = "PENSTOCK_NAMESPACE"
 

@@ -20,15 +20,15 @@ class AdapterOptions(OptionGroup):
     enable_lora: Annotated[
         bool, Option("serve requests that name a low-rank adapter (LoRA) of the model", Switch(), group=ADAPTERS)
     ] = False
-    max_loras: Annotated[int, Option("most different adapters in one batch", Integer(1, 1024), group=ADAPTERS)] = 8
+    max_loras: Annotated[int, Option("maximum different adapters in one batch", Integer(1, 1024), group=ADAPTERS)] = 8
     max_lora_rank: Annotated[
         int,
-        Option("largest rank of an adapter; on a GPU each takes memory for it", Integer(1, 4096), group=ADAPTERS),
+        Option("largest rank of an adapter; on a GPU each slot takes memory for it", Integer(1, 4096), group=ADAPTERS),
     ] = 64
     max_cpu_loras: Annotated[
         int,
         Option(
-            "most adapters held in the host's memory; at least as many as in one batch",
+            "maximum adapters in host memory; at least as many as in one batch",
             Integer(1, 65_536),
             group=ADAPTERS,
         ),
@@ -36,8 +36,7 @@ class AdapterOptions(OptionGroup):
     lora_folder: Annotated[
         str,
         Option(
-            "where adapters lie, each in a folder that has its digest for a name; those that a request names by an "
-            "absolute path may lie elsewhere",
+            "folder of adapters, each in a subfolder named by its digest; a request may also name an absolute path",
             Folder(),
             group=ADAPTERS,
         ),

@@ -25,13 +25,13 @@ class BatchOptions(OptionGroup):
     max_model_len: Annotated[
         int | None,
         Option(
-            "most prompt plus output tokens of a request",
+            "maximum prompt plus output tokens of a request",
             Integer(2, (1 << 31) - 1, "a request has a prompt and an output token, and positions 32 bits"),
             default="the model's own limit",
             group=BATCH,
         ),
     ] = None
-    max_num_seqs: Annotated[int, Option("most requests in one batch", Integer(1, 65_536), group=BATCH)] = 64
+    max_num_seqs: Annotated[int, Option("maximum requests in one batch", Integer(1, 65_536), group=BATCH)] = 64
     max_num_batched_tokens: Annotated[
         int | None,
         Option(
@@ -46,7 +46,7 @@ class BatchOptions(OptionGroup):
     enable_prefix_caching: Annotated[
         bool,
         Option(
-            "do not compute again what the beginning of another request of the same tenant has left in the KV cache",
+            "reuse KV-cache blocks of a common prefix with another request of the same tenant",
             Switch(),
             group=BATCH,
         ),
@@ -54,7 +54,7 @@ class BatchOptions(OptionGroup):
     gpu_memory_utilization: Annotated[
         float | None,
         Option(
-            "share of the memory that is free after loading which the KV cache may take",
+            "share of the memory that is free after loading, for the KV cache",
             Share(),
             default="{cpu} on the CPU, {cuda} on a GPU".format_map(DEFAULT_MEMORY_UTILIZATION),
             group=BATCH,
@@ -63,7 +63,7 @@ class BatchOptions(OptionGroup):
     kv_cache_memory: Annotated[
         int | None,
         Option(
-            "memory of the KV cache, on each rank; instead of a share",
+            "memory of the KV cache on each rank, instead of a share",
             Size(1, 1 << 50),
             default="the share",
             group=BATCH,
@@ -71,16 +71,14 @@ class BatchOptions(OptionGroup):
     ] = None
     # Off by default, because any client may send them, and no tokenizer restricts them to
     # inputs of the model's training.
-    enable_prompt_embeds: Annotated[
-        bool, Option("take prompts that are given as embeddings, too", Switch(), group=BATCH)
-    ] = False
+    enable_prompt_embeds: Annotated[bool, Option("accept prompts of embeddings, too", Switch(), group=BATCH)] = False
     max_images: MaxImages = DEFAULT_MAX_IMAGES
     image_cache_memory: ImageCacheMemory = DEFAULT_CACHE_MEMORY
     structured_outputs_backend: Annotated[
         str,
         Option(
-            "the library that holds outputs to JSON schemas and other grammars; auto: xgrammar, and llguidance for "
-            "what it refuses",
+            "library that enforces JSON schemas and other grammars; auto: xgrammar, and llguidance for those it "
+            "refuses",
             Choice("xgrammar", "llguidance", "auto"),
             group=BATCH,
         ),

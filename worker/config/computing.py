@@ -19,12 +19,12 @@ class ComputingOptions(OptionGroup):
     """Options for kernels, number formats, and work in advance."""
 
     seed: Annotated[
-        int, Option("for what is random and no request's own", Integer(0, (1 << 63) - 1), group=COMPUTING)
+        int, Option("seed of random numbers that belong to no request", Integer(0, (1 << 63) - 1), group=COMPUTING)
     ] = 0
     deterministic: Annotated[
         bool,
         Option(
-            "a request gets the same tokens in any company and on any equal engine that resumes it; slower",
+            "a request gets the same tokens in any batch and on any equal engine that resumes it; slower",
             Switch(),
             group=COMPUTING,
         ),
@@ -32,7 +32,7 @@ class ComputingOptions(OptionGroup):
     native_kernels: Annotated[
         bool,
         Option(
-            "on the CPU, compile kernels for this processor at the first start, if there is a compiler",
+            "on the CPU, compile kernels for this processor at the first start if a compiler is installed",
             Switch(),
             group=COMPUTING,
         ),
@@ -40,7 +40,7 @@ class ComputingOptions(OptionGroup):
     quantization: Annotated[
         str | None,
         Option(
-            "hold the weights of linear layers in bytes or four bits: faster, for logits that differ by some percent "
+            "store the weights of linear layers in eight or four bits: faster, but logits differ by some percent "
             "(four bits: by more); int4 on the CPU, fp8 on a GPU",
             Choice("int8", "int4", "fp8"),
             group=COMPUTING,
@@ -49,7 +49,7 @@ class ComputingOptions(OptionGroup):
     async_scheduling: Annotated[
         bool,
         Option(
-            "schedule the next batch while one is computed: the same tokens, for large batches of small models",
+            "schedule the next batch while one is computed: the same tokens, faster for large batches of small models",
             Switch(),
             group=COMPUTING,
         ),
@@ -57,9 +57,10 @@ class ComputingOptions(OptionGroup):
     speculative: Annotated[
         str,
         Option(
-            "guess several tokens of a request and verify them in one step, where a step has room: the same tokens, "
-            f"sooner; ngram: at most N (default {DEFAULT_DRAFT_TOKENS}) that followed its last tokens before, were "
-            "predicted, or are forced by a grammar; suffix: also what other requests of its tenant and salt have said",
+            "draft several tokens of a request and verify them in one step with free rows: the same tokens, sooner; "
+            f"ngram: up to N (default {DEFAULT_DRAFT_TOKENS}) tokens that followed its last tokens before, were "
+            "predicted, or are forced by a grammar; suffix: also from outputs of other requests with its tenant and "
+            "salt",
             ChoiceWithCount("off", "ngram", "suffix", counted=("ngram", "suffix"), most=MAX_DRAFT_TOKENS),
             group=COMPUTING,
         ),
@@ -68,7 +69,7 @@ class ComputingOptions(OptionGroup):
     enforce_eager: Annotated[
         bool,
         Option(
-            "on a GPU, capture no CUDA graphs: a quicker start and less memory, for slower steps",
+            "on a GPU, capture no CUDA graphs: faster start and less memory, slower steps",
             Switch(),
             group=COMPUTING,
         ),
@@ -76,8 +77,8 @@ class ComputingOptions(OptionGroup):
     attention_backend: Annotated[
         str,
         Option(
-            "what computes attention: triton on a GPU, native (compiled) on the CPU, reference (torch) anywhere; auto: "
-            "what is made for the device, and the reference for what that lacks",
+            "implementation of attention: triton on a GPU, native (compiled) on the CPU, reference (torch) "
+            "anywhere; auto: the one for the device, and the reference for unsupported cases",
             Choice("auto", "triton", "native", "reference"),
             group=COMPUTING,
         ),
@@ -85,8 +86,8 @@ class ComputingOptions(OptionGroup):
     kv_cache_dtype: Annotated[
         str,
         Option(
-            "hold keys and values in eight bits: twice the tokens in the same memory, for logits that differ by some "
-            "percent, and on the CPU several times slower; fp8 is fp8_e4m3; auto: as they come",
+            "store keys and values in eight bits: twice the tokens in the same memory, but logits differ by some "
+            "percent, and the CPU is several times slower; fp8 is fp8_e4m3; auto: dtype of the model",
             Choice("auto", "fp8", "fp8_e4m3", "fp8_e5m2"),
             group=COMPUTING,
         ),

@@ -44,8 +44,8 @@ class DataParallelOptions(OptionGroup):
     data_parallel_size: Annotated[
         int,
         Option(
-            "ranks of a group that share the experts of a model, each an engine with requests of its own; all step "
-            "together. For mixtures of experts: of others, start more engines",
+            "ranks of a group that share the experts of a mixture-of-experts model, each an engine with its own "
+            "requests; all step together. For dense models start more engines",
             Integer(1, _MAX_RANKS),
             group=DATA_PARALLEL,
         ),
@@ -53,7 +53,7 @@ class DataParallelOptions(OptionGroup):
     data_parallel_group: Annotated[
         str,
         Option(
-            "name of the group, where engines of several hosts form one",
+            "name of a group over several hosts",
             Reader("NAME"),
             default="the engines of this host form groups of their own",
             group=DATA_PARALLEL,
@@ -62,7 +62,7 @@ class DataParallelOptions(OptionGroup):
     data_parallel_address: Annotated[
         str,
         Option(
-            "address of this host at which other ranks reach it; needed with --data-parallel-group",
+            "address of this host for other ranks; required with --data-parallel-group",
             Reader("HOST"),
             default="127.0.0.1",
             group=DATA_PARALLEL,

@@ -16,16 +16,18 @@ class DiagnosisOptions(OptionGroup):
 
     profile_dir: Annotated[
         str,
-        Option("for traces of the torch profiler", Folder(), default="`profiles` in the data folder", group=CONTROL),
+        Option(
+            "folder for traces of the torch profiler", Folder(), default="`profiles` in the data folder", group=CONTROL
+        ),
     ] = ""
-    dump_dir: Annotated[str, Option("for a file about each step that failed", Folder(), group=CONTROL)] = ""
+    dump_dir: Annotated[str, Option("folder for a file about each failed step", Folder(), group=CONTROL)] = ""
     dump_prompts: Annotated[
-        bool, Option("tell the token ids of its requests in there, too", Switch(), group=CONTROL)
+        bool, Option("include the token ids of its requests in that file", Switch(), group=CONTROL)
     ] = False
     rpc_modules: Annotated[
         tuple[str, ...],
         Option(
-            "Python module whose @rpc_method functions clients may call in the engine; may be given several times",
+            "Python module whose @rpc_method functions clients may call in the engine; may be repeated",
             Texts("MODULE"),
             name="rpc_module",
             group=CONTROL,
@@ -34,8 +36,8 @@ class DiagnosisOptions(OptionGroup):
     logits_processors: Annotated[
         tuple[str, ...],
         Option(
-            "logits processor that requests may choose by name: MODULE:CLASS, or the name of an installed plug-in; may "
-            "be given several times",
+            "logits processor that requests may choose by name: MODULE:CLASS, or the name of an installed "
+            "plug-in; may be repeated",
             Texts("PROCESSOR"),
             group=CONTROL,
         ),

@@ -20,8 +20,8 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     ray: Annotated[
         str | None,
         Option(
-            "serve on the hosts of a Ray cluster, with as many of `--engines LEAST:MOST` as the queue asks for: its "
-            "address, or auto for that of this host",
+            "address of a Ray cluster, or auto for that of this host: serve on its hosts, with as many of "
+            "`--engines MIN:MAX` as the queue needs",
             Reader("ADDRESS"),
             group=FLEET,
         ),
@@ -29,7 +29,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     wanted_wait_s: Annotated[
         float,
         Option(
-            "how long what waits may take to be served: if it would take longer, engines are added",
+            "longest time to serve the waiting requests: if it would take longer, engines are added",
             Seconds(0.1),
             name="wanted_wait",
             group=FLEET,
@@ -38,7 +38,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     shrink_after_s: Annotated[
         float,
         Option(
-            "for how long an engine has not been needed before it is drained",
+            "time without need after which an engine is drained",
             Seconds(0),
             name="shrink_after",
             group=FLEET,
@@ -47,8 +47,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     placement_group: Annotated[
         str | None,
         Option(
-            "place engines in the bundles of this group, which somebody has made in Ray's namespace `penstock`, "
-            "instead of in groups of their own",
+            "use the bundles of this existing group in Ray's namespace `penstock`, instead of new groups",
             Name(),
             name="ray_placement_group",
             group=FLEET,

@@ -15,7 +15,7 @@ DEFAULT_CACHE_MEMORY = 512 << 20
 MaxImages = Annotated[
     int,
     Option(
-        "most images of a request, of a model that reads images; 0 takes none, and leaves its tower out",
+        "maximum images per request of a vision model; 0 accepts none and does not load the vision encoder",
         Integer(0, MAX_IMAGES, "0 takes none"),
         group=_GROUP,
     ),
@@ -23,8 +23,7 @@ MaxImages = Annotated[
 ImageCacheMemory = Annotated[
     int,
     Option(
-        "memory for results of earlier images, so that an image that is sent again is not computed again: half for "
-        "processed images, half for the vision encoder's features of them",
+        "memory that caches repeated images: half for processed images, half for features of the vision encoder",
         Size(0, 1 << 50),
         default="512MiB",
         group=_GROUP,

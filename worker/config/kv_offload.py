@@ -20,8 +20,8 @@ class KVOffloadOptions(OptionGroup):
     kv_offload_memory: Annotated[
         int | None,
         Option(
-            "host memory of each engine for KV blocks that its KV cache has no room for: they are read and not "
-            "computed again; on a CPU, whose KV cache is host memory already, a larger cache does the same",
+            "host memory of each engine for KV blocks evicted from its KV cache, so that they are not computed "
+            "again; on a CPU use a larger KV cache instead",
             Size(1, 1 << 50),
             default="none",
             group=KV_OFFLOADING,
@@ -30,8 +30,8 @@ class KVOffloadOptions(OptionGroup):
     kv_offload_dir: Annotated[
         str,
         Option(
-            "a folder for KV blocks, which engines of a host share and which outlives them: what is resumed or "
-            "continued after a restart is read and not computed again",
+            "folder for KV blocks, shared by the engines of a host and kept over restarts, so that resumed "
+            "requests are not computed again",
             Folder(),
             group=KV_OFFLOADING,
         ),
@@ -39,7 +39,7 @@ class KVOffloadOptions(OptionGroup):
     kv_offload_dir_size: Annotated[
         int,
         Option(
-            "what all engines together may have in that folder; the least recently used blocks make room",
+            "maximum size of that folder for all engines; the least recently used blocks are deleted",
             Size(1, 1 << 60),
             default="16GiB",
             group=KV_OFFLOADING,

@@ -22,12 +22,12 @@ class ModelOptions(OptionGroup):
 
     model: Annotated[str, Option("model folder, .gguf file, or name on the hub", Model(), group=MODEL)]
     served_model_name: Annotated[
-        str, Option("what clients call it", Reader("NAME"), default="the last part of `model`", group=MODEL)
+        str, Option("name of the model for clients", Reader("NAME"), default="the last part of `model`", group=MODEL)
     ] = ""
     engine: Annotated[
         str,
         Option(
-            "what computes: Penstock's own engine, vLLM's in the environment of --engine-python, or the server at "
+            "engine that computes: Penstock's, vLLM's in the environment of --engine-python, or the server at "
             "--engine-url",
             Choice(*CORE_MODULES),
             group=MODEL,
@@ -35,12 +35,17 @@ class ModelOptions(OptionGroup):
     ] = "penstock"
     engine_python: Annotated[
         str,
-        Option("the Python that has vLLM and penstock", Reader("FILE"), default="the one that runs this", group=MODEL),
+        Option(
+            "Python interpreter of the environment with vLLM and penstock",
+            Reader("FILE"),
+            default="the one that runs this",
+            group=MODEL,
+        ),
     ] = ""
     engine_options: Annotated[
         str,
         Option(
-            "options of `vllm serve` for its engine, in quotes; they win over those here",
+            "engine options of `vllm serve`, in quotes; they override options of this command",
             Reader("WORDS"),
             default="none",
             group=MODEL,
@@ -53,7 +58,7 @@ class ModelOptions(OptionGroup):
     engine_command: Annotated[
         str,
         Option(
-            "the words that start that server, in quotes, where the worker is to start it and to end it",
+            "command line of that server, in quotes; the worker then starts and stops it",
             Reader("WORDS"),
             default="none",
             group=MODEL,
@@ -62,7 +67,7 @@ class ModelOptions(OptionGroup):
     dtype: Annotated[
         str,
         Option(
-            "what is computed in; auto: as the weights were saved",
+            "dtype of weights and activations; auto: dtype of the saved weights",
             Choice("auto", "float32", "bfloat16", "float16"),
             group=MODEL,
         ),
@@ -70,8 +75,8 @@ class ModelOptions(OptionGroup):
     load_format: Annotated[
         str,
         Option(
-            "dummy reads no weights, but draws random ones on the device, for benchmarks; sharded_state is auto by "
-            "vLLM's name for a folder that save_sharded_state wrote",
+            "dummy: random weights, for benchmarks; sharded_state: same as auto, vLLM's name for a folder written"
+            " by save_sharded_state",
             Choice("auto", "dummy", "sharded_state"),
             group=MODEL,
         ),
@@ -80,7 +85,7 @@ class ModelOptions(OptionGroup):
     runner: Annotated[
         str,
         Option(
-            "what the model is for: generate, or pooling (embeddings, classes, scores); auto: as its files say",
+            "task of the model: generate, or pooling (embeddings, classes, scores); auto: according to its files",
             Choice("auto", "generate", "pooling"),
             group=MODEL,
         ),

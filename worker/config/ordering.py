@@ -32,8 +32,8 @@ class _Policy(Choice):
 SchedulingPolicy = Annotated[
     str,
     Option(
-        "who goes first in an engine and is preempted last: by arrival, the lowest priority and then by arrival, or as "
-        "a policy of the operator's own says",
+        "order in which an engine runs requests, and the reverse order of preemption: arrival, lowest "
+        "priority then arrival, or a custom policy",
         _Policy(),
         group="what an engine takes",
     ),

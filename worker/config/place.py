@@ -21,9 +21,7 @@ class PlaceOptions(OptionGroup):
         num_engines_on_host: number of engines that share the host's memory and cores.
     """
 
-    device: Annotated[
-        str, Option("cpu, or cuda: a visible GPU for each rank of an engine", Choice("cpu", "cuda"), group=PLACE)
-    ] = "cpu"
+    device: Annotated[str, Option("cpu, or cuda: one visible GPU per rank", Choice("cpu", "cuda"), group=PLACE)] = "cpu"
     num_threads: Annotated[
         int,
         Option("threads of each CPU engine; 0 chooses", Integer(0, 1024, "0 chooses"), name="threads", group=PLACE),

@@ -22,7 +22,7 @@ class RankOptions(OptionGroup):
     tensor_parallel_size: Annotated[
         int,
         Option(
-            "ranks that share each layer of the model; each engine has so many GPUs, times --pipeline-parallel-size",
+            "ranks that share each layer of the model; an engine has this many GPUs, times --pipeline-parallel-size",
             Integer(1, MAX_RANKS),
             group=RANKS,
         ),
@@ -30,14 +30,18 @@ class RankOptions(OptionGroup):
     pipeline_parallel_size: Annotated[
         int,
         Option(
-            "stages of the model, one behind the other, each of which has a part of its layers",
+            "pipeline stages of the model, each with a part of its layers",
             Integer(1, MAX_RANKS),
             group=RANKS,
         ),
     ] = 1
     enable_expert_parallel: Annotated[
         bool,
-        Option("the ranks of a stage share a model's experts whole, instead of a part of each", Switch(), group=RANKS),
+        Option(
+            "distribute whole experts over the ranks of a stage, instead of a part of each expert",
+            Switch(),
+            group=RANKS,
+        ),
     ] = False
 
     @property

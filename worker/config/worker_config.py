@@ -53,7 +53,7 @@ class WorkerConfig(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, omit_d
     drain_timeout_s: Annotated[
         float,
         Option(
-            "time for running requests at shutdown, before they are handed back",
+            "time for running requests at shutdown, before they return to the queue",
             Seconds(0, "0 hands running requests back at once"),
             name="drain_timeout",
             group=PROCESS,
@@ -64,15 +64,23 @@ class WorkerConfig(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, omit_d
     # A TTL shorter than the interval of heartbeats would declare running engines dead.
     lease_ttl_s: Annotated[
         float,
-        Option("an engine unheard of for so long counts as dead", Seconds(0.1), name="lease_ttl", group=PROCESS),
+        Option(
+            "time without a lease renewal after which an engine counts as dead",
+            Seconds(0.1),
+            name="lease_ttl",
+            group=PROCESS,
+        ),
     ] = 3.0
     max_deliveries: Annotated[
-        int, Option("park a request that so many engines died on", Integer(1, 1_000_000), group=PROCESS)
+        int,
+        Option(
+            "deaths of engines after which the request that they ran is parked", Integer(1, 1_000_000), group=PROCESS
+        ),
     ] = 3
     stall_timeout_s: Annotated[
         float,
         Option(
-            "kill and restart an engine that makes no step, or a process that says nothing, for so long",
+            "time without a step, or without a report of a process, after which an engine is killed and restarted",
             Seconds(0.1),
             name="stall_timeout",
             group=PROCESS,
@@ -81,21 +89,22 @@ class WorkerConfig(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, omit_d
     load_timeout_s: Annotated[
         float,
         Option(
-            "kill and restart an engine that loads and makes no progress for so long, however long all of it takes; "
-            "0: never",
+            "time without progress after which a loading engine is killed and restarted; 0: never",
             Seconds(0, "0 waits for ever"),
             name="load_timeout",
             group=PROCESS,
         ),
     ] = 900.0
     num_restarts: int = 0
-    log_level: Annotated[str, Option("what is less severe is not logged", Choice(*LEVELS), group=LOG)] = "info"
-    log_format: Annotated[str, Option("auto: pretty on a terminal, else JSON", Choice(*FORMATS), group=LOG)] = "auto"
+    log_level: Annotated[str, Option("lowest level that is logged", Choice(*LEVELS), group=LOG)] = "info"
+    log_format: Annotated[
+        str, Option("format of the log; auto: pretty on a terminal, otherwise JSON", Choice(*FORMATS), group=LOG)
+    ] = "auto"
     stream_interval_ms: Annotated[
         float,
         Option(
-            "under load, the longest that output waits for more of its request, to be sent with it; up to half a "
-            "second where Redis is short of time; 0: never",
+            "under load, longest delay of output, to send it with later tokens of its request; up to half a "
+            "second while Redis is busy; 0: none",
             Number(0, MAX_STREAM_INTERVAL_MS, "0 turns it off", metavar="MS"),
             group=PROCESS,
         ),
@@ -103,11 +112,11 @@ class WorkerConfig(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, omit_d
     fork_server: str = ""
     engine_name: str = ""
     log_requests: Annotated[
-        bool, Option("a line at the end of each request, with its parameters and figures", Switch(), group=LOG)
+        bool, Option("log a line at the end of each request, with its parameters and measurements", Switch(), group=LOG)
     ] = True
     log_prompts: Annotated[
         bool,
-        Option("a line with the token ids of each prompt, too; without it no content is logged", Switch(), group=LOG),
+        Option("log the token ids of each prompt, too; without it no content is logged", Switch(), group=LOG),
     ] = False
     step_log: Annotated[
         str,
@@ -119,8 +128,8 @@ class WorkerConfig(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, omit_d
     reasoning_parser: Annotated[
         str,
         Option(
-            "how the model marks its reasoning, behind which grammars begin; auto: as its chat template shows; none: "
-            "they hold from the first token on",
+            "format of the model's reasoning, after which grammars begin; auto: detected from its chat template; "
+            "none: grammars apply from the first token",
             Choice(AUTO, NONE, *REASONING_MARKS),
             group=MODEL,
         ),
@@ -128,7 +137,7 @@ class WorkerConfig(MaskedRepr, msgspec.Struct, frozen=True, kw_only=True, omit_d
     weights_version: Annotated[
         str | None,
         Option(
-            "what the weights are called, in heartbeats and in each answer, until others are loaded",
+            "version of the weights, shown in heartbeats and answers until other weights are loaded",
             Name(),
             default="a digest of them",
             group=MODEL,

@@ -129,7 +129,7 @@ def _check(settings: Settings, options: FleetOptions) -> tuple[HostOptions, Scal
             )
         if host.engines is None:
             raise UsageError(
-                "--ray requires --engines LEAST:MOST, as 1:8; with LEAST 0 the first request starts an engine"
+                "--ray requires --engines MIN:MAX, as 1:8; with a minimum of 0 the first request starts an engine"
             )
         if host.gpus is not None:
             raise UsageError("--gpus: with --ray the GPUs of an engine are those that Ray gives it; leave it out")

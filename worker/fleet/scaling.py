@@ -50,7 +50,7 @@ class ScalingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.most or self.most < 1:
-            raise ConfigurationError(f"engines must be LEAST:MOST with MOST at least 1, got {self.least}:{self.most}")
+            raise ConfigurationError(f"engines must be MIN:MAX with MAX at least 1, got {self.least}:{self.most}")
         if self.wanted_wait_s <= 0:
             raise ConfigurationError(f"wanted_wait must be above 0, got {self.wanted_wait_s:g}")
 

@@ -9,9 +9,9 @@ from .readers import Reader, RefusedValueError
 
 
 class IntegerOrRange(Reader):
-    """A whole number within bounds, or "LEAST:MOST", where LEAST may be 0; the value of a range is its text."""
+    """A whole number within bounds, or "MIN:MAX", where MIN may be 0; the value of a range is its text."""
 
-    metavar = "N|LEAST:MOST"
+    metavar = "N|MIN:MAX"
 
     def __init__(self, least: int, most: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class IntegerOrRange(Reader):
         least, most = bounds(value)
         self._one.check(most)
         if least > most:
-            raise RefusedValueError(f"must be LEAST:MOST, and {least} is more than {most}")
+            raise RefusedValueError(f"must be MIN:MAX, and {least} is more than {most}")
 
 
 def bounds(value: int | str) -> tuple[int, int]:
@@ -49,4 +49,4 @@ def bounds(value: int | str) -> tuple[int, int]:
             raise ValueError
         return int(least), int(most)
     except ValueError:
-        raise RefusedValueError("must be a whole number, or LEAST:MOST such as 1:8") from None
+        raise RefusedValueError("must be a whole number, or MIN:MAX such as 1:8") from None

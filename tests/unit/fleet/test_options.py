@@ -26,11 +26,11 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--ray", "auto", "--redis-url", "redis://here"), "--ray requires --engines LEAST:MOST"),
+        (("--ray", "auto", "--redis-url", "redis://here"), "--ray requires --engines MIN:MAX"),
         (("--ray", "auto", "--engines", "1:8"), "--ray needs --redis-url"),
         ((*FLEET, "--engines", "3:2"), "3 is more than 2"),
         ((*FLEET, "--engines", "0:0"), "at least 1"),
-        ((*FLEET, "--engines", "1:"), "LEAST:MOST such as 1:8"),
+        ((*FLEET, "--engines", "1:"), "MIN:MAX such as 1:8"),
         ((*FLEET, "--engines", "-1:8"), "expected one argument"),
         ((*FLEET, "--gpus", "0,1"), "are those that Ray gives it"),
         ((*FLEET, "--data-parallel-size", "2"), "--data-parallel-size 2: engines of a fleet come and go one by one"),

@@ -46,6 +46,18 @@ def test_prose_is_wrapped(document: Path) -> None:
     assert [number for number, line in lines if len(line) > MAX_COLUMNS] == []
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_rows_of_a_table_have_as_many_cells_as_its_header(document: Path) -> None:
+    uneven: list[int] = []
+    num_columns = 0
+    for number, line in enumerate(document.read_text().splitlines(), 1):
+        num_cells = len(re.findall(r"(?<!\\)\|", line)) - 1 if line.startswith("|") else 0
+        if num_cells and num_columns and num_cells != num_columns:
+            uneven.append(number)
+        num_columns = num_cells and (num_columns or num_cells)
+    assert uneven == []
+
+
 def anchors(document: Path) -> set[str]:
     """What a link may name behind ``#``: its headings, as GitHub writes them."""
     headings = [line.lstrip("#").strip() for _, line in prose(document.read_text()) if line.startswith("#")]
