@@ -11,7 +11,7 @@ from ..options.readers import Choice, Switch
 from .images import DEFAULT_CACHE_MEMORY, DEFAULT_MAX_IMAGES, ImageCacheMemory, MaxImages
 from .ordering import SchedulingPolicy
 
-BATCH = "what an engine takes"
+BATCH = "batch and memory"
 # Tokens of one step. On the CPU a step with more prefill delays the next token of all requests (135M Llama: inter-token
 # p99 3.5 s with 2048, 0.6 s with 256, at the same throughput).
 DEFAULT_TOKEN_BUDGET = {"cpu": 512, "cuda": 2048}

@@ -9,7 +9,7 @@ from ..options.numbers import Integer
 from ..options.option import Option
 from ..options.readers import Choice, ChoiceWithCount, Switch
 
-COMPUTING = "how it computes"
+COMPUTING = "computation"
 # Largest number of draft tokens of a request in a step, and the number without one after `ngram`: with the last token
 # it fills a tile of 16 rows.
 MAX_DRAFT_TOKENS, DEFAULT_DRAFT_TOKENS = 64, 15

@@ -8,7 +8,7 @@ from ...shared.params.images import MAX_IMAGES
 from ..options.numbers import Integer, Size
 from ..options.option import Option
 
-_GROUP = "what an engine takes"
+_GROUP = "batch and memory"
 DEFAULT_MAX_IMAGES = 8
 DEFAULT_CACHE_MEMORY = 512 << 20
 

@@ -10,7 +10,7 @@ from ..options.numbers import Size
 from ..options.option import Option
 from ..options.readers import Folder
 
-KV_OFFLOADING = "KV blocks beside the cache"
+KV_OFFLOADING = "KV offload"
 _DEFAULT_DIR_SIZE = 16 << 30
 
 

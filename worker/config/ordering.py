@@ -35,6 +35,6 @@ SchedulingPolicy = Annotated[
         "order in which an engine runs requests, and the reverse order of preemption: arrival, lowest "
         "priority then arrival, or a custom policy",
         _Policy(),
-        group="what an engine takes",
+        group="batch and memory",
     ),
 ]

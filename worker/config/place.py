@@ -9,7 +9,7 @@ from ..options.numbers import Integer
 from ..options.option import Option
 from ..options.readers import Choice
 
-PLACE = "where"
+PLACE = "devices"
 # More than any machine has. A larger value would create arrays that do not fit, or processes without end.
 MAX_ENGINES_ON_HOST = 1024
 

@@ -11,7 +11,7 @@ from ..options.numbers import Integer
 from ..options.option import Option
 from ..options.readers import Switch
 
-RANKS = "several devices for one model"
+RANKS = "ranks: several devices per engine"
 # No host has more devices.
 MAX_RANKS = 64
 
