@@ -22,8 +22,9 @@ pytestmark = pytest.mark.xdist_group("deployment")
 
 ROOT = Path(__file__).parents[3]
 # The other pages of the guide are run as a whole.
-BY_BLOCK = (ROOT / "README.md", ROOT / "ops/guide/requests.md", ROOT / "ops/guide/controlling.md")
-BLOCKS = [block for page in BY_BLOCK for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
+BY_BLOCK = (ROOT / "README.md", ROOT / "ops/guide/requests.md")
+PAGES = (*BY_BLOCK, ROOT / "ops/guide/controlling.md")
+BLOCKS = [block for page in PAGES for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
 
 
 def block(marker: str, url: str) -> str:
@@ -68,9 +69,9 @@ async def test_the_structured_example(deployment: LocalStack) -> None:
 async def test_the_control_examples(deployment: LocalStack) -> None:
     async with Client.connect(deployment.url, model="demo") as client:
         (engine_id,) = await client.is_sleeping()
-        source = block("await client.sleep(level=2)", deployment.url).replace("gpu1-4711-9f3c-0", engine_id)
+        source = block("await client.sleep(level=2)", deployment.url)
         lines = "\n".join(f"    {line}" for line in source.splitlines())
-        names: dict[str, Any] = {}
+        names: dict[str, Any] = {"SamplingParams": SamplingParams}
         exec(f"async def example(client):\n{lines}\n    return traces, memory", names)
         traces, memory = await names["example"](client)
         assert await client.is_sleeping() == {engine_id: False}
