@@ -21,6 +21,8 @@ COMMANDS = {
     "worker": ".engines.worker",
     "status": ".status",
     "generate": ".work.generate",
+    "chat": ".work.chat",
+    "run": ".work.run",
     "batch": ".work.batch",
     "jobs": ".servers.jobs",
     "webhook": ".access.webhook",

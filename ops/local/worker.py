@@ -83,7 +83,7 @@ class LocalWorker:
                 self.ready_time_s = time.monotonic() - self._spawned_at
                 return
             if not line:
-                raise ConfigurationError(f"the worker did not start:\n{self.log.strip()}")
+                raise ConfigurationError(start_failure("worker", self.log))
 
     @property
     def is_running(self) -> bool:
@@ -124,3 +124,9 @@ class LocalWorker:
         for line in process.stdout:
             lines.put(line)
         lines.put("")
+
+
+def start_failure(name: str, log: str) -> str:
+    """Return the message for a process that ended before it was ready: its last line, then the rest of its log."""
+    *rest, last = log.strip().splitlines() or ["it wrote no log"]
+    return "\n".join((f"the {name} did not start: {last.removeprefix('error: ')}", *rest))

@@ -6,6 +6,8 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, TypeVar
 
 from ...shared.errors import ClientClosedError
@@ -39,11 +41,28 @@ class LoopThread:
                 f"this was started by process {self._pid}, which forked this one; only that process can continue it, "
                 "so start it again here"
             )
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        outcome: Future[T] = Future()
+        tasks: list[asyncio.Task[T]] = []
+
+        def begin() -> None:
+            task = self._loop.create_task(work)
+            task.add_done_callback(partial(_copy_outcome, outcome))
+            tasks.append(task)
+
+        def abandon() -> None:
+            if tasks:
+                tasks[0].cancel()
+            else:
+                work.close()
+                _cancel(outcome)
+
         try:
-            return future.result()
+            self._loop.call_soon_threadsafe(begin)
+            return outcome.result()
         except KeyboardInterrupt:
-            future.cancel()
+            self._loop.call_soon_threadsafe(abandon)
+            # The caller may close what ``work`` uses, so it must have ended before.
+            wait([outcome])
             raise
 
     def clean_up(self, work: Coroutine[Any, Any, None]) -> None:
@@ -62,3 +81,18 @@ class LoopThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _copy_outcome(outcome: Future[T], task: asyncio.Task[T]) -> None:
+    if task.cancelled():
+        _cancel(outcome)
+    elif error := task.exception():
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(task.result())
+
+
+def _cancel(outcome: Future[T]) -> None:
+    outcome.cancel()
+    # Only this wakes ``wait``.
+    outcome.set_running_or_notify_cancel()

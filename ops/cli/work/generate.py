@@ -7,6 +7,7 @@ import asyncio
 import sys
 
 from ....producer import Client, FinishReason, SamplingParams
+from ....producer.inputs.prompt import Prompt
 from ....shared.process.command_line import Command, add_redis_arguments
 from ....shared.redis_access.embedded import resolve_redis_url
 from ..waiting_notice import WaitingNotice
@@ -18,6 +19,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="most output tokens (128)")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (1.0)")
     parser.add_argument("--seed", type=int, metavar="N", help="fixes the random choices")
+    parser.add_argument(
+        "--chat", action="store_true", help="send each PROMPT as a user's message; needs a chat template"
+    )
     parser.add_argument("--stream", action="store_true", help="print as it is generated")
     add_redis_arguments(parser)
 
@@ -25,12 +29,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     options = {name: value for name in ("temperature", "seed") if (value := getattr(arguments, name)) is not None}
     params = SamplingParams(max_tokens=arguments.max_tokens, **options)
-    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in arguments.prompts]
+    texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in arguments.prompts]
+    prompts: list[Prompt] = [[{"role": "user", "content": text}] for text in texts] if arguments.chat else [*texts]
     with resolve_redis_url(arguments.redis_url) as url:
         return asyncio.run(_generate(url, arguments, prompts, params))
 
 
-async def _generate(url: str, arguments: argparse.Namespace, prompts: list[str], params: SamplingParams) -> int:
+async def _generate(url: str, arguments: argparse.Namespace, prompts: list[Prompt], params: SamplingParams) -> int:
     """Print the answers in the order of the prompts. Return 1 if a generation did not end regularly."""
     deployment = {"namespace": arguments.namespace, "shards": arguments.shards}
     async with Client.connect(url, model=arguments.model, **deployment) as client:
@@ -47,7 +52,7 @@ async def _generate(url: str, arguments: argparse.Namespace, prompts: list[str],
     return 1 if irregular else 0
 
 
-async def _stream(client: Client, prompt: str, params: SamplingParams, notice: WaitingNotice) -> FinishReason | None:
+async def _stream(client: Client, prompt: Prompt, params: SamplingParams, notice: WaitingNotice) -> FinishReason | None:
     reason = None
     async for delta in client.stream(prompt, params):
         notice.heard()
@@ -58,7 +63,7 @@ async def _stream(client: Client, prompt: str, params: SamplingParams, notice: W
 
 
 async def _answer(
-    client: Client, prompt: str, params: SamplingParams, notice: WaitingNotice
+    client: Client, prompt: Prompt, params: SamplingParams, notice: WaitingNotice
 ) -> tuple[str, FinishReason | None]:
     texts, reason = [], None
     async for delta in client.stream(prompt, params):

@@ -1,0 +1,171 @@
+"""``penstock chat``: a conversation in the terminal, over the queue like every client."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+
+from ....producer import LLM, Delta, FinishReason, SamplingParams
+from ....shared.errors import PenstockError, ValidationError
+from ....shared.process.command_line import Command, add_redis_arguments
+from ..waiting_notice import WaitingNotice
+
+PROMPT = ">>> "
+_HELP = """\
+/system TEXT   start over with TEXT as the system message; without TEXT, show it
+/reset         forget the conversation, keep the system message
+/help          show this list
+/quit          leave, as Ctrl-D does
+Ctrl-C stops an answer; what was written of it stays in the conversation."""
+# Ends that the user sees anyway.
+_REGULAR_ENDS = (FinishReason.STOP, None)
+
+
+@dataclass
+class Conversation:
+    """The messages so far, of which the system message comes first, and how to sample answers."""
+
+    params: SamplingParams
+    system: str = ""
+    turns: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """Return the messages of the next request."""
+        return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
+
+    def add(self, role: str, text: str) -> None:
+        """Append a message."""
+        self.turns.append({"role": role, "content": text})
+
+
+class Chat:
+    """A conversation with one model on standard input and output.
+
+    Args:
+        llm: the connection.
+        model: name of the model; its card must be known.
+    """
+
+    def __init__(self, llm: LLM, model: str, conversation: Conversation) -> None:
+        self._llm = llm
+        self._model = model
+        self._conversation = conversation
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/system": self._set_system,
+            "/reset": self._reset,
+            "/help": lambda _: print(_HELP),
+        }
+
+    def run(self) -> int:
+        """Answer line after line until the end of the input. Return the exit status."""
+        is_terminal = sys.stdin.isatty()
+        if is_terminal:
+            with suppress(ImportError):
+                # Importing it gives input() line editing and the history of this chat.
+                import readline  # noqa: F401
+            print(f"chatting with {self._model}; /help lists the commands, Ctrl-D leaves")
+        while True:
+            try:
+                line = input(PROMPT if is_terminal else "").strip()
+            except EOFError:
+                if is_terminal:
+                    print()
+                return 0
+            except KeyboardInterrupt:
+                print("\nCtrl-D or /quit leaves")
+                continue
+            name, _, rest = line.partition(" ")
+            if name in ("/quit", "/exit"):
+                return 0
+            if name in self._commands:
+                self._commands[name](rest.strip())
+            elif name.startswith("/"):
+                print(f"unknown command {name}; /help lists the commands")
+            elif line:
+                self._answer(line)
+
+    def _set_system(self, text: str) -> None:
+        if not text:
+            print(self._conversation.system or "no system message")
+            return
+        self._conversation.system = text
+        self._conversation.turns.clear()
+
+    def _reset(self, _: str) -> None:
+        self._conversation.turns.clear()
+
+    def _answer(self, line: str) -> None:
+        """Send the conversation with ``line`` as its last message, and print the answer as it arrives."""
+        conversation = self._conversation
+        conversation.add("user", line)
+        text, reason = "", None
+        try:
+            for delta in self._llm.iterate(self._deltas()):
+                # Before it is printed: a user stops an answer at what the screen shows.
+                text += delta.text
+                print(delta.text, end="", flush=True)
+                reason = delta.finish_reason
+            print()
+            if reason is FinishReason.LENGTH:
+                print("(cut off: the answer reached --max-tokens, or the conversation the model's length)")
+            elif reason not in _REGULAR_ENDS:
+                print(f"(ended early: {reason})")
+        except KeyboardInterrupt:
+            print("\n(stopped)")
+        except PenstockError as error:
+            print(f"{error}; /reset starts over" if isinstance(error, ValidationError) else error, file=sys.stderr)
+        if text:
+            conversation.add("assistant", text)
+        else:
+            conversation.turns.pop()
+
+    async def _deltas(self) -> AsyncGenerator[Delta]:
+        notice = WaitingNotice(self._llm.client, self._model)
+        stream = self._llm.client.stream(self._conversation.messages, self._conversation.params, model=self._model)
+        async with notice.watching(), aclosing(stream):
+            async for delta in stream:
+                notice.heard()
+                yield delta
+
+
+def chat_on(url: str | None, arguments: argparse.Namespace, **deployment: str | None) -> int:
+    """Chat with the model that the arguments name on the deployment at ``url``, and return the exit status.
+
+    Raises:
+        ValidationError: a parameter is wrong, or the model has no chat template.
+        UnknownModelError: no worker has ever served the model, or any model.
+    """
+    options = {name: value for name in ("temperature", "seed") if (value := getattr(arguments, name)) is not None}
+    params = SamplingParams(max_tokens=arguments.max_tokens, **options)
+    with LLM(url, model=arguments.model, **deployment) as llm:
+        card = llm.get_model_config()
+        if not card.has_chat_template:
+            raise ValidationError(
+                f"model {card.model!r} has no chat template, so it cannot chat; `penstock generate` continues text"
+            )
+        return Chat(llm, card.model, Conversation(params, arguments.system)).run()
+
+
+def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say how the model answers."""
+    parser.add_argument("--system", default="", metavar="TEXT", help="system message")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens per answer (up to the model's length)")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (1.0)")
+    parser.add_argument("--seed", type=int, metavar="N", help="fixes the random choices")
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="may be left out if only one is known, or served")
+    add_chat_arguments(parser)
+    add_redis_arguments(parser)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    return chat_on(arguments.redis_url, arguments, namespace=arguments.namespace, shards=arguments.shards)
+
+
+COMMAND = Command("chat", "Chat with a model in this terminal.", run=_run, add_arguments=_add_arguments)

@@ -1,0 +1,184 @@
+"""``penstock chat`` in a terminal, with the engine played by the test, and ``penstock run`` with a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from penstock.ops.demo.run import MODEL
+from penstock.shared.broker import Broker, Claim, FinalRecord, Record
+from penstock.shared.connection import CommandConnection
+from penstock.shared.deployment.records import ModelCard
+from penstock.shared.keys import Keys
+from penstock.shared.messages.deltas import Delta
+from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.messages.requests import EngineCoreRequest
+
+from .test_generate import claim_one, put_heartbeat
+
+TIMEOUT_S = 60.0
+PENSTOCK = [sys.executable, "-m", "penstock.ops.cli"]
+
+
+class Terminal:
+    """A chat in a pseudo-terminal."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._fd, child_fd = pty.openpty()
+        environment = {**os.environ, "TERM": "dumb"}
+        self._process = subprocess.Popen(
+            [*PENSTOCK, *arguments], stdin=child_fd, stdout=child_fd, stderr=child_fd, env=environment
+        )
+        os.close(child_fd)
+        self._output = ""
+
+    async def read_until(self, text: str) -> str:
+        """Return the output up to and with ``text``, without what an earlier call returned."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while text not in self._output:
+                self._output += (await asyncio.to_thread(os.read, self._fd, 4096)).decode()
+        before, _, self._output = self._output.partition(text)
+        return before + text
+
+    async def ask(self, line: str) -> None:
+        """Type a line at the prompt."""
+        await self.read_until(">>> ")
+        os.write(self._fd, line.encode() + b"\n")
+        await self.read_until(line)
+
+    def interrupt(self) -> None:
+        """Send what Ctrl-C sends."""
+        self._process.send_signal(signal.SIGINT)
+
+    async def end(self) -> int:
+        """Type Ctrl-D at the prompt and return the exit status."""
+        await self.read_until(">>> ")
+        os.write(self._fd, b"\x04")
+        return await asyncio.to_thread(self._process.wait, TIMEOUT_S)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._fd)
+
+
+@pytest.fixture
+async def broker(commands: CommandConnection, namespace: str) -> Broker:
+    """The engine, played by the test, of a model that can chat."""
+    card = ModelCard(model="m", has_chat_template=True)
+    await commands.execute("HSET", Keys(namespace).models(), "m", msgspec.json.encode(card))
+    await put_heartbeat(commands, namespace)
+    return Broker(commands, Keys(namespace).model("m"))
+
+
+@pytest.fixture
+def terminal(redis_url: str, namespace: str, broker: Broker) -> Iterator[Terminal]:
+    terminal = Terminal("chat", "--redis-url", redis_url, "--namespace", namespace)
+    yield terminal
+    terminal.close()
+
+
+def messages(claim: Claim) -> list[tuple[str, str]]:
+    request = msgspec.msgpack.decode(claim.payload, type=EngineCoreRequest)
+    assert request.messages is not None
+    return [(message["role"], message["content"]) for message in request.messages]
+
+
+async def answer(broker: Broker, claim: Claim, text: str, reason: FinishReason = FinishReason.STOP) -> None:
+    delta = Delta(index=0, token_ids=[1], text=text, finish_reason=reason)
+    assert await broker.finish([FinalRecord(claim.request_id, claim.epoch, delta)]) == []
+
+
+async def test_a_conversation_keeps_its_turns_until_reset(terminal: Terminal, broker: Broker) -> None:
+    await terminal.ask("one")
+    claim = await claim_one(broker)
+    assert messages(claim) == [("user", "one")]
+    await answer(broker, claim, "first answer")
+    await terminal.read_until("first answer")
+    await terminal.ask("two")
+    claim = await claim_one(broker)
+    assert messages(claim) == [("user", "one"), ("assistant", "first answer"), ("user", "two")]
+    await answer(broker, claim, "second", FinishReason.LENGTH)
+    await terminal.read_until("(cut off: ")
+    await terminal.ask("/system be brief")
+    await terminal.ask("three")
+    claim = await claim_one(broker)
+    assert messages(claim) == [("system", "be brief"), ("user", "three")]
+    await answer(broker, claim, "third")
+    await terminal.ask("/reset")
+    await terminal.ask("four")
+    claim = await claim_one(broker)
+    assert messages(claim) == [("system", "be brief"), ("user", "four")]
+    await answer(broker, claim, "fourth")
+    assert await terminal.end() == 0
+
+
+async def test_interrupt_stops_the_answer_and_not_the_chat(terminal: Terminal, broker: Broker) -> None:
+    await terminal.ask("one")
+    claim = await claim_one(broker)
+    begun = Record(claim.request_id, claim.epoch, Delta(index=0, token_ids=[1], text="half of it"))
+    assert await broker.append([begun]) == []
+    await terminal.read_until("half of it")
+    terminal.interrupt()
+    await terminal.read_until("(stopped)")
+    late = Record(claim.request_id, claim.epoch, Delta(index=1, token_ids=[1], text="rest"))
+    assert await broker.append([late]) == [claim.request_id]
+    await terminal.ask("two")
+    claim = await claim_one(broker)
+    assert messages(claim) == [("user", "one"), ("assistant", "half of it"), ("user", "two")]
+    await answer(broker, claim, "whole")
+    await terminal.read_until("whole")
+    await terminal.read_until(">>> ")
+    terminal.interrupt()
+    await terminal.read_until("/quit leaves")
+    assert await terminal.end() == 0
+
+
+async def test_a_failed_request_leaves_the_conversation_as_it_was(terminal: Terminal, broker: Broker) -> None:
+    await terminal.ask("one")
+    await answer(broker, await claim_one(broker), "", FinishReason.ERROR)
+    await terminal.ask("/help")
+    await terminal.read_until("Ctrl-C stops an answer")
+    await terminal.ask("/unknown")
+    await terminal.read_until("unknown command /unknown")
+    await terminal.ask("two")
+    claim = await claim_one(broker)
+    assert messages(claim) == [("user", "two")]
+    await answer(broker, claim, "well")
+    assert await terminal.end() == 0
+
+
+async def test_a_model_without_a_chat_template_is_refused(
+    redis_url: str, namespace: str, commands: CommandConnection
+) -> None:
+    await commands.execute("HSET", Keys(namespace).models(), "m", msgspec.json.encode(ModelCard(model="m")))
+    command = [*PENSTOCK, "chat", "--redis-url", redis_url, "--namespace", namespace]
+    result = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert result.returncode == 1
+    assert result.stderr == (
+        "error: model 'm' has no chat template, so it cannot chat; `penstock generate` continues text\n"
+    )
+
+
+def test_run_loads_a_model_and_chats() -> None:
+    command = [*PENSTOCK, "run", str(MODEL), "--temperature", "0", "--worker-options", "--device cpu"]
+    lines = "spell 7:\nspell 12:\n"
+    result = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
+    assert [line.strip() for line in result.stdout.splitlines()] == ["seven.", "twelve."]
+
+
+def test_run_says_in_the_last_line_why_the_worker_did_not_start() -> None:
+    command = [*PENSTOCK, "run", "/no/such/file.gguf"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: the worker did not start: model file '/no/such/file.gguf' does not exist")

@@ -1,0 +1,46 @@
+"""The event loop behind the blocking client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from penstock.producer.blocking.loop_thread import LoopThread
+
+
+def test_interrupt_ends_the_work_before_it_is_raised() -> None:
+    thread = LoopThread()
+    events = []
+
+    async def work() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            events.append("cleaned up")
+
+    with pytest.raises(KeyboardInterrupt):
+        thread.run(work())
+    events.append("raised")
+    thread.stop()
+    assert events == ["cleaned up", "raised"]
+
+
+def test_errors_and_results_reach_the_caller() -> None:
+    thread = LoopThread()
+
+    async def fail() -> None:
+        raise ValueError("no")
+
+    async def give() -> int:
+        return 5
+
+    with pytest.raises(ValueError, match="no"):
+        thread.run(fail())
+    assert thread.run(give()) == 5
+    thread.stop()
