@@ -35,19 +35,19 @@ class WaitingNotice:
             await asyncio.gather(watcher, return_exceptions=True)
 
     async def _watch(self) -> None:
-        is_told = False
+        is_announced = False
         while True:
             self._news.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(SILENCE_S):
                     await self._news.wait()
             if self._news.is_set():
-                if is_told:
+                if is_announced:
                     _print_notice("an engine has taken it up")
-                is_told = False
-            elif not is_told and (cause := await self._cause()):
+                is_announced = False
+            elif not is_announced and (cause := await self._cause()):
                 _print_notice(f"{cause}; the request waits in line; Ctrl-C cancels it")
-                is_told = True
+                is_announced = True
 
     async def _cause(self) -> str:
         """Return why no reply arrives; "" if an engine works on it, or the cause is unknown."""
