@@ -10,7 +10,7 @@ import torch
 from ...shared.errors import ConfigurationError
 from ..config.engine_config import EngineConfig
 from ..models.loaded import LoadedModel
-from ..models.shared_experts.ranks import ExpertRanks
+from ..models.shared_experts import ExpertRanks
 from .core import GroupedCore
 from .runner import LockstepRunner
 from .wave import Flags, Wave

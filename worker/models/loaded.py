@@ -17,7 +17,7 @@ from .images.vision_model import VisionModel
 from .parallel.groups import RankGroups
 from .pooling.encoder import EncoderForward
 from .pooling.pooler import PoolingModel
-from .shared_experts.ranks import ExpertRanks
+from .shared_experts import ExpertRanks
 
 
 @dataclass

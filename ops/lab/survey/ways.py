@@ -28,9 +28,9 @@ from ....kernels.paged_attention import PagedBatch
 from ....worker.models.forward import Forward, ForwardSettings, ModelInput
 from ....worker.models.lean.forward import LeanForward
 from ....worker.models.lean.native import make_native
+from ....worker.models.modes.cached import split_forward
 from ....worker.models.modes.packed import PackedForward
 from ....worker.models.modes.partition import CutRule
-from ....worker.models.modes.split import split_forward
 from ....worker.models.placing.packed_linear import pack_linear_layers
 
 _BLOCK_SIZE = 16

@@ -17,7 +17,7 @@ from penstock.shared.errors import ModelLoadError
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.loading.loader import load_model
 from penstock.worker.models.weights.live_state import empty_module, live_state
-from penstock.worker.models.weights.sharded_state import save_sharded_state
+from penstock.worker.models.weights.stored_files import save_sharded_state
 
 from .conftest import SHAPE, MakePair, save_model, write_folder
 from .loading import assert_same, load, tokens

@@ -21,7 +21,7 @@ from penstock.worker.models.forward import ForwardSettings
 from penstock.worker.models.lean.native import NativeForward
 from penstock.worker.models.loading.loader import load_model
 from penstock.worker.models.loading.preparing import use_eight_bit_cache
-from penstock.worker.models.modes.gather import gather_forward
+from penstock.worker.models.modes.cached import gather_forward
 from penstock.worker.models.modes.partition import CutRule
 from penstock.worker.models.placing.device import check_float8
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from penstock.worker.models.lean.forward import LeanForward
-from penstock.worker.models.weights.give_back import give_back
-from penstock.worker.models.weights.live_state import plain_state
+from penstock.worker.models.weights.live_state import give_back, plain_state
 
 from .lean_models import SETTINGS, VARIANTS_WITH_STATES, make_model
 

@@ -25,8 +25,8 @@ from penstock.worker.models.forward import Forward
 from penstock.worker.models.lean.forward import LeanForward
 from penstock.worker.models.lean.native import NativeForward, make_native
 from penstock.worker.models.lean.reading.decoder import read_decoder
+from penstock.worker.models.modes.cached import split_forward
 from penstock.worker.models.modes.partition import CutRule
-from penstock.worker.models.modes.split import split_forward
 from penstock.worker.models.placing.packed_linear import pack_linear_layers
 from penstock.worker.models.plan import AttentionPlan, MixerPlan
 

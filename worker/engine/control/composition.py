@@ -17,7 +17,7 @@ from ...models.loading.loader import load_weights
 from ...models.loading.preparing import rescale_eight_bit_cache
 from ...models.placing.device import return_free_memory
 from ...models.weights.live_state import empty_module
-from ...models.weights.sharded_state import save_sharded_state
+from ...models.weights.stored_files import save_sharded_state
 from ..adapters.library import AdapterLibrary
 from ..core.engine_core import EngineCore
 from ..execution.model_runner import ModelRunner

@@ -10,14 +10,12 @@ from torch import Tensor, nn
 from ....kernels.decoder import PRODUCTS_PER_LAYER
 from ....kernels.lora.packed import can_pack_lora
 from ....shared.errors import ConfigurationError
-from ..forward import Forward
+from ..forward import Forward, TokenAdapters
 from ..lean.captured import CapturedForward
 from ..lean.forward import LeanForward
 from ..lean.native import NativeForward
 from ..modes.packed import PackedForward
-from ..placing.token_adapters import TokenAdapters
-from .layouts import PackedLayout, PlainLayout, StackedLayout
-from .slots import AdapterSlots, SlotLayout
+from .slots import AdapterSlots, PackedLayout, PlainLayout, SlotLayout, StackedLayout
 from .targets import AdapterTarget, placed_targets_of, targets_of, targets_of_all_tokens
 
 

@@ -12,8 +12,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from ..formats.declared import Quantization, declared_quantization
 from ..formats.reading import dtype_of, read_plain
-from ..formats.stored import StoredTensors
-from ..formats.unpacked import Readable, Unpacked
+from ..formats.tensors import Readable, StoredTensors, Unpacked
 from ..gguf.tensors import read_gguf
 
 _GENERATION_FILE = "generation_config.json"

@@ -13,15 +13,14 @@ from torch import nn
 
 from ....kernels.dispatch import NATIVE
 from ..forward import Forward
-from ..lean.forward import LeanForward
+from ..lean.forward import LeanForward, LeanWrapper
 from ..lean.layers.feed_forward import GatedMlp
 from ..lean.layers.layer import EmbeddingPart, HeadNorm
 from ..lean.layers.norms import CentredNorm
 from ..lean.layers.rotation import AngleTable
-from ..lean.lean_wrapper import LeanWrapper
 from ..lean.native import NativeForward, products_of
 from ..lean.staged import StagedForward
-from ..parallel.summed import ConcatOverRanks, SumOverRanks
+from ..parallel.groups import ConcatOverRanks, SumOverRanks
 from ..placing.packed_linear import OwnPackedLinear
 
 # In transformers' Mamba-2 layers: bounds of the step, which only the scan of several tokens applies.

@@ -15,8 +15,7 @@ from torch import Tensor
 from ....shared.errors import ModelLoadError
 from .declared import Quantization
 from .scaled import FLOAT8, unpack_scaled
-from .stored import StoredTensors
-from .unpacked import Grid, Readable, Unpacked, make_grid, unpack_e2m1, unpack_words, write_scaled
+from .tensors import Grid, Readable, StoredTensors, Unpacked, make_grid, unpack_e2m1, unpack_words, write_scaled
 
 _PACKED, _WEIGHT = ".weight_packed", ".weight"
 _WORD = 32

@@ -11,8 +11,7 @@ import torch
 from .compressed import read_compressed
 from .declared import Quantization
 from .scaled import read_float8, read_mxfp4
-from .stored import StoredTensors
-from .unpacked import Readable
+from .tensors import Readable, StoredTensors
 from .words import read_awq, read_gptq
 
 READERS: dict[str, Callable[[StoredTensors, Quantization, torch.dtype], Readable]] = {

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from ....shared.errors import ModelLoadError
 from .declared import Quantization
-from .stored import StoredTensors
-from .unpacked import Grid, Readable, Unpacked, make_grid, unpack_e2m1, write_scaled
+from .tensors import Grid, Readable, StoredTensors, Unpacked, make_grid, unpack_e2m1, write_scaled
 
 _BLOCKS, _MX_SCALES = "_blocks", "_scales"
 

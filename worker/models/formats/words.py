@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ....shared.errors import ModelLoadError
 from .declared import Quantization
-from .stored import StoredTensors
-from .unpacked import Grid, Readable, Unpacked, unpack_words, write_scaled
+from .tensors import Grid, Readable, StoredTensors, Unpacked, unpack_words, write_scaled
 
 _WORD = 32
 # Name of the dtype in safetensors.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ....shared.errors import ModelLoadError
-from ..formats.unpacked import Readable, Unpacked, pieces
+from ..formats.tensors import Readable, Unpacked, pieces
 from .container import GgufTensor, TensorType, open_gguf
 from .families import Family, find_family
 

@@ -17,8 +17,8 @@ from ..checkpoint.errors import first_line
 from ..checks.conformance import tolerance_of
 from ..checks.lengths import lowered
 from ..forward import VisionInputs
+from .model_parts import VisionEncoder
 from .processor import ImageProcessor, ProcessedImage, runs_of
-from .vision_encoder import VisionEncoder
 
 # Model types whose encoders take the tiles of a whole prompt in one row; others take one row per image.
 _TILES_OF_A_PROMPT = frozenset({"idefics3", "smolvlm"})

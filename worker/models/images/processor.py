@@ -7,10 +7,16 @@ Qwen's models rotate queries and keys by positions in three axes: time, rows and
 position in all three. Tokens of an image have the position of their patch, counted from the start of the image; text
 after it continues after the longer side. So positions are fewer than tokens, and those of generated tokens lag behind
 by the difference.
+
+Two kinds of processors are ours, because transformers' own need torchvision, which they use for videos only.
+``GridProcessor`` serves Qwen2-VL, Qwen2.5-VL and Qwen3-VL: transformers' image processor for Pillow and numpy makes the
+pixels, and one placeholder stands for each merged patch. ``OneVisionProcessor`` serves LLaVA-OneVision: it counts
+tokens by the method of transformers' processor, which it creates without the video part.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +44,7 @@ Axes = NDArray[np.int64]
 AxesOf = Callable[[Mapping[str, Tensor]], Axes]
 
 _GRID = "image_grid_thw"
+_CONFIG = "processor_config.json"
 
 
 def axes_by_grid(model_config: Any) -> AxesOf:
@@ -229,3 +236,73 @@ def _missing_package(error: BaseException) -> str:
         cause = cause.__cause__ or cause.__context__
     # Some processors look for video processors in a table that is empty without torchvision.
     return "torchvision" if "VIDEO_PROCESSOR_MAPPING" in str(error) else ""
+
+
+class GridProcessor:
+    """A callable like transformers' processors, for images without text.
+
+    Args:
+        images: transformers' image processor; its ``merge_size`` squared patches are one token.
+    """
+
+    def __init__(self, images: Any, image_token: str, image_token_id: int) -> None:
+        self._images = images
+        self.image_token = image_token
+        self.image_token_id = image_token_id
+
+    @classmethod
+    def load(cls, folder: Path, image_token_id: int, *, trust_remote_code: bool) -> GridProcessor:
+        """Load the parts from the model's folder. Raises the exceptions of transformers."""
+        from transformers import AutoTokenizer
+        from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+        images = AutoImageProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        return cls(images, tokenizer.convert_ids_to_tokens(image_token_id), image_token_id)
+
+    def __call__(self, *, images: list[Image.Image], **_: Any) -> dict[str, Any]:
+        """Return the tensors for the encoder, and ``input_ids`` ``[1, T]`` with a placeholder for each token."""
+        tensors = dict(self._images(images, return_tensors="pt"))
+        num_tokens = int(tensors["image_grid_thw"].prod(-1).sum()) // self._images.merge_size**2
+        return {"input_ids": torch.full((1, num_tokens), self.image_token_id), **tensors}
+
+
+class OneVisionProcessor:
+    """A callable like transformers' processors, for images without text.
+
+    Args:
+        images: transformers' image processor.
+        settings: content of ``processor_config.json``.
+    """
+
+    def __init__(self, images: Any, image_token: str, image_token_id: int, settings: dict[str, Any]) -> None:
+        from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+
+        self._images = images
+        self.image_token = image_token
+        self.image_token_id = image_token_id
+        counting: Any = object.__new__(LlavaOnevisionProcessor)
+        counting.image_processor = images
+        counting.image_token = image_token
+        counting.num_image_tokens = settings["num_image_tokens"]
+        counting.vision_feature_select_strategy = settings["vision_feature_select_strategy"]
+        counting.vision_aspect_ratio = settings.get("vision_aspect_ratio", "anyres_max_9")
+        self._counting = counting
+
+    @classmethod
+    def load(cls, folder: Path, image_token_id: int, *, trust_remote_code: bool) -> OneVisionProcessor:
+        """Load the parts from the model's folder. Raises exceptions of transformers, ``OSError`` or ``KeyError``."""
+        from transformers import AutoTokenizer
+        from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+        settings = json.loads((folder / _CONFIG).read_text())
+        images = AutoImageProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        return cls(images, tokenizer.convert_ids_to_tokens(image_token_id), image_token_id, settings)
+
+    def __call__(self, *, images: list[Image.Image], **_: Any) -> dict[str, Any]:
+        """Return the tensors for the encoder, and ``input_ids`` ``[1, T]`` with a placeholder for each token."""
+        tensors = dict(self._images([images], return_tensors="pt"))
+        texts = (self._counting.replace_image_token(tensors, index) for index in range(len(images)))
+        num_tokens = sum(text.count(self.image_token) for text in texts)
+        return {"input_ids": torch.full((1, num_tokens), self.image_token_id), **tensors}

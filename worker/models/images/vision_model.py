@@ -22,9 +22,8 @@ from ....shared.params.images import MAX_IMAGES
 from ...config.engine_config import EngineConfig
 from ..forward import Forward
 from .image_checks import longest_bidirectional, picture, processes_each_alone, verify_images, verify_text
-from .model_processors import GridProcessor, OneVisionProcessor
-from .processor import ImageProcessor, axes_by_grid
-from .vision_encoder import VisionEncoder, split_vision_encoder, text_module
+from .model_parts import VisionEncoder, split_vision_encoder, text_module
+from .processor import GridProcessor, ImageProcessor, OneVisionProcessor, axes_by_grid
 
 ON_A_GRID = frozenset({"glm46v", "glm4v", "glm4v_moe", "glm_ocr", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
 SEES_ITSELF = frozenset({"gemma3"})

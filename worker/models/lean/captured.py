@@ -25,10 +25,9 @@ from torch import Tensor, nn
 from ....kernels.paged_attention import is_capturable
 from ..attention.page_layout import PageLayout
 from ..forward import Forward, ModelInput
-from .forward import LeanForward
+from .forward import LeanForward, LeanWrapper
 from .layers.feed_forward import OwnMlp
 from .layers.rotation import AngleTable
-from .lean_wrapper import LeanWrapper
 from .step_graphs import DecodeGraphs, GraphLayout, PromptGraphs
 
 log = structlog.get_logger(__name__)

@@ -10,9 +10,8 @@ from transformers import PreTrainedModel
 
 from ..forward import ForwardSettings, ModelInput
 from ..parallel.groups import RankGroups
-from .forward import LeanForward
+from .forward import LeanForward, LeanWrapper
 from .layers.layer import Attend
-from .lean_wrapper import LeanWrapper
 
 
 class StagedForward(LeanWrapper):

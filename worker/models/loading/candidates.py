@@ -23,10 +23,9 @@ from ..checks.lengths import LoweredReference
 from ..forward import Forward, ForwardSettings
 from ..lean.reading.decoder import has_layers
 from ..lean.staged import lean_forward
-from ..modes.gather import gather_forward
+from ..modes.cached import gather_forward, split_forward
 from ..modes.packed import PackedForward, PackedWithPast
 from ..modes.partition import CutRule
-from ..modes.split import split_forward
 
 # Tokens that "gather" collects of a layer at a time: 512 MiB with 4,096 dimensions of keys in bfloat16 and as many of
 # values.

@@ -31,8 +31,7 @@ from ..pooling.compiled_encoder import compile_encoder, plan_of
 from ..pooling.encoder import EncoderForward, EncoderReference, encoder_forward, is_bidirectional
 from ..pooling.folder import PoolingFolder, pools
 from ..pooling.loading import as_decoder, make_pooling
-from ..shared_experts.ranks import ExpertRanks
-from ..shared_experts.share import share_and_check, share_experts
+from ..shared_experts import ExpertRanks, share_and_check, share_experts
 from .candidates import choose_forward
 from .preparing import describe_preparation, pack, prepare, prepared_tolerance
 from .rank_checks import explaining_ranks

@@ -16,7 +16,7 @@ from ..checkpoint.errors import first_line
 from ..checkpoint.load import load_checkpoint
 from ..checks.conformance import ReferenceRun
 from ..formats.declared import declared_quantization
-from ..images.vision_encoder import VisionEncoder, split_vision_encoder, text_module
+from ..images.model_parts import VisionEncoder, split_vision_encoder, text_module
 from ..images.vision_model import (
     SplitModel,
     VisionModel,

@@ -5,6 +5,7 @@ Most decoders do. Prefill chunks and decodes of any requests share one forward, 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -18,11 +19,10 @@ from ..attention.call import AttentionCall, caches_of
 from ..attention.page_layout import PageLayout
 from ..attention.paged_attention import PagedAttention
 from ..attention.pages import allocate_pages
-from ..forward import ForwardSettings, ModelInput
-from ..placing.token_adapters import TokenAdapters
-from .causal_lm import CausalLM
+from ..forward import ForwardSettings, ModelInput, TokenAdapters
 
 _PROBE_TOKENS = 2
+_CACHE_ARGUMENTS = ("past_key_values", "cache_params")
 
 
 class PackedForward:
@@ -164,3 +164,30 @@ def install_attention(module: PreTrainedModel, name: str) -> None:
     if not module._can_set_attn_implementation():
         raise ModelLoadError("it does not let its attention be replaced")
     module.set_attn_implementation(name)
+
+
+class CausalLM:
+    """A transformers model with a language model head.
+
+    Attributes:
+        cache_argument: name of the argument that takes a ``Cache``; None if it takes none.
+        takes_positions: it takes the position of each token.
+        takes_embeds: it can run from the embeddings of its tokens.
+    """
+
+    def __init__(self, module: PreTrainedModel) -> None:
+        self.module = module
+        parameters = inspect.signature(module.forward).parameters
+        names = set(parameters)
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            names |= set(inspect.signature(module.base_model.forward).parameters)
+        self.cache_argument = next((name for name in _CACHE_ARGUMENTS if name in names), None)
+        self.takes_positions = "position_ids" in names
+        self.takes_embeds = "inputs_embeds" in parameters
+        self._takes_logits_to_keep = "logits_to_keep" in parameters
+
+    def logits(self, rows: Tensor, **inputs: Any) -> Tensor:
+        """Run a forward of ``[B, T]`` tokens; return the logits of the tokens ``rows`` of each row, ``[B, R, V]``."""
+        if self._takes_logits_to_keep:
+            return self.module(**inputs, logits_to_keep=rows).logits
+        return self.module(**inputs).logits[:, rows]

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from ....shared.errors import ConfigurationError
 from ..plan import AttentionPlan, DecoderPlan, LayerPlan
-from .groups import RankGroups
+from .groups import ConcatOverRanks, RankGroups, SumOverRanks
 from .layout import ParallelLayout
-from .summed import ConcatOverRanks, SumOverRanks
 
 
 def plan_of_part(whole: DecoderPlan, layout: ParallelLayout, rank: int) -> DecoderPlan:

@@ -1,13 +1,14 @@
-"""The communication of the ranks of one model while it computes."""
+"""The communication of the ranks of one model while it computes, and the modules that combine their results."""
 
 from __future__ import annotations
 
 from collections import deque
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from ....shared.errors import ConfigurationError
 from .communicator import Communicator, make_communicator
@@ -129,3 +130,33 @@ def _new_group(
     """Create a group of ``ranks``, else of all; return None if this rank is not in it."""
     group = dist.new_group(ranks, timeout=timeout, backend=backend)
     return group if isinstance(group, dist.ProcessGroup) else None
+
+
+class SumOverRanks(nn.Module):
+    """The sum of the outputs of ``inner`` over the ranks of the stage, each of which computes a summand.
+
+    This works for any module that is linear in its last weight: a linear layer, a feed-forward part, or its experts,
+    with any gates that are the same on all ranks.
+    """
+
+    def __init__(self, inner: nn.Module, groups: RankGroups) -> None:
+        super().__init__()
+        self.inner = inner
+        self.groups = groups
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = self.inner(*args, **kwargs)
+        # Some blocks of experts also return the choices of their router.
+        return (self.groups.all_reduce(out[0]), *out[1:]) if isinstance(out, tuple) else self.groups.all_reduce(out)
+
+
+class ConcatOverRanks(nn.Module):
+    """The concatenated outputs of ``inner`` over the ranks of the stage; complete only at the first rank."""
+
+    def __init__(self, inner: nn.Module, groups: RankGroups) -> None:
+        super().__init__()
+        self.inner = inner
+        self.groups = groups
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.groups.gather(self.inner(inputs))

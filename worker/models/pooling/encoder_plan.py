@@ -15,9 +15,8 @@ from ....shared.errors import ModelLoadError
 from ..lean.reading.attention import AnglesSource, read_attention, sources_of
 from ..lean.reading.decoder import check_follow_each_other
 from ..lean.reading.feed_forward import dense_of
-from ..lean.reading.matching import close, rows_of, same
 from ..lean.reading.norms import norm_after, norm_before, read_norm
-from ..lean.reading.trace import AttentionTrace, ModuleCall, Trace, some
+from ..lean.reading.trace import AttentionTrace, ModuleCall, Trace, close, rows_of, same, some
 from ..plan import AnglesPlan, AttentionPlan, FeedForwardPlan, NormPlan
 
 _LAYER = re.compile(r"(.*?)\.(\d+)(?:\.|$)")

@@ -25,8 +25,7 @@ from ..parallel.cut import cut_decoder
 from ..parallel.groups import RankGroups
 from ..parallel.layout import ParallelLayout
 from ..placing.packed_linear import PackedLinear
-from .give_back import give_back, put_modules
-from .live_state import checkpoint_state, share_vision_encoder, text_of
+from .live_state import checkpoint_state, give_back, put_modules, share_vision_encoder, text_of
 
 _LAYERS = "model.layers."
 # Stubs that later stages have instead of the first stage's modules.

@@ -11,7 +11,7 @@ import transformers
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from .....worker.models.images.model_processors import OneVisionProcessor
+from .....worker.models.images.processor import OneVisionProcessor
 
 # Of its classes pyright knows those that the package imports.
 ALL: Any = transformers

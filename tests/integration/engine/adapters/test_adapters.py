@@ -17,7 +17,7 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.execution.model_runner import ModelRunner
 from penstock.worker.models.adapters import attach
-from penstock.worker.models.adapters.layouts import StackedLayout
+from penstock.worker.models.adapters.slots import StackedLayout
 from penstock.worker.models.lean.native import NativeForward
 
 from ....conftest import DEMO_MODEL

@@ -28,8 +28,8 @@ from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.images.admission import ImageAdmission
 from penstock.worker.engine.ranks.one import OneRank
+from penstock.worker.models.images.model_parts import VisionEncoder
 from penstock.worker.models.images.processor import ImageProcessor
-from penstock.worker.models.images.vision_encoder import VisionEncoder
 from penstock.worker.models.images.vision_model import image_refusal_of, is_vision_type
 from penstock.worker.models.loaded import LoadedModel
 

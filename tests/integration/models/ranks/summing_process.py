@@ -18,10 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from penstock.kernels import native
-from penstock.worker.models.parallel.communicator import Communicator, MemoryCommunicator
+from penstock.worker.models.parallel.communicator import SLOT_BYTES, Communicator, MemoryCommunicator, SharedMemory
 from penstock.worker.models.parallel.groups import RankGroups
 from penstock.worker.models.parallel.layout import ParallelLayout
-from penstock.worker.models.parallel.shared_memory import SLOT_BYTES, SharedMemory
 
 SILENCE_S = 0.5
 

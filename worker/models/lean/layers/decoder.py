@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ...placing.token_adapters import TokenAdapters
+from ...forward import TokenAdapters
 from ...plan import DecoderPlan, LayerEmbeddingsPlan, LayerPlan, MixerPlan
 from .layer import AnyLayer, Attend, FeedingLayer, LeanLayer
 from .mixing import MixingLayer

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .....kernels import moe
 from .....kernels.gated_activation import activate, activate_and_mul
-from ...parallel.summed import SumOverRanks
+from ...parallel.groups import SumOverRanks
 from ...plan import ExpertsPlan, FeedForwardPlan, NormPlan, RouterPlan
 from .fuse import fuse_linear
 from .norms import AnyNorm, make_norm

@@ -14,9 +14,8 @@ from .....kernels.decoder import AttentionGate
 from .....shared.errors import ModelLoadError
 from ...plan import AnglesPlan, AttentionPlan, NormPlan, RotationPlan
 from ..layers.rotation import angles_of, as_halves, rotate
-from .matching import best, close, rows_of, same
 from .norms import read_norm
-from .trace import AttentionTrace, ModuleCall, Trace, some
+from .trace import AttentionTrace, ModuleCall, Trace, best, close, rows_of, same, some
 
 _QUERY, _KEY = 0, 1
 

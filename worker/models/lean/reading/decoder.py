@@ -12,11 +12,9 @@ from transformers import PreTrainedModel
 from .....shared.errors import ModelLoadError
 from ...plan import DecoderPlan
 from .attention import sources_of
-from .embeddings import read_layer_embeddings
-from .layer import read_layer
-from .matching import factor_between, known_numbers, must, read_change, rows_of, same
+from .layer import read_layer, read_layer_embeddings
 from .norms import norm_after
-from .trace import ModuleCall, Trace, some
+from .trace import ModuleCall, Trace, factor_between, known_numbers, must, read_change, rows_of, same, some
 
 
 @torch.inference_mode()

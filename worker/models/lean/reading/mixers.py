@@ -19,9 +19,8 @@ from .....kernels.mixers import MixerKind, MixerState, MixingBatch, has_kernel, 
 from .....shared.errors import ModelLoadError
 from ...plan import MixerPlan
 from ..layers.mixing import make_weights, tensors_of
-from .matching import error_of, rows_of, same, tolerance_for
 from .norms import eps_of
-from .trace import ModuleCall, Trace
+from .trace import ModuleCall, Trace, error_of, rows_of, same, tolerance_for
 
 # Steps of a scan may have a lower bound, which is below this.
 _LARGEST_SMALL_STEP = 0.01

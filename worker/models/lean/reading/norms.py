@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from ...plan import NormPlan
 from ..layers.norms import make_norm
-from .matching import best, rows_of, same
-from .trace import ModuleCall
+from .trace import ModuleCall, best, rows_of, same
 
 _NAMES_OF_EPS = ("variance_epsilon", "eps", "epsilon", "norm_eps", "rms_norm_eps")
 _USUAL_EPS = (1e-5, 1e-6)
