@@ -2,7 +2,7 @@
 
 A *slot* is a sequence of an engine. Work is counted in seconds of a slot. A request of a band is as much work as
 engines have lately held such requests for, and each slot does one second of work a second. The rules of the claim
-script (decision 0017) say who gets it:
+script (ops/decisions/fairness.md) say who gets it:
 
     bands      the highest with work goes first; while work below it has aged, it keeps ``strictness`` of what it gets
     tenants    the lane with the least virtual time goes first, so a request starts once its band has served all lanes
@@ -13,7 +13,7 @@ Requests that are still to come take their part, too: ``_Shares`` plays the band
 in the last half minute at first, and as in the last five minutes later. Engines that have not begun are not known. An
 estimate is a mean, and no bound.
 
-Decision 0148 has the reasons, the measured error, and the cost.
+The reasons, the measured error and the cost are in ops/decisions/wait_estimates.md.
 """
 
 from __future__ import annotations

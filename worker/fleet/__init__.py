@@ -5,6 +5,6 @@
        └────────────────────────────── Redis ◀── claims, leases, heartbeats ─────────────────────────────┘
 
 Ray places engines on hosts. The queue assigns requests to engines and recovers them after a death, as without Ray
-(decision 0089). ``scaling.py`` has the scaling rule, ``member.py`` the state of one engine, ``backend.py`` the
-interface of a cluster. Only ``ray_backend.py`` imports Ray.
+(ops/decisions/fleets.md). ``scaling.py`` has the scaling rule, ``member.py`` the state of one engine, ``backend.py``
+the interface of a cluster. Only ``ray_backend.py`` imports Ray.
 """

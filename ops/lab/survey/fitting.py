@@ -1,8 +1,9 @@
 """``python -m penstock.ops.lab.survey.fitting``: how many requests fit into a KV cache, for models with windows.
 
 The engine's scheduler runs requests of ``--tokens`` tokens, prompts first, without computing: once with one block
-table for all layers, and once with a table for each group of them (decision 0097). Both have the bytes in which
-``--requests`` of them fit with one table. The output is the largest number that ran concurrently without preemption.
+table for all layers, and once with a table for each group of them (ops/decisions/kv_blocks.md). Both have the bytes in
+which ``--requests`` of them fit with one table. The output is the largest number that ran concurrently without
+preemption.
 """
 
 from __future__ import annotations

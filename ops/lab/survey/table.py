@@ -92,8 +92,7 @@ _METHOD = (
     "Weights are drawn again, up to four times, while one of transformers' choices leads by less than 1e-4 of the "
     "largest logit (rounding is about 1e-6) or a model says fewer than 8 different tokens. So no near-tie has to be "
     "passed over in the comparison. *packed*, *split* and *gather* are explained in "
-    "[decision 0021](../../decisions/0021-any-transformers-decoder.md), *lean* in "
-    "[0025](../../decisions/0025-lean-path.md).",
+    "[modes](../../decisions/modes.md), *lean* in [lean plan](../../decisions/lean_plan.md).",
 )
 
 

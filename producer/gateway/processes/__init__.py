@@ -1,4 +1,7 @@
-"""A gateway of several processes: a parent that owns the socket, and children that serve on it (decision 0067)."""
+"""A gateway of several processes: a parent that owns the socket, and children that serve on it.
+
+The reasons are in ops/decisions/gateway.md.
+"""
 
 from .parent import serve_by_processes
 

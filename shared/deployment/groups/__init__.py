@@ -1,1 +1,1 @@
-"""The engines of a data-parallel group, by its generations: a hash in Redis (decision 0088)."""
+"""The engines of a data-parallel group, by its generations: a hash in Redis (ops/decisions/data_parallel.md)."""

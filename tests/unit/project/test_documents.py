@@ -12,10 +12,23 @@ import pytest
 from .test_imports import PARTS, ROOT, sources
 
 GUIDE = sorted(ROOT.glob("ops/guide/**/*.md"))
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *GUIDE])
-WRAPPED = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md", *GUIDE]
+DECISIONS = ROOT / "ops" / "decisions"
+RECORDS = sorted(set(DECISIONS.glob("*")) - {DECISIONS / "README.md"})
+NOTES = sorted(ROOT.glob("ops/lab/notes/*.md"))
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *GUIDE, *DECISIONS.glob("*.md"), *NOTES])
+WRAPPED = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md")),
+    *GUIDE,
+    *DECISIONS.glob("*.md"),
+    *NOTES,
+]
+# The words of a decision, so that each stays one rule that is read in two minutes.
+WORDS = range(200, 321)
 MAX_COLUMNS = 120
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+DECISION = re.compile(r"decisions/(\w[\w-]*)")
+# Decisions were numbered before.
+NUMBERED_DECISION = re.compile(r"\b[Dd]ecisions?\s+\d{4}\b")
 FILES = {f"/{path.relative_to(ROOT)}" for part in (*PARTS, "tests") for path in (ROOT / part).rglob("*.*")}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -74,6 +87,42 @@ def test_links_lead_to_something(document: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target)):
             broken.append(link)
     assert broken == []
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.stem)
+def test_a_decision_has_the_form_of_a_rule(record: Path) -> None:
+    text = record.read_text()
+    assert text.startswith("# ")
+    assert [part for part in ("Rule", "Why", "Rejected", "Code") if f"**{part}.**" not in text] == []
+    assert len(text.split()) in WORDS
+    named = re.findall(r"`(\w+[/.][\w/.]+)`", text.rpartition("**Code.**")[2])
+    assert named
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_index_of_decisions_has_their_titles() -> None:
+    lines = re.findall(r"^- \[.+\]\((\w+\.md)\): (.+)$", (DECISIONS / "README.md").read_text(), re.MULTILINE)
+    titles = [(record.name, record.read_text().partition("\n")[0].removeprefix("# ")) for record in RECORDS]
+    assert sorted((name, title.casefold()) for name, title in lines) == [(n, title.casefold()) for n, title in titles]
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each file that may refer to a decision."""
+    suffixes = {".py", ".lua", ".cpp", ".h", ".md", ".toml", ".txt", ".yaml", ".html"}
+    within = (path for part in (*PARTS, "tests") for path in (ROOT / part).rglob("*"))
+    for path in (*within, *ROOT.glob("*"), *ROOT.glob(".ci/*")):
+        if path.is_file() and (path.suffix in suffixes or not path.suffix):
+            yield str(path.relative_to(ROOT)), path.read_text(errors="replace")
+
+
+@pytest.mark.xdist_group("sources")
+def test_decisions_are_named_by_their_files() -> None:
+    known = {record.stem for record in RECORDS} | {"README"}
+    wrong = []
+    for name, text in texts():
+        wrong += [f"{name}: {decision}" for decision in DECISION.findall(text) if decision not in known]
+        wrong += [f"{name}: {reference}" for reference in NUMBERED_DECISION.findall(text)]
+    assert wrong == []
 
 
 def documented_arguments(docstring: str) -> list[str]:

@@ -1,6 +1,6 @@
 """The engine core that schedules the next batch while the current one is computed (``--async-scheduling``).
 
-See decision 0027.
+The reasons are in ops/decisions/engine_step.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The engine core of a model that is computed in stages, with one batch in flight per stage (decision 0096)."""
+"""The engine core of a model that is computed in stages, with one batch in flight per stage.
+
+The reasons are in ops/decisions/ranks.md.
+"""
 
 from __future__ import annotations
 

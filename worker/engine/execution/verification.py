@@ -1,4 +1,4 @@
-"""Verifies the draft tokens of a step in waves (decision 0083).
+"""Verifies the draft tokens of a step in waves (ops/decisions/speculation.md).
 
 The forward returns logits after the last known token of a request and after each of its draft tokens. Every request
 gets its next token as without drafts. If the token equals the draft token, the request gets a further one, from the

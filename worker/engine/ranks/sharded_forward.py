@@ -22,7 +22,7 @@ class ShardedForward:
 
     An exception in ``run`` or ``profile`` on any rank ends the engine, because the other ranks wait in a collective or
     have failed elsewhere, and their states may differ. So a request that makes a forward raise is identified by the
-    engines that die on it (decision 0014), not by the isolation of a batch.
+    engines that die on it (ops/decisions/blame.md), not by the isolation of a batch.
 
     Args:
         local: the part of this rank.

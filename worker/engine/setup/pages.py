@@ -1,4 +1,7 @@
-"""Chooses the page layout of the KV cache: groups of layers, or one table for all layers (decision 0097)."""
+"""Chooses the page layout of the KV cache: groups of layers, or one table for all layers.
+
+The reasons are in ops/decisions/kv_blocks.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Pages of the KV cache: which layers share a block when some layers attend within a window (decision 0097).
+"""Pages of the KV cache: which layers share a block when some layers attend within a window.
+
+The reasons are in ops/decisions/kv_blocks.md.
 
 A page has a number of *places*. Each place holds the keys and values of ``block_size`` tokens of one layer. A page is
 assigned to a *group*: as many layers of one kind (layers that attend to everything, or layers of one window) as a page

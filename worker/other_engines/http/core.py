@@ -5,7 +5,7 @@ A step processes the events that have arrived from all streams. The end of a req
 not know.
 
 A response with status 400 is an error of the request. Any other failure ends the process, as a batch that raises does
-in other engines; the request that causes it is found by counting deaths (decision 0014).
+in other engines; the request that causes it is found by counting deaths (ops/decisions/blame.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""vLLM's engine core in the loop of ``worker.core`` (decision 0074). Only this package uses vLLM's internals.
+"""vLLM's engine core in the loop of ``worker.core``. Only this package uses vLLM's internals.
+
+The reasons are in ops/decisions/other_engines.md.
 
 ``options.py``, ``params.py`` and ``outputs.py`` convert values and do not import vLLM, so they are tested without it.
 ``composition.py`` builds the core, ``warm_up.py`` and ``core.py`` run it, and ``control.py`` answers calls.

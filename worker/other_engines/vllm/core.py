@@ -2,7 +2,7 @@
 
 No state of a request outlives a core. Delivered tokens are appended to the prompt, and a grammar is advanced over them
 before its request is scheduled. A batch that raises ends the process, because vLLM's state is undefined afterwards. The
-request that causes it is found by counting deaths, as for crashes (decision 0014).
+request that causes it is found by counting deaths, as for crashes (ops/decisions/blame.md).
 """
 
 from __future__ import annotations

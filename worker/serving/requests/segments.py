@@ -4,7 +4,7 @@ A segment is the output that is generated from one chunk. To the engine core it 
 everything before that output: chunk 0, its output, chunk 1, …, and the chunk. Most of it is in the prefix cache. The
 log shows which segments have ended and which tokens of the current one are delivered, so the next engine continues
 where the former one stopped. Each segment is claimed separately; between two segments no engine holds the request
-(decision 0023).
+(ops/decisions/streaming_input.md).
 """
 
 from __future__ import annotations

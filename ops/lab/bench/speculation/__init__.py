@@ -1,1 +1,4 @@
-"""Gain of speculation: three kinds of answers and concurrent requests, with and without drafts (decision 0083)."""
+"""Gain of speculation: three kinds of answers and concurrent requests, with and without drafts.
+
+The reasons are in ops/decisions/speculation.md.
+"""

@@ -47,7 +47,7 @@ class InTurns:
     """Our engine alone, without Redis: one process generates each answer once without and once with drafts, in turn.
 
     So differences between processes, several percent of their speed, do not count. Nor does the cost of enabled but
-    unused speculation (none, by decision 0134).
+    unused speculation, which is none (ops/decisions/speculation.md).
     """
 
     is_batching = True

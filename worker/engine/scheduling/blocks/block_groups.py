@@ -2,7 +2,7 @@
 
 A layer with a window attends only to the last tokens, so the blocks before the window can be reused. A block of the
 pool, a *page*, belongs to one group: it has a place for the keys and values of each of that group's layers. All groups
-have as many places, so any group can use any page (decision 0097).
+have as many places, so any group can use any page (ops/decisions/kv_blocks.md).
 """
 
 from __future__ import annotations
