@@ -27,6 +27,7 @@ COMMANDS = {
     "jobs": ".servers.jobs",
     "webhook": ".access.webhook",
     "models": ".engines.models",
+    "quality": ".engines.quality",
     "lora": ".engines.lora",
     "queue": ".queues.queue",
     "requests": ".queues.requests",

@@ -79,6 +79,7 @@ class Engine:
     control: EngineControl
     ready: Ready
 
+    runner: ModelRunner
     ranks: Ranks
     offload: KVOffload | None = None
 
@@ -169,7 +170,7 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
     ready = _ready(config, model, size, drafting.num_free_rows, processors.names)
     ready.weights_version = control.weights_version
     ready.ranks = ranks.setup(size.num_blocks, model.pages)
-    return Engine(core, control, ready, ranks, offload)
+    return Engine(core, control, ready, runner, ranks, offload)
 
 
 def _make_drafting(config: EngineConfig, runner: ModelRunner, max_model_len: int) -> Drafting:

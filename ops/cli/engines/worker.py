@@ -5,13 +5,20 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 
 from ....shared.process.command_line import Command
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run_module(module: str, arguments: argparse.Namespace) -> int:
+    """Replace this process by ``python -m module`` with the rest of the command line."""
     # exec keeps signals and terminal, and this package need not import the worker's.
-    os.execv(sys.executable, [sys.executable, "-m", "penstock.worker.cli", *arguments.rest])
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments.rest])
 
 
-COMMAND = Command("worker", "Start, list, drain and stop engines.", run=_run, forwards_arguments=True)
+COMMAND = Command(
+    "worker",
+    "Start, list, drain and stop engines.",
+    run=partial(run_module, "penstock.worker.cli"),
+    forwards_arguments=True,
+)

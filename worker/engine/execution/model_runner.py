@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,6 +26,8 @@ from .input_embeds import embed_inputs, vision_inputs_of
 from .verification import Verification
 
 LogprobsByRow = dict[int, TokenLogprobs]
+# Returns the log probabilities of prompt tokens by request_id, from their logits ``[P, V]``.
+ScorePrompts = Callable[[torch.Tensor, PromptRows], dict[str, list[TokenLogprobs]]]
 
 
 @dataclass(slots=True)
@@ -51,7 +55,11 @@ class ForwardResult:
 
 
 class ModelRunner:
-    """Executor that computes in this process, on one device."""
+    """Executor that computes in this process, on one device.
+
+    Attributes:
+        score_prompts: computes ``prompt_logprobs``; a measurement of quality replaces it to read the logits.
+    """
 
     # Whether the result of a row must not depend on the other rows.
     _is_batch_invariant = False
@@ -61,6 +69,7 @@ class ModelRunner:
         self._device = model.device
         num_groups = None if model.pages is None else len(model.pages.windows)
         self._batch = InputBatch(max_num_seqs, model.max_model_len, block_size, num_groups)
+        self.score_prompts: ScorePrompts = partial(prompt_logprobs_of, one_by_one=self._is_batch_invariant)
 
     @property
     def device_memory_bytes(self) -> int:
@@ -234,7 +243,7 @@ class ModelRunner:
         places = (np.nonzero(mask)[0] for mask in (is_prompt, ~is_prompt))
         try:
             prompt_logits, sampled_logits = (logits[to_device(rows, self._device)] for rows in places)
-            logprobs = prompt_logprobs_of(prompt_logits, prompt_rows, one_by_one=self._is_batch_invariant)
+            logprobs = self.score_prompts(prompt_logits, prompt_rows)
         except torch.AcceleratorError as error:
             raise AcceleratorError(str(error)) from error
         return ForwardResult(sampled_logits, logprobs)
