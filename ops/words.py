@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 
 from ..shared.errors import ValidationError
-from ..shared.queue.request_events import EventKind
+from ..shared.queue.lifecycle import EventKind
 from ..shared.values.shown import shown
 
 # Seconds, name, and the count from which the next unit is used: "90 s" is more precise than "2 min".

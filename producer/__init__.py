@@ -9,7 +9,7 @@
 Needs redis, msgspec and structlog; imports no torch and no transformers.
 """
 
-from ..shared.control.sleeping import SleepState
+from ..shared.control.engine import SleepState
 from ..shared.deployment.records import ModelCard
 from ..shared.errors import EngineCallError, EngineDeadError, PenstockError, PoisonRequestError
 from ..shared.messages.deltas import Delta
@@ -17,11 +17,10 @@ from ..shared.messages.outcome import FinishReason, TokenLogprobs
 from ..shared.params.kinds import RequestOutputKind
 from ..shared.params.lora import LoRARequest
 from ..shared.params.pooling import PoolingParams
-from ..shared.params.repetition import RepetitionDetectionParams
-from ..shared.params.sampling import SamplingParams
+from ..shared.params.sampling import RepetitionDetectionParams, SamplingParams
 from ..shared.params.structured import StructuredOutputsParams
-from ..shared.queue.request_state import RequestState
-from ..shared.stats.engine import EngineStats, RequestStats
+from ..shared.queue.lifecycle import RequestState
+from ..shared.stats import EngineStats, RequestStats
 from .blocking.llm import LLM
 from .client import Client
 from .client_parts.detached import RequestHandle

@@ -11,7 +11,7 @@ from ..shared.errors import ValidationError
 from ..shared.keys import Keys
 from ..shared.shards import ShardsArgument, check_servers, make_connections
 from ..shared.tracing.endpoint import check_endpoint, is_enabled
-from ..shared.values.names import DEFAULT_NAMESPACE
+from ..shared.values.checks import DEFAULT_NAMESPACE
 from ..shared.values.shown import shown
 from .client_parts.detached import DetachedRequests
 from .client_parts.pooling import Poolings

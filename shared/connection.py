@@ -20,7 +20,6 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
-from .redis_access.channels import DatabaseChannels
 from .redis_access.check import check_redis
 from .redis_access.link import (
     FULL_PAUSE_S,
@@ -28,6 +27,7 @@ from .redis_access.link import (
     RETRY_PAUSE_S,
     Fullness,
     Outage,
+    Unsent,
     clear_away,
     full_error,
     heed_cancellation,
@@ -41,11 +41,9 @@ from .redis_access.link import (
     unavailable_error,
 )
 from .redis_access.replies import deliver_replies
-from .redis_access.subscriber import Subscriber, Subscription
-from .redis_access.unsent import Unsent
-from .values.encodable import unencodable
-from .values.names import DEFAULT_NAMESPACE
-from .values.urls import mask_url
+from .redis_access.subscriber import DatabaseChannels, Subscriber, Subscription
+from .values.checks import DEFAULT_NAMESPACE, unencodable
+from .values.shown import mask_url
 
 __all__ = ["RETRY_FOR_S", "CommandConnection", "Subscriber", "Subscription", "checked_connection"]
 

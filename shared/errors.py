@@ -1,49 +1,4 @@
-"""Every error that Penstock raises on purpose.
-
-    PenstockError
-    ├── ConfigurationError            a setting of the deployment is wrong (URL, device, memory, folder)
-    │   ├── RedisUnavailableError     no Redis answers at the URL, or it refuses us
-    │   ├── RedisUnsupportedError     the Redis that answers is too old or lacks a command
-    │   └── ModelLoadError            the model folder or name cannot be loaded
-    ├── ValidationError               an argument of a request is wrong; nothing was enqueued or run
-    │   ├── PromptTooLongError        prompt and max_tokens do not fit the model
-    │   ├── PayloadTooLargeError      the encoded request is larger than max_payload_bytes
-    │   ├── UnsupportedParameterError a known parameter that this version cannot honour yet
-    │   ├── UnsupportedTaskError      the model does not support the task: embed, classify, score, ...
-    │   ├── AdapterFileError          an adapter's folder lacks a file, or holds another adapter
-    │   └── UnsupportedAdapterError   no engine here computes an adapter of that kind
-    ├── RequestConflictError          the request_id is that of another request, by its content or its tenant
-    ├── UnknownModelError             no worker has ever served a model of that name here
-    ├── UnknownAdapterError           the model has no adapter of that name for the tenant
-    ├── RequestNotFoundError          the request_id is unknown, or its result has expired
-    │   └── RequestLostError          it was under way, and Redis has lost its data
-    ├── OutputChangedError            Redis lost a part of the output, and it came out otherwise when it came again
-    ├── UnknownFileError              no file of that id is the tenant's, or it has expired
-    ├── UnknownBatchError             no batch of that id is the tenant's
-    ├── BatchEndedError               the batch has ended: it cannot be cancelled
-    ├── BatchHeldError                another runner has the batch
-    │   └── BatchTakenOverError       another runner took it from this one, whose lease had ended
-    ├── InputClosedError              the request has ended or its input was closed: it takes no more chunks
-    ├── ClientClosedError             the client was used after close(), or in another process or loop
-    ├── ServerShutdownError           the web server of an event stream shuts down
-    ├── RefusedForNowError            nothing was enqueued; carries retry_after_s
-    │   ├── RedisFullError            Redis has no memory left for another request
-    │   ├── QueueFullError            the backlog limit of the model or of the tenant is reached
-    │   └── QuotaExceededError        the tenant is over a quota, and its policy refuses
-    ├── BrokerError                   Redis answered in a way the protocol does not allow
-    ├── RequestFailedError            the engine refused or failed this one request
-    │   ├── PoisonRequestError        max_deliveries engines died on it; it is parked
-    │   └── DamagedRecordError        its record in Redis was damaged from outside; it is parked
-    ├── EngineDeadError               the engine that was asked is gone, or none serves the model
-    ├── EngineNotFoundError           no engine of that id beats for the model
-    ├── EngineStateError              the engine cannot do that now: it sleeps, holds requests, is being profiled, ...
-    ├── UnsupportedCallError          the engine has no part that could do it: adapters, ...
-    ├── DrainTimeoutError             requests were still under way when the time for them was up
-    ├── EngineTimeoutError            the engine did not answer in time; it may still carry out the call
-    └── EngineCallError               a control call failed at some engine; carries each one's answer or error
-
-``code`` is stable and travels on the wire; ``retryable`` says whether the same call may succeed later.
-"""
+"""Every error that Penstock raises on purpose."""
 
 from __future__ import annotations
 
@@ -176,7 +131,7 @@ class UnknownAdapterError(PenstockError):
 
 
 class RequestNotFoundError(PenstockError):
-    """The request_id was never enqueued here, or its result is past its time to live."""
+    """The request_id was never enqueued here, or its result has expired."""
 
     code = "request_not_found"
 
@@ -392,3 +347,15 @@ def from_wire(code: str, message: str, retryable: bool) -> PenstockError:
     if cls is not None:
         return cls(message)
     return RequestFailedError(message, code=code, retryable=retryable)
+
+
+class GroupBrokenError(EngineDeadError):
+    """The ranks of a group no longer compute together: one has exited, hangs, or is in another step."""
+
+    code = "group_broken"
+
+
+class GroupSizeError(EngineStateError):
+    """The group cannot have this number of ranks."""
+
+    code = "group_size"

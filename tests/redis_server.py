@@ -13,7 +13,7 @@ import psutil
 import redis
 
 from penstock.shared.redis_access.embedded import find_redis_server
-from penstock.shared.redis_access.users import RedisVersion
+from penstock.shared.redis_access.rights import RedisVersion
 
 # Of what takes no time on a quiet machine.
 DEADLINE_S = 120.0

@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from ..shared.process.command_line import REDIS_URL_HELP, SHARDS_HELP
-from ..shared.values.urls import MaskedRepr
+from ..shared.values.shown import MaskedRepr
 from .config.engine_config import EngineConfig
 from .config.fleet import FleetOptions
 from .config.place import MAX_ENGINES_ON_HOST, PLACE

@@ -14,7 +14,7 @@ from ..shared.errors import (
     UnsupportedTaskError,
     ValidationError,
 )
-from ..shared.messages.from_core import EngineCoreOutput
+from ..shared.messages.core import EngineCoreOutput
 from ..shared.messages.outcome import FinishReason, RequestError
 from ..shared.messages.requests import EngineCoreRequest
 from ..shared.params.images import check_images

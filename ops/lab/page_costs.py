@@ -20,7 +20,7 @@ from ...shared.broker.admission import Entry
 from ...shared.connection import CommandConnection
 from ...shared.deployment.records import EngineHeartbeat, ModelCard
 from ...shared.keys import Keys
-from ...shared.messages.worker_status import EngineState
+from ...shared.messages.supervision import EngineState
 from ...shared.params.sampling import SamplingParams
 from ...shared.process.command_line import format_table
 from ...shared.queue.policy import QueuePolicy

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ...shared.params.adapters import CONFIG_FILE, WEIGHTS_FILE
+from ...shared.params.lora import CONFIG_FILE, WEIGHTS_FILE
 
 # Every linear layer of attention and MLP, as Llama and its kin call them.
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from ...shared.deployment.records import EngineHeartbeat
-from ...shared.messages.worker_status import EngineState
+from ...shared.messages.supervision import EngineState
 from ...shared.queue.stats import QueueStats
 from .wanted import ServiceRate, WantedOptions, wanted_engines
 

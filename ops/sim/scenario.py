@@ -9,7 +9,7 @@ import msgspec
 from ...shared.errors import ValidationError
 from ...shared.partitions import MAX_PARTITIONS
 from ...shared.queue.policy import QueuePolicy, TenantPolicy
-from ...shared.values.names import partition_name
+from ...shared.values.checks import partition_name
 from ...shared.values.shown import shown
 from .shapes import Arrivals, Constant, Fixed, Lengths, check_at_least
 from .speed import Speed, StepWork

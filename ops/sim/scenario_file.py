@@ -10,7 +10,7 @@ import msgspec
 from msgspec import inspect
 
 from ...shared.errors import ConfigurationError, ValidationError
-from ...shared.values.names import did_you_mean
+from ...shared.values.checks import did_you_mean
 from .scenario import Scenario
 
 

@@ -10,8 +10,7 @@ from redis.exceptions import RedisError
 
 from ...shared.connection import CommandConnection
 from ...shared.errors import RedisUnavailableError
-from ...shared.redis_access.check import info_fields
-from ...shared.redis_access.risks import number, risks_of
+from ...shared.redis_access.check import info_fields, number, risks_of
 from .source import PATIENCE_S, PageSnapshot
 
 

@@ -22,7 +22,7 @@ from ...producer.webhooks.event_store import EventStore
 from ...shared.broker import Broker, DeadLetter, Queue, RequestHistory
 from ...shared.connection import CommandConnection
 from ...shared.deployment.audit import Audit
-from ...shared.deployment.heartbeats import read_heartbeats
+from ...shared.deployment.presence import read_heartbeats
 from ...shared.deployment.records import DeadRequest, EngineHeartbeat, ModelCard
 from ...shared.errors import RedisUnavailableError, UnknownModelError
 from ...shared.keys import Keys

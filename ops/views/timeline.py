@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from ...shared.queue.request_events import EventKind, RequestEvent
-from ...shared.queue.request_state import RequestState
+from ...shared.queue.lifecycle import EventKind, RequestEvent, RequestState
 from ..words import event_words
 
 # Of a total width of 100, so that spans without duration are visible.

@@ -13,7 +13,7 @@ import msgspec
 
 from ...shared.errors import ValidationError
 from ...shared.messages import WIRE_VERSION
-from ...shared.values.encodable import check_text
+from ...shared.values.checks import check_text
 from ...shared.values.shown import shown
 
 MAX_FILE_BYTES = 200 * 1024 * 1024

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from ...shared.connection import CommandConnection
 from ...shared.errors import ValidationError
-from ...shared.values.encodable import check_text
+from ...shared.values.checks import check_text
 from ...shared.values.shown import shown
 from .batch_records import Page
 

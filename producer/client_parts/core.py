@@ -12,7 +12,7 @@ import msgspec
 from ...shared.broker import EngineCalls, Queue
 from ...shared.connection import CommandConnection, Subscriber
 from ...shared.control.calls import ControlCommand, ControlReply, Utility
-from ...shared.deployment.heartbeats import read_heartbeats
+from ...shared.deployment.presence import read_heartbeats
 from ...shared.deployment.records import EngineHeartbeat, ModelCard
 from ...shared.errors import (
     BrokerError,
@@ -26,8 +26,8 @@ from ...shared.errors import (
 )
 from ...shared.keys import Keys
 from ...shared.partitions import open_queue
+from ...shared.values.checks import check_timeout
 from ...shared.values.shown import shown
-from ...shared.values.timeouts import check_timeout
 from ..control.operations import Operations
 from ..inputs.lora import AdapterResolver
 from ..requests.health import DEAF_STATES, Health, HealthWatch

@@ -11,18 +11,15 @@ import msgspec
 from redis.exceptions import RedisError
 
 from ...shared.connection import CommandConnection
-from ...shared.deployment.heartbeats import read_heartbeats
-from ...shared.deployment.presence import ProcessKind, ProcessRecord, read_processes
-from ...shared.deployment.records import EngineHeartbeat
-from ...shared.deployment.unreadable import UNREADABLE
+from ...shared.deployment.presence import ProcessKind, ProcessRecord, read_heartbeats, read_processes
+from ...shared.deployment.records import UNREADABLE, EngineHeartbeat
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
-from ...shared.messages.worker_status import EngineState
+from ...shared.messages.supervision import EngineState
 from ...shared.metrics import SERVING, Sample, engines_samples, queue_samples
 from ...shared.partitions import open_queue
 from ...shared.queue.stats import QueueStats
-from ...shared.redis_access.check import info_fields
-from ...shared.redis_access.risks import Risk, risks_of
+from ...shared.redis_access.check import Risk, info_fields, risks_of
 from ..requests.health import may_serve
 from ..requests.model_cards import ModelCards, known_models
 from ..webhooks.event_store import DELIVER

@@ -8,31 +8,32 @@ from typing import Any, Unpack
 
 import msgspec
 
-from ...shared.control.caches import (
+from ...shared.control.engine import (
     ENCODER,
     MULTIMODAL,
-    InputCacheReset,
-    PrefixCacheReset,
-    ResetInputCache,
-    ResetPrefixCache,
-)
-from ...shared.control.diagnosis import (
     CheckInvariants,
+    CollectiveRpc,
     DummyBatchDone,
     ExecuteDummyBatch,
+    InputCacheReset,
     Invariants,
+    IsSleeping,
+    PrefixCacheReset,
     ProfileSaved,
     ProfileStarted,
+    ResetInputCache,
+    ResetPrefixCache,
+    RpcResult,
+    Sleep,
+    SleepState,
     StartProfile,
     StopProfile,
+    WakeUp,
 )
-from ...shared.control.rpc import CollectiveRpc, RpcResult
-from ...shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
-from ...shared.control.weights import ReloadWeights, SaveShardedState, ShardedStateSaved, WeightsReloaded
+from ...shared.control.model import ReloadWeights, SaveShardedState, ShardedStateSaved, WeightsReloaded
 from ...shared.errors import EngineCallError, PenstockError, ValidationError
-from ...shared.values.encodable import UNENCODABLE, unencodable
+from ...shared.values.checks import UNENCODABLE, check_timeout, unencodable
 from ...shared.values.shown import shown
-from ...shared.values.timeouts import check_timeout
 from ..client_parts.core import CALL_TIMEOUT_S, CallOptions, ClientCore
 from ..inputs.options import check_flag
 

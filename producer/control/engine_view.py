@@ -15,7 +15,7 @@ from ...shared.errors import EngineDeadError
 from ...shared.metrics import MetricKind, Sample, engines_samples, queue_samples
 from ...shared.process.log import get_logger
 from ...shared.queue.stats import QueueStats
-from ...shared.stats.engine import Histogram as Counts
+from ...shared.stats import Histogram as Counts
 from ..client_parts.core import ClientCore
 
 log = get_logger(__name__)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from ...shared.deployment.groups.membership import resize_group
-from ...shared.deployment.leave import MARGIN_S, known_workers, make_leave
-from ...shared.deployment.scaling import scale_worker
+from ...shared.deployment.groups import resize_group
+from ...shared.deployment.orders import MARGIN_S, known_workers, make_leave, scale_worker
 from ...shared.errors import EngineTimeoutError, ValidationError
-from ...shared.messages.commands import DrainCommand, StopCommand, WorkerCommand
-from ...shared.messages.waves import GroupStanding
-from ...shared.messages.worker_status import EngineState
+from ...shared.messages.core import GroupStatus
+from ...shared.messages.supervision import DrainCommand, EngineState, StopCommand, WorkerCommand
+from ...shared.values.checks import check_timeout
 from ...shared.values.shown import shown
-from ...shared.values.timeouts import check_timeout
 from ..client_parts.core import ClientCore
 
 DRAIN_TIMEOUT_S = 30.0
@@ -87,7 +85,7 @@ class GroupControl(ClientCore):
         *,
         model: str | None = None,
         group: str | None = None,
-    ) -> list[GroupStanding]:
+    ) -> list[GroupStatus]:
         """Change the number of ranks of a group. Return its ranks in order once all of them serve.
 
         All ranks stop at their next synchronization, requeue running requests and start again, because each rank then
@@ -128,7 +126,7 @@ class GroupControl(ClientCore):
                 "what its engines do"
             ) from None
 
-    async def _wait_for_all_ranks(self, model: str, group: str, size: int, former: set[int]) -> list[GroupStanding]:
+    async def _wait_for_all_ranks(self, model: str, group: str, size: int, former: set[int]) -> list[GroupStatus]:
         """Poll the heartbeats until all ranks of a later generation serve, and return the ranks."""
         while True:
             ranks = await self._ranks(model, group)
@@ -151,14 +149,14 @@ class GroupControl(ClientCore):
         names = ", ".join(groups) or "none: its engines were not started with --data-parallel-size"
         raise ValidationError(f"group must be one of the model's groups ({names}), got {shown(group)}")
 
-    async def _ranks(self, model: str, group: str) -> list[GroupStanding]:
+    async def _ranks(self, model: str, group: str) -> list[GroupStatus]:
         """Return the serving ranks of a group, in order."""
         heartbeats = await self._health.engines(model)
         ranks = [engine.group for engine in heartbeats if engine.group is not None and engine.state in _SERVING]
         return sorted((rank for rank in ranks if rank.group == group), key=lambda rank: rank.rank)
 
 
-def _are_all_ranks(ranks: list[GroupStanding], size: int, former: set[int]) -> bool:
+def _are_all_ranks(ranks: list[GroupStatus], size: int, former: set[int]) -> bool:
     """Return whether ``ranks`` are all ranks of a later generation."""
     generations = {rank.generation for rank in ranks}
     return [rank.rank for rank in ranks] == list(range(size)) and len(generations) == 1 and not generations & former

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...shared.control.calls import Utility
-from ...shared.control.text import Detokenize, DetokenizedText, GetTokenizer, Tokenize, TokenizedText, TokenizerFile
+from ...shared.control.model import Detokenize, DetokenizedText, GetTokenizer, Tokenize, TokenizedText, TokenizerFile
 from ...shared.deployment.records import ModelCard
 from ...shared.errors import ConfigurationError, EngineCallError, EngineDeadError, EngineNotFoundError
-from ...shared.params.chat_parts import check_messages
+from ...shared.params.chat import check_messages
 from ...shared.params.lora import LoRARequest
 from ..client_parts.core import CallOptions, ClientCore
 from ..inputs.options import RequestOptions, template_kwargs_of

@@ -13,8 +13,8 @@ from ...shared.deployment.audit import Audit
 from ...shared.errors import RequestNotFoundError
 from ...shared.keys import Keys
 from ...shared.partitions import Layouts, PartitionedBroker, open_dead_letter, open_history, open_queue
+from ...shared.queue.lifecycle import RequestState
 from ...shared.queue.policy import QueuePolicy, TenantPolicy
-from ...shared.queue.request_state import RequestState
 from ...shared.values.shown import shown
 from ..background.agenda import Agenda
 from ..webhooks.event_store import EventStore

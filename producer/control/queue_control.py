@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import msgspec
 
 from ...shared.broker.series import SeriesPoint
-from ...shared.control.caches import (
+from ...shared.control.engine import (
     ENCODER,
     MULTIMODAL,
     InputCacheReset,
@@ -21,9 +21,8 @@ from ...shared.errors import DrainTimeoutError, EngineDeadError, RequestNotFound
 from ...shared.partitions import open_queue, read_series
 from ...shared.queue.policy import QueuePolicy, TenantPolicy
 from ...shared.queue.stats import QueueStats, RequestStatus
-from ...shared.values.names import check_name
+from ...shared.values.checks import check_name, check_timeout
 from ...shared.values.shown import shown
-from ...shared.values.timeouts import check_timeout
 from ..client_parts.core import CallOptions, ClientCore
 from ..requests.health import may_serve
 

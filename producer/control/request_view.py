@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ...shared.broker import RequestFilter, RequestHistory
 from ...shared.broker.bulk import count_matching
 from ...shared.partitions import open_history
-from ...shared.queue.request_events import RequestEvent, RequestSummary
+from ...shared.queue.lifecycle import RequestEvent, RequestSummary
 from ..client_parts.core import ClientCore
 
 

@@ -19,10 +19,10 @@ import msgspec
 
 from ...shared.connection import CommandConnection
 from ...shared.deployment.audit import Audit
-from ...shared.deployment.unreadable import decode_records
+from ...shared.deployment.records import decode_records
 from ...shared.errors import ValidationError
 from ...shared.keys import Keys
-from ...shared.values.encodable import check_text
+from ...shared.values.checks import check_text
 from ...shared.values.shown import shown
 
 _FORM = re.compile(r"([a-z]+)-([0-9a-f]{12})-[A-Za-z0-9_-]{43}")

@@ -12,7 +12,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
 
-from ...shared.stats.buckets import FIRST_TOKEN_TIME_S, REQUEST_TIME_S
+from ...shared.stats import FIRST_TOKEN_TIME_S, REQUEST_TIME_S
 
 # Creation times of counters. Prometheus does not need them, and would store each as a metric of its own.
 _CREATED = "_created"

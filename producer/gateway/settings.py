@@ -7,8 +7,8 @@ import math
 import msgspec
 
 from ...shared.errors import ConfigurationError
-from ...shared.values.names import DEFAULT_NAMESPACE, check_name
-from ...shared.values.urls import MaskedRepr
+from ...shared.values.checks import DEFAULT_NAMESPACE, check_name
+from ...shared.values.shown import MaskedRepr
 from ..client import RESULT_TTL_S
 from ..openai.parsers import ParserChoice
 from ..web.connection import KEEP_ALIVE_TIMEOUT_S, REQUEST_TIMEOUT_S

@@ -18,10 +18,8 @@ from ...shared.errors import AdapterFileError, ConfigurationError, UnknownAdapte
 from ...shared.keys import Keys
 from ...shared.lora.peft_config import PeftConfig, read_peft_config
 from ...shared.lora.registry import EVERYBODY, AdapterRecord, AdapterRegistry
-from ...shared.params.adapters import ADAPTER_FILES, CONFIG_FILE, WEIGHTS_FILE, adapter_digest
-from ...shared.params.lora import LoRARequest
-from ...shared.values.encodable import check_path
-from ...shared.values.names import check_name
+from ...shared.params.lora import ADAPTER_FILES, CONFIG_FILE, WEIGHTS_FILE, LoRARequest, adapter_digest
+from ...shared.values.checks import check_name, check_path
 from ...shared.values.shown import shown
 from ..background.concurrency import LongWork, in_long_thread
 

@@ -20,14 +20,13 @@ from ...shared.errors import (
     ValidationError,
 )
 from ...shared.messages.requests import EngineCoreRequest, InputChunk
-from ...shared.params.chat_parts import check_messages
-from ...shared.params.extra_args import check_known
+from ...shared.params.chat import check_messages
+from ...shared.params.checks import check_known
 from ...shared.params.kinds import GENERATE, POOLING_TASKS
 from ...shared.params.pooling import PoolingParams
-from ...shared.params.prompt_embeds import EMBEDS_ITEM_BYTES, PromptEmbeds
+from ...shared.params.prompts import EMBEDS_ITEM_BYTES, PromptEmbeds
 from ...shared.params.sampling import SamplingParams
-from ...shared.values.encodable import UNENCODABLE, check_text, unencodable
-from ...shared.values.names import check_name
+from ...shared.values.checks import UNENCODABLE, check_name, check_text, unencodable
 from ...shared.values.shown import shown
 from ..results.pooling import TextPair
 from .images import check_number, is_prompt_with_data, split_prompt

@@ -11,8 +11,7 @@ from ...shared.deployment.records import ModelCard
 from ...shared.errors import UnsupportedParameterError, ValidationError
 from ...shared.messages.requests import EngineCoreRequest, InputChunk
 from ...shared.params.kinds import RequestOutputKind
-from ...shared.params.sampling import SamplingParams
-from ...shared.params.seeds import derived_seed
+from ...shared.params.sampling import SamplingParams, derived_seed
 from ...shared.values.shown import shown
 from .prompt import Prompt, build_chunk, check_params
 

@@ -8,7 +8,7 @@ from typing import Any
 from ...shared.deployment.records import ModelCard
 from ...shared.errors import UnsupportedParameterError, ValidationError
 from ...shared.messages.requests import EngineCoreRequest
-from ...shared.params.tokenization import LEFT, MODEL_LENGTH, RIGHT, Tokenization, check_truncation, num_kept
+from ...shared.params.prompts import LEFT, MODEL_LENGTH, RIGHT, Tokenization, check_truncation, num_kept
 from ...shared.values.shown import shown
 from .options import RequestOptions, check_flag
 

@@ -11,8 +11,7 @@ import msgspec
 from arq.worker import Retry
 
 from ...shared.errors import ValidationError
-from ...shared.params.repetition import RepetitionDetectionParams
-from ...shared.params.sampling import SamplingParams
+from ...shared.params.sampling import RepetitionDetectionParams, SamplingParams
 from ...shared.params.structured import StructuredOutputsParams
 from ...shared.values.shown import shown
 from ..inputs.options import RequestOptions

@@ -7,9 +7,8 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from ...shared.errors import ValidationError
-from ...shared.params.extra_args import check_extra_args
-from ...shared.params.repetition import RepetitionDetectionParams, RepetitionFields
-from ...shared.params.sampling import MAX_SEED, SamplingParams
+from ...shared.params.checks import check_extra_args
+from ...shared.params.sampling import MAX_SEED, RepetitionDetectionParams, RepetitionFields, SamplingParams
 from ...shared.params.structured import GrammarFields, StructuredOutputsParams
 from ..inputs.options import MAX_SESSION_ID_CHARS, RequestOptions
 from .errors import bad_field

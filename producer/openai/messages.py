@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ...shared.errors import ValidationError
-from ...shared.params.chat_parts import TEXT_TYPES
+from ...shared.params.chat import TEXT_TYPES
 from ...shared.values.shown import shown
 from .errors import bad_field
 

@@ -11,7 +11,7 @@ import msgspec
 
 from ...shared.deployment.records import ModelCard
 from ...shared.errors import ConfigurationError, PenstockError, ValidationError
-from ...shared.params.reasoning import AUTO, NONE
+from ...shared.params.chat import AUTO, NONE
 from ..client import Client
 from .reasoning import find_reasoning_format
 from .tools.formats import DEFAULT_TOOL_CALL_PARSER, find_tool_call_style

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...shared.errors import ValidationError
-from ...shared.params.reasoning import REASONING_MARKS
+from ...shared.params.chat import REASONING_MARKS
 from ...shared.values.shown import shown
 
 # Names of the switch that turns thinking off in chat templates of Qwen, DeepSeek and Granite.

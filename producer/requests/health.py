@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from redis.exceptions import RedisError
 
 from ...shared.connection import CommandConnection
-from ...shared.deployment.heartbeats import read_heartbeats
+from ...shared.deployment.presence import read_heartbeats
 from ...shared.deployment.records import EngineHeartbeat
 from ...shared.errors import EngineDeadError, PenstockError
 from ...shared.keys import Keys
-from ...shared.messages.worker_status import EngineState
+from ...shared.messages.supervision import EngineState
 from ...shared.values.shown import shown
 
 # Engines that hold a loaded model and make progress. All of them accept or finish requests, now or soon. A starting

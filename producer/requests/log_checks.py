@@ -21,7 +21,7 @@ from contextlib import contextmanager
 
 from redis.exceptions import RedisError
 
-from ...shared.broker.unread import find_unread
+from ...shared.broker.request_history import find_unread
 from ...shared.connection import CommandConnection
 from ...shared.errors import PenstockError, RedisUnavailableError
 from ...shared.keys import Keys

@@ -14,14 +14,13 @@ from collections.abc import Collection, Iterable
 from redis.exceptions import NoPermissionError, RedisError
 
 from ...shared.connection import CommandConnection
-from ...shared.deployment.heartbeats import read_heartbeats
-from ...shared.deployment.records import EngineHeartbeat, ModelCard
-from ...shared.deployment.unreadable import UNREADABLE, decode_record
+from ...shared.deployment.presence import read_heartbeats
+from ...shared.deployment.records import UNREADABLE, EngineHeartbeat, ModelCard, decode_record
 from ...shared.errors import PenstockError, UnknownModelError, ValidationError
 from ...shared.keys import Keys
 from ...shared.partitions import open_dead_letter, open_queue
 from ...shared.process.log import get_logger
-from ...shared.values.names import check_name, did_you_mean
+from ...shared.values.checks import check_name, did_you_mean
 from ...shared.values.shown import shown
 from .health import may_serve
 

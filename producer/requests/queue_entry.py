@@ -15,7 +15,7 @@ from ...shared.broker import Entry
 from ...shared.errors import ValidationError
 from ...shared.messages.requests import EngineCoreRequest, InputChunk
 from ...shared.params.images import ImageInput
-from ...shared.params.tokenization import MODEL_LENGTH
+from ...shared.params.prompts import MODEL_LENGTH
 from ..inputs.options import RequestOptions
 from ..inputs.prompt import encode_request
 from ..webhooks.events import WebhookTarget

@@ -9,7 +9,7 @@ import msgspec
 
 from ...shared.messages.deltas import Delta, SegmentEnd
 from ...shared.messages.outcome import FinishReason, TokenLogprobs, Usage
-from ...shared.stats.engine import RequestStats
+from ...shared.stats import RequestStats
 from .pooling import PoolingOutput
 
 

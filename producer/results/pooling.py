@@ -10,7 +10,7 @@ from ...shared.errors import ClientClosedError, RequestFailedError, ValidationEr
 from ...shared.messages.deltas import Delta
 from ...shared.messages.outcome import Usage
 from ...shared.params.pooling import Pooled
-from ...shared.values.encodable import check_text
+from ...shared.values.checks import check_text
 from ...shared.values.shown import shown
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 
 from ...shared.errors import ConfigurationError
 from ...shared.process import service_manager
-from ...shared.process.standard_streams import print_if_read
+from ...shared.process.command_line import print_if_read
 from ...shared.values.shown import shown
 from .connection import KEEP_ALIVE_TIMEOUT_S, REQUEST_TIMEOUT_S, connection_class
 

@@ -16,8 +16,7 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from ...shared.errors import ConfigurationError, ValidationError
-from ...shared.values.shown import shown
-from ...shared.values.urls import mask_url
+from ...shared.values.shown import mask_url, shown
 
 MAX_URL_CHARS = 2048
 ALL = "all"

@@ -26,7 +26,7 @@ from standardwebhooks import Webhook
 from ...shared.connection import CommandConnection
 from ...shared.keys import Keys
 from ...shared.process.log import get_logger
-from ...shared.values.urls import mask_url
+from ...shared.values.shown import mask_url
 from ..background.concurrency import TenantSlots
 from .event_store import EventStore
 from .events import EventState, WebhookAttempt, WebhookEvent, WebhookSecret

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ...shared.connection import CommandConnection
-from ...shared.deployment.unreadable import decode_records
+from ...shared.deployment.records import decode_records
 from ...shared.errors import RequestNotFoundError
 from ...shared.keys import Keys
 from ...shared.redis_access.script import script_of

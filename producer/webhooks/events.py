@@ -17,8 +17,8 @@ from ...shared.errors import ValidationError
 from ...shared.messages import WIRE_VERSION
 from ...shared.messages.deltas import Delta
 from ...shared.messages.outcome import FinishReason
-from ...shared.queue.request_state import RequestState
-from ...shared.values.urls import MaskedRepr
+from ...shared.queue.lifecycle import RequestState
+from ...shared.values.shown import MaskedRepr
 
 _delta_decoder = msgspec.msgpack.Decoder(Delta)
 _STATE, _RECORD = b"state:", b"record:"

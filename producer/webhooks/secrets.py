@@ -12,12 +12,11 @@ import msgspec
 from redis.exceptions import NoPermissionError
 
 from ...shared.connection import CommandConnection
-from ...shared.deployment.unreadable import decode_records
+from ...shared.deployment.records import decode_records
 from ...shared.errors import ValidationError
 from ...shared.keys import Keys
 from ...shared.redis_access.script import Script, script_of
-from ...shared.values.encodable import check_text
-from ...shared.values.names import check_name
+from ...shared.values.checks import check_name, check_text
 from ...shared.values.shown import shown
 from .events import WebhookSecret
 

@@ -5,6 +5,7 @@ workers. Each call is one round trip. The server decides about fencing, admissio
 checked first and wrote afterwards would race with others.
 """
 
+from ..redis_access.script import Script
 from .admission import LEFT, NEW, RELAID, UNSERVED, Entry
 from .broker import (
     IDLE_POLL_S,
@@ -22,7 +23,7 @@ from .engine_calls import EngineCalls
 from .input import MAX_CHUNKS, MAX_INPUT_BYTES, RequestInput
 from .queue import Queue
 from .request_history import STATE_WORDS, RequestFilter, RequestHistory
-from .script import SCRIPTS, Script
+from .script import SCRIPTS
 from .writes import FinalRecord, Record, SegmentRecord
 
 __all__ = [

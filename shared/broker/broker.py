@@ -13,12 +13,11 @@ from ..deployment.records import DeathCause
 from ..errors import DamagedRecordError, PenstockError
 from ..keys import ModelKeys
 from ..messages.deltas import Delta
-from ..queue.request_state import RequestState
-from ..redis_access.command_parts import in_parts
+from ..queue.lifecycle import RequestState
+from ..redis_access.link import in_parts
 from .admission import Entry, enqueue_args, read_answer
-from .damage import refusing_damage
 from .input import RequestInput
-from .repair import repairing, run_script
+from .script import refusing_damage, repairing, run_script
 from .writes import FinalRecord, Record, SegmentRecord, append_args, final_args, refused_ids, segment_args
 
 _encoder = msgspec.msgpack.Encoder()

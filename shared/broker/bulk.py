@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import msgspec
 
 from ..errors import ValidationError
-from ..queue.request_state import LIVE_STATES, RequestState
+from ..queue.lifecycle import LIVE_STATES, RequestState
 from .broker import Broker
 from .dead_letter import DeadLetter
 from .request_history import MAX_LISTED, RequestFilter, RequestHistory

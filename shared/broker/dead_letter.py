@@ -14,9 +14,8 @@ from ..deployment.records import DeadRequest, DeathCause
 from ..errors import PenstockError
 from ..keys import ModelKeys
 from ..messages.requests import EngineCoreRequest
-from ..values.encodable import check_text
-from .damage import WRONG_TYPE
-from .repair import run_script
+from ..values.checks import check_text
+from .script import WRONG_TYPE, run_script
 
 _request_decoder = msgspec.msgpack.Decoder(EngineCoreRequest)
 _cause_decoder = msgspec.msgpack.Decoder(DeathCause)

@@ -1,4 +1,4 @@
-"""Control calls through Redis: the caller's side and the engine's side.
+"""What an engine exchanges through Redis besides claims: control calls, and the adapters that it has loaded.
 
 A call goes to the channel on which its engine receives cancellations. The reply goes to a channel of the call, to which
 its caller has subscribed before, and into a key, which the caller reads if the channel or the connection failed.
@@ -6,18 +6,20 @@ its caller has subscribed before, and into a key, which the caller reads if the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from ..connection import CommandConnection
 from ..control.calls import ControlCommand, ControlReply
 from ..keys import ModelKeys
-from ..redis_access.command_parts import in_parts
+from ..redis_access.link import in_parts
+from .script import run_script
 
 REPLY_TTL_MS = 60_000
-
 _encoder = msgspec.msgpack.Encoder()
+# Reported again after a third of this time, so that a Redis that lost it, or a new partition, gets it soon.
+LOADED_TTL_MS = 30_000
 
 
 class EngineCalls:
@@ -52,3 +54,18 @@ class EngineCalls:
         keys = [self.keys.call_reply(call_id, engine_id) for engine_id in engine_ids]
         answers = [data for part in in_parts(keys) for data in await self._connection.execute("MGET", *part)]
         return [data for data in answers if data is not None]
+
+
+async def report_loaded(
+    connection: CommandConnection,
+    keys: ModelKeys,
+    engine_id: str,
+    digests: Iterable[str],
+    *,
+    ttl_ms: int = LOADED_TTL_MS,
+) -> None:
+    """Report that an engine has loaded these adapters, and no others, for ``ttl_ms`` from now on.
+
+    Raises ``RedisUnavailableError`` when Redis is unavailable for longer than the connection retries.
+    """
+    await run_script(connection, keys, "set_adapters", [keys.leases], [engine_id, ttl_ms, *digests])

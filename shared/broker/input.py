@@ -11,8 +11,7 @@ from ..errors import BrokerError, InputClosedError, PayloadTooLargeError, Reques
 from ..keys import ModelKeys
 from ..messages.requests import InputChunk
 from ..values.shown import shown
-from .damage import refusing_damage
-from .repair import run_script
+from .script import refusing_damage, run_script
 
 # Limits of one request, in addition to its first chunk, whose size is limited as that of every request.
 MAX_CHUNKS = 10_000

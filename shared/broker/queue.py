@@ -11,15 +11,14 @@ from ..connection import CommandConnection
 from ..errors import ValidationError
 from ..keys import ModelKeys
 from ..queue.estimate import Estimator
+from ..queue.lifecycle import RequestState
 from ..queue.policy import QueuePolicy, TenantPolicy, decode_policy
-from ..queue.request_state import RequestState
 from ..queue.state import LaneState, Limits, QueueState
 from ..queue.stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
-from ..values.names import check_name
+from ..values.checks import check_name
 from ..values.shown import shown
-from .damage import refusing_damage
 from .measured import RawBand, RawMeasures, RawTenant, age_s, queue_state
-from .repair import repairing, run_script
+from .script import refusing_damage, repairing, run_script
 
 # Tenants or requests per script call, so that no call blocks the server for long.
 PAGE = 500

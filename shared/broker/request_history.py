@@ -1,9 +1,13 @@
-"""The history of requests, and lists of them: without a SCAN, and without a subscription."""
+"""The history of requests, and lists of them: without a SCAN, and without a subscription.
+
+One list is of requests whose readers have not read the log to its end.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,11 +15,10 @@ import msgspec
 from ..connection import CommandConnection
 from ..errors import ValidationError
 from ..keys import ModelKeys
-from ..queue.request_events import RequestEvent, RequestSummary, decode_entry, decode_event, summary_of
-from ..queue.request_state import RequestState
-from ..values.names import check_name
+from ..queue.lifecycle import RequestEvent, RequestState, RequestSummary, decode_entry, decode_event, summary_of
+from ..values.checks import check_name
 from ..values.shown import shown
-from .repair import repairing, run_script
+from .script import repairing, run_script
 
 T = TypeVar("T")
 PAGE = 500
@@ -209,3 +212,12 @@ def _summary(row: list[bytes | None]) -> RequestSummary | None:
         )
     except ValueError:
         return None
+
+
+async def find_unread(connection: CommandConnection, keys: ModelKeys, known: Sequence[tuple[str, int]]) -> list[int]:
+    """Return the positions in ``known`` of requests that are unknown, or have another number of records.
+
+    Args:
+        known: ids of requests of one partition, and how many records of their logs the reader has.
+    """
+    return await run_script(connection, keys, "unread", [keys.leases], [*chain(*known)])

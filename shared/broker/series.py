@@ -15,9 +15,9 @@ import msgspec
 from ..connection import CommandConnection
 from ..errors import ValidationError
 from ..keys import ModelKeys
-from ..stats.engine import Histogram
+from ..stats import Histogram
 from ..values.shown import shown
-from .repair import run_script
+from .script import run_script
 
 # Seconds of a step, and how many seconds its series covers.
 STEPS_S = {60: 24 * 3600, 600: 7 * 24 * 3600, 3600: 90 * 24 * 3600}

@@ -10,7 +10,7 @@ import msgspec
 from ..errors import BrokerError
 from ..messages.deltas import Delta
 from ..messages.outcome import FinishReason
-from ..queue.request_state import RequestState
+from ..queue.lifecycle import RequestState
 
 # Verdicts of append and finish.
 REFUSED, WRITTEN, REPEATED = 0, 1, 2

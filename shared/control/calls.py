@@ -13,22 +13,44 @@ from __future__ import annotations
 
 import msgspec
 
-from .caches import InputCacheReset, PrefixCacheReset, ResetInputCache, ResetPrefixCache
-from .diagnosis import (
+from .engine import (
     CheckInvariants,
+    CollectiveRpc,
     DummyBatchDone,
     ExecuteDummyBatch,
+    InputCacheReset,
     Invariants,
+    IsSleeping,
+    PrefixCacheReset,
     ProfileSaved,
     ProfileStarted,
+    ResetInputCache,
+    ResetPrefixCache,
+    RpcResult,
+    Sleep,
+    SleepState,
     StartProfile,
     StopProfile,
+    WakeUp,
 )
-from .lora import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
-from .rpc import CollectiveRpc, RpcResult
-from .sleeping import IsSleeping, Sleep, SleepState, WakeUp
-from .text import Detokenize, DetokenizedText, GetTokenizer, Tokenize, TokenizedText, TokenizerFile
-from .weights import ReloadWeights, SaveShardedState, ShardedStateSaved, WeightsReloaded
+from .model import (
+    AddLora,
+    Detokenize,
+    DetokenizedText,
+    GetTokenizer,
+    ListLoras,
+    LoraChanged,
+    LoraList,
+    PinLora,
+    ReloadWeights,
+    RemoveLora,
+    SaveShardedState,
+    ShardedStateSaved,
+    Tokenize,
+    TokenizedText,
+    TokenizerFile,
+    WeightsReloaded,
+)
 
 CONTROL_VERSION = 1
 Utility = (

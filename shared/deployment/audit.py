@@ -25,7 +25,7 @@ from ..errors import PenstockError
 from ..keys import Keys
 from ..messages import WIRE_VERSION
 from ..process.log import get_logger
-from .unreadable import UNREADABLE, decode_record
+from .records import UNREADABLE, decode_record
 
 # Older entries are dropped.
 MAX_ENTRIES = 10_000

@@ -1,6 +1,6 @@
-"""The processes besides engines: gateways, jobs processes, supervisors, fleets, dashboards.
+"""The processes of a deployment: engines by their heartbeats, all others by their records.
 
-Each writes a record under a time to live.
+The others are gateways, jobs processes, supervisors, fleets and dashboards. Each writes a record under a time to live.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from ..errors import PenstockError
 from ..keys import Keys
 from ..messages import WIRE_VERSION
 from ..process.log import get_logger, last_error
-from .heartbeats import read_listed
-from .unreadable import UNREADABLE, decode_record
+from ..redis_access.link import in_parts
+from .records import UNREADABLE, EngineHeartbeat, decode_record
 
 INTERVAL_S = 5.0
 TTL_MS = 16_000
 # Listing drops the ids of silent processes, and rarely one that reports at the same time.
 ENTERED_AGAIN_EVERY = 6
 VERSION = metadata.version("penstock")  # read here, since it reads files
-
 log = get_logger(__name__)
+# Longer than the time to live of any heartbeat or process record.
+MAX_TTL_MS = 60_000
 
 
 class ProcessKind(StrEnum):
@@ -148,3 +149,51 @@ async def read_processes(execute: Callable[..., Awaitable[Any]], keys: Keys) -> 
         record = decode_record("process record", process_id, data, ProcessRecord)
         records.append(record or _unreadable(process_id))
     return sorted(records, key=lambda process: (process.kind, process.started_at))
+
+
+async def read_heartbeats(
+    execute: Callable[..., Awaitable[Any]], keys: Keys, *, unreadable: list[str] | None = None
+) -> list[EngineHeartbeat]:
+    """Return the heartbeats that have not expired, by engine id, and drop the ids of the others.
+
+    Args:
+        execute: runs one command: ``CommandConnection.execute``.
+        unreadable: collects the ids of engines whose heartbeats cannot be read.
+    """
+    beats: list[EngineHeartbeat] = []
+    for engine_id, data in await read_listed(execute, keys.engines(), keys.engine):
+        beat = decode_record("heartbeat", engine_id, data, EngineHeartbeat)
+        if beat is not None:
+            beats.append(beat)
+        elif unreadable is not None:
+            unreadable.append(engine_id)
+    return beats
+
+
+async def read_listed(
+    execute: Callable[..., Awaitable[Any]], ids_key: str, key_of: Callable[[str], str]
+) -> list[tuple[str, bytes]]:
+    """Return the ids in a set with the values of their keys, and drop ids whose keys have expired."""
+    ids = sorted(member.decode() for member in await execute("SMEMBERS", ids_key))
+    if not ids:
+        return []
+    values: list[bytes | None] = []
+    for part in in_parts([key_of(one) for one in ids]):
+        values += await execute("MGET", *part)
+    expired = [one for one, data in zip(ids, values, strict=True) if data is None]
+    if expired:
+        # A slow process that is dropped here enters itself again with its next record.
+        await execute("SREM", ids_key, *expired)
+    return [(one, data) for one, data in zip(ids, values, strict=True) if data is not None]
+
+
+async def drop_overdue(execute: Callable[..., Awaitable[Any]], keys: Keys) -> None:
+    """Drop records of engines and processes from before the clock of Redis went back; they would expire late.
+
+    Live ones are written again within seconds.
+    """
+    for ids_key, key_of in ((keys.engines(), keys.engine), (keys.processes(), keys.process)):
+        for member in await execute("SMEMBERS", ids_key):
+            key = key_of(member.decode())
+            if await execute("PTTL", key) > MAX_TTL_MS:
+                await execute("UNLINK", key)

@@ -1,22 +1,32 @@
 """Records in Redis besides the requests: model cards, heartbeats, the dead letter.
 
 The rules of messages hold: new fields are only appended and have a default, old bytes still decode (tests/compat).
+Processes of other versions may write records that this one cannot read: one of them must not hide all the others.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 import msgspec
 
 from ..messages import WIRE_VERSION
-from ..messages.ranks import RankSetup
-from ..messages.waves import GroupStanding
-from ..messages.worker_status import EngineState
-from ..params.adapters import LoraSetup
+from ..messages.core import GroupStatus, RankSetup
+from ..messages.supervision import EngineState
 from ..params.kinds import GENERATE
+from ..params.lora import LoraSetup
 from ..params.pooling import PoolingSetup
-from ..stats.engine import EngineStats
+from ..process.log import get_logger
+from ..stats import EngineStats
+
+# Shown in lists instead of such a record.
+UNREADABLE = "unreadable (newer version?)"
+# Records are read again every second, so each is logged once.
+MAX_REPORTED = 1000
+T = TypeVar("T")
+log = get_logger(__name__)
+_reported: set[tuple[str, str]] = set()
 
 
 class EngineSetup(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
@@ -143,7 +153,7 @@ class EngineHeartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     # Version of its weights: the passed name, or a digest.
     weights_version: str = ""
     # Only for a rank of a data-parallel group.
-    group: GroupStanding | None = None
+    group: GroupStatus | None = None
 
 
 class DeathCause(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True):
@@ -173,3 +183,33 @@ class DeadRequest(msgspec.Struct, omit_defaults=True, kw_only=True):
     num_output_tokens: int = 0
     input_hash: str = ""
     cause: DeathCause | None = None
+
+
+def decode_record(kind: str, name: str, data: bytes, type_: type[T]) -> T | None:
+    """Return a JSON record; None if it cannot be read, which is logged once.
+
+    Args:
+        kind: kind of record, such as "model card".
+        name: name of the record.
+    """
+    try:
+        return msgspec.json.decode(data, type=type_)
+    except (msgspec.MsgspecError, ValueError) as error:  # msgspec lets what a struct itself raises through
+        note_unreadable(kind, name, error)
+        return None
+
+
+def decode_records(kind: str, pairs: Iterable[tuple[str, bytes]], type_: type[T]) -> Iterator[T]:
+    """Iterate over the readable ones of many records, passed by name."""
+    for name, data in pairs:
+        record = decode_record(kind, name, data, type_)
+        if record is not None:
+            yield record
+
+
+def note_unreadable(kind: str, name: str, error: Exception) -> None:
+    """Log once that a record was skipped."""
+    if (kind, name) in _reported or len(_reported) >= MAX_REPORTED:
+        return
+    _reported.add((kind, name))
+    log.warning("record_unreadable", kind=kind, name=name, reason=str(error))

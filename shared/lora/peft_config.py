@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..errors import AdapterFileError, UnsupportedAdapterError
-from ..params.adapters import CONFIG_FILE
+from ..params.lora import CONFIG_FILE
 from ..values.shown import shown
 
 T = TypeVar("T")

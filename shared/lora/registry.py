@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 
 from ..connection import CommandConnection
-from ..deployment.unreadable import note_unreadable
+from ..deployment.records import note_unreadable
 from ..errors import UnknownAdapterError, ValidationError
 from ..keys import Keys
 from ..messages import WIRE_VERSION
 from ..params.lora import LoRARequest
 from ..redis_access.script import Script, load_scripts
-from ..values.names import check_name
+from ..values.checks import check_name
 from ..values.shown import shown
 
 EVERYBODY = ""

@@ -4,9 +4,9 @@
     client ◀──────Delta────────── channel and log ◀── worker process ◀──CoreOutput── engine core
     operator ──WorkerCommand──▶ supervisor;   broker ──EngineCommand──▶ worker process ──WorkerStatus──▶ supervisor
 
-A file for each sender and receiver: ``requests`` (client to worker process), ``to_core``, ``from_core`` (worker
-process and engine core), ``deltas`` (worker process to client), ``commands`` (to worker process and supervisor),
-``worker_status`` (worker process to supervisor). ``outcome`` has the parts about a request that several of them share.
+A file for each pair: ``requests`` (client to worker process), ``deltas`` (worker process to client), ``core`` (worker
+process and engine core, and data-parallel ranks among each other), ``supervision`` (operators and supervisors to
+workers, and back). ``outcome`` has the parts about a request that several of them share.
 Calls to an engine and their answers are in ``shared/control``.
 
 All are msgspec structs encoded as positional msgpack arrays: the order of fields **is** the wire format, new

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..params.pooling import Pooled
-from ..stats.engine import RequestStats
+from ..stats import RequestStats
 from . import WIRE_VERSION
 from .outcome import FinishReason, RequestError, TokenLogprobs, Usage
 

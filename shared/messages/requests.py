@@ -9,9 +9,8 @@ import msgspec
 from ..params.images import ImageInput
 from ..params.lora import LoRARequest
 from ..params.pooling import PoolingParams
-from ..params.prompt_embeds import PromptEmbeds
+from ..params.prompts import PromptEmbeds, Tokenization
 from ..params.sampling import SamplingParams
-from ..params.tokenization import Tokenization
 from . import WIRE_VERSION
 
 # How a generation resumes: a request may require it, and `Ready` reports it for an engine.

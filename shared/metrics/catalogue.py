@@ -1,4 +1,4 @@
-"""Every metric of engines, queues and the deployment: name, kind, labels and meaning.
+"""Every metric of engines, queues and the deployment: name, kind, labels and meaning; and one value of it.
 
 A name stands behind ``penstock_`` where Prometheus asks, and behind ``penstock:`` in ``Client.get_metrics``. Where vLLM
 has a metric of the same meaning it has the same name, and is there with ``vllm:`` as well if that is asked for.
@@ -8,9 +8,21 @@ Source: vLLM 0.33, ``vllm/v1/metrics/loggers.py``, for its names and their meani
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
 import msgspec
+
+from ..stats import Histogram
+
+MODEL = "model_name"
+OF_MODEL = (MODEL,)
+OF_ENGINE = (MODEL, "engine")
+# Fields of `EngineSetup`, and the version of the worker.
+CONFIGURED = (
+    "max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "kv_cache_size_tokens", "dtype",
+    "kv_cache_dtype", "quantization", "attention_backend", "scheduling_policy", "processor", "version",
+)  # fmt: skip
 
 
 class MetricKind(StrEnum):
@@ -35,15 +47,8 @@ class MetricSpec(msgspec.Struct, frozen=True):
     is_vllms: bool = False
 
 
-MODEL = "model_name"
-OF_MODEL = (MODEL,)
-OF_ENGINE = (MODEL, "engine")
-# Fields of `EngineSetup`, and the version of the worker.
-CONFIGURED = (
-    "max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "kv_cache_size_tokens", "dtype",
-    "kv_cache_dtype", "quantization", "attention_backend", "scheduling_policy", "processor", "version",
-)  # fmt: skip
 COUNTER, GAUGE, HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
+
 
 # Names of counters are told without "_total", which the exposition adds.
 ENGINES = (
@@ -128,6 +133,8 @@ ENGINES = (
     MetricSpec("iteration_tokens_total", HISTOGRAM, "Tokens that a step computes", OF_ENGINE, is_vllms=True),
     MetricSpec("engine_step_time_seconds", HISTOGRAM, "Time of a step", OF_ENGINE),
 )
+
+
 QUEUES = (
     MetricSpec("num_requests_waiting", GAUGE, "Waiting requests", OF_MODEL, is_vllms=True),
     MetricSpec("queue_waiting_requests", GAUGE, "Waiting requests by band", (MODEL, "band")),
@@ -146,6 +153,8 @@ QUEUES = (
     MetricSpec("wanted_engines", GAUGE, "Number of engines that the load needs", OF_MODEL),
     MetricSpec("dead_letter_requests", GAUGE, "Parked requests", OF_MODEL),
 )
+
+
 DEPLOYMENT = (
     MetricSpec("build_info", GAUGE, "1; version of the exporter", ("version",)),
     MetricSpec("snapshot_ok", GAUGE, "1 if the last read of queues and engines succeeded", ()),
@@ -158,4 +167,20 @@ DEPLOYMENT = (
     MetricSpec("redis_up", GAUGE, "1 if Redis answers", ("server",)),
 )
 
+
 ALL = {spec.name: spec for spec in (*ENGINES, *QUEUES, *DEPLOYMENT)}
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """The value of a metric at one moment, with the values of its labels."""
+
+    spec: MetricSpec
+    labels: tuple[str, ...]
+    value: float | Histogram
+
+
+def values_of(labels: tuple[str, ...], values: Mapping[str, float | Histogram | None]) -> Iterator[Sample]:
+    """Return a sample of each metric by name, with the same labels; None is unknown and left out."""
+    for name, value in values.items():
+        if value is not None:
+            yield Sample(ALL[name], labels, value)

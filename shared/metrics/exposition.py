@@ -8,9 +8,8 @@ from enum import StrEnum
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from ..stats.engine import Histogram
-from .catalogue import MetricKind, MetricSpec
-from .sample import Sample
+from ..stats import Histogram
+from .catalogue import MetricKind, MetricSpec, Sample
 
 
 class MetricNames(StrEnum):

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from ..errors import UnsupportedParameterError, UnsupportedTaskError, ValidationError
-from ..values.encodable import check_text
+from ..values.checks import check_text
 from ..values.shown import shown
 from .checks import check_number
 from .kinds import POOLING_TASKS, RequestOutputKind
-from .tokenization import check_truncation
+from .prompts import check_truncation
 
 MAX_DIMENSIONS = 1 << 20
 MAX_PROMPT_NAME_CHARS = 256

@@ -1,8 +1,4 @@
-"""Parameters of a generation, with the names and meanings of vLLM's request parameters.
-
-Arguments are checked when the object is created, so a mistake is reported where it was written. The structs
-are positional arrays on the wire: the order of fields is the format, and new fields are only appended.
-"""
+"""Parameters of a generation, with the names and meanings of vLLM's request parameters."""
 
 from __future__ import annotations
 
@@ -16,20 +12,59 @@ from ..values.shown import shown
 from .checks import (
     check_allowed_token_ids,
     check_bad_words,
+    check_extra_args,
     check_logit_bias,
     check_number,
     check_stop,
     check_token_ids,
 )
-from .extra_args import check_extra_args
 from .kinds import RequestOutputKind
-from .repetition import RepetitionDetectionParams
+from .prompts import check_truncation
 from .structured import StructuredOutputsParams
-from .tokenization import check_truncation
 
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
 MAX_N = 64
+# name -> (type, lowest, highest); None is accepted where the field's default is None or says so.
+_RANGES: dict[str, tuple[type, float, float]] = {
+    "n": (int, 1, MAX_N),
+    "presence_penalty": (float, -2.0, 2.0),
+    "frequency_penalty": (float, -2.0, 2.0),
+    "repetition_penalty": (float, 0.01, 100.0),
+    "temperature": (float, 0.0, 100.0),
+    "top_p": (float, 0.0, 1.0),
+    "top_k": (int, -1, 2**31 - 1),
+    "min_p": (float, 0.0, 1.0),
+    "seed": (int, 0, MAX_SEED),
+    "max_tokens": (int, 1, 2**31 - 1),
+    "min_tokens": (int, 0, 2**31 - 1),
+    "logprobs": (int, 0, MAX_LOGPROBS),
+    "prompt_logprobs": (int, 0, MAX_LOGPROBS),
+    "thinking_token_budget": (int, -1, 2**31 - 1),
+}
+_OPTIONAL = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs", "thinking_token_budget"})
+_BOOLEANS = (
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+)
+_values_of_rules = operator.attrgetter(
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "repetition_detection",
+    "structured_outputs",
+    "truncate_prompt_tokens",
+)
+_NO_RULES = (None,) * 6
+_NOT_YET_SERVED: dict[str, Any] = {"n": 1, "extra_args": None}
+_values_not_yet_served = operator.attrgetter(*_NOT_YET_SERVED)
+_DEFAULTS_NOT_YET_SERVED = tuple(_NOT_YET_SERVED.values())
+MAX_PATTERN_SIZE = 2048
+MAX_PATTERN_COUNT = 1000
+_MASK = 2**64 - 1
 
 
 class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False):
@@ -206,40 +241,50 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
             )
 
 
-# name -> (type, lowest, highest); None is accepted where the field's default is None or says so.
-_RANGES: dict[str, tuple[type, float, float]] = {
-    "n": (int, 1, MAX_N),
-    "presence_penalty": (float, -2.0, 2.0),
-    "frequency_penalty": (float, -2.0, 2.0),
-    "repetition_penalty": (float, 0.01, 100.0),
-    "temperature": (float, 0.0, 100.0),
-    "top_p": (float, 0.0, 1.0),
-    "top_k": (int, -1, 2**31 - 1),
-    "min_p": (float, 0.0, 1.0),
-    "seed": (int, 0, MAX_SEED),
-    "max_tokens": (int, 1, 2**31 - 1),
-    "min_tokens": (int, 0, 2**31 - 1),
-    "logprobs": (int, 0, MAX_LOGPROBS),
-    "prompt_logprobs": (int, 0, MAX_LOGPROBS),
-    "thinking_token_budget": (int, -1, 2**31 - 1),
-}
-_OPTIONAL = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs", "thinking_token_budget"})
-_BOOLEANS = (
-    "ignore_eos",
-    "detokenize",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "include_stop_str_in_output",
-)
-_values_of_rules = operator.attrgetter(
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "repetition_detection",
-    "structured_outputs",
-    "truncate_prompt_tokens",
-)
-_NO_RULES = (None,) * 6
-_NOT_YET_SERVED: dict[str, Any] = {"n": 1, "extra_args": None}
-_values_not_yet_served = operator.attrgetter(*_NOT_YET_SERVED)
-_DEFAULTS_NOT_YET_SERVED = tuple(_NOT_YET_SERVED.values())
+class RepetitionFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of ``RepetitionDetectionParams``, and of ``repetition_detection`` in a body."""
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+
+class RepetitionDetectionParams(
+    RepetitionFields, array_like=True, omit_defaults=True, frozen=True, kw_only=True, gc=False
+):
+    """End a generation whose last output tokens are ``min_count`` times the same pattern.
+
+    Args:
+        max_pattern_size: longest pattern to look for, in tokens; 0 looks for none. Range [0, 2048].
+        min_pattern_size: shortest one; 0 means 1. At most ``max_pattern_size``.
+        min_count: how often the pattern comes. Range [2, 1000].
+
+    Raises:
+        ValidationError: a value has the wrong type or range.
+    """
+
+    def __post_init__(self) -> None:
+        check_number("repetition_detection.max_pattern_size", self.max_pattern_size, int, 0, MAX_PATTERN_SIZE)
+        check_number("repetition_detection.min_pattern_size", self.min_pattern_size, int, 0, MAX_PATTERN_SIZE)
+        if self.min_pattern_size > self.max_pattern_size:
+            raise ValidationError(
+                "repetition_detection.min_pattern_size must be at most max_pattern_size "
+                f"({self.max_pattern_size}), got {self.min_pattern_size}"
+            )
+        fewest = 2 if self.max_pattern_size else 0
+        check_number("repetition_detection.min_count", self.min_count, int, fewest, MAX_PATTERN_COUNT)
+
+
+def derived_seed(seed: int, number: int) -> int:
+    """Return seed ``number`` of those that follow from ``seed``: ``seed`` itself for 0, else 63 bits of SplitMix64's
+    ``number``-th output.
+
+    Source: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators". Never to be changed: a repeated
+    request has to get the same answers from every version.
+    """
+    if number == 0:
+        return seed
+    mixed = (seed + number * 0x9E3779B97F4A7C15) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return (mixed ^ (mixed >> 31)) >> 1

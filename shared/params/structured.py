@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ..errors import ValidationError
-from ..values.encodable import check_encodable, check_text
+from ..values.checks import check_encodable, check_text
 from ..values.shown import shown
 
 GRAMMAR_FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")

@@ -23,11 +23,11 @@ from ..broker import Broker, Queue
 from ..connection import CommandConnection
 from ..errors import ValidationError
 from ..keys import Keys
-from ..values.names import check_name, is_partition_name, partition_name
+from ..values.checks import check_name, is_partition_name, partition_name
 from ..values.shown import shown
 from .layout import MAX_AGE_S, MAX_PARTITIONS, Layout, Layouts, choose_partition, lay_out
 
-MAX_TOLD = 5
+MAX_NAMED = 5
 SCAN_COUNT = 1000
 
 
@@ -52,8 +52,8 @@ async def change_partitions(
     if is_other and staying:
         raise ValidationError(
             f"{len(staying)} tenants of model {shown(model)} still have requests in the partition that they had before "
-            f"the last change ({', '.join(staying[:MAX_TOLD])}{', …' if len(staying) > MAX_TOLD else ''}); change the "
-            "partitions when those are done"
+            f"the last change ({', '.join(staying[:MAX_NAMED])}{', …' if len(staying) > MAX_NAMED else ''}); change "
+            "the partitions when those are done"
         )
     has_leftovers = not staying and await _has_leftovers(connection, keys, model, old)
     if is_other and has_leftovers:

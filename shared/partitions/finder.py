@@ -12,7 +12,7 @@ from ..broker import LEFT, RELAID, Broker, Entry
 from ..connection import RETRY_FOR_S, CommandConnection
 from ..errors import PenstockError, RedisUnavailableError
 from ..keys import Keys
-from ..queue.request_state import RequestState
+from ..queue.lifecycle import RequestState
 from ..values.shown import shown
 from .layout import Layout, Layouts, lay_out
 

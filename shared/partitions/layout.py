@@ -1,4 +1,4 @@
-"""The number of a model's partitions, and the partition of each request.
+"""The number of a model's partitions, the partition of each request, and the order in which an engine serves them.
 
 A tenant's requests go to one partition, by a rendezvous hash of its name: more partitions take their part of the
 tenants, fewer give theirs away, and no other moves. Tenants that are spread go to all, by the ids of their sessions,
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from functools import lru_cache
 
@@ -18,7 +19,7 @@ import msgspec
 
 from ..broker import Broker
 from ..connection import CommandConnection
-from ..deployment.unreadable import note_unreadable
+from ..deployment.records import note_unreadable
 from ..errors import ConfigurationError, RedisUnavailableError
 from ..keys import Keys
 from ..values.shown import shown
@@ -28,6 +29,8 @@ MAX_PARTITIONS = 64
 MAX_AGE_S = 5.0
 # Home is unavailable: use the last layout, which cannot change meanwhile.
 PATIENCE_S = 1.0
+# Steps by it fall evenly, however many there are.
+_GOLDEN = 0.6180339887498949
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -141,3 +144,16 @@ def decode_layout(model: str, data: bytes) -> Layout:
         return msgspec.json.decode(data, type=Layout)
     except msgspec.MsgspecError as error:
         raise ConfigurationError(f"the partitions of model {shown(model)} cannot be read: {error}") from error
+
+
+def home_order(rank: int, num_engines: int, num_partitions: int, turn: int) -> list[int]:
+    """Return the homes of an engine in the order in which its claim number ``turn`` tries them.
+
+    Partitions lie in a row, and each engine has a part of it that is as long as that of any other, the ``rank``-th. So
+    each partition has as much of the engines' time, however few they are, and if one dies the others move up. An engine
+    with parts of several begins with each as often as its part is long.
+    """
+    low, high = rank * num_partitions / num_engines, (rank + 1) * num_partitions / num_engines
+    homes = [*range(int(low), min(num_partitions, math.ceil(high)))]
+    place = homes.index(min(homes[-1], int(low + (turn * _GOLDEN % 1.0) * (high - low))))
+    return homes[place:] + homes[:place]

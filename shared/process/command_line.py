@@ -1,6 +1,7 @@
-"""The frame of our command-line programs: subcommands as values, errors as one sentence, tables as text.
+"""The frame of our programs: subcommands as values, errors as one sentence, tables as text, and the standard streams.
 
-A subcommand is one small module that ends in a ``Command``; a program is a tuple of them.
+A subcommand is one small module that ends in a ``Command``; a program is a tuple of them. A standard stream may be
+closed, or its reader may have left: a service goes on without it.
 """
 
 from __future__ import annotations
@@ -9,28 +10,27 @@ import argparse
 import io
 import os
 import re
+import select
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from redis.exceptions import RedisError
 
 from ..errors import PenstockError
-from ..values.names import DEFAULT_NAMESPACE, did_you_mean
-from ..values.urls import mask_text
+from ..values.checks import DEFAULT_NAMESPACE, did_you_mean
+from ..values.shown import mask_text
 from .log import configure_logging
-from .standard_streams import discard_output, is_output_unread, open_closed_streams, output_error
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
-
 REDIS_URL_HELP = "redis://, rediss://, unix:// or redis+sentinel:// URL"
 SHARDS_HELP = "Redis servers for the models, if they are not at home: NAME=URL,URL,..."
 TRACES_HELP = "OTLP over HTTP endpoint for the spans of requests: http://HOST:4318/v1/traces"
 NAMESPACE_HELP = "prefix of all keys, to keep deployments apart"
 NAMESPACE_VARIABLE = "PENSTOCK_NAMESPACE"
-
 _OPTION = re.compile(r"--?[a-zA-Z][\w-]*")
 
 
@@ -215,3 +215,61 @@ def _fail(error: Exception, status: int) -> int:
     with suppress(OSError):  # nobody reads it
         sys.stderr.write("".join(f"{line}\n" for line in (*rest, f"error: {sentence}")))
     return status
+
+
+def open_closed_streams() -> None:
+    """Put the null device in the place of closed standard streams.
+
+    Python has None for them. Without this the next socket gets the free number, and whatever a child or a library
+    writes to standard error goes there.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+    # Should a library have opened a file under the number before, it is not written to.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            null_stream = Path(os.devnull).open(mode)  # noqa: SIM115  # open until the process ends
+            setattr(sys, name, null_stream)
+
+
+def print_if_read(line: str) -> None:
+    """Print a line of a service, which goes on if the reader of its output has left, or the disk is full."""
+    try:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+    except OSError:
+        discard_output()
+
+
+def is_output_unread() -> bool:
+    """Whether standard output is a pipe whose reader has left."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), select.POLLOUT)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
+
+
+def output_error() -> str | None:
+    """Return why standard output cannot be written, for example a full disk; None if it can.
+
+    Writes a line end to find out, because an unbuffered stream keeps nothing of the write that failed.
+    """
+    try:
+        sys.stdout.flush()
+        os.write(sys.stdout.fileno(), b"\n")
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def discard_output() -> None:
+    """Redirect standard output to the null device. Otherwise Python fails again when it flushes at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)

@@ -23,8 +23,7 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from ..errors import ConfigurationError
-from ..values.shown import shown
-from ..values.urls import mask_text
+from ..values.shown import mask_text, shown
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FORMATS = ("auto", "pretty", "json")

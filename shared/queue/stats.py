@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from .request_state import RequestState
+from .lifecycle import RequestState
 
 
 class LaneStats(msgspec.Struct, frozen=True, kw_only=True):

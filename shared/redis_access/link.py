@@ -1,18 +1,20 @@
-"""One connection to Redis: how it is opened, when it counts as lost, and the log of an outage."""
+"""One connection to Redis: how it is opened, when it counts as lost, what it sends, and the log of an outage.
+
+Managed servers accept commands of 3,999 arguments at most, so longer ones are split. A large message takes time on a
+slow link, so a connection that still sends is not lost.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import re
+import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
-try:
-    from hiredis import pack_command as hiredis_pack
-except ImportError:
-    hiredis_pack = None
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.exceptions import (
     AskError,
@@ -29,9 +31,13 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..errors import RedisFullError, RedisUnavailableError
 from ..process.log import get_logger
-from ..values.urls import mask_url
+from ..values.shown import mask_url
 from .url import parse_pool
 
+try:
+    from hiredis import pack_command as hiredis_pack
+except ImportError:
+    hiredis_pack = None
 CONNECT_TIMEOUT_S = 5.0
 RETRY_PAUSE_S = 0.05
 # Pause after a refused password: only an administrator can change that, and a server may ban frequent attempts.
@@ -41,20 +47,22 @@ FULL_PAUSE_S = 0.25
 # For who is told that Redis is full.
 FULL_RETRY_AFTER_S = 1.0
 WARN_EVERY_S = 5.0
-
 # Begins the mark of a shard to which a model's keys are on their way.
 MOVING = "*"
-
 LOST = (RedisConnectionError, RedisTimeoutError, OSError, asyncio.IncompleteReadError)
-
 # Redis 6.2 hides the code of a command's refusal inside that of the script which called it.
 _NOT_NOW = re.compile(r"(?:^|: -)(?:LOADING|BUSY|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MISCONF|NOREPLICAS)(?: |$)")
 _READ_ONLY = re.compile(r"(?:^|: -)READONLY(?: |$)")
 _FULL = re.compile(r"(?:^|: -)OOM(?: |$)")
-
 T = TypeVar("T")
-
 log = get_logger(__name__)
+# With room for the command itself, a script's hash and keys, and what belongs to all parts.
+MAX_ARGUMENTS = 3_900
+try:
+    import fcntl
+    import termios
+except ImportError:  # where there are none, what the system has still to send is not seen
+    fcntl = termios = None
 
 
 def pack_command(connection: AbstractConnection, args: tuple[Any, ...]) -> list[bytes]:
@@ -203,7 +211,7 @@ class Outage:
         self._log = log.bind(url=mask_url(url), used_for=used_for)
         self._began_at: float | None = None
         self._warn_at = 0.0
-        self._is_told = False
+        self._is_reported = False
 
     @property
     def is_on(self) -> bool:
@@ -213,14 +221,14 @@ class Outage:
         """Record that Redis is unavailable."""
         now = time.monotonic()
         if self._began_at is None:
-            self._began_at, self._is_told = now, False
+            self._began_at, self._is_reported = now, False
         if now >= self._warn_at:
-            self._warn_at, self._is_told = now + WARN_EVERY_S, True
+            self._warn_at, self._is_reported = now + WARN_EVERY_S, True
             self._tell_of_it(round(now - self._began_at, 1), str(error) or type(error).__name__)
 
     def over(self) -> None:
         """Record that Redis has answered, and log it if a warning was logged."""
-        if self._began_at is not None and self._is_told:
+        if self._began_at is not None and self._is_reported:
             self._tell_of_the_end(round(time.monotonic() - self._began_at, 1))
         self._began_at = None
 
@@ -250,3 +258,42 @@ async def clear_away(
             task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await close_connection(connection)
+
+
+def in_parts(items: Sequence[T], arguments_each: int = 1) -> Iterator[Sequence[T]]:
+    """Iterate over ``items`` in parts that fit into one command; not at all if there are none.
+
+    Args:
+        arguments_each: number of arguments per item.
+    """
+    size = MAX_ARGUMENTS // arguments_each
+    if len(items) <= size:  # nearly always
+        if items:
+            yield items
+        return
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+class Unsent:
+    """Unsent bytes of ``connection``, compared from check to check."""
+
+    def __init__(self, connection: AbstractConnection) -> None:
+        self._transport: Any = getattr(getattr(connection, "_writer", None), "transport", None)
+        self._num_bytes = 0
+
+    def has_shrunk(self) -> bool:
+        """Whether there are fewer than at the last call."""
+        before, self._num_bytes = self._num_bytes, self._count()
+        return self._num_bytes < before
+
+    def _count(self) -> int:
+        """Return the bytes that the other end has not confirmed: those of the transport and of the system."""
+        if self._transport is None or self._transport.is_closing():
+            return 0
+        num_bytes = 0
+        socket = self._transport.get_extra_info("socket")
+        if fcntl is not None and termios is not None and socket is not None:
+            with suppress(OSError):
+                num_bytes = int.from_bytes(fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        return self._transport.get_write_buffer_size() + num_bytes

@@ -1,6 +1,7 @@
 """Redis URLs, read with redis-py's rules after a check that there is only one reading.
 
-``sentinel.py`` has the rules for Sentinels. ``mask_url`` of ``shared/values/urls.py`` shows a URL without its password.
+``sentinel.py`` has the rules for Sentinels. ``mask_url`` of ``shared/values/shown.py`` shows a URL without its
+password.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ from redis.asyncio.connection import (
 )
 
 from ..errors import ConfigurationError, ValidationError
-from ..values.encodable import check_encodable
-from ..values.shown import shown
-from ..values.urls import PUBLIC_OPTIONS, SECRET_OPTIONS, mask_url
+from ..values.checks import check_encodable
+from ..values.shown import PUBLIC_OPTIONS, SECRET_OPTIONS, mask_url, shown
 from . import sentinel
 
 try:

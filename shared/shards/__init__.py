@@ -6,8 +6,7 @@ send each command there, and ``move.py`` takes a model from one to another. With
 """
 
 from .addresses import HOME, SHARDS_VARIABLE, ShardsArgument, parse_shards, shards_text
-from .check import check_servers
-from .connect import make_commands, make_connections, make_pair, make_servers
+from .connect import check_servers, make_commands, make_connections, make_pair, make_servers
 from .move import MoveReport, ShardMover
 from .placements import Placements, choose_shard, recorded_places
 from .sharded import ShardedCommands, ShardedSubscriber

@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from ..errors import ConfigurationError
 from ..process.secret_files import variable_or_file
 from ..redis_access.url import CLUSTER_SCHEMES, SCHEMES, parse_pool
-from ..values.shown import shown
-from ..values.urls import mask_url
+from ..values.shown import mask_url, shown
 from .cluster_topology import Topology, is_cluster_url
 
 SHARDS_VARIABLE = "PENSTOCK_SHARDS"

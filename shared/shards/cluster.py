@@ -20,8 +20,7 @@ from ..connection import RETRY_FOR_S, CommandConnection
 from ..errors import RedisUnavailableError
 from ..redis_access.link import LOST, Outage, sends_away, tells_of_move, unavailable_error
 from ..redis_access.subscriber import Subscriber, Subscription
-from .cluster_topology import Topology
-from .routing import routing_key
+from .cluster_topology import Topology, routing_key
 
 MAX_REDIRECTIONS = 3
 

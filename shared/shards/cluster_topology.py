@@ -1,4 +1,4 @@
-"""The node of a Redis cluster that serves a key, as the nodes report it.
+"""The node of a Redis cluster that serves a key, as the nodes report it, and the key of a command.
 
     redis+cluster://USER:PASSWORD@HOST:PORT,HOST:PORT?option=value
 
@@ -22,18 +22,19 @@ from redis.exceptions import ResponseError
 
 from ..redis_access.link import LOST, close_connection, make_pool, open_connection
 from ..redis_access.url import CLUSTER_SCHEMES, check_options, unreadable
-from ..values.urls import mask_url
+from ..values.shown import mask_url
 
 NUM_SLOTS = 16384
 DEFAULT_PORT = 6379
 # While a node fails over, everybody asks again and again.
 ASK_EVERY_S = 0.1
 ASK_TIMEOUT_S = 2.0
-
 _URL = re.compile(r"(?P<scheme>rediss?)\+cluster://(?:(?P<user>[^@/]*)@)?(?P<hosts>[^@/?]+)/?(?:\?(?P<query>.*))?")
 # redis-py takes the code away where it has a class for it, as it has for ASK, which says no such thing.
 _MOVED = re.compile(r"^(?:MOVED )?(?P<slot>\d+) (?P<host>\S+):(?P<port>\d+)$")
 _HOST = re.compile(r"(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?")
+# EVALSHA sha numkeys key…: without keys the first argument, which is a prefix. PUBSUB NUMSUB channel.
+_PLACES = {"EVAL": 3, "EVALSHA": 3, "PUBSUB": 2}
 
 
 def is_cluster_url(url: str) -> bool:
@@ -153,3 +154,10 @@ async def _ask_node(url: str) -> list[Any]:
         return rows
     finally:
         await close_connection(connection)
+
+
+def routing_key(args: tuple[Any, ...]) -> str | None:
+    """Return the key or channel that says which model a command is of; None if it names none."""
+    place = _PLACES.get(args[0], 1)
+    key = args[place] if len(args) > place else None
+    return key.decode(errors="replace") if isinstance(key, bytes) else key if isinstance(key, str) else None

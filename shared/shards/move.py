@@ -24,8 +24,7 @@ from ..errors import BrokerError, ConfigurationError, UnknownModelError, Validat
 from ..keys import Keys
 from ..values.shown import shown
 from .addresses import HOME
-from .placements import Placements, lives_here
-from .script_texts import SCRIPTS
+from .placements import SCRIPTS, Placements, lives_here
 
 PAUSE_S = 0.1
 SCAN_COUNT = 1000

@@ -1,12 +1,11 @@
-"""The shard of each model.
+"""The shard of each model, and the scripts that record it.
 
-Home records it, once: at first use by a rendezvous hash over the shards that there are, afterwards by ``penstock shard
-move`` alone. So shards may be added at any time, and nothing moves by itself. A model that has keys at home before it
+Home records it once: at first use by a rendezvous hash over the shards that there are, afterwards only by ``penstock
+shard move``. So shards may be added at any time, and nothing moves by itself. A model that has keys at home before it
 has a record stays there.
 
-Every Redis that does not hold a model, though somebody may think so, has a mark that says who does. Scripts look at it
-first and refuse (``lib.lua``), so it does not matter how old the word of home is that a process goes by: it is told
-where to look, and looks there.
+A Redis that a process may ask for a model by mistake has a mark that names the right one. Scripts look at the mark
+first and refuse (``lib.lua``). So a process with an old record does no harm: the refusal tells it where to look.
 """
 
 from __future__ import annotations
@@ -17,9 +16,12 @@ from collections.abc import Callable, Iterable
 from ..connection import CommandConnection
 from ..errors import ConfigurationError
 from ..keys import Keys, ModelKeys
+from ..redis_access.script import Script, load_scripts
 from ..values.shown import shown
 from .addresses import HOME, SHARDS_VARIABLE
-from .script_texts import SCRIPTS
+
+_NAMES = ("place", "open_move", "depart", "arrive", "write_keys", "settle", "switch", "close_move")
+SCRIPTS: dict[str, Script] = load_scripts(__name__.rpartition(".")[0], _NAMES)
 
 
 class Placements:

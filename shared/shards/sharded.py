@@ -20,8 +20,8 @@ from ..redis_access.link import MOVING, parse_redirect
 from ..redis_access.subscriber import Subscriber, Subscription
 from ..values.shown import shown
 from .addresses import HOME
+from .cluster_topology import routing_key
 from .placements import Placements
-from .routing import routing_key
 
 # How often a model on its way is looked for.
 LOOK_AGAIN_S = 0.1

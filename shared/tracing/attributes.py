@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from ..messages.outcome import Usage
 from ..messages.requests import EngineCoreRequest
 from ..params.sampling import SamplingParams
-from ..stats.engine import RequestStats
+from ..stats import RequestStats
 
 Attribute = str | int | float | bool | list[str]
 

@@ -7,8 +7,7 @@ from importlib.util import find_spec
 from urllib.parse import SplitResult, urlsplit
 
 from ..errors import ConfigurationError
-from ..values.shown import shown
-from ..values.urls import mask_url
+from ..values.shown import mask_url, shown
 
 # Path that OpenTelemetry adds to the address of a receiver.
 _PATH = "/v1/traces"

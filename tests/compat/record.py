@@ -16,57 +16,72 @@ from penstock.producer.webhooks.events import (
     WebhookSecret,
     WebhookTarget,
 )
-from penstock.shared.control.caches import InputCacheReset, PrefixCacheReset, ResetInputCache, ResetPrefixCache
 from penstock.shared.control.calls import CallError, ControlCommand, ControlReply, Utility, UtilityAnswer
-from penstock.shared.control.diagnosis import (
+from penstock.shared.control.engine import (
     CheckInvariants,
+    CollectiveRpc,
     DummyBatchDone,
     ExecuteDummyBatch,
+    InputCacheReset,
     Invariants,
+    IsSleeping,
+    PrefixCacheReset,
     ProfileSaved,
     ProfileStarted,
+    ResetInputCache,
+    ResetPrefixCache,
+    RpcResult,
+    Sleep,
+    SleepState,
     StartProfile,
     StopProfile,
+    WakeUp,
 )
-from penstock.shared.control.lora import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
-from penstock.shared.control.rpc import CollectiveRpc, RpcResult
-from penstock.shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
-from penstock.shared.control.text import (
+from penstock.shared.control.model import (
+    AddLora,
     Detokenize,
     DetokenizedText,
     GetTokenizer,
+    ListLoras,
+    LoraChanged,
+    LoraList,
+    PinLora,
+    ReloadWeights,
+    RemoveLora,
+    SaveShardedState,
+    ShardedStateSaved,
     Tokenize,
     TokenizedText,
     TokenizerFile,
+    WeightsReloaded,
 )
-from penstock.shared.control.weights import ReloadWeights, SaveShardedState, ShardedStateSaved, WeightsReloaded
-from penstock.shared.messages.commands import CancelCommand, DrainCommand, ScaleCommand, StopCommand
-from penstock.shared.messages.deltas import Delta, SegmentEnd
-from penstock.shared.messages.from_core import (
+from penstock.shared.messages.core import (
+    AbortRequests,
     EngineCoreEvent,
     EngineCoreEventType,
     EngineCoreOutput,
     EngineCoreOutputs,
+    LeaveWave,
+    RankSetup,
     Ready,
     SchedulerStats,
+    StartWave,
+    UtilityCall,
     UtilityOutput,
+    WavePhase,
+    WaveStarted,
+    WaveState,
 )
+from penstock.shared.messages.deltas import Delta, SegmentEnd
 from penstock.shared.messages.outcome import FinishReason, RequestError, TokenLogprobs, Usage
-from penstock.shared.messages.ranks import RankSetup
 from penstock.shared.messages.requests import EngineCoreRequest, InputChunk
-from penstock.shared.messages.to_core import AbortRequests, UtilityCall
-from penstock.shared.messages.waves import LeaveWave, StartWave, WavePhase, WaveStarted, WaveState
-from penstock.shared.params.adapters import LoraSetup
+from penstock.shared.messages.supervision import CancelCommand, DrainCommand, ScaleCommand, StopCommand
 from penstock.shared.params.images import ImageInput
-from penstock.shared.params.lora import LoRARequest
+from penstock.shared.params.lora import LoRARequest, LoraSetup
 from penstock.shared.params.pooling import Pooled, PoolingParams
-from penstock.shared.params.prompt_embeds import PromptEmbeds
-from penstock.shared.params.repetition import RepetitionDetectionParams
-from penstock.shared.params.sampling import SamplingParams
-from penstock.shared.params.tokenization import Tokenization
-from penstock.shared.stats.engine import RequestStats, StepStats
-from penstock.shared.stats.images import ImageStats
-from penstock.shared.stats.kv_offload import KVOffloadStats
+from penstock.shared.params.prompts import PromptEmbeds, Tokenization
+from penstock.shared.params.sampling import RepetitionDetectionParams, SamplingParams
+from penstock.shared.stats import ImageStats, KVOffloadStats, RequestStats, StepStats
 from penstock.worker.fleet.wire import AgentPhase, AgentSpec, AgentStatus
 
 PATH = Path(__file__).parent / "wire_v1.json"

@@ -19,16 +19,14 @@ from penstock.producer.webhooks.events import WebhookEvent, WebhookSecret, Webho
 from penstock.shared.control.calls import ControlCommand, ControlReply, Utility, UtilityAnswer
 from penstock.shared.deployment import records
 from penstock.shared.deployment.audit import AuditEntry
-from penstock.shared.messages.commands import EngineCommand, WorkerCommand
+from penstock.shared.messages.core import CoreInput, CoreOutput, WaveStarted
 from penstock.shared.messages.deltas import Delta
-from penstock.shared.messages.from_core import CoreOutput
 from penstock.shared.messages.requests import EngineCoreRequest, InputChunk
-from penstock.shared.messages.to_core import CoreInput
-from penstock.shared.messages.waves import WaveStarted
+from penstock.shared.messages.supervision import EngineCommand, WorkerCommand
 from penstock.shared.metrics import engines_samples
 from penstock.shared.metrics.exposition import expose
-from penstock.shared.queue.request_events import EventKind, RequestEvent, decode_event
-from penstock.shared.stats.engine import Histogram
+from penstock.shared.queue.lifecycle import EventKind, RequestEvent, decode_event
+from penstock.shared.stats import Histogram
 from penstock.worker.fleet.wire import AgentSpec, AgentStatus
 
 RECORDED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "wire_v1.json").read_text())

@@ -6,10 +6,10 @@ import asyncio
 
 from penstock.producer import Client, Delta, SamplingParams
 from penstock.shared.connection import CommandConnection
-from penstock.shared.deployment.heartbeats import read_heartbeats
+from penstock.shared.deployment.presence import read_heartbeats
 from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
-from penstock.shared.messages.worker_status import EngineState
+from penstock.shared.messages.supervision import EngineState
 
 from ..gate import Gate
 

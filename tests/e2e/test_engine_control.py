@@ -19,9 +19,9 @@ from penstock.shared import errors
 from penstock.shared.broker import EngineCalls
 from penstock.shared.connection import CommandConnection
 from penstock.shared.control.calls import CallError, ControlCommand, ControlReply
-from penstock.shared.control.diagnosis import ProfileStarted, StartProfile, StopProfile
+from penstock.shared.control.engine import ProfileStarted, StartProfile, StopProfile
 from penstock.shared.keys import Keys
-from penstock.shared.messages.worker_status import EngineState
+from penstock.shared.messages.supervision import EngineState
 
 from ..gate import Gate
 from .following import LONG, NUM_TOKENS, PROMPT, Following, beats, short, states

@@ -27,7 +27,7 @@ from penstock.shared.deployment.audit import Audit
 from penstock.shared.deployment.records import ModelCard
 from penstock.shared.errors import ValidationError
 from penstock.shared.keys import Keys, channel_in
-from penstock.shared.redis_access.users import RedisVersion, Role, rights
+from penstock.shared.redis_access.rights import RedisVersion, Role, rights
 
 from ..redis_server import RedisServer, acl_version
 

@@ -13,7 +13,7 @@ from penstock.producer import Client, Delta, RequestStats, SamplingParams
 from penstock.producer.control.deployment import read_deployment
 from penstock.shared.connection import CommandConnection
 from penstock.shared.keys import Keys
-from penstock.shared.stats.engine import EngineStats
+from penstock.shared.stats import EngineStats
 
 from ..gate import Gate
 

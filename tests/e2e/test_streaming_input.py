@@ -16,7 +16,7 @@ from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, Delta, SamplingParams, StreamingInput, StructuredOutputsParams
 from penstock.shared import errors
 from penstock.shared.messages.requests import InputChunk
-from penstock.shared.params.seeds import derived_seed
+from penstock.shared.params.sampling import derived_seed
 from penstock.worker.text.tokenizer import TextCodec
 
 pytestmark = pytest.mark.xdist_group("deployment")

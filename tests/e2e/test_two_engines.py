@@ -14,7 +14,7 @@ from penstock.ops.local.stack import LocalStack
 from penstock.producer import LLM, Client, EngineCallError, SleepState
 from penstock.producer.client_parts.core import CALL_TIMEOUT_S
 from penstock.shared import errors
-from penstock.shared.messages.worker_status import EngineState
+from penstock.shared.messages.supervision import EngineState
 
 from ..gate import Gate
 from .following import LONG, PROMPT, Following, beats, short, states

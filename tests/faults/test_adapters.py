@@ -16,7 +16,7 @@ from penstock.ops.local.server import LocalGateway
 from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, EngineCallError
 from penstock.shared.errors import RequestFailedError
-from penstock.shared.params.adapters import adapter_digest
+from penstock.shared.params.lora import adapter_digest
 
 from ..gate import Gate
 from ..integration.engine.adapters.peft_folders import R4, R8, load_base, write_adapter

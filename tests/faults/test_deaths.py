@@ -16,7 +16,7 @@ from penstock.shared.broker import Broker, RequestFilter
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
-from penstock.shared.queue.request_events import EventKind
+from penstock.shared.queue.lifecycle import EventKind
 
 from ..gate import Gate
 from .conftest import Start

@@ -13,7 +13,7 @@ import pytest
 from penstock.ops.local.stack import LocalStack
 from penstock.producer import Client, SamplingParams
 from penstock.shared.deployment.records import EngineHeartbeat
-from penstock.shared.messages.ranks import RankSetup
+from penstock.shared.messages.core import RankSetup
 
 from ..gate import Gate
 from ..processes import is_gone

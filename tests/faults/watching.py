@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from penstock.producer import Client, CompletionOutput, Delta, SamplingParams
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
-from penstock.shared.deployment.heartbeats import read_heartbeats
+from penstock.shared.deployment.presence import read_heartbeats
 from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
 

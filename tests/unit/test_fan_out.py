@@ -16,8 +16,7 @@ from penstock.shared.deployment.records import ModelCard
 from penstock.shared.errors import PoisonRequestError, UnsupportedParameterError, ValidationError
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason, Usage
-from penstock.shared.params.sampling import MAX_N, MAX_SEED, SamplingParams
-from penstock.shared.params.seeds import derived_seed
+from penstock.shared.params.sampling import MAX_N, MAX_SEED, SamplingParams, derived_seed
 
 
 def request(n: int, *, seed: int | None = 7, request_id: str = "r"):

@@ -8,10 +8,10 @@ from functools import partial
 
 from ...shared.connection import checked_connection
 from ...shared.deployment.audit import Audit, acting_as, process_actor
-from ...shared.deployment.leave import MARGIN_S, known_workers, make_leave
+from ...shared.deployment.orders import MARGIN_S, known_workers, make_leave
 from ...shared.errors import ConfigurationError
 from ...shared.keys import Keys
-from ...shared.messages.commands import DrainCommand, StopCommand, WorkerCommand
+from ...shared.messages.supervision import DrainCommand, StopCommand, WorkerCommand
 from ...shared.process.command_line import Command, UsageError, add_redis_arguments
 from ...shared.redis_access.embedded import resolve_redis_url
 

@@ -10,12 +10,11 @@ import time
 import msgspec
 
 from ...shared.connection import checked_connection
-from ...shared.deployment.heartbeats import read_heartbeats
-from ...shared.deployment.records import EngineHeartbeat, EngineSetup
-from ...shared.deployment.unreadable import UNREADABLE
+from ...shared.deployment.presence import read_heartbeats
+from ...shared.deployment.records import UNREADABLE, EngineHeartbeat, EngineSetup
 from ...shared.keys import Keys
-from ...shared.messages.waves import GroupStanding
-from ...shared.messages.worker_status import EngineState
+from ...shared.messages.core import GroupStatus
+from ...shared.messages.supervision import EngineState
 from ...shared.process.command_line import Command, add_redis_arguments, format_bytes, format_table
 from ...shared.redis_access.embedded import resolve_redis_url
 from .plugins import list_plugins
@@ -116,7 +115,7 @@ def _drafting(setup: EngineSetup) -> str:
     return f"{setup.speculative}/{setup.num_free_rows}" if setup.num_free_rows else "-"
 
 
-def _place(group: GroupStanding) -> str:
+def _place(group: GroupStatus) -> str:
     """Return group, rank and wave: "host-0 1/2, wave 7 running"."""
     return f"{group.group} {group.rank}/{group.size}, wave {group.wave} {group.phase}"
 

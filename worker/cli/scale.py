@@ -7,7 +7,7 @@ import asyncio
 
 from ...shared.connection import checked_connection
 from ...shared.deployment.audit import Audit, acting_as, process_actor
-from ...shared.deployment.scaling import scale_worker
+from ...shared.deployment.orders import scale_worker
 from ...shared.keys import Keys
 from ...shared.process.command_line import Command, add_redis_arguments
 from ...shared.redis_access.embedded import resolve_redis_url

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...shared.errors import ConfigurationError
-from ...shared.process.command_line import Command, UsageError
+from ...shared.process.command_line import Command, UsageError, print_if_read
 from ...shared.process.log import configure_logging
 from ...shared.process.service_manager import tell_ready
-from ...shared.process.standard_streams import print_if_read
 from ...shared.redis_access.embedded import given_or_embedded
 from ...shared.tracing.endpoint import check_endpoint
 from ..config.engine_config import EngineConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from ...shared.errors import ConfigurationError
-from ...shared.params.adapters import LoraSetup
+from ...shared.params.lora import LoraSetup
 from ..options.groups import OptionGroup
 from ..options.numbers import Integer
 from ..options.option import Option

@@ -8,8 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ...shared.errors import ConfigurationError
-from ...shared.values.shown import shown
-from ...shared.values.urls import mask_url
+from ...shared.values.shown import mask_url, shown
 
 # The engine to which an option applies.
 _OWNERS = {"engine_python": "vllm", "engine_options": "vllm", "engine_url": "http", "engine_command": "http"}

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from ...shared.errors import ConfigurationError
-from ...shared.values.names import check_name
+from ...shared.values.checks import check_name
 from ..options.groups import OptionGroup
 from ..options.numbers import Integer
 from ..options.option import Option
@@ -18,7 +18,7 @@ _MAX_RANKS = 1024
 
 
 class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Place of a core's rank in its group, which the worker process reads from Redis (``shared/deployment/groups``).
+    """Place of a core's rank in its group, which the worker process reads from Redis (``shared/deployment/groups.py``).
 
     Args:
         generation: generation of the group.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from ...shared.errors import ConfigurationError
-from ...shared.values.names import is_partition_name
-from ...shared.values.urls import MaskedRepr
+from ...shared.values.checks import is_partition_name
+from ...shared.values.shown import MaskedRepr
 from ..options.groups import OptionGroupMeta
 from ..options.option import check_fields
 from .adapters import AdapterOptions, check_adapters

@@ -10,8 +10,7 @@ import structlog
 
 from ...shared.control.calls import CallError, Utility, UtilityAnswer
 from ...shared.errors import EngineCallError, PenstockError, UnsupportedCallError
-from ...shared.messages.from_core import UtilityOutput
-from ...shared.messages.to_core import UtilityCall
+from ...shared.messages.core import UtilityCall, UtilityOutput
 from ..processes.progress import ProgressWriter
 
 log = structlog.get_logger(__name__)

@@ -9,11 +9,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
-from ...shared.messages.from_core import EngineCoreOutput, Ready, SchedulerStats, UtilityOutput
+from ...shared.messages.core import (
+    EngineCoreOutput,
+    LeaveWave,
+    Ready,
+    SchedulerStats,
+    StartWave,
+    UtilityCall,
+    UtilityOutput,
+)
 from ...shared.messages.requests import EngineCoreRequest
-from ...shared.messages.to_core import UtilityCall
-from ...shared.messages.waves import LeaveWave, StartWave
-from ...shared.stats.engine import StepStats
+from ...shared.stats import StepStats
 from ..config.engine_config import EngineConfig
 from ..processes.progress import ProgressWriter
 

@@ -19,13 +19,21 @@ from typing import Any
 
 import structlog
 
-from ...shared.deployment.groups.errors import GroupBrokenError
-from ...shared.errors import ConfigurationError, EngineDeadError, ValidationError
+from ...shared.errors import ConfigurationError, EngineDeadError, GroupBrokenError, ValidationError
 from ...shared.messages import WIRE_VERSION
-from ...shared.messages.from_core import EngineCoreOutput, EngineCoreOutputs, Hello, StartupFailed
+from ...shared.messages.core import (
+    AbortRequests,
+    Configure,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    Hello,
+    LeaveWave,
+    Shutdown,
+    StartupFailed,
+    StartWave,
+    UtilityCall,
+)
 from ...shared.messages.requests import EngineCoreRequest
-from ...shared.messages.to_core import AbortRequests, Configure, Shutdown, UtilityCall
-from ...shared.messages.waves import LeaveWave, StartWave
 from ...shared.process.boundary import unforeseen
 from ..config.engine_config import EngineConfig
 from ..processes.exit_status import GROUP_BROKEN

@@ -5,13 +5,10 @@ from __future__ import annotations
 import time
 
 from ...shared.control.calls import CallError
-from ...shared.control.diagnosis import ExecuteDummyBatch
-from ...shared.control.rpc import CollectiveRpc
-from ...shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
-from ...shared.control.weights import ReloadWeights, SaveShardedState
+from ...shared.control.engine import CollectiveRpc, ExecuteDummyBatch, IsSleeping, Sleep, SleepState, WakeUp
+from ...shared.control.model import ReloadWeights, SaveShardedState
 from ...shared.errors import EngineStateError, UnsupportedCallError
-from ...shared.messages.from_core import UtilityOutput
-from ...shared.messages.to_core import UtilityCall
+from ...shared.messages.core import UtilityCall, UtilityOutput
 from ..engine.control.calls import ControlledParts, EngineControl
 from ..processes.progress import ProgressWriter
 from .core import GroupedCore

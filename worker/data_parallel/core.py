@@ -8,10 +8,8 @@ from typing import Any
 
 import structlog
 
-from ...shared.deployment.groups.errors import GroupBrokenError
-from ...shared.errors import EngineDeadError
-from ...shared.messages.from_core import EngineCoreOutput, SchedulerStats
-from ...shared.messages.waves import LeaveWave, StartWave, WavePhase
+from ...shared.errors import EngineDeadError, GroupBrokenError
+from ...shared.messages.core import EngineCoreOutput, LeaveWave, SchedulerStats, StartWave, WavePhase
 from ..core.interface import GroupCore
 from ..engine.core.engine_core import WORK_WAIT_S, EngineCore
 from .runner import LockstepRunner

@@ -20,10 +20,18 @@ import msgspec
 import structlog
 
 from ...shared.connection import CommandConnection, Subscriber
-from ...shared.deployment.groups.membership import Membership, Place, Standing
+from ...shared.deployment.groups import Membership, Place, Standing
 from ...shared.keys import Keys
-from ...shared.messages.from_core import Ready, SchedulerStats
-from ...shared.messages.waves import GroupStanding, LeaveWave, StartWave, WavePhase, WaveStarted, WaveState
+from ...shared.messages.core import (
+    GroupStatus,
+    LeaveWave,
+    Ready,
+    SchedulerStats,
+    StartWave,
+    WavePhase,
+    WaveStarted,
+    WaveState,
+)
 from ..config.data_parallel import RankPlace
 from ..config.engine_config import EngineConfig
 from ..config.worker_config import WorkerConfig
@@ -75,7 +83,7 @@ class GroupMember:
         commands: CommandConnection,
         subscriber: Subscriber,
         core: RankCore,
-        report: Callable[[GroupStanding], None],
+        report: Callable[[GroupStatus], None],
     ) -> None:
         self._config = config
         self._engine = config.engine
@@ -241,7 +249,7 @@ class GroupMember:
         if place is not None:
             group = self._engine.data_parallel_group
             self._report(
-                GroupStanding(group, place.generation, place.rank, place.size, self._wave.wave, self._wave.phase)
+                GroupStatus(group, place.generation, place.rank, place.size, self._wave.wave, self._wave.phase)
             )
 
 

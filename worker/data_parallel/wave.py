@@ -26,8 +26,8 @@ import enum
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...shared.deployment.groups.errors import GroupBrokenError
-from ...shared.messages.waves import WavePhase, WaveState
+from ...shared.errors import GroupBrokenError
+from ...shared.messages.core import WavePhase, WaveState
 
 # Forwards between two meetings. After the end of the last request a wave runs at most this many more.
 INTERVAL = 16

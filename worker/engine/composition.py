@@ -13,7 +13,7 @@ import torch
 
 from ...kernels import native
 from ...shared.errors import ConfigurationError
-from ...shared.messages.from_core import Ready
+from ...shared.messages.core import Ready
 from ...shared.params.kinds import GENERATE
 from ...shared.params.sampling import SamplingParams
 from ..config.engine_config import EngineConfig

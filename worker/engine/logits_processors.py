@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...shared.errors import ConfigurationError, ValidationError
-from ...shared.params.extra_args import check_known, processors_of
+from ...shared.params.checks import check_known, processors_of
 from ...shared.params.sampling import SamplingParams
 from ...shared.process.plugins import LOGITS_PROCESSORS, load_object
 from ...shared.values.shown import shown

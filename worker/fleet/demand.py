@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ...shared.connection import CommandConnection
-from ...shared.deployment.heartbeats import read_heartbeats
+from ...shared.deployment.presence import read_heartbeats
 from ...shared.deployment.records import EngineHeartbeat
 from ...shared.keys import Keys
 from ...shared.metrics import SERVING

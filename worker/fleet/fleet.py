@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from ...shared.errors import PenstockError, RedisUnavailableError
-from ...shared.process.restart_delay import STABLE_AFTER_S, restart_delay_s
+from ...shared.process.children import STABLE_AFTER_S, restart_delay_s
 from .backend import FleetBackend
 from .demand import Demand, DemandSnapshot
 from .member import Member, MemberPhase

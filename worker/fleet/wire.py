@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from ...shared.messages import WIRE_VERSION
-from ...shared.values.urls import MaskedRepr
+from ...shared.values.shown import MaskedRepr
 
 
 class AgentPhase(StrEnum):

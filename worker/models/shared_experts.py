@@ -29,8 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 
-from ...shared.deployment.groups.errors import GroupBrokenError
-from ...shared.errors import ConfigurationError
+from ...shared.errors import ConfigurationError, GroupBrokenError
 from ..config.data_parallel import RankPlace
 from .parallel.communicator import Communicator, make_communicator
 

@@ -16,8 +16,7 @@ from typing import Any, cast
 
 import msgspec
 
-from ...shared.messages.from_core import CoreOutput
-from ...shared.messages.to_core import CoreInput
+from ...shared.messages.core import CoreInput, CoreOutput
 
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 1 << 18

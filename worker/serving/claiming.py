@@ -16,8 +16,8 @@ import structlog
 from ...shared.broker import SEQS_PER_KEPT_ONE, Claim, EngineCapacity, Wave
 from ...shared.deployment.records import DeathCause
 from ...shared.errors import PenstockError, RedisUnavailableError
+from ...shared.messages.core import Ready
 from ...shared.messages.deltas import Delta
-from ...shared.messages.from_core import Ready
 from ...shared.messages.outcome import FinishReason, RequestError
 from ...shared.params.images import ImageInput
 from ...shared.process.boundary import ends_task, unforeseen

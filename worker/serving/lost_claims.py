@@ -12,7 +12,7 @@ import structlog
 
 from ...shared.errors import DamagedRecordError
 from ...shared.messages.outcome import FinishReason
-from ...shared.queue.request_state import RequestState
+from ...shared.queue.lifecycle import RequestState
 from .claiming import ClaimLoop
 from .core.client import CoreClient
 from .leaving import LEAVE_PATIENCE_S

@@ -22,8 +22,8 @@ import structlog
 from ...shared.deployment.records import DeathCause
 from ...shared.errors import EngineDeadError, PenstockError
 from ...shared.keys import Keys
-from ...shared.messages.from_core import EngineCoreOutputs, Ready
-from ...shared.messages.worker_status import EngineState
+from ...shared.messages.core import EngineCoreOutputs, Ready
+from ...shared.messages.supervision import EngineState
 from ...shared.process.log import configure_logging
 from ...shared.shards import make_connections
 from ...shared.tracing.endpoint import is_enabled

@@ -19,12 +19,11 @@ from ...shared.broker import Broker, EngineCalls
 from ...shared.broker.request_history import RequestHistory
 from ...shared.broker.series import SeriesStore
 from ...shared.connection import CommandConnection, Subscriber
-from ...shared.control.weights import ReloadWeights
+from ...shared.control.model import ReloadWeights
 from ...shared.deployment.records import DeathCause
 from ...shared.keys import Keys
-from ...shared.messages.commands import CancelCommand
-from ...shared.messages.from_core import EngineCoreOutputs, Ready
-from ...shared.messages.worker_status import EngineState
+from ...shared.messages.core import EngineCoreOutputs, Ready
+from ...shared.messages.supervision import CancelCommand, EngineState
 from ...shared.partitions import Layouts
 from ...shared.tracing.endpoint import is_enabled
 from ..config.worker_config import WorkerConfig

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from ...shared.errors import RedisUnavailableError
-from ...shared.messages.worker_status import EngineState, WorkerStatus
+from ...shared.messages.supervision import EngineState, WorkerStatus
 from ..config.worker_config import WorkerConfig
 from ..processes.process_tree import group_lives, is_stopped, kill_process_tree
 from ..processes.starvation import waited_for_processor_s

@@ -14,13 +14,13 @@ from redis.exceptions import RedisError
 
 from ...shared.broker import REAP_INTERVAL_S, Broker, ReapResult
 from ...shared.connection import CommandConnection
-from ...shared.deployment.heartbeats import drop_overdue
+from ...shared.deployment.presence import drop_overdue
 from ...shared.deployment.records import DeathCause
 from ...shared.errors import PenstockError
 from ...shared.keys import Keys
 from ...shared.partitions import Layout, read_layouts
 from ...shared.process.side_by_side import SideBySide
-from ...shared.values.names import partition_name
+from ...shared.values.checks import partition_name
 from ..config.worker_config import WorkerConfig
 from .restart import Death
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ...shared.process.restart_delay import STABLE_AFTER_S, restart_delay_s
+from ...shared.process.children import STABLE_AFTER_S, restart_delay_s
 
 # Poison requests are parked after a few deaths, so a healthy engine gets past two of them before this.
 CRASH_LOOP_LIMIT = 8

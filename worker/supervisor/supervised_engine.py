@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from ...shared.deployment.records import EngineHeartbeat
-from ...shared.messages.worker_status import EngineState
+from ...shared.messages.supervision import EngineState
 from ..config.worker_config import WorkerConfig
 from .engine_process import EngineProcess
 from .reaper import Reaper

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+from ...shared.deployment.orders import ENGINES_OPTION, GROUP_OPTION, MAX_ENGINES_OPTION, WORKER_OPTION, group_refusal
 from ...shared.deployment.presence import Presence, ProcessKind
 from ...shared.deployment.records import EngineHeartbeat
-from ...shared.deployment.scaling import ENGINES_OPTION, GROUP_OPTION, MAX_ENGINES_OPTION, WORKER_OPTION, group_refusal
 from ...shared.errors import ConfigurationError, EngineDeadError, PenstockError
 from ...shared.keys import Keys
-from ...shared.messages.commands import DrainCommand, ScaleCommand, WorkerCommand
+from ...shared.messages.supervision import DrainCommand, ScaleCommand, WorkerCommand
 from ...shared.process import service_manager
 from ...shared.shards import check_servers, make_connections
 from ..config.worker_config import WorkerConfig

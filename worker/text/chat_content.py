@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...shared.params.chat_parts import is_parts, joined
+from ...shared.params.chat import is_parts, joined
 
 Messages = list[dict[str, Any]]
 Render = Callable[[Messages, dict[str, Any]], str]

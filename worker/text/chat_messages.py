@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ...shared.params.chat_parts import check_messages
+from ...shared.params.chat import check_messages
 from .chat_content import ContentForm, Messages, Render
 
 _KEY = "probed_argument"

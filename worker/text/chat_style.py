@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...shared.errors import PenstockError
-from ...shared.params.reasoning import REASONING_MARKS
+from ...shared.params.chat import REASONING_MARKS
 from .chat_template import ChatTemplate
 
 # Marks in a template and the parser that they indicate; the first match counts.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer
 
 from ...shared.errors import ValidationError
-from ...shared.params.tokenization import LEFT, Cut
+from ...shared.params.prompts import LEFT, Cut
 from .encoding import encode
 
 

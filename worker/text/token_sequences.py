@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 from ...shared.errors import ValidationError
-from ...shared.params.reasoning import REASONING_MARKS
+from ...shared.params.chat import REASONING_MARKS
 from ...shared.values.shown import shown
 
 

@@ -14,9 +14,9 @@ import msgspec
 from tokenizers import Tokenizer
 
 from ...shared.errors import ModelLoadError, UnsupportedParameterError
-from ...shared.params.reasoning import AUTO, NONE, REASONING_MARKS, num_thought
+from ...shared.params.chat import AUTO, NONE, REASONING_MARKS, num_thought
+from ...shared.params.prompts import Cut
 from ...shared.params.sampling import SamplingParams
-from ...shared.params.tokenization import Cut
 from .chat_style import OPENED_BY_PROMPT, ChatStyle, style_of
 from .chat_template import ChatTemplate
 from .cutting import encode_cut, encode_cut_pair

@@ -14,7 +14,7 @@ from ....shared.connection import CommandConnection
 from ....shared.errors import RequestNotFoundError
 from ....shared.keys import Keys
 from ....shared.process.command_line import Command, UsageError, add_redis_arguments, format_table
-from ....shared.values.urls import mask_url
+from ....shared.values.shown import mask_url
 from ...words import format_duration, format_sheet, format_time
 from ..broker_command import print_json, run_on_redis
 from . import webhook_secret

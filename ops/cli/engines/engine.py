@@ -13,10 +13,10 @@ from ....producer import Client
 from ....producer.client_parts.core import CALL_TIMEOUT_S, CallOptions
 from ....producer.control.engine_control import RELOAD_TIMEOUT_S
 from ....producer.control.fleet_control import SCALE_TIMEOUT_S
-from ....shared.control.sleeping import SLEEP_LEVELS, SLEEP_MODES, SLEEP_TAGS, SleepState
-from ....shared.control.weights import RELOAD_MODES, ShardedStateSaved, WeightsReloaded
+from ....shared.control.engine import SLEEP_LEVELS, SLEEP_MODES, SLEEP_TAGS, SleepState
+from ....shared.control.model import RELOAD_MODES, ShardedStateSaved, WeightsReloaded
 from ....shared.errors import EngineCallError
-from ....shared.messages.waves import GroupStanding
+from ....shared.messages.core import GroupStatus
 from ....shared.process.command_line import Command, UsageError, add_redis_arguments, format_bytes, format_table
 from ....shared.redis_access.embedded import resolve_redis_url
 from ..broker_command import print_json
@@ -134,7 +134,7 @@ def _describe_reloaded(reloaded: WeightsReloaded) -> str:
     return f"{change} in {reloaded.load_time_s:.1f} s" if reloaded.load_time_s else f"could change: {change}"
 
 
-def _describe_rank(rank: GroupStanding) -> str:
+def _describe_rank(rank: GroupStatus) -> str:
     return f"serves in generation {rank.generation}"
 
 

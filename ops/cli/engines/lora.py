@@ -13,7 +13,7 @@ import msgspec
 from ....producer import Client
 from ....shared.connection import CommandConnection
 from ....shared.deployment.audit import acting_as, process_actor
-from ....shared.deployment.heartbeats import read_heartbeats
+from ....shared.deployment.presence import read_heartbeats
 from ....shared.keys import Keys
 from ....shared.lora.registry import AdapterRecord, AdapterRegistry, owner
 from ....shared.process.command_line import Command, add_redis_arguments, format_bytes, format_table

@@ -10,7 +10,7 @@ from ....shared.broker import Queue
 from ....shared.errors import PenstockError, ValidationError
 from ....shared.partitions import Layouts, change_partitions, partition_stats
 from ....shared.process.command_line import EXIT_FAILED, Command, add_redis_arguments, format_table
-from ....shared.values.names import partition_name
+from ....shared.values.checks import partition_name
 from ..broker_command import OpenModel, on_model, run_on_model
 from ..confirm import confirmed
 from .history import HISTORY

@@ -10,7 +10,7 @@ from ....shared.broker.bulk import count_matching
 from ....shared.errors import RequestNotFoundError, ValidationError
 from ....shared.partitions import open_history
 from ....shared.process.command_line import EXIT_FAILED, Command, UsageError, add_redis_arguments, format_table
-from ....shared.queue.request_events import RequestEvent, RequestSummary
+from ....shared.queue.lifecycle import RequestEvent, RequestSummary
 from ...words import event_words, format_duration, format_sheet, format_time, parse_age
 from ..broker_command import OpenModel, on_model, print_json, run_on_model
 from ..confirm import confirmed

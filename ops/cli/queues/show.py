@@ -14,7 +14,7 @@ from ....producer.requests.health import may_serve
 from ....producer.requests.model_cards import ModelCards
 from ....shared.broker import Queue
 from ....shared.connection import CommandConnection
-from ....shared.deployment.heartbeats import read_heartbeats
+from ....shared.deployment.presence import read_heartbeats
 from ....shared.errors import RedisUnavailableError, RequestNotFoundError
 from ....shared.keys import Keys
 from ....shared.partitions import open_queue

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from ....shared.process.command_line import Command, UsageError, add_redis_arguments
+from ....shared.process.command_line import Command, UsageError, add_redis_arguments, print_if_read
 from ....shared.process.log import add_log_arguments, configure_logging
-from ....shared.process.standard_streams import print_if_read
 from ....shared.redis_access.embedded import resolve_redis_url
 from ...libraries import need_libraries
 

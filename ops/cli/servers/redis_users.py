@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ....shared.errors import ConfigurationError
 from ....shared.process.command_line import NAMESPACE_HELP, NAMESPACE_VARIABLE, Command, UsageError
+from ....shared.redis_access.rights import RedisVersion, Role, user_line
 from ....shared.redis_access.url import parse_pool
-from ....shared.redis_access.users import RedisVersion, Role, user_line
-from ....shared.values.names import DEFAULT_NAMESPACE
+from ....shared.values.checks import DEFAULT_NAMESPACE
 from ....shared.values.shown import shown
 
 ACL_FILE = "users.acl"

@@ -21,7 +21,7 @@ import msgspec
 
 from ....producer import Client, SamplingParams
 from ....shared.connection import CommandConnection
-from ....shared.deployment.heartbeats import read_heartbeats
+from ....shared.deployment.presence import read_heartbeats
 from ....shared.keys import Keys
 from ....shared.metrics import SERVING
 from ....shared.process.command_line import UsageError

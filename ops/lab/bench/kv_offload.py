@@ -22,10 +22,10 @@ from random import Random
 
 from ....producer import Client, SamplingParams
 from ....shared.connection import CommandConnection
-from ....shared.deployment.heartbeats import read_heartbeats
+from ....shared.deployment.presence import read_heartbeats
 from ....shared.deployment.records import EngineHeartbeat
 from ....shared.keys import Keys
-from ....shared.messages.worker_status import EngineState
+from ....shared.messages.supervision import EngineState
 from ....shared.process.command_line import UsageError
 from ...local.stack import LocalStack
 

@@ -23,7 +23,7 @@ import psutil
 
 from ....producer import Client, SamplingParams
 from ....shared.connection import CommandConnection
-from ....shared.deployment.heartbeats import read_heartbeats
+from ....shared.deployment.presence import read_heartbeats
 from ....shared.keys import Keys
 from ...demo.run import MODEL
 from ...local.stack import LocalStack

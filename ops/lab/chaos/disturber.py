@@ -14,11 +14,11 @@ from random import Random
 import psutil
 
 from ....shared.broker import Broker
-from ....shared.deployment.heartbeats import read_heartbeats
+from ....shared.deployment.presence import read_heartbeats
 from ....shared.deployment.records import EngineHeartbeat
 from ....shared.errors import ConfigurationError, RedisUnavailableError
 from ....shared.keys import Keys
-from ....shared.messages.worker_status import EngineState
+from ....shared.messages.supervision import EngineState
 from ....shared.partitions import Layouts
 from ....shared.process.log import get_logger
 from ....shared.shards import make_commands

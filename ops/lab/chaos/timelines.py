@@ -7,8 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from ....producer import Client
-from ....shared.queue.request_events import RequestEvent
-from ....shared.queue.request_state import MOVES, RequestState
+from ....shared.queue.lifecycle import MOVES, RequestEvent, RequestState
 from .load import Sighting
 
 PAGE = 1000

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ....shared.queue.request_events import EventKind, RequestEvent
+from ....shared.queue.lifecycle import EventKind, RequestEvent
 from .load import Sighting
 from .owners import Owners
 from .timelines import Timelines, find_violation

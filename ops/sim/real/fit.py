@@ -15,8 +15,7 @@ import msgspec
 import numpy
 
 from ....shared.errors import ConfigurationError
-from ....shared.stats.engine import StepStats
-from ....shared.stats.recorded_steps import SUFFIX, RecordedStep, decode_steps
+from ....shared.stats import STEPS_SUFFIX, RecordedStep, StepStats, decode_steps
 from ..scenario import Engines
 from ..speed import Speed, StepWork
 
@@ -69,15 +68,17 @@ def read_recordings(paths: Sequence[Path]) -> list[list[RecordedStep]]:
     engines: list[list[RecordedStep]] = []
     for path in paths:
         try:
-            files = sorted(path.rglob(f"*{SUFFIX}")) if path.is_dir() else [path]
+            files = sorted(path.rglob(f"*{STEPS_SUFFIX}")) if path.is_dir() else [path]
             engines += [
-                decode_steps(file.read_bytes()) if file.name.endswith(SUFFIX) else _offline_steps(file.read_bytes())
+                decode_steps(file.read_bytes())
+                if file.name.endswith(STEPS_SUFFIX)
+                else _offline_steps(file.read_bytes())
                 for file in files
             ]
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
     if not engines:
-        raise ConfigurationError(f"{', '.join(map(str, paths))} has no file of --step-log, *{SUFFIX}")
+        raise ConfigurationError(f"{', '.join(map(str, paths))} has no file of --step-log, *{STEPS_SUFFIX}")
     return engines
 
 

@@ -24,7 +24,7 @@ from ....shared.broker.script import SCRIPTS
 from ....shared.connection import CommandConnection
 from ....shared.errors import ConfigurationError
 from ....shared.keys import Keys
-from ....shared.queue.request_events import EventKind, RequestEvent
+from ....shared.queue.lifecycle import EventKind, RequestEvent
 from ...local.stack import LocalStack
 from ..clients import configure, draw_calls
 from ..measures import WINDOW_S, Measures, Note

@@ -8,8 +8,8 @@ from ....producer.client_parts.core import CallOptions
 from ....producer.control.secret_keys import Role
 from ....shared.deployment.records import EngineHeartbeat, EngineSetup
 from ....shared.messages.requests import EXACT
-from ....shared.messages.worker_status import EngineState
-from ....shared.params.adapters import LoraSetup
+from ....shared.messages.supervision import EngineState
+from ....shared.params.lora import LoraSetup
 from ..access import Access
 from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
 from ..source import PageSnapshot

@@ -9,9 +9,9 @@ from ....producer.control.deployment import unserved_finding
 from ....producer.requests.health import LIVE_STATES
 from ....producer.webhooks.events import EventState
 from ....shared.deployment.records import EngineHeartbeat
-from ....shared.messages.worker_status import EngineState
+from ....shared.messages.supervision import EngineState
 from ....shared.queue.stats import QueueStats
-from ....shared.stats.engine import Histogram
+from ....shared.stats import Histogram
 from ..access import Access
 from ..charts import read_charts
 from ..page import Page, PageSection, Params, View

@@ -11,8 +11,7 @@ from ....shared.broker import Broker, RequestHistory
 from ....shared.errors import RequestNotFoundError
 from ....shared.keys import ModelKeys
 from ....shared.messages.deltas import Delta
-from ....shared.queue.request_events import RequestEvent, summary_of
-from ....shared.queue.request_state import RequestState
+from ....shared.queue.lifecycle import RequestEvent, RequestState, summary_of
 from ....shared.queue.stats import RequestStatus
 from ..access import Access
 from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of

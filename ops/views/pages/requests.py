@@ -11,8 +11,7 @@ from ....shared.broker import RequestFilter
 from ....shared.broker.bulk import count_matching
 from ....shared.broker.request_history import MAX_LISTED
 from ....shared.errors import ValidationError
-from ....shared.queue.request_events import RequestSummary
-from ....shared.queue.request_state import LIVE_STATES, RequestState
+from ....shared.queue.lifecycle import LIVE_STATES, RequestState, RequestSummary
 from ....shared.queue.stats import RequestStatus
 from ..access import Access
 from ..filters import LIVE, NAMES, STATES, describe_filter, filter_of, has_filter

@@ -19,9 +19,8 @@ import uvicorn
 from redis.exceptions import RedisError
 
 from ....shared.errors import PenstockError
-from ....shared.process.command_line import EXIT_FAILED
+from ....shared.process.command_line import EXIT_FAILED, open_closed_streams
 from ....shared.process.log import configure_logging, get_logger
-from ....shared.process.standard_streams import open_closed_streams
 from ..metrics import Family, Metrics
 from ..serve import serve_on
 from .messages import (

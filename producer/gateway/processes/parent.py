@@ -24,9 +24,8 @@ from contextlib import suppress
 
 from ....shared.errors import ConfigurationError
 from ....shared.process import service_manager
-from ....shared.process.child_process import ChildProcess, start_child
+from ....shared.process.children import STABLE_AFTER_S, ChildProcess, restart_delay_s, start_child
 from ....shared.process.log import get_logger
-from ....shared.process.restart_delay import STABLE_AFTER_S, restart_delay_s
 from ....shared.process.service_manager import environment_of_children
 from ....shared.shards import check_servers
 from ...web.server import announce, listening

@@ -13,7 +13,7 @@ from typing import Any, NotRequired, Protocol, TypedDict
 import msgspec
 
 from ....shared.errors import ValidationError
-from ....shared.params.reasoning import NONE
+from ....shared.params.chat import NONE
 from ....shared.params.structured import StructuredOutputsParams
 from ....shared.process.boundary import Boundary
 from ....shared.values.shown import shown

@@ -15,7 +15,7 @@ from ....shared.connection import CommandConnection
 from ....shared.errors import PenstockError
 from ....shared.keys import Keys
 from ....shared.partitions import Layouts, PartitionedBroker
-from ....shared.queue.request_state import RequestState
+from ....shared.queue.lifecycle import RequestState
 from ....shared.values.shown import shown
 from ...client import Client
 from ..errors import OpenAIError, bad_field

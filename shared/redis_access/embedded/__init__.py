@@ -4,10 +4,9 @@ The first user starts it, later ones join, the last one to leave stops it; its a
 It listens on a unix socket only, in a folder that only this user may enter, and on no TCP port.
 """
 
-from .binary import find_redis_cli, find_redis_server
 from .embedded import EmbeddedRedis, given_or_embedded, resolve_redis_url
 from .folder import ServerFolder, data_folder
-from .server import ServerStatus, read_status, stop
+from .server import ServerStatus, find_redis_cli, find_redis_server, read_status, stop
 
 __all__ = [
     "EmbeddedRedis",

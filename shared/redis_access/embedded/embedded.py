@@ -10,10 +10,9 @@ from typing import IO, Self
 from redis.exceptions import RedisError
 
 from ...errors import RedisUnavailableError
-from ...process.file_locks import lock
 from ...process.secret_files import variable_or_file
 from ..url import parse_pool
-from .folder import ServerFolder
+from .folder import ServerFolder, lock
 from .server import ensure_running, in_use, shut_down
 
 REDIS_URL_VARIABLE = "PENSTOCK_REDIS_URL"

@@ -1,8 +1,8 @@
-"""The files of the embedded Redis.
+"""The files of the embedded Redis, and the locks that tell who uses them.
 
-Who is alive is told by file locks, which the kernel drops with their process, whatever killed it:
+The kernel drops a file lock when its process ends, whatever killed it. Windows has no such locks.
 
-    lock     exclusive, while somebody starts or stops the server: starts and stops never overlap
+    lock     exclusive, while a process starts or stops the server: starts and stops never overlap
     users    shared, by every user for as long as it uses the server
     server   exclusive, inherited by the server itself: held means that it, and nothing else, owns the data
 """
@@ -16,13 +16,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 from urllib.parse import quote
 
 from ...errors import ConfigurationError
-from ...process.file_locks import HAS_LOCKS, is_locked, lock
 
 # Linux allows 107 bytes, macOS 103.
 MAX_SOCKET_PATH_BYTES = 100
+try:
+    import fcntl
+except ImportError:
+    fcntl = None
+HAS_LOCKS = fcntl is not None
 
 
 def data_folder() -> Path:
@@ -125,3 +130,20 @@ def _make_private(folder: Path) -> None:
         raise ConfigurationError(
             f"the folder {folder} cannot be used ({error.strerror}); set PENSTOCK_DATA_DIR to one that can"
         ) from error
+
+
+def lock(file: IO[bytes], *, is_shared: bool = False) -> None:
+    """Wait for the lock of ``file`` and hold it until the file is closed."""
+    assert fcntl is not None
+    fcntl.flock(file, fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a live process holds the lock of the file, shared or not."""
+    assert fcntl is not None
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

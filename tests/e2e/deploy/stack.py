@@ -23,7 +23,7 @@ import redis
 from penstock.ops.demo.run import MODEL
 from penstock.ops.lab.clusters.redis_processes import free_ports
 from penstock.shared.redis_access.embedded import find_redis_server
-from penstock.shared.redis_access.users import Role
+from penstock.shared.redis_access.rights import Role
 
 from ...redis_server import acl_version
 from ...yaml_files import load_yaml

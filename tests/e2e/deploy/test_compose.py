@@ -15,7 +15,7 @@ import pytest
 
 from penstock.producer import Client, SamplingParams
 from penstock.producer.jobs import JobSet, JobSettings
-from penstock.shared.redis_access.users import Role
+from penstock.shared.redis_access.rights import Role
 
 from ...yaml_files import load_yaml
 from .stack import COMPOSE, FOREIGN, ComposeStack, running, services

@@ -11,7 +11,7 @@ from penstock.ops.local.stack import LocalStack
 from penstock.producer import LLM, Client, Delta, SamplingParams
 from penstock.shared.errors import UnsupportedParameterError
 from penstock.shared.messages.requests import EngineCoreRequest
-from penstock.shared.params.seeds import derived_seed
+from penstock.shared.params.sampling import derived_seed
 
 pytestmark = pytest.mark.xdist_group("deployment")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.broker import Broker, EngineCapacity
-from penstock.shared.broker.loaded_adapters import report_loaded
+from penstock.shared.broker.engine_calls import report_loaded
 from penstock.shared.connection import CommandConnection
 
 from .claims.test_wakes import Woken, look, woken

@@ -15,11 +15,11 @@ from penstock.producer.background.agenda import Agenda
 from penstock.producer.batches.files import SCRIPTS as BATCH_SCRIPTS
 from penstock.shared.broker import Broker, EngineCapacity, Queue, ReapResult
 from penstock.shared.connection import CommandConnection
-from penstock.shared.deployment.groups.membership import Membership, Standing
-from penstock.shared.deployment.heartbeats import drop_overdue
+from penstock.shared.deployment.groups import Membership, Standing
+from penstock.shared.deployment.presence import drop_overdue
 from penstock.shared.keys import Keys
+from penstock.shared.queue.lifecycle import RequestState
 from penstock.shared.queue.policy import Order, QueuePolicy, TenantPolicy
-from penstock.shared.queue.request_state import RequestState
 from penstock.shared.queue.state import QueueState
 
 from ...moved_clock import MovedClock

@@ -10,7 +10,7 @@ from penstock.shared.broker import Broker, Entry, FinalRecord, Record
 from penstock.shared.connection import CommandConnection
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason
-from penstock.shared.redis_access.command_parts import in_parts
+from penstock.shared.redis_access.link import in_parts
 
 from .conftest import take
 

@@ -10,9 +10,9 @@ import pytest
 
 from penstock.shared.broker import Broker, EngineCapacity, Entry, FinalRecord, Queue
 from penstock.shared.connection import CommandConnection, Subscriber
-from penstock.shared.messages.commands import CancelCommand, EngineCommand
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason
+from penstock.shared.messages.supervision import CancelCommand, EngineCommand
 from penstock.shared.queue.policy import Order, QueuePolicy
 
 from .conftest import CAUSE, TTL_MS, assert_nothing_is_left, enqueue, record, take

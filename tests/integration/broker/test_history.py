@@ -14,9 +14,8 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import ValidationError
 from penstock.shared.keys import Keys
 from penstock.shared.partitions import Layout, open_history, read_series
+from penstock.shared.queue.lifecycle import MOVES, EventKind, RequestEvent, RequestState
 from penstock.shared.queue.policy import QueuePolicy
-from penstock.shared.queue.request_events import EventKind, RequestEvent
-from penstock.shared.queue.request_state import MOVES, RequestState
 
 from .conftest import die, enqueue, final, held, record, take
 from .snapshot import read_snapshot

@@ -14,7 +14,7 @@ from penstock.shared.broker import Broker, DeadLetter, Queue
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.errors import ValidationError
 from penstock.shared.keys import Keys
-from penstock.shared.messages.commands import CancelCommand, EngineCommand
+from penstock.shared.messages.supervision import CancelCommand, EngineCommand
 from penstock.shared.queue.policy import Order, QueuePolicy, TenantPolicy
 from penstock.shared.redis_access.embedded import EmbeddedRedis
 

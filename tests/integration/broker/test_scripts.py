@@ -104,7 +104,7 @@ async def test_cancel_ends_a_request_at_once_and_only_once(broker: Broker, comma
 
 
 async def test_cancel_tells_the_engine_that_runs_the_request(broker: Broker, subscriber) -> None:
-    from penstock.shared.messages.commands import CancelCommand, EngineCommand
+    from penstock.shared.messages.supervision import CancelCommand, EngineCommand
 
     commands: list[bytes] = []
     await subscriber.subscribe(broker.keys.engine_commands("e0"), commands.append)

@@ -15,7 +15,7 @@ from penstock.shared.broker import Broker
 from penstock.shared.broker.series import SeriesPoint, SeriesStore, TenantPoint, bucket_amounts
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import ValidationError
-from penstock.shared.stats.engine import Histogram
+from penstock.shared.stats import Histogram
 
 from .conftest import CAUSE, enqueue, final, take
 

@@ -1,4 +1,4 @@
-"""Every move of ``shared/queue/request_state.py`` is made by a script, and no script can make another."""
+"""Every move of ``shared/queue/lifecycle.py`` is made by a script, and no script can make another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.shared.errors import InputClosedError
 from penstock.shared.messages.deltas import Delta, SegmentEnd
 from penstock.shared.messages.outcome import FinishReason, Usage
 from penstock.shared.messages.requests import InputChunk
-from penstock.shared.queue.request_state import MOVES, RequestState, moves_as_lua
+from penstock.shared.queue.lifecycle import MOVES, RequestState, moves_as_lua
 from penstock.shared.redis_access.script import linked_text
 
 from .conftest import die, enqueue, final, held, record, take

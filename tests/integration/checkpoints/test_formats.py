@@ -12,7 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from penstock.shared.control.weights import SaveShardedState
+from penstock.shared.control.model import SaveShardedState
 from penstock.shared.errors import ModelLoadError
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.loading.loader import load_model

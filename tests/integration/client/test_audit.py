@@ -16,7 +16,7 @@ from penstock.shared.deployment import audit as audit_module
 from penstock.shared.deployment.audit import Actor, ActorSource, Audit, acting_as, process_actor
 from penstock.shared.errors import ValidationError
 from penstock.shared.keys import Keys
-from penstock.shared.redis_access.users import Role, rights
+from penstock.shared.redis_access.rights import Role, rights
 
 from ...redis_server import RedisServer, acl_version
 

@@ -17,8 +17,8 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import EngineHeartbeat, ModelCard
 from penstock.shared.errors import UnknownModelError
 from penstock.shared.keys import Keys
-from penstock.shared.messages.worker_status import EngineState
-from penstock.shared.redis_access.users import Role, rights
+from penstock.shared.messages.supervision import EngineState
+from penstock.shared.redis_access.rights import Role, rights
 
 from ...captured_logs import capture_logs
 from ...redis_server import RedisServer, acl_version

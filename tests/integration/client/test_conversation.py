@@ -14,7 +14,7 @@ from penstock.shared.broker import Broker, Claim, SegmentRecord
 from penstock.shared.messages.deltas import SegmentEnd
 from penstock.shared.messages.outcome import FinishReason, Usage
 from penstock.shared.messages.requests import EngineCoreRequest, InputChunk
-from penstock.shared.params.seeds import derived_seed
+from penstock.shared.params.sampling import derived_seed
 from penstock.shared.queue.policy import QueuePolicy
 
 from .harness import claim_one, until, write

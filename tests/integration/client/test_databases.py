@@ -13,12 +13,12 @@ import pytest
 from penstock.producer import Client, SamplingParams, SleepState
 from penstock.shared.broker import Broker, EngineCapacity, Queue
 from penstock.shared.connection import CommandConnection, Subscriber
-from penstock.shared.deployment.leave import send_to_worker
+from penstock.shared.deployment.orders import send_to_worker
 from penstock.shared.deployment.records import DeathCause
 from penstock.shared.keys import Keys
-from penstock.shared.messages.commands import StopCommand
 from penstock.shared.messages.outcome import FinishReason
-from penstock.shared.queue.request_state import RequestState
+from penstock.shared.messages.supervision import StopCommand
+from penstock.shared.queue.lifecycle import RequestState
 
 from .harness import claim_one, until, write
 from .test_engine_control import PlayedEngine

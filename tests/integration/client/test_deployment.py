@@ -30,8 +30,7 @@ from penstock.shared.deployment.presence import (
 from penstock.shared.deployment.records import EngineHeartbeat, ModelCard
 from penstock.shared.errors import ValidationError
 from penstock.shared.keys import Keys
-from penstock.shared.messages.commands import DrainCommand, WorkerCommand
-from penstock.shared.messages.worker_status import EngineState
+from penstock.shared.messages.supervision import DrainCommand, EngineState, WorkerCommand
 from penstock.shared.process.command_line import EXIT_FAILED
 from penstock.shared.process.log import configure_logging
 

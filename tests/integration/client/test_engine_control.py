@@ -13,14 +13,11 @@ from penstock.producer import Client, EngineCallError, SleepState
 from penstock.shared import errors
 from penstock.shared.broker import Broker, EngineCalls
 from penstock.shared.connection import CommandConnection, Subscriber
-from penstock.shared.control.caches import PrefixCacheReset
 from penstock.shared.control.calls import CallError, ControlCommand, ControlReply, UtilityAnswer
-from penstock.shared.control.rpc import CollectiveRpc, RpcResult
-from penstock.shared.control.sleeping import IsSleeping, Sleep
+from penstock.shared.control.engine import CollectiveRpc, IsSleeping, PrefixCacheReset, RpcResult, Sleep
 from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
-from penstock.shared.messages.commands import EngineCommand
-from penstock.shared.messages.worker_status import EngineState
+from penstock.shared.messages.supervision import EngineCommand, EngineState
 
 Answer = Callable[[ControlCommand], UtilityAnswer | CallError | None]
 

@@ -13,7 +13,7 @@ from penstock.shared import errors
 from penstock.shared.broker import Broker, Claim, EngineCapacity, FinalRecord
 from penstock.shared.messages.outcome import FinishReason, RequestError, Usage
 from penstock.shared.messages.requests import EngineCoreRequest
-from penstock.shared.params.seeds import derived_seed
+from penstock.shared.params.sampling import derived_seed
 from penstock.shared.queue.policy import QueuePolicy
 
 from .harness import claim_one, token_indexes, write

@@ -13,15 +13,13 @@ from penstock.producer.gateway.auth import ApiKeys
 from penstock.producer.webhooks.secrets import SecretStore
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
-from penstock.shared.deployment import unreadable as unreadable_records
+from penstock.shared.deployment import records as unreadable_records
 from penstock.shared.deployment.audit import Audit
-from penstock.shared.deployment.heartbeats import read_heartbeats
-from penstock.shared.deployment.presence import Presence, ProcessKind, read_processes
-from penstock.shared.deployment.records import EngineHeartbeat
-from penstock.shared.deployment.unreadable import UNREADABLE
+from penstock.shared.deployment.presence import Presence, ProcessKind, read_heartbeats, read_processes
+from penstock.shared.deployment.records import UNREADABLE, EngineHeartbeat
 from penstock.shared.keys import Keys
 from penstock.shared.lora.registry import AdapterRegistry
-from penstock.shared.messages.worker_status import EngineState
+from penstock.shared.messages.supervision import EngineState
 from penstock.shared.partitions.layout import read_layouts
 
 from .harness import claim_one

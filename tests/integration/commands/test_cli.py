@@ -18,7 +18,7 @@ import redis
 from penstock.ops import cli as penstock_cli
 from penstock.shared.deployment.records import EngineHeartbeat, ModelCard
 from penstock.shared.keys import Keys
-from penstock.shared.messages.worker_status import EngineState
+from penstock.shared.messages.supervision import EngineState
 from penstock.shared.redis_access.embedded import EmbeddedRedis, ServerFolder, stop
 from penstock.worker import cli as worker_cli
 

@@ -14,8 +14,8 @@ from penstock.ops import cli as penstock_cli
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
-from penstock.shared.messages.worker_status import EngineState
-from penstock.shared.params.adapters import adapter_digest
+from penstock.shared.messages.supervision import EngineState
+from penstock.shared.params.lora import adapter_digest
 from penstock.shared.process.command_line import EXIT_FAILED
 
 from ...adapter_folder import write_adapter

@@ -21,9 +21,9 @@ from penstock.producer import Client, SamplingParams
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import EngineHeartbeat, ModelCard
 from penstock.shared.keys import Keys
-from penstock.shared.messages.worker_status import EngineState
+from penstock.shared.messages.supervision import EngineState
 from penstock.shared.metrics.exposition import MetricNames
-from penstock.shared.stats.engine import EngineStats
+from penstock.shared.stats import EngineStats
 
 from ...redis_server import DEADLINE_S, RedisServer
 

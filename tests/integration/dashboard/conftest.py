@@ -18,7 +18,7 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import DeathCause, EngineHeartbeat, EngineSetup, ModelCard
 from penstock.shared.keys import Keys
 from penstock.shared.messages.deltas import Delta
-from penstock.shared.messages.worker_status import EngineState
+from penstock.shared.messages.supervision import EngineState
 from penstock.shared.params.sampling import SamplingParams
 
 ADMIN = Access("ann", Role.ADMIN, sees_contents=True)

@@ -14,8 +14,8 @@ from penstock.ops.dashboard import Access, Role
 from penstock.producer import Client
 from penstock.producer.control.secret_keys import OperatorKeys
 from penstock.shared.deployment.audit import Audit, AuditEntry
+from penstock.shared.queue.lifecycle import RequestState
 from penstock.shared.queue.policy import TenantPolicy
-from penstock.shared.queue.request_state import RequestState
 
 from .conftest import Site
 

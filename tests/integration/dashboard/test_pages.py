@@ -14,7 +14,7 @@ from penstock.producer import Client, SamplingParams
 from penstock.producer.webhooks.events import WebhookAttempt, WebhookEvent
 from penstock.shared.broker import Broker, EngineCapacity, Queue
 from penstock.shared.messages.deltas import Delta
-from penstock.shared.messages.worker_status import EngineState
+from penstock.shared.messages.supervision import EngineState
 from penstock.shared.partitions import change_partitions
 
 from .conftest import CAUSE, Site

@@ -14,8 +14,7 @@ from penstock.producer.webhooks.event_store import DELIVER
 from penstock.shared.connection import Subscriber
 from penstock.shared.deployment.audit import Audit
 from penstock.shared.deployment.presence import Presence, ProcessKind, read_processes
-from penstock.shared.messages.commands import DrainCommand, StopCommand, WorkerCommand
-from penstock.shared.messages.worker_status import EngineState
+from penstock.shared.messages.supervision import DrainCommand, EngineState, StopCommand, WorkerCommand
 
 from ...redis_server import RedisServer
 from .conftest import Site

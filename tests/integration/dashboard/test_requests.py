@@ -11,7 +11,7 @@ from penstock.shared.broker import EngineCapacity, FinalRecord
 from penstock.shared.deployment.audit import Audit
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason
-from penstock.shared.queue.request_state import RequestState
+from penstock.shared.queue.lifecycle import RequestState
 
 from .conftest import CAUSE, Site
 

@@ -20,9 +20,9 @@ from penstock.ops.lab.clusters.cluster_trio import BUS_OFFSET, PORTS
 from penstock.shared.errors import ConfigurationError, RedisUnavailableError, RedisUnsupportedError
 from penstock.shared.redis_access.check import check_redis
 from penstock.shared.redis_access.embedded import find_redis_server
-from penstock.shared.redis_access.needs import NEEDED
+from penstock.shared.redis_access.rights import NEEDED
 from penstock.shared.redis_access.url import parse_pool
-from penstock.shared.values.urls import mask_url
+from penstock.shared.values.shown import mask_url
 
 StartServer = Callable[..., str]
 

@@ -20,9 +20,16 @@ import transformers
 from transformers.models.gpt_neox.configuration_gpt_neox import GPTNeoXConfig
 
 from penstock.shared.control.calls import CallError, Utility, UtilityAnswer
-from penstock.shared.messages.from_core import CoreOutput, EngineCoreOutput, EngineCoreOutputs, Hello, UtilityOutput
+from penstock.shared.messages.core import (
+    Configure,
+    CoreOutput,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    Hello,
+    UtilityCall,
+    UtilityOutput,
+)
 from penstock.shared.messages.requests import EngineCoreRequest
-from penstock.shared.messages.to_core import Configure, UtilityCall
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.composition import Engine
 from penstock.worker.engine.core.engine_core import EngineCore

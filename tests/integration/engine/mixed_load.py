@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.requests import EngineCoreRequest
-from penstock.shared.params.repetition import RepetitionDetectionParams
-from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.params.sampling import RepetitionDetectionParams, SamplingParams
 from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.core.engine_core import EngineCore

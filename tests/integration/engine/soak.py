@@ -9,12 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason, TokenLogprobs
 from penstock.shared.messages.requests import EngineCoreRequest
-from penstock.shared.params.prompt_embeds import PromptEmbeds
-from penstock.shared.params.repetition import RepetitionDetectionParams
-from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.params.prompts import PromptEmbeds
+from penstock.shared.params.sampling import RepetitionDetectionParams, SamplingParams
 from penstock.shared.params.structured import StructuredOutputsParams
 
 MAX_MODEL_LEN = 128

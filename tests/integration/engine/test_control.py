@@ -13,17 +13,21 @@ import torch
 import transformers
 
 from penstock.shared.control.calls import CallError, Utility
-from penstock.shared.control.diagnosis import (
+from penstock.shared.control.engine import (
+    CollectiveRpc,
     DummyBatchDone,
     ExecuteDummyBatch,
+    IsSleeping,
     ProfileSaved,
     ProfileStarted,
+    RpcResult,
+    Sleep,
+    SleepState,
     StartProfile,
     StopProfile,
+    WakeUp,
 )
-from penstock.shared.control.rpc import CollectiveRpc, RpcResult
-from penstock.shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
-from penstock.shared.messages.from_core import Ready
+from penstock.shared.messages.core import Ready
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.placing.packed_linear import PackedLinear
 

@@ -16,7 +16,7 @@ from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXForCausalLM
 from penstock.producer.inputs.prompt import encode_embeds
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.messages.requests import EngineCoreRequest
-from penstock.shared.params.prompt_embeds import PromptEmbeds
+from penstock.shared.params.prompts import PromptEmbeds
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core.engine_core import EngineCore

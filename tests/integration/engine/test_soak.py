@@ -15,14 +15,26 @@ from tokenizers import Tokenizer
 
 from penstock.ops.demo.task import TASKS, held_out_questions
 from penstock.producer.inputs.prompt import encode_embeds
-from penstock.shared.control.caches import ResetPrefixCache
 from penstock.shared.control.calls import Utility
-from penstock.shared.control.diagnosis import CheckInvariants, Invariants
-from penstock.shared.control.rpc import CollectiveRpc, RpcResult
-from penstock.shared.control.sleeping import Sleep, SleepState, WakeUp
-from penstock.shared.messages.from_core import EngineCoreOutputs, Ready, SchedulerStats, UtilityOutput
+from penstock.shared.control.engine import (
+    CheckInvariants,
+    CollectiveRpc,
+    Invariants,
+    ResetPrefixCache,
+    RpcResult,
+    Sleep,
+    SleepState,
+    WakeUp,
+)
+from penstock.shared.messages.core import (
+    AbortRequests,
+    EngineCoreOutputs,
+    Ready,
+    SchedulerStats,
+    UtilityCall,
+    UtilityOutput,
+)
 from penstock.shared.messages.requests import EngineCoreRequest
-from penstock.shared.messages.to_core import AbortRequests, UtilityCall
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.config.engine_config import EngineConfig
 

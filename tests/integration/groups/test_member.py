@@ -10,11 +10,19 @@ import msgspec
 import pytest
 
 from penstock.shared.connection import CommandConnection, Subscriber
-from penstock.shared.deployment.groups.errors import GroupSizeError
-from penstock.shared.deployment.groups.membership import resize_group
+from penstock.shared.deployment.groups import resize_group
+from penstock.shared.errors import GroupSizeError
 from penstock.shared.keys import Keys
-from penstock.shared.messages.from_core import Ready, SchedulerStats
-from penstock.shared.messages.waves import GroupStanding, LeaveWave, StartWave, WavePhase, WaveStarted, WaveState
+from penstock.shared.messages.core import (
+    GroupStatus,
+    LeaveWave,
+    Ready,
+    SchedulerStats,
+    StartWave,
+    WavePhase,
+    WaveStarted,
+    WaveState,
+)
 from penstock.worker.config.data_parallel import RankPlace
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
@@ -40,7 +48,7 @@ class Core:
 class Rank:
     def __init__(self, config: WorkerConfig, commands: CommandConnection, subscriber: Subscriber) -> None:
         self.core = Core()
-        self.standings: list[GroupStanding] = []
+        self.standings: list[GroupStatus] = []
         self.member = GroupMember(config, commands, subscriber, self.core, self.standings.append)
         self.place: RankPlace | None = None
 
@@ -107,7 +115,7 @@ async def test_both_learn_their_places_and_one_address(make: Callable[[str], Any
     assert (first.place.rank, second.place.rank) == (0, 1)
     assert first.place.address == second.place.address
     assert first.place.address.startswith("127.0.0.1:")
-    assert first.standings[-1] == GroupStanding("g", first.place.generation, 0, 2)
+    assert first.standings[-1] == GroupStatus("g", first.place.generation, 0, 2)
 
 
 async def test_who_serves_has_told_how_many_experts_there_are(

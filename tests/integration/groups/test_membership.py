@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from penstock.shared.connection import CommandConnection
-from penstock.shared.deployment.groups.errors import GroupSizeError
-from penstock.shared.deployment.groups.membership import Membership, Place, Standing, resize_group
+from penstock.shared.deployment.groups import Membership, Place, Standing, resize_group
+from penstock.shared.errors import GroupSizeError
 from penstock.shared.keys import Keys, ModelKeys
 
 LONG_MS = 600_000

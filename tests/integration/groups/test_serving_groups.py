@@ -18,8 +18,8 @@ import transformers
 
 from penstock.producer import Client, SamplingParams
 from penstock.shared.connection import CommandConnection
-from penstock.shared.deployment.groups.errors import GroupSizeError
 from penstock.shared.deployment.records import EngineHeartbeat
+from penstock.shared.errors import GroupSizeError
 from penstock.shared.keys import Keys
 
 from ...gate import Gate

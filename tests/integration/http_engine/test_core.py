@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from penstock.shared.errors import ConfigurationError, EngineDeadError
-from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.messages.requests import EngineCoreRequest
-from penstock.shared.params.repetition import RepetitionDetectionParams
-from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.params.sampling import RepetitionDetectionParams, SamplingParams
 from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.other_engines.http.core import HttpCore
 from penstock.worker.other_engines.http.server import find_server, open_client

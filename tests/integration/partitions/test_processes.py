@@ -11,7 +11,7 @@ from penstock.producer.background.agenda import Agenda
 from penstock.producer.webhooks.event_store import EventStore
 from penstock.producer.webhooks.outbox import Outbox
 from penstock.shared.broker import Broker, EngineCapacity
-from penstock.shared.queue.request_state import RequestState
+from penstock.shared.queue.lifecycle import RequestState
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.supervisor.reaper import Reaper

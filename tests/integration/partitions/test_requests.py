@@ -14,8 +14,8 @@ from penstock.shared.errors import RequestConflictError, RequestNotFoundError, V
 from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.partitions import change, open_dead_letter
 from penstock.shared.partitions.layout import choose_partition
+from penstock.shared.queue.lifecycle import RequestState
 from penstock.shared.queue.policy import QueuePolicy, TenantPolicy
-from penstock.shared.queue.request_state import RequestState
 
 from ..client.harness import claim_one, until_followed, write
 from .conftest import MODEL, Connect, Parts, tenant_of

@@ -16,7 +16,7 @@ import pytest
 from penstock.shared.broker import NEW, Broker, Queue, broker
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.keys import Keys
-from penstock.shared.messages.from_core import Ready
+from penstock.shared.messages.core import Ready
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams
 from penstock.shared.partitions import Layouts

@@ -15,8 +15,8 @@ import pytest
 from penstock.shared.broker import Broker, EngineCapacity, Record, Wave
 from penstock.shared.connection import RETRY_FOR_S, CommandConnection
 from penstock.shared.keys import Keys
+from penstock.shared.messages.core import Ready
 from penstock.shared.messages.deltas import Delta
-from penstock.shared.messages.from_core import Ready
 from penstock.shared.messages.outcome import FinishReason, RequestError
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams

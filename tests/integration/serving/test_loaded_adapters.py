@@ -10,11 +10,11 @@ import pytest
 
 from penstock.shared.broker import Broker
 from penstock.shared.connection import CommandConnection
-from penstock.shared.control.lora import AddLora, LoraChanged, PinLora
+from penstock.shared.control.model import AddLora, LoraChanged, PinLora
 from penstock.shared.errors import EngineStateError
 from penstock.shared.keys import Keys
 from penstock.shared.lora.registry import AdapterRecord, AdapterRegistry
-from penstock.shared.messages.from_core import EngineCoreOutputs
+from penstock.shared.messages.core import EngineCoreOutputs
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.serving.core.client import CoreClient

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from penstock.shared.broker import Broker, Claim, EngineCapacity
+from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.deltas import Delta
-from penstock.shared.messages.from_core import EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams

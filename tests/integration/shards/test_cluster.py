@@ -19,7 +19,7 @@ from penstock.shared.deployment.records import DeathCause
 from penstock.shared.errors import ConfigurationError, RedisUnsupportedError
 from penstock.shared.keys import Keys
 from penstock.shared.messages.outcome import FinishReason
-from penstock.shared.queue.request_state import RequestState
+from penstock.shared.queue.lifecycle import RequestState
 from penstock.shared.redis_access.check import check_redis
 from penstock.shared.shards import ShardMover, check_servers, make_pair, make_servers
 

@@ -23,7 +23,7 @@ from penstock.shared.errors import (
 from penstock.shared.keys import Keys
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason
-from penstock.shared.queue.request_state import RequestState
+from penstock.shared.queue.lifecycle import RequestState
 from penstock.shared.shards import ShardMover, make_servers
 from penstock.shared.shards import move as move_module
 

@@ -16,7 +16,7 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.keys import Keys
 from penstock.shared.messages.outcome import FinishReason
-from penstock.shared.queue.request_state import RequestState
+from penstock.shared.queue.lifecycle import RequestState
 from penstock.shared.shards.placements import choose_shard, recorded_places
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig

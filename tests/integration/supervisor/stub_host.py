@@ -16,8 +16,7 @@ from penstock.shared.broker import Broker, EngineCapacity
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
-from penstock.shared.messages.commands import DrainCommand, ScaleCommand, WorkerCommand
-from penstock.shared.messages.worker_status import EngineState
+from penstock.shared.messages.supervision import DrainCommand, EngineState, ScaleCommand, WorkerCommand
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.supervisor import Supervisor, death_notices, supervised_engine, worker_process

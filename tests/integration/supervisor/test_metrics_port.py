@@ -13,7 +13,7 @@ import pytest
 
 from penstock.shared.connection import CommandConnection
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.process import restart_delay
+from penstock.shared.process import children
 from penstock.worker.supervisor import host_metrics, http_server
 from penstock.worker.supervisor.host_metrics import MetricsServer
 
@@ -86,8 +86,8 @@ async def test_each_engine_is_told_of_by_what_it_says_while_redis_is_away(
 async def test_an_engine_that_is_down_is_named_and_not_ready(
     host: StubHost, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restart_delay, "FIRST_DELAY_S", 0.1)
-    monkeypatch.setattr(restart_delay, "MAX_DELAY_S", 0.1)
+    monkeypatch.setattr(children, "FIRST_DELAY_S", 0.1)
+    monkeypatch.setattr(children, "MAX_DELAY_S", 0.1)
     host.tell(1, "load")  # its next life never gets ready
     host.process(1).kill()
     await eventually(lambda: host.engines[1].policy.num_restarts > 0)

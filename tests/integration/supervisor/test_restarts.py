@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from penstock.shared.errors import EngineDeadError
-from penstock.shared.process import restart_delay
+from penstock.shared.process import children
 from penstock.worker import cli as worker_cli
 from penstock.worker.supervisor import EngineStartError, worker_process
 from penstock.worker.supervisor.restart import CRASH_LOOP_LIMIT, Death, Phase
@@ -79,7 +79,7 @@ async def test_a_lost_core_is_the_engines_own_death(start_host: StartHost) -> No
 async def test_a_crash_loop_is_given_up_and_the_others_serve_on(
     start_host: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restart_delay, "FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr(children, "FIRST_DELAY_S", 0.001)
     host = await start_host(2)
     for index, behaviour, cause in ((0, "crash", "was killed by SIGABRT"), (1, "refuse", "there is no such model")):
         host.tell(index, behaviour)
@@ -119,8 +119,8 @@ async def test_what_is_listed_of_an_engine_that_waits(
 
 async def _host_in_back_off(start_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> StubHost:
     """One engine that was killed from outside, failed to start at once, and waits long for its next start."""
-    monkeypatch.setattr(restart_delay, "FIRST_DELAY_S", LONG_DELAY_S)
-    monkeypatch.setattr(restart_delay, "MAX_DELAY_S", LONG_DELAY_S)
+    monkeypatch.setattr(children, "FIRST_DELAY_S", LONG_DELAY_S)
+    monkeypatch.setattr(children, "MAX_DELAY_S", LONG_DELAY_S)
     host = await start_host()
     host.tell(0, "refuse")
     host.process(0).kill()

@@ -14,7 +14,7 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.presence import ProcessKind, read_processes
 from penstock.shared.errors import ValidationError
 from penstock.shared.keys import Keys
-from penstock.shared.process import restart_delay
+from penstock.shared.process import children
 from penstock.worker import cli as worker_cli
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.supervisor import supervisor
@@ -110,7 +110,7 @@ async def test_what_an_engine_holds_that_will_not_go_is_taken_back(
 async def test_one_that_cannot_start_is_tried_again_and_the_others_serve_on(
     start_host: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restart_delay, "FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr(children, "FIRST_DELAY_S", 0.001)
     host = await start_host(1)
     is_buried, gone = asyncio.Event(), EngineProcess.gone
 

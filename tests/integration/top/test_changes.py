@@ -7,7 +7,7 @@ import pytest
 from penstock.ops.views.access import Access
 from penstock.producer.control.secret_keys import Role
 from penstock.shared.broker import DeadLetter
-from penstock.shared.queue.request_state import RequestState
+from penstock.shared.queue.lifecycle import RequestState
 
 from .conftest import Seat, Terminal
 

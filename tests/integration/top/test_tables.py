@@ -9,7 +9,7 @@ from penstock.ops.views.access import Access
 from penstock.producer.control.secret_keys import Role
 from penstock.shared.broker import EngineCapacity
 from penstock.shared.messages.deltas import Delta
-from penstock.shared.messages.worker_status import EngineState
+from penstock.shared.messages.supervision import EngineState
 
 from .conftest import SIZE, Terminal
 

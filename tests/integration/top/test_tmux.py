@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.shared.queue.request_state import RequestState
+from penstock.shared.queue.lifecycle import RequestState
 
 from .conftest import PATIENCE_S, Terminal
 

@@ -9,7 +9,7 @@ from penstock.ops.lab.chaos.owners import Owners
 from penstock.ops.lab.chaos.verdict import judge
 from penstock.ops.lab.chaos.workload import ChaosRequest
 from penstock.producer import SamplingParams
-from penstock.shared.queue.request_events import EventKind, RequestEvent
+from penstock.shared.queue.lifecycle import EventKind, RequestEvent
 
 REQUEST = ChaosRequest("hi", SamplingParams(max_tokens=3), is_detached=False)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.redis_access.users import Role
+from penstock.shared.redis_access.rights import Role
 
 from ...yaml_files import load_yaml
 from .manifests import DEPLOY, alert_rules, kustomized

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.shared.redis_access.users import Role
+from penstock.shared.redis_access.rights import Role
 
 from .manifests import DEPLOY, tool
 

@@ -9,10 +9,9 @@ import msgspec
 import pytest
 
 from penstock.shared.errors import EngineDeadError
-from penstock.shared.messages.from_core import CoreOutput, EngineCoreOutputs, SchedulerStats
+from penstock.shared.messages.core import CoreOutput, EngineCoreOutputs, SchedulerStats, Shutdown
 from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.messages.requests import EngineCoreRequest
-from penstock.shared.messages.to_core import Shutdown
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.core.interface import Core
 from penstock.worker.core.loop import CoreLoop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.shared.control.sleeping import SleepState
+from penstock.shared.control.engine import SleepState
 from penstock.worker.engine.control.sleep import EngineSleep, SleepableCache
 
 

@@ -7,7 +7,7 @@ import msgspec
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.keys import Keys
-from penstock.shared.messages.worker_status import EngineState
+from penstock.shared.messages.supervision import EngineState
 from penstock.shared.queue.stats import QueueStats
 from penstock.worker.fleet.demand import Demand, DemandSnapshot
 from penstock.worker.fleet.scaling import Load

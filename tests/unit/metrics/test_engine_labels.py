@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.shared.deployment.records import EngineHeartbeat
-from penstock.shared.messages.worker_status import EngineState
+from penstock.shared.messages.supervision import EngineState
 from penstock.shared.metrics import engines_samples
 from penstock.shared.metrics.exposition import expose
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.shared.deployment.records import EngineSetup
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.messages.ranks import RankSetup
+from penstock.shared.messages.core import RankSetup
 from penstock.shared.process.command_line import UsageError
 from penstock.worker.cli.listing import _ranks
 from penstock.worker.cli.plan import check_gpus_per_engine, gpus_per_engine

@@ -15,10 +15,8 @@ from penstock.producer.inputs.prompt_lists import pairs_of
 from penstock.producer.requests.fan_out import children
 from penstock.producer.requests.queue_entry import Outgoing, num_chunk_tokens
 from penstock.producer.webhooks.targets import webhook_target
-from penstock.shared.control.rpc import CollectiveRpc
-from penstock.shared.control.sleeping import WakeUp
-from penstock.shared.control.text import Tokenize
-from penstock.shared.control.weights import SaveShardedState
+from penstock.shared.control.engine import CollectiveRpc, WakeUp
+from penstock.shared.control.model import SaveShardedState, Tokenize
 from penstock.shared.deployment.records import ModelCard
 from penstock.shared.errors import PenstockError, UnsupportedParameterError, ValidationError
 from penstock.shared.params.lora import LoRARequest

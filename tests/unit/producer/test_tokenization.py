@@ -13,8 +13,8 @@ from penstock.producer.requests.digests import conversation_digests
 from penstock.producer.requests.queue_entry import Outgoing
 from penstock.shared import errors
 from penstock.shared.deployment.records import ModelCard
+from penstock.shared.params.prompts import Tokenization
 from penstock.shared.params.sampling import SamplingParams
-from penstock.shared.params.tokenization import Tokenization
 
 CARD = ModelCard(model="m", max_model_len=20, vocab_size=100)
 MESSAGES = [{"role": "user", "content": "x" * 1000}]

@@ -162,7 +162,7 @@ def test_the_lower_parts_lean_on_few_libraries(part: str, libraries: set[str]) -
 
 LIGHT = (
     "penstock.producer",
-    "penstock.shared.messages.from_core",
+    "penstock.shared.messages.core",
     "penstock.worker.engine.scheduling.scheduler",
     "penstock.worker.serving.process",
     "penstock.worker.supervisor",

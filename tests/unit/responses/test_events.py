@@ -19,7 +19,7 @@ from penstock.producer.openai.responses.transcriber import ParsingOptions, Trans
 from penstock.shared.errors import EngineDeadError, PromptTooLongError, QueueFullError
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason, RequestError, TokenLogprobs, Usage
-from penstock.shared.stats.engine import RequestStats
+from penstock.shared.stats import RequestStats
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 TEXT = "?hm, a sum<six {7} f(a)<g()>!"

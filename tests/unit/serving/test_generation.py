@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from penstock.shared.broker import Claim
+from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.deltas import Delta
-from penstock.shared.messages.from_core import EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason, RequestError, TokenLogprobs, Usage
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.sampling import SamplingParams
-from penstock.shared.stats.engine import RequestStats
+from penstock.shared.stats import RequestStats
 from penstock.worker.serving.requests.generation import Generation
 from penstock.worker.serving.requests.segments import Segment
 from penstock.worker.text.chat_template import ChatTemplate

@@ -8,8 +8,8 @@ import msgspec
 
 from penstock.shared.connection import CommandConnection
 from penstock.shared.deployment.records import EngineHeartbeat
-from penstock.shared.messages.from_core import SchedulerStats
-from penstock.shared.messages.worker_status import EngineState
+from penstock.shared.messages.core import SchedulerStats
+from penstock.shared.messages.supervision import EngineState
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.processes.progress import Phase, ProgressReader, ProgressWriter

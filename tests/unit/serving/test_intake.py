@@ -10,10 +10,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from penstock.shared.broker import Claim
 from penstock.shared.errors import UnsupportedParameterError, ValidationError
-from penstock.shared.messages.from_core import Ready
+from penstock.shared.messages.core import Ready
 from penstock.shared.messages.requests import EngineCoreRequest
-from penstock.shared.params.adapters import LoraSetup
-from penstock.shared.params.lora import LoRARequest
+from penstock.shared.params.lora import LoRARequest, LoraSetup
 from penstock.shared.params.sampling import SamplingParams
 from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.serving.requests.intake import Intake

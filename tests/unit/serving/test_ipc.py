@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from penstock.shared.messages.to_core import Shutdown
+from penstock.shared.messages.core import Shutdown
 from penstock.worker.processes.ipc import WorkerChannel
 
 

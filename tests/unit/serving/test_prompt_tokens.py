@@ -10,12 +10,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from penstock.shared import errors
 from penstock.shared.broker import Claim
-from penstock.shared.messages.from_core import Ready
+from penstock.shared.messages.core import Ready
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.pooling import PoolingParams
-from penstock.shared.params.prompt_embeds import PromptEmbeds
+from penstock.shared.params.prompts import PromptEmbeds, Tokenization
 from penstock.shared.params.sampling import SamplingParams
-from penstock.shared.params.tokenization import Tokenization
 from penstock.worker.serving.requests.intake import Intake
 from penstock.worker.text.chat_template import ChatTemplate
 from penstock.worker.text.tokenizer import TextCodec

@@ -16,7 +16,7 @@ from penstock.producer.openai.tools.formats import find_tool_call_style
 from penstock.producer.openai.tools.parser import ToolCallParser
 from penstock.shared import errors
 from penstock.shared.broker import Claim
-from penstock.shared.messages.from_core import EngineCoreOutput, Ready
+from penstock.shared.messages.core import EngineCoreOutput, Ready
 from penstock.shared.messages.outcome import FinishReason, TokenLogprobs
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.pooling import PoolingParams, PoolingSetup

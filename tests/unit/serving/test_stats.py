@@ -7,10 +7,10 @@ import time
 import pytest
 
 from penstock.shared.broker import Claim
+from penstock.shared.messages.core import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput
 from penstock.shared.messages.deltas import Delta, SegmentEnd
-from penstock.shared.messages.from_core import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason, Usage
-from penstock.shared.stats.engine import EngineStats, Histogram, RequestStats, StepStats
+from penstock.shared.stats import EngineStats, Histogram, RequestStats, StepStats
 from penstock.worker.serving.reporting.engine_meter import EngineMeter
 from penstock.worker.serving.reporting.request_timing import RequestTiming
 

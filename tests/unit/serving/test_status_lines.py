@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from penstock.shared.connection import CommandConnection
-from penstock.shared.messages.worker_status import EngineState
+from penstock.shared.messages.supervision import EngineState
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.serving.reporting.heartbeat import Heartbeat, StatusLines

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.shared.messages.from_core import EngineCoreOutputs, SchedulerStats
-from penstock.shared.stats.engine import StepStats
-from penstock.shared.stats.recorded_steps import decode_steps
+from penstock.shared.messages.core import EngineCoreOutputs, SchedulerStats
+from penstock.shared.stats import StepStats, decode_steps
 from penstock.worker.serving.reporting.step_log import STEPS_PER_WRITE, StepLog
 
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from penstock.shared.broker import Claim
-from penstock.shared.control.text import Detokenize, Tokenize
+from penstock.shared.control.model import Detokenize, Tokenize
 from penstock.shared.errors import PromptTooLongError
-from penstock.shared.messages.from_core import Ready
+from penstock.shared.messages.core import Ready
 from penstock.shared.messages.requests import EngineCoreRequest, InputChunk
 from penstock.shared.params.pooling import PoolingParams, PoolingSetup
 from penstock.shared.params.sampling import SamplingParams

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.shared.errors import AdapterFileError, ValidationError
-from penstock.shared.params.adapters import adapter_digest
-from penstock.shared.params.lora import LoRARequest
+from penstock.shared.params.lora import LoRARequest, adapter_digest
 
 
 def write_adapter(folder: Path, config: bytes = b"{}", weights: bytes = b"w") -> Path:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.shared.process.child_process import start_child
+from penstock.shared.process.children import start_child
 
 
 @pytest.fixture(autouse=True)

@@ -8,11 +8,10 @@ import msgspec
 import pytest
 
 from penstock.shared.control.calls import ControlCommand, ControlReply, Utility, UtilityAnswer
-from penstock.shared.control.rpc import CollectiveRpc
-from penstock.shared.control.sleeping import SLEEP_TAGS, Sleep, WakeUp
-from penstock.shared.control.weights import ReloadWeights, SaveShardedState
+from penstock.shared.control.engine import SLEEP_TAGS, CollectiveRpc, Sleep, WakeUp
+from penstock.shared.control.model import ReloadWeights, SaveShardedState
 from penstock.shared.errors import ValidationError
-from penstock.shared.messages.commands import CancelCommand
+from penstock.shared.messages.supervision import CancelCommand
 from penstock.worker.serving.calls.call_handler import UndecodableCall, decode_command
 
 

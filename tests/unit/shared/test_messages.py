@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.shared.messages.deltas import Delta, SegmentEnd
 from penstock.shared.messages.outcome import FinishReason, RequestError, TokenLogprobs, Usage
-from penstock.shared.stats.engine import RequestStats
+from penstock.shared.stats import RequestStats
 
 logprobs = st.lists(st.builds(TokenLogprobs, st.integers(0, 9), st.just(-1.0), st.just(1), st.just([])), max_size=2)
 deltas = st.builds(

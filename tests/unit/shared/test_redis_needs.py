@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.shared.redis_access.needs import NEEDED, NEEDED_FOR_MOVES, NEEDED_FOR_OPERATORS
+from penstock.shared.redis_access.rights import NEEDED, NEEDED_FOR_MOVES, NEEDED_FOR_OPERATORS
 
 ROOT = Path(__file__).parents[3]
 CALLED_BY_SCRIPTS = re.compile(r"(?:redis\.p?call|attempt)\(\s*['\"]([A-Z]+)['\"]")

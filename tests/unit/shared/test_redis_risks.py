@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.shared.redis_access.risks import risks_of
+from penstock.shared.redis_access.check import risks_of
 
 GOOD = {"aof_enabled": "1", "aof_last_write_status": "ok", "role": "master", "maxmemory": "0", "used_memory": "9"}
 

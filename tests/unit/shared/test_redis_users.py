@@ -7,8 +7,7 @@ import hashlib
 import pytest
 
 from penstock.shared.keys import Keys
-from penstock.shared.redis_access.needs import NEEDED, NEEDED_FOR_JOBS
-from penstock.shared.redis_access.users import RedisVersion, Role, rights, user_line
+from penstock.shared.redis_access.rights import NEEDED, NEEDED_FOR_JOBS, RedisVersion, Role, rights, user_line
 
 
 @pytest.mark.parametrize("version", RedisVersion)

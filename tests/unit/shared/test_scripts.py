@@ -8,10 +8,10 @@ import pytest
 
 from penstock.producer.batches.files import SCRIPTS as BATCH_SCRIPTS
 from penstock.shared.broker.script import PARTS, SCRIPTS
-from penstock.shared.deployment.groups.membership import SCRIPTS as GROUP_SCRIPTS
+from penstock.shared.deployment.groups import SCRIPTS as GROUP_SCRIPTS
 from penstock.shared.lora.registry import SCRIPTS as ADAPTER_SCRIPTS
 from penstock.shared.redis_access.script import Script, part_names
-from penstock.shared.shards.script_texts import SCRIPTS as SHARD_SCRIPTS
+from penstock.shared.shards.placements import SCRIPTS as SHARD_SCRIPTS
 
 LUA = set(
     re.findall(

@@ -8,7 +8,7 @@ from redis.asyncio.sentinel import SentinelManagedConnection, SentinelManagedSSL
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.redis_access.sentinel import PrimaryPool
 from penstock.shared.redis_access.url import parse_pool
-from penstock.shared.values.urls import mask_url
+from penstock.shared.values.shown import mask_url
 
 
 def addresses(pool: PrimaryPool) -> list[tuple[str, int]]:

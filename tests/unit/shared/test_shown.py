@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.producer.openai.errors import OpenAIError, error_of
 from penstock.shared.errors import MAX_MESSAGE_CHARS, UnknownModelError, ValidationError, cut
-from penstock.shared.values.encodable import check_encodable, check_text
+from penstock.shared.values.checks import check_encodable, check_text
 from penstock.shared.values.shown import MAX_SHOWN_CHARS, shown
 
 TEXT = st.text(st.characters())  # lone surrogates, too

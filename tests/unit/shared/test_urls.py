@@ -25,7 +25,7 @@ from penstock.shared.redis_access.check import explain
 from penstock.shared.redis_access.url import parse_pool
 from penstock.shared.shards.addresses import mask_shards, parse_shards
 from penstock.shared.tracing.endpoint import check_endpoint
-from penstock.shared.values.urls import mask_text, mask_url
+from penstock.shared.values.shown import mask_text, mask_url
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
 

@@ -10,8 +10,7 @@ from penstock.ops.sim.real.fit import error_of, fit_speed, read_recordings, work
 from penstock.ops.sim.scenario import Engines
 from penstock.ops.sim.speed import Speed
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.stats.engine import StepStats
-from penstock.shared.stats.recorded_steps import RecordedStep, encode_steps
+from penstock.shared.stats import RecordedStep, StepStats, encode_steps
 
 SPEED = Speed(
     fixed_ms=3.0,

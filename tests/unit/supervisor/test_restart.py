@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.shared.process.restart_delay import STABLE_AFTER_S
+from penstock.shared.process.children import STABLE_AFTER_S
 from penstock.worker.supervisor.restart import CRASH_LOOP_LIMIT, NEXT_PHASES, Death, Phase, RestartPolicy
 
 BARREN = Death("it broke")

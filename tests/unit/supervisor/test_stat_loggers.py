@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 
 from penstock.shared.deployment.records import EngineHeartbeat
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.messages.worker_status import EngineState
-from penstock.shared.stats.engine import EngineStats
+from penstock.shared.messages.supervision import EngineState
+from penstock.shared.stats import EngineStats
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.config.worker_config import WorkerConfig
 from penstock.worker.supervisor.stat_loggers import StatLogger, StatLoggerManager, load_factories

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from penstock.shared.errors import ValidationError
-from penstock.shared.params.tokenization import Cut
+from penstock.shared.params.prompts import Cut
 from penstock.worker.text.chat_template import ChatTemplate
 from penstock.worker.text.tokenizer import TextCodec
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.shared.queue.request_events import EventKind, RequestEvent
+from penstock.shared.queue.lifecycle import EventKind, RequestEvent
 from penstock.worker.serving.reporting.attempt_spans import AttemptIds, before_claim, span_id_of, trace_id_of
 
 

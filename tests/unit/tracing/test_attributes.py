@@ -6,7 +6,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from penstock.shared.messages.outcome import Usage
 from penstock.shared.params.sampling import MAX_SEED, SamplingParams
-from penstock.shared.stats.engine import RequestStats
+from penstock.shared.stats import RequestStats
 from penstock.shared.tracing.attributes import of_params, of_stats, of_usage
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
 
-from penstock.shared.messages.waves import WavePhase
+from penstock.shared.messages.core import WavePhase
 from penstock.worker.data_parallel.wave import Action, Flags, Wave
 
 Event = tuple[str, int, int]

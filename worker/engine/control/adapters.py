@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ....shared.control.lora import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
+from ....shared.control.model import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
 from ....shared.errors import UnsupportedCallError
 from ..adapters.library import AdapterLibrary
 

@@ -9,24 +9,33 @@ from typing import Any
 
 import structlog
 
-from ....shared.control.caches import MULTIMODAL, InputCacheReset, PrefixCacheReset, ResetInputCache, ResetPrefixCache
 from ....shared.control.calls import Utility, UtilityAnswer
-from ....shared.control.diagnosis import (
+from ....shared.control.engine import (
+    KV_CACHE,
+    MULTIMODAL,
+    WEIGHTS,
     CheckInvariants,
+    CollectiveRpc,
     DummyBatchDone,
     ExecuteDummyBatch,
+    InputCacheReset,
     Invariants,
+    IsSleeping,
+    PrefixCacheReset,
     ProfileSaved,
     ProfileStarted,
+    ResetInputCache,
+    ResetPrefixCache,
+    RpcResult,
+    Sleep,
+    SleepState,
     StartProfile,
     StopProfile,
+    WakeUp,
 )
-from ....shared.control.rpc import CollectiveRpc, RpcResult
-from ....shared.control.sleeping import KV_CACHE, WEIGHTS, IsSleeping, Sleep, SleepState, WakeUp
-from ....shared.control.weights import ReloadWeights, SaveShardedState, ShardedStateSaved, WeightsReloaded
+from ....shared.control.model import ReloadWeights, SaveShardedState, ShardedStateSaved, WeightsReloaded
 from ....shared.errors import EngineStateError
-from ....shared.messages.from_core import UtilityOutput
-from ....shared.messages.to_core import UtilityCall
+from ....shared.messages.core import UtilityCall, UtilityOutput
 from ...core.answers import CallAnswers
 from ...processes.progress import ProgressWriter
 from ..adapters.library import AdapterLibrary

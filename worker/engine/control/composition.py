@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from ....shared.control.sleeping import KV_CACHE, WEIGHTS
-from ....shared.control.weights import SaveShardedState, ShardedStateSaved
+from ....shared.control.engine import KV_CACHE, WEIGHTS
+from ....shared.control.model import SaveShardedState, ShardedStateSaved
 from ...config.engine_config import EngineConfig
 from ...models.lean.captured import without_graphs
 from ...models.loaded import LoadedModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ....shared.stats.engine import StepStats
+from ....shared.stats import StepStats
 from ..core.engine_core import EngineCore
 from ..core.step_watch import StepWatch
 from ..scheduling.scheduler_output import SchedulerOutput

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import structlog
 
-from ....shared.control.weights import ReloadWeights, WeightsReloaded
+from ....shared.control.model import ReloadWeights, WeightsReloaded
 from ....shared.errors import EngineCallError, EngineStateError, ModelLoadError
 from ...config.engine_config import EngineConfig
 from ...models.checkpoint.folder import TOKENIZER_FILE, resolve_model_folder

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ....shared.control.sleeping import SleepState
+from ....shared.control.engine import SleepState
 
 
 class Sleepable(Protocol):

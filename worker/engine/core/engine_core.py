@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from ....shared.errors import EngineDeadError, ValidationError
-from ....shared.messages.from_core import EngineCoreOutput, SchedulerStats
+from ....shared.messages.core import EngineCoreOutput, SchedulerStats
 from ....shared.messages.outcome import FinishReason, RequestError
 from ....shared.messages.requests import EngineCoreRequest
 from ....shared.params.kinds import GENERATE
-from ....shared.stats.engine import StepStats
+from ....shared.stats import StepStats
 from ...request_checks import check_prompt_length, check_served, check_task, refusal
 from ..images.interface import Images, NoImages
 from ..logits_processors import PROCESSOR_FAILED, LogitsProcessors, ProcessedRequest, ProcessorFailedError

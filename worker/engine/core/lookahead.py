@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....shared.messages.from_core import EngineCoreOutput
+from ....shared.messages.core import EngineCoreOutput
 from ..scheduling.batches import BatchQueue
 from ..scheduling.scheduler_output import SchedulerOutput
 from .engine_core import EngineCore

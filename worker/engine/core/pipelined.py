@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from ....shared.messages.from_core import EngineCoreOutput
+from ....shared.messages.core import EngineCoreOutput
 from ..scheduling.batches import StagedBatches
 from ..scheduling.scheduler_output import SchedulerOutput
 from .engine_core import EngineCore

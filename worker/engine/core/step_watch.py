@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ....shared.stats.engine import StepStats
+from ....shared.stats import StepStats
 from ..scheduling.scheduler_output import SchedulerOutput
 
 

@@ -25,7 +25,7 @@ from ....shared.errors import PenstockError, UnsupportedParameterError, Validati
 from ....shared.messages.outcome import RequestError
 from ....shared.messages.requests import EngineCoreRequest
 from ....shared.params.images import ImageInput, digest_of
-from ....shared.stats.images import ImageStats
+from ....shared.stats import ImageStats
 from ...models.images.processor import ImageTokens, ProcessedImage
 from ...models.images.vision_model import VisionModel
 from ...request_checks import check_images_served

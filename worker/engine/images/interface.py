@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from ....shared.errors import UnsupportedParameterError
 from ....shared.messages.outcome import RequestError
 from ....shared.messages.requests import EngineCoreRequest
-from ....shared.stats.images import ImageStats
+from ....shared.stats import ImageStats
 from ..scheduling.image_spans import ImageSpan
 
 

@@ -10,8 +10,8 @@ import msgspec
 import psutil
 
 from ....shared.errors import PenstockError
-from ....shared.messages.from_core import EngineCoreOutput, SchedulerStats
-from ....shared.stats.engine import StepStats
+from ....shared.messages.core import EngineCoreOutput, SchedulerStats
+from ....shared.stats import StepStats
 
 
 class OfflineResult(msgspec.Struct, kw_only=True):

@@ -23,8 +23,7 @@ import psutil
 
 from ....shared.errors import PenstockError
 from ....shared.messages.requests import EngineCoreRequest
-from ....shared.params.adapters import adapter_digest
-from ....shared.params.lora import LoRARequest
+from ....shared.params.lora import LoRARequest, adapter_digest
 from ....shared.params.pooling import PoolingParams
 from ....shared.params.sampling import SamplingParams
 from ....shared.params.structured import StructuredOutputsParams

@@ -10,7 +10,7 @@ import structlog
 
 from ....shared.errors import ConfigurationError
 from ....shared.process.command_line import format_bytes
-from ....shared.stats.kv_offload import KVOffloadStats
+from ....shared.stats import KVOffloadStats
 from ...config.engine_config import EngineConfig
 from ...models.loaded import LoadedModel
 from ...processes.host import free_host_bytes

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from ....shared.stats.kv_offload import KVOffloadStats
+from ....shared.stats import KVOffloadStats
 from ..scheduling.blocks.block_pool import BlockPool
 from ..scheduling.blocks.prefix_cache import PrefixCache
 from ..scheduling.ordering import RequestQueue

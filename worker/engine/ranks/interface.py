@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ....shared.control.rpc import CollectiveRpc
-from ....shared.messages.ranks import RankSetup
+from ....shared.control.engine import CollectiveRpc
+from ....shared.messages.core import RankSetup
 from ...models.attention.page_layout import PageLayout
 from ...models.loaded import LoadedModel
 from ...models.weights.movable import Exchange

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ....shared.control.rpc import CollectiveRpc
-from ....shared.messages.ranks import RankSetup
+from ....shared.control.engine import CollectiveRpc
+from ....shared.messages.core import RankSetup
 from ...config.engine_config import EngineConfig
 from ...data_parallel.composition import meet_ranks
 from ...models.attention.page_layout import PageLayout

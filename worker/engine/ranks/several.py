@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ....shared.control.rpc import CollectiveRpc
+from ....shared.control.engine import CollectiveRpc
 from ....shared.errors import EngineCallError, ModelLoadError
-from ....shared.messages.ranks import RankSetup
+from ....shared.messages.core import RankSetup
 from ....shared.values.shown import shown
 from ...config.engine_config import EngineConfig
 from ...models.attention.page_layout import PageLayout

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ....shared.params.prompt_embeds import PromptEmbeds
+from ....shared.params.prompts import PromptEmbeds
 from ..core.step_input import StepInput
 from ..scheduling.image_spans import ImageSpan
 from ..scheduling.request import Request

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ....kernels.penalties import penalize
-from ....shared.params.reasoning import num_thought
+from ....shared.params.chat import num_thought
 from ..logits_processors import LogitsProcessor, ProcessorFailedError
 from ..scheduling.request import Request
 

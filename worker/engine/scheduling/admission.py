@@ -11,7 +11,7 @@ from typing import Protocol
 from ....shared.errors import UnsupportedParameterError
 from ....shared.messages.outcome import RequestError
 from ....shared.params.lora import LoRARequest
-from ....shared.stats.kv_offload import KVOffloadStats
+from ....shared.stats import KVOffloadStats
 from .ordering import RequestQueue
 from .request import Request
 

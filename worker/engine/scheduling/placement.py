@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 
-from ....shared.messages.from_core import EngineCoreEventType
+from ....shared.messages.core import EngineCoreEventType
 from .admission import Residency
 from .batches import Flights
 from .blocks.block_pool import BlockPool, InvariantError

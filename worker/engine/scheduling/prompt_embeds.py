@@ -11,7 +11,7 @@ import hashlib
 
 from ....shared.errors import UnsupportedParameterError, ValidationError
 from ....shared.messages.requests import EngineCoreRequest
-from ....shared.params.prompt_embeds import PromptEmbeds
+from ....shared.params.prompts import PromptEmbeds
 
 PLACEHOLDER_TOKEN_ID = 0
 # All ones in the exponent mean infinity or NaN. A bit test, since numpy has no bfloat16.

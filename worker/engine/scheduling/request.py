@@ -15,11 +15,11 @@ import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ....shared.messages.from_core import EngineCoreEvent, EngineCoreEventType
+from ....shared.messages.core import EngineCoreEvent, EngineCoreEventType
 from ....shared.messages.outcome import FinishReason, TokenLogprobs
 from ....shared.params.lora import LoRARequest
 from ....shared.params.pooling import PoolingParams
-from ....shared.params.prompt_embeds import PromptEmbeds
+from ....shared.params.prompts import PromptEmbeds
 from ....shared.params.sampling import SamplingParams
 from .blocks.block_groups import GroupTables
 from .blocks.block_pool import InvariantError

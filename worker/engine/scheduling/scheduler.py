@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ....shared.errors import ConfigurationError
-from ....shared.messages.from_core import EngineCoreEventType, EngineCoreOutput, SchedulerStats
+from ....shared.messages.core import EngineCoreEventType, EngineCoreOutput, SchedulerStats
 from ....shared.messages.outcome import FinishReason, RequestError
 from .admission import BlockLoads, NoLoads, NoResidency, Residency
 from .batches import Flights, OneFlight

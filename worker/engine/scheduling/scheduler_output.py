@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ....shared.messages.from_core import EngineCoreOutput
+from ....shared.messages.core import EngineCoreOutput
 from ....shared.messages.outcome import FinishReason, TokenLogprobs
 from ....shared.params.pooling import Pooled
 from .request import Request

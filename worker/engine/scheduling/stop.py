@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ....shared.messages.outcome import FinishReason, RequestError
-from ....shared.params.repetition import RepetitionDetectionParams
+from ....shared.params.sampling import RepetitionDetectionParams
 from .request import Request
 
 

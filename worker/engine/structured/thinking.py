@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 
 from ....shared.messages.outcome import RequestError
-from ....shared.params.reasoning import num_thought
+from ....shared.params.chat import num_thought
 from ..scheduling.request import Request
 from .constraint import GrammarConstraint
 from .grammar import Bitmask, Grammar

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from ....shared.errors import AdapterFileError, UnsupportedAdapterError
-from ....shared.params.adapters import ADAPTER_FILES, adapter_digest
+from ....shared.params.lora import ADAPTER_FILES, adapter_digest
 from ....shared.values.shown import shown
 from ..checks.conformance import tolerance_of
 from .peft_folder import LayerMatrices, read_peft_folder

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ....shared.errors import AdapterFileError, UnsupportedAdapterError
 from ....shared.lora.peft_config import PeftConfig, read_peft_config
-from ....shared.params.adapters import WEIGHTS_FILE
+from ....shared.params.lora import WEIGHTS_FILE
 
 _PREFIX = "base_model.model."
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"

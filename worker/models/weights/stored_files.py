@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ....shared.control.weights import SaveShardedState, ShardedStateSaved
+from ....shared.control.model import SaveShardedState, ShardedStateSaved
 from ....shared.errors import EngineStateError, ModelLoadError
 from ....shared.values.shown import shown
 from ..checkpoint.folder import CONFIG_FILE, TOKENIZER_FILE

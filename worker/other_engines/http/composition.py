@@ -13,7 +13,7 @@ import structlog
 from tokenizers import Tokenizer
 
 from ....shared.errors import ConfigurationError, ModelLoadError
-from ....shared.messages.from_core import Ready
+from ....shared.messages.core import Ready
 from ....shared.messages.requests import GREEDY
 from ...config.engine_config import EngineConfig
 from ...core.answers import CallAnswers

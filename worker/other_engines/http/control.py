@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ....shared.control.calls import UtilityAnswer
-from ....shared.control.diagnosis import CheckInvariants, Invariants
-from ....shared.control.lora import ListLoras, LoraList
+from ....shared.control.engine import CheckInvariants, Invariants
+from ....shared.control.model import ListLoras, LoraList
 from ...core.answers import CallAnswers
 from ...processes.progress import ProgressWriter
 from .core import HttpCore

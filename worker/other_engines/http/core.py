@@ -17,10 +17,10 @@ import msgspec
 import structlog
 
 from ....shared.errors import EngineDeadError, ValidationError
-from ....shared.messages.from_core import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, SchedulerStats
+from ....shared.messages.core import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, SchedulerStats
 from ....shared.messages.outcome import FinishReason, RequestError
 from ....shared.messages.requests import EngineCoreRequest
-from ....shared.stats.engine import StepStats
+from ....shared.stats import StepStats
 from ...engine.scheduling.request import Request
 from ...engine.scheduling.stop import append_tokens_until_stop, check_stop
 from ...request_checks import check_adapter, check_served, refusal

@@ -11,8 +11,7 @@ from typing import Any
 
 from ....shared.messages.outcome import FinishReason, TokenLogprobs
 from ....shared.messages.requests import EngineCoreRequest
-from ....shared.params.sampling import SamplingParams
-from ....shared.params.seeds import derived_seed
+from ....shared.params.sampling import SamplingParams, derived_seed
 from ....shared.params.structured import StructuredOutputsParams
 from .dialect import Chunk, ServerCall, ServerFacts, check_request, refuse_grammar_fields
 

@@ -12,7 +12,7 @@ import httpx
 import structlog
 
 from ....shared.errors import ConfigurationError, ModelLoadError
-from ....shared.values.urls import mask_url
+from ....shared.values.shown import mask_url
 from . import llama, sglang
 from .dialect import Dialect, ServerFacts
 from .streams import client_options

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from ....shared.values.urls import mask_url
+from ....shared.values.shown import mask_url
 
 CONNECT_TIMEOUT_S = 5.0
 HEALTH_INTERVAL_S = 1.0

@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from ....shared.errors import ConfigurationError
-from ....shared.messages.from_core import Ready
+from ....shared.messages.core import Ready
 from ...config.engine_config import EngineConfig
 from ...models.checkpoint.folder import resolve_model_folder
 from ...models.checkpoint.tokenizer_folder import tokenizer_folder

@@ -7,25 +7,39 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ....shared.control.caches import ENCODER, InputCacheReset, PrefixCacheReset, ResetInputCache, ResetPrefixCache
 from ....shared.control.calls import Utility, UtilityAnswer
-from ....shared.control.diagnosis import (
+from ....shared.control.engine import (
+    ENCODER,
     CheckInvariants,
+    CollectiveRpc,
     DummyBatchDone,
     ExecuteDummyBatch,
+    InputCacheReset,
     Invariants,
+    IsSleeping,
+    PrefixCacheReset,
     ProfileSaved,
     ProfileStarted,
+    ResetInputCache,
+    ResetPrefixCache,
+    Sleep,
+    SleepState,
     StartProfile,
     StopProfile,
+    WakeUp,
 )
-from ....shared.control.lora import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
-from ....shared.control.rpc import CollectiveRpc
-from ....shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
-from ....shared.control.weights import SaveShardedState, ShardedStateSaved
+from ....shared.control.model import (
+    AddLora,
+    ListLoras,
+    LoraChanged,
+    LoraList,
+    PinLora,
+    RemoveLora,
+    SaveShardedState,
+    ShardedStateSaved,
+)
 from ....shared.errors import EngineStateError, UnsupportedCallError
-from ....shared.messages.from_core import UtilityOutput
-from ....shared.messages.to_core import UtilityCall
+from ....shared.messages.core import UtilityCall, UtilityOutput
 from ...core.answers import CallAnswers
 from ...processes.progress import ProgressWriter
 from .core import VllmCore

@@ -15,12 +15,11 @@ from typing import Any
 import structlog
 
 from ....shared.errors import ValidationError
-from ....shared.messages.from_core import EngineCoreEventType, EngineCoreOutput, SchedulerStats
+from ....shared.messages.core import EngineCoreEventType, EngineCoreOutput, SchedulerStats
 from ....shared.messages.outcome import FinishReason, RequestError
 from ....shared.messages.requests import EngineCoreRequest
-from ....shared.params.repetition import RepetitionDetectionParams
-from ....shared.params.sampling import SamplingParams
-from ....shared.stats.engine import StepStats
+from ....shared.params.sampling import RepetitionDetectionParams, SamplingParams
+from ....shared.stats import StepStats
 from ...engine.scheduling.request import Request
 from ...engine.scheduling.stop import REPETITION_DETECTED, check_stop, ends_in_repetition
 from ...request_checks import check_adapter, check_served, refusal

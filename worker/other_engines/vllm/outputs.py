@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....shared.messages.from_core import EngineCoreEvent, EngineCoreEventType
+from ....shared.messages.core import EngineCoreEvent, EngineCoreEventType
 from ....shared.messages.outcome import FinishReason, TokenLogprobs
-from ....shared.stats.engine import StepStats
+from ....shared.stats import StepStats
 
 
 def finish_reason_of(reason: Any) -> FinishReason | None:

@@ -13,8 +13,7 @@ import msgspec
 
 from ....shared.errors import UnsupportedParameterError
 from ....shared.messages.requests import GREEDY, EngineCoreRequest
-from ....shared.params.sampling import SamplingParams
-from ....shared.params.seeds import derived_seed
+from ....shared.params.sampling import SamplingParams, derived_seed
 from ....shared.params.structured import StructuredOutputsParams
 from ...core.resuming import check_resume
 from ..checked_request import refuse_unserved

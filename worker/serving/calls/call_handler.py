@@ -16,13 +16,11 @@ import msgspec
 import structlog
 
 from ....shared.broker import EngineCalls
-from ....shared.control.caches import ResetPrefixCache
 from ....shared.control.calls import CallError, ControlCommand, ControlReply, Utility, UtilityAnswer
-from ....shared.control.rpc import CollectiveRpc
-from ....shared.control.sleeping import IsSleeping, Sleep, WakeUp
-from ....shared.control.text import Detokenize, GetTokenizer, Tokenize
+from ....shared.control.engine import CollectiveRpc, IsSleeping, ResetPrefixCache, Sleep, WakeUp
+from ....shared.control.model import Detokenize, GetTokenizer, Tokenize
 from ....shared.errors import EngineCallError, EngineDeadError, EngineTimeoutError, PenstockError, ValidationError
-from ....shared.messages.commands import CancelCommand, EngineCommand
+from ....shared.messages.supervision import CancelCommand, EngineCommand
 from ....shared.values.shown import shown
 from ..core.client import CoreClient
 from ..leaving import LEAVE_PATIENCE_S

@@ -11,12 +11,11 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from ....shared.control.caches import ResetPrefixCache
 from ....shared.control.calls import Utility, UtilityAnswer
-from ....shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
+from ....shared.control.engine import IsSleeping, ResetPrefixCache, Sleep, SleepState, WakeUp
 from ....shared.errors import BrokerError, EngineTimeoutError
 from ....shared.messages.outcome import FinishReason
-from ....shared.messages.worker_status import EngineState
+from ....shared.messages.supervision import EngineState
 from ..claiming import ClaimLoop
 from ..core.client import CoreClient
 from ..partitions.served_partitions import ServedPartition, ServedPartitions

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ....shared.control.calls import UtilityAnswer
-from ....shared.control.text import Detokenize, DetokenizedText, GetTokenizer, Tokenize, TokenizedText, TokenizerFile
+from ....shared.control.model import Detokenize, DetokenizedText, GetTokenizer, Tokenize, TokenizedText, TokenizerFile
 from ....shared.errors import ValidationError
 from ...text.thread import LONG_TEXT_CHARS, TextThread
 from ...text.tokenizer import TOKENIZER_FILE, TextCodec

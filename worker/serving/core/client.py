@@ -26,10 +26,21 @@ from ....shared.errors import (
     from_wire,
 )
 from ....shared.messages import WIRE_VERSION
-from ....shared.messages.from_core import EngineCoreOutputs, Hello, Ready, StartupFailed, UtilityOutput
+from ....shared.messages.core import (
+    AbortRequests,
+    Configure,
+    CoreInput,
+    EngineCoreOutputs,
+    Hello,
+    LeaveWave,
+    Ready,
+    Shutdown,
+    StartupFailed,
+    StartWave,
+    UtilityCall,
+    UtilityOutput,
+)
 from ....shared.messages.requests import EngineCoreRequest
-from ....shared.messages.to_core import AbortRequests, Configure, CoreInput, Shutdown, UtilityCall
-from ....shared.messages.waves import LeaveWave, StartWave
 from ...config.engine_config import EngineConfig
 from ...config.model import CORE_MODULES
 from ...processes.host import num_oom_kills

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from ....shared.process.child_process import start_child
+from ....shared.process.children import start_child
 from ...processes.forked_process import NotForkedError, fork_process
 from ...processes.forking import FORK_VERSION, ForkCore
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from ....shared.control.weights import ReloadWeights, WeightsReloaded
+from ....shared.control.model import ReloadWeights, WeightsReloaded
 from ....shared.errors import BrokerError
-from ....shared.messages.from_core import Ready
+from ....shared.messages.core import Ready
 from ..calls.sleep import SleepControl
 from ..core.client import CoreClient
 from ..reporting.heartbeat import Heartbeat

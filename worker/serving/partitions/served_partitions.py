@@ -1,6 +1,6 @@
 """The partitions of a model, as one engine serves them; most models have one.
 
-An engine claims from its home partitions first (``shared/partitions/homes.py``). If it still has capacity, it claims
+An engine claims from its home partitions first (``shared/partitions/layout.py``). If it still has capacity, it claims
 from the partitions with the longest queues, and then registers its capacity in all partitions, so that a request in any
 of them can wake it. A partition whose Redis is unreachable is skipped until it answers, so that it does not delay the
 others.

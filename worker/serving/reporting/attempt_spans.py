@@ -41,7 +41,7 @@ from redis.exceptions import RedisError
 from ....shared.broker.request_history import RequestHistory
 from ....shared.errors import PenstockError
 from ....shared.messages.deltas import Delta
-from ....shared.queue.request_events import EventKind, RequestEvent
+from ....shared.queue.lifecycle import EventKind, RequestEvent
 from ....shared.tracing import attributes
 from ....shared.tracing.endpoint import check_endpoint
 from ....shared.tracing.provider import close_provider, open_provider

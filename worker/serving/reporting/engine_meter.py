@@ -13,11 +13,11 @@ from redis.exceptions import RedisError
 from ....shared.broker.series import HISTOGRAMS, SeriesStore, TenantPoint, bucket_amounts
 from ....shared.broker.writes import STATE_OF
 from ....shared.errors import PenstockError
+from ....shared.messages.core import SchedulerStats
 from ....shared.messages.deltas import Delta
-from ....shared.messages.from_core import SchedulerStats
 from ....shared.messages.outcome import FinishReason
-from ....shared.queue.request_state import RequestState
-from ....shared.stats.engine import EngineStats, StepStats
+from ....shared.queue.lifecycle import RequestState
+from ....shared.stats import EngineStats, StepStats
 
 
 class EngineMeter:

@@ -25,10 +25,9 @@ from ....shared.connection import CommandConnection
 from ....shared.deployment.records import EngineHeartbeat, ModelCard
 from ....shared.errors import RedisUnavailableError
 from ....shared.keys import Keys
-from ....shared.messages.from_core import SchedulerStats
-from ....shared.messages.waves import GroupStanding
-from ....shared.messages.worker_status import EngineState, WorkerStatus
-from ....shared.stats.engine import EngineStats
+from ....shared.messages.core import GroupStatus, SchedulerStats
+from ....shared.messages.supervision import EngineState, WorkerStatus
+from ....shared.stats import EngineStats
 from ...config.worker_config import STATUS_INTERVAL_S, WorkerConfig
 from ...processes.progress import Phase, Progress, ProgressReader
 from ..core.stall import StallWatch
@@ -60,7 +59,7 @@ class Heartbeat:
         self.lora_digests: list[str] = []
         self.weights_version = ""
         self.weights_folder = ""
-        self._group: GroupStanding | None = None
+        self._group: GroupStatus | None = None
         self._started_at = time.time()
         self._num_heartbeats = 0
         self._card: ModelCard | None = None
@@ -75,7 +74,7 @@ class Heartbeat:
         """Include the progress of the core in the heartbeat. Without it, the core seems idle."""
         self._progress, self._stall_watch = progress, stall_watch
 
-    def set_group_status(self, group: GroupStanding) -> None:
+    def set_group_status(self, group: GroupStatus) -> None:
         """Include the status in its data-parallel group in the heartbeat."""
         self._group = group
 

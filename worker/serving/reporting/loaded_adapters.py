@@ -7,13 +7,13 @@ from contextlib import suppress
 
 import structlog
 
-from ....shared.broker.loaded_adapters import LOADED_TTL_MS, report_loaded
+from ....shared.broker.engine_calls import LOADED_TTL_MS, report_loaded
 from ....shared.connection import CommandConnection
-from ....shared.control.lora import AddLora, PinLora
+from ....shared.control.model import AddLora, PinLora
 from ....shared.errors import PenstockError
 from ....shared.keys import Keys
 from ....shared.lora.registry import AdapterRecord, AdapterRegistry
-from ....shared.messages.from_core import EngineCoreOutputs
+from ....shared.messages.core import EngineCoreOutputs
 from ...config.worker_config import WorkerConfig
 from ..core.client import CoreClient
 from ..partitions.served_partitions import ServedPartition, ServedPartitions

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ....shared.deployment.records import EngineSetup, ModelCard
-from ....shared.messages.from_core import Ready
+from ....shared.messages.core import Ready
 from ...config.engine_config import EngineConfig
 from ...text.tokenizer import TextCodec
 

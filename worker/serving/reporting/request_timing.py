@@ -6,9 +6,9 @@ import time
 from typing import NamedTuple
 
 from ....shared.broker import Claim
+from ....shared.messages.core import EngineCoreEventType, EngineCoreOutput
 from ....shared.messages.deltas import Delta
-from ....shared.messages.from_core import EngineCoreEventType, EngineCoreOutput
-from ....shared.stats.engine import RequestStats
+from ....shared.stats import RequestStats
 
 
 class RequestTimestamps(NamedTuple):

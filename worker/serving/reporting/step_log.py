@@ -6,8 +6,8 @@ from pathlib import Path
 
 import structlog
 
-from ....shared.messages.from_core import EngineCoreOutputs
-from ....shared.stats.recorded_steps import SUFFIX, RecordedStep, encode_steps
+from ....shared.messages.core import EngineCoreOutputs
+from ....shared.stats import STEPS_SUFFIX, RecordedStep, encode_steps
 
 # At most this many steps are lost if the process is killed.
 STEPS_PER_WRITE = 256
@@ -22,7 +22,7 @@ class StepLog:
     """
 
     def __init__(self, folder: str, engine_id: str) -> None:
-        self._path = Path(folder) / f"{engine_id}{SUFFIX}" if folder else None
+        self._path = Path(folder) / f"{engine_id}{STEPS_SUFFIX}" if folder else None
         self._steps: list[RecordedStep] = []
         self._ended_s = 0.0
         self._has_more = False

@@ -15,8 +15,8 @@ import structlog
 
 from ....shared.broker import Claim
 from ....shared.errors import PenstockError
+from ....shared.messages.core import EngineCoreOutput
 from ....shared.messages.deltas import Delta, SegmentEnd
-from ....shared.messages.from_core import EngineCoreOutput
 from ....shared.messages.outcome import FinishReason, RequestError, TokenLogprobs, Usage
 from ....shared.process.log import log_ids
 from ....shared.tracing.attributes import operation_of

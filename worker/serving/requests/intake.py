@@ -8,10 +8,10 @@ import msgspec
 
 from ....shared.broker import Claim
 from ....shared.errors import PenstockError, UnsupportedParameterError, ValidationError
+from ....shared.messages.core import Ready
 from ....shared.messages.deltas import Delta
-from ....shared.messages.from_core import Ready
 from ....shared.messages.requests import EngineCoreRequest, InputChunk
-from ....shared.params.extra_args import check_known
+from ....shared.params.checks import check_known
 from ....shared.params.sampling import SamplingParams
 from ....shared.process.log import log_ids
 from ...request_checks import (

@@ -10,7 +10,7 @@ from functools import partial
 from ....shared.errors import UnsupportedParameterError, ValidationError
 from ....shared.messages.requests import EngineCoreRequest, InputChunk
 from ....shared.params.pooling import PoolingSetup
-from ....shared.params.tokenization import LEFT, Cut, num_kept
+from ....shared.params.prompts import LEFT, Cut, num_kept
 from ....shared.values.shown import shown
 from ...request_checks import check_prompt_length
 from ...text.thread import TextThread

@@ -18,8 +18,7 @@ import msgspec
 from ....shared.errors import BrokerError, PromptTooLongError
 from ....shared.messages.deltas import Delta
 from ....shared.messages.requests import EngineCoreRequest
-from ....shared.params.sampling import SamplingParams
-from ....shared.params.seeds import derived_seed
+from ....shared.params.sampling import SamplingParams, derived_seed
 
 
 @dataclass(frozen=True)

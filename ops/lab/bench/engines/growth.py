@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from .....shared.errors import ConfigurationError
-from .....shared.stats.engine import StepStats
+from .....shared.stats import StepStats
 from ..workload import Phase, make_workload, write_workload
 from .judge import read_vocab_size
 

@@ -18,7 +18,7 @@ from .....shared.broker.series import HISTOGRAMS, STEPS_S, SeriesStore, TenantPo
 from .....shared.connection import CommandConnection
 from .....shared.keys import Keys, ModelKeys
 from .....shared.queue.policy import EVENTS_KEPT, QueuePolicy
-from .....shared.stats.engine import EngineStats
+from .....shared.stats import EngineStats
 from ....local.private_redis import private_redis
 from .costs import claim_all, enqueue_all, finish_all, memory_bytes
 from .fleet import redis_cpu_s

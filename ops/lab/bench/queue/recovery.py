@@ -12,10 +12,10 @@ import msgspec
 from .....producer import Client, SamplingParams
 from .....shared.broker import Broker
 from .....shared.connection import CommandConnection
-from .....shared.deployment.heartbeats import read_heartbeats
+from .....shared.deployment.presence import read_heartbeats
 from .....shared.deployment.records import EngineHeartbeat
 from .....shared.keys import Keys
-from .....shared.messages.worker_status import EngineState
+from .....shared.messages.supervision import EngineState
 from ....demo.run import MODEL
 from ....local.stack import LocalStack
 from ...recovery_clock import RecoveryClock

@@ -4,7 +4,7 @@
 -- An event is written to the stream "events" of the model, which retains the latest policy.events_kept, and to the
 -- request's hash, under its id in that stream: so it lives as long as the log and needs no key. It is lines: version,
 -- kind, output tokens, engine, epoch, cause, attempts, prompt and max output tokens, ms from its arrival to its first
--- claim, ms since then. The last lines may be absent (shared/queue/request_events.py). In the stream, id, tenant and
+-- claim, ms since then. The last lines may be absent (shared/queue/lifecycle.py). In the stream, id, tenant and
 -- band come first: one value for all costs half as much as a field for each.
 
 -- Write the event of a move. more is the lines after the engine. Returns field and value for the request's hash, or

@@ -2,7 +2,7 @@
 -- The basis of every script.
 --
 -- A request is a hash:
---   state            one of shared/queue/request_state.py, from which MOVES is generated
+--   state            one of shared/queue/lifecycle.py, from which MOVES is generated
 --   epoch            set by every claim, from the clock in microseconds, and increased by every end that no engine writes:
 --                    writes of an owner with another epoch are refused
 --   tenant, band     its owner and its priority

@@ -9,8 +9,8 @@ import pytest
 from penstock.shared.broker import Broker, EngineCapacity, Entry, Queue
 from penstock.shared.connection import CommandConnection, Subscriber
 from penstock.shared.messages.requests import InputChunk
+from penstock.shared.queue.lifecycle import RequestState
 from penstock.shared.queue.policy import TenantPolicy
-from penstock.shared.queue.request_state import RequestState
 
 from ..conftest import CAUSE, change_script, die, enqueue, final, held, record, take
 from ..snapshot import read_snapshot

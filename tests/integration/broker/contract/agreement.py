@@ -9,8 +9,7 @@ import msgspec
 
 from penstock.shared import keys
 from penstock.shared.messages.deltas import Delta
-from penstock.shared.queue.request_events import decode_event
-from penstock.shared.queue.request_state import RequestState
+from penstock.shared.queue.lifecycle import RequestState, decode_event
 
 from ..snapshot import Snapshot
 from .expected import BANDS, ExpectedQueue, ExpectedRequest

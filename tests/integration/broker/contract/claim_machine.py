@@ -17,8 +17,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule
 from penstock.shared.broker import NEW, UNSERVED, Broker, Claim, DeadLetter, Queue
 from penstock.shared.errors import RequestConflictError
 from penstock.shared.keys import Keys
+from penstock.shared.queue.lifecycle import RequestState
 from penstock.shared.queue.policy import MAX_AFFINITY_MS, Order, QueuePolicy, TenantPolicy
-from penstock.shared.queue.request_state import RequestState
 from penstock.shared.shards import make_pair
 
 from ..conftest import TTL_MS, take

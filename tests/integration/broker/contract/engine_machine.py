@@ -8,7 +8,7 @@ from hypothesis.stateful import consumes, rule
 from penstock.shared.broker import Claim, FinalRecord, Record
 from penstock.shared.messages.deltas import Delta
 from penstock.shared.messages.outcome import FinishReason
-from penstock.shared.queue.request_state import RequestState
+from penstock.shared.queue.lifecycle import RequestState
 
 from ..conftest import CAUSE
 from .claim_machine import CLIENTS, ENGINES, LEASE_MS, NUMBERS, ClaimMachine, Holding

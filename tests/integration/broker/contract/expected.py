@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from penstock.shared.queue.request_state import MOVES, RequestState
+from penstock.shared.queue.lifecycle import MOVES, RequestState
 
 BANDS = ("interactive", "standard", "batch")
 # The last one may have so many requests under way; the others any number.

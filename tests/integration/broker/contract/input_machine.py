@@ -11,7 +11,7 @@ from penstock.shared.broker import NEW, SegmentRecord
 from penstock.shared.messages.deltas import Delta, SegmentEnd
 from penstock.shared.messages.outcome import FinishReason, Usage
 from penstock.shared.messages.requests import InputChunk
-from penstock.shared.queue.request_state import RequestState
+from penstock.shared.queue.lifecycle import RequestState
 
 from ..conftest import TTL_MS
 from .engine_machine import ENGINES, NUMBERS, EngineMachine, Holding

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
-from penstock.shared.queue.request_state import RequestState
+from penstock.shared.queue.lifecycle import RequestState
 from penstock.shared.redis_access.url import CLUSTER_SCHEMES
 
 from ..snapshot import read_snapshot, restore, save

@@ -15,13 +15,13 @@ from penstock.shared import errors
 from penstock.shared.broker import Broker, Claim
 from penstock.shared.connection import CommandConnection
 from penstock.shared.control.calls import CallError
-from penstock.shared.control.lora import AddLora, LoraChanged, LoraList, PinLora, RemoveLora
+from penstock.shared.control.model import AddLora, LoraChanged, LoraList, PinLora, RemoveLora
 from penstock.shared.deployment.audit import Audit
 from penstock.shared.deployment.records import ModelCard
 from penstock.shared.errors import AdapterFileError, UnknownAdapterError, UnsupportedAdapterError
 from penstock.shared.keys import Keys
 from penstock.shared.messages.requests import EngineCoreRequest
-from penstock.shared.params.adapters import adapter_digest
+from penstock.shared.params.lora import adapter_digest
 
 from ....adapter_folder import write_adapter
 from ..harness import claim_one

@@ -21,7 +21,7 @@ from penstock.shared.connection import CommandConnection
 from penstock.shared.control.calls import CallError
 from penstock.shared.keys import Keys
 from penstock.shared.messages.outcome import FinishReason
-from penstock.shared.params.adapters import adapter_digest
+from penstock.shared.params.lora import adapter_digest
 
 from ....adapter_folder import write_adapter
 from ..harness import claim_one, write

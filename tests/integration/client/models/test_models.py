@@ -15,7 +15,7 @@ from penstock.shared.deployment.records import EngineHeartbeat, ModelCard
 from penstock.shared.errors import UnknownModelError, ValidationError
 from penstock.shared.keys import Keys
 from penstock.shared.messages.outcome import FinishReason
-from penstock.shared.messages.worker_status import EngineState
+from penstock.shared.messages.supervision import EngineState
 
 from ..harness import CAUSE, claim_one, write
 

@@ -10,8 +10,8 @@ from penstock.producer import Client, EngineCallError, SleepState
 from penstock.shared import errors
 from penstock.shared.connection import Subscriber
 from penstock.shared.control.calls import CallError, ControlCommand, UtilityAnswer
-from penstock.shared.control.sleeping import IsSleeping
-from penstock.shared.control.weights import ReloadWeights, WeightsReloaded
+from penstock.shared.control.engine import IsSleeping
+from penstock.shared.control.model import ReloadWeights, WeightsReloaded
 
 from ..test_engine_control import Play, PlayedEngine, play, two
 

@@ -18,8 +18,7 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from penstock.shared.params.adapters import adapter_digest
-from penstock.shared.params.lora import LoRARequest
+from penstock.shared.params.lora import LoRARequest, adapter_digest
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 ALL = (*ATTENTION, "gate_proj", "up_proj", "down_proj")

@@ -12,12 +12,10 @@ import msgspec
 import pytest
 import transformers
 
-from penstock.shared.control.lora import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
-from penstock.shared.messages.from_core import EngineCoreOutput, EngineCoreOutputs, UtilityOutput
+from penstock.shared.control.model import AddLora, ListLoras, LoraChanged, LoraList, PinLora, RemoveLora
+from penstock.shared.messages.core import EngineCoreOutput, EngineCoreOutputs, UtilityCall, UtilityOutput
 from penstock.shared.messages.requests import EngineCoreRequest
-from penstock.shared.messages.to_core import UtilityCall
-from penstock.shared.params.adapters import LoraSetup
-from penstock.shared.params.lora import LoRARequest
+from penstock.shared.params.lora import LoRARequest, LoraSetup
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.adapters.library import AdapterLibrary
 from penstock.worker.engine.composition import Engine, build_engine

@@ -13,7 +13,7 @@ from penstock.ops.lab.survey.images.models import write_vision_model
 from penstock.ops.lab.survey.images.processors import PLACEHOLDER
 from penstock.ops.lab.survey.images.truth import by_transformers, load_by_transformers, picture, png
 from penstock.shared.errors import ModelLoadError
-from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.images import ImageInput
 from penstock.shared.params.sampling import SamplingParams

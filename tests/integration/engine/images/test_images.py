@@ -16,14 +16,13 @@ from penstock.ops.lab.survey.images.models import SEEING, small_budget, write_vi
 from penstock.ops.lab.survey.images.processors import PLACEHOLDER, PartsAlone, StandIn, byte_tokenizer
 from penstock.ops.lab.survey.images.trial import rooms
 from penstock.ops.lab.survey.images.truth import by_transformers, load_by_transformers, picture, png
-from penstock.shared.control.caches import ENCODER, MULTIMODAL, InputCacheReset, ResetInputCache
-from penstock.shared.control.sleeping import Sleep, WakeUp
+from penstock.shared.control.engine import ENCODER, MULTIMODAL, InputCacheReset, ResetInputCache, Sleep, WakeUp
 from penstock.shared.errors import ModelLoadError
-from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.images import ImageInput
 from penstock.shared.params.sampling import SamplingParams
-from penstock.shared.stats.images import ImageStats
+from penstock.shared.stats import ImageStats
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.images.admission import ImageAdmission

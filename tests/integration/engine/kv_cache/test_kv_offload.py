@@ -13,11 +13,10 @@ import torch
 import transformers
 from structlog.testing import capture_logs
 
-from penstock.shared.control.caches import PrefixCacheReset, ResetPrefixCache
-from penstock.shared.control.sleeping import Sleep, WakeUp
+from penstock.shared.control.engine import PrefixCacheReset, ResetPrefixCache, Sleep, WakeUp
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.messages.from_core import EngineCoreOutputs, Ready
-from penstock.shared.stats.kv_offload import KVOffloadStats
+from penstock.shared.messages.core import EngineCoreOutputs, Ready
+from penstock.shared.stats import KVOffloadStats
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import Engine, build_engine
 from penstock.worker.engine.ranks.one import OneRank

@@ -12,7 +12,7 @@ import transformers
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.shared.params.pooling import PoolingParams
 from penstock.worker.engine.core.engine_core import EngineCore

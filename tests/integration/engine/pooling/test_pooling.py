@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from penstock.kernels import native
-from penstock.shared.control.sleeping import Sleep, WakeUp
+from penstock.shared.control.engine import Sleep, WakeUp
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.messages.outcome import FinishReason
 from penstock.worker.config.engine_config import EngineConfig

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.messages.from_core import EngineCoreOutputs
+from penstock.shared.messages.core import EngineCoreOutputs
 from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.processes.progress import Phase

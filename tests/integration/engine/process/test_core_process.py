@@ -10,11 +10,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.shared.control.caches import PrefixCacheReset, ResetPrefixCache
-from penstock.shared.control.diagnosis import CheckInvariants, Invariants
-from penstock.shared.messages.from_core import Hello, Ready, StartupFailed, UtilityOutput
+from penstock.shared.control.engine import CheckInvariants, Invariants, PrefixCacheReset, ResetPrefixCache
+from penstock.shared.messages.core import (
+    AbortRequests,
+    Hello,
+    Ready,
+    Shutdown,
+    StartupFailed,
+    UtilityCall,
+    UtilityOutput,
+)
 from penstock.shared.messages.outcome import FinishReason
-from penstock.shared.messages.to_core import AbortRequests, Shutdown, UtilityCall
 from penstock.worker.config.engine_config import EngineConfig
 
 from ..harness import SHAPE, CoreProcess, Gate, request, write_gated_model

@@ -11,9 +11,15 @@ import msgspec
 
 from penstock.ops.lab.clusters.redis_processes import free_port
 from penstock.shared.control.calls import Utility
-from penstock.shared.messages.from_core import EngineCoreOutputs, Ready, UtilityOutput
-from penstock.shared.messages.to_core import UtilityCall
-from penstock.shared.messages.waves import StartWave, WavePhase, WaveState
+from penstock.shared.messages.core import (
+    EngineCoreOutputs,
+    Ready,
+    StartWave,
+    UtilityCall,
+    UtilityOutput,
+    WavePhase,
+    WaveState,
+)
 from penstock.worker.config.data_parallel import RankPlace
 from penstock.worker.config.engine_config import EngineConfig
 

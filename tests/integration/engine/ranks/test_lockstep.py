@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.control.diagnosis import ExecuteDummyBatch
-from penstock.shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
-from penstock.shared.control.weights import SaveShardedState
-from penstock.shared.messages.from_core import StartupFailed
-from penstock.shared.messages.waves import LeaveWave, StartWave, WavePhase
+from penstock.shared.control.engine import ExecuteDummyBatch, IsSleeping, Sleep, SleepState, WakeUp
+from penstock.shared.control.model import SaveShardedState
+from penstock.shared.messages.core import LeaveWave, StartupFailed, StartWave, WavePhase
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.processes.exit_status import GROUP_BROKEN

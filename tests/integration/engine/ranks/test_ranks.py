@@ -22,13 +22,20 @@ from penstock.ops.lab.survey.images.models import write_vision_model
 from penstock.ops.lab.survey.images.processors import PLACEHOLDER
 from penstock.ops.lab.survey.images.truth import picture, png
 from penstock.shared.control.calls import Utility
-from penstock.shared.control.diagnosis import DummyBatchDone, ExecuteDummyBatch, ProfileSaved, StartProfile, StopProfile
-from penstock.shared.control.rpc import CollectiveRpc
-from penstock.shared.control.sleeping import IsSleeping, Sleep, SleepState, WakeUp
-from penstock.shared.control.weights import ReloadWeights, SaveShardedState
-from penstock.shared.messages.from_core import Ready, StartupFailed
-from penstock.shared.messages.ranks import RankSetup
-from penstock.shared.messages.to_core import Shutdown
+from penstock.shared.control.engine import (
+    CollectiveRpc,
+    DummyBatchDone,
+    ExecuteDummyBatch,
+    IsSleeping,
+    ProfileSaved,
+    Sleep,
+    SleepState,
+    StartProfile,
+    StopProfile,
+    WakeUp,
+)
+from penstock.shared.control.model import ReloadWeights, SaveShardedState
+from penstock.shared.messages.core import RankSetup, Ready, Shutdown, StartupFailed
 from penstock.shared.params.images import ImageInput
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.processes.process_tree import is_zombie

@@ -8,10 +8,8 @@ import signal
 
 import pytest
 
-from penstock.shared.control.diagnosis import CheckInvariants, Invariants
-from penstock.shared.control.sleeping import Sleep, SleepState, WakeUp
-from penstock.shared.messages.from_core import EngineCoreOutput, EngineCoreOutputs, Ready
-from penstock.shared.messages.to_core import AbortRequests, UtilityCall
+from penstock.shared.control.engine import CheckInvariants, Invariants, Sleep, SleepState, WakeUp
+from penstock.shared.messages.core import AbortRequests, EngineCoreOutput, EngineCoreOutputs, Ready, UtilityCall
 from penstock.worker.engine.composition import build_engine
 
 from ....conftest import DEMO_MODEL

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.engine.composition import build_engine

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.outcome import TokenLogprobs
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.worker.engine.core.engine_core import EngineCore

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.control.diagnosis import CheckInvariants, Invariants
-from penstock.shared.control.sleeping import Sleep, SleepState, WakeUp
-from penstock.shared.messages.from_core import Ready
-from penstock.shared.messages.to_core import AbortRequests, UtilityCall
+from penstock.shared.control.engine import CheckInvariants, Invariants, Sleep, SleepState, WakeUp
+from penstock.shared.messages.core import AbortRequests, Ready, UtilityCall
 from penstock.worker.engine.composition import build_engine
 from penstock.worker.engine.core.lookahead import LookaheadCore
 

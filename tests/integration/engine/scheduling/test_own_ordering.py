@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.worker.engine.core.engine_core import EngineCore
 from penstock.worker.engine.own_ordering import ORDERING_FAILED, load_ordering

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.worker.config.ordering import SCHEDULING_POLICIES
 from penstock.worker.engine.core.engine_core import EngineCore

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason, RequestError
 from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.engine.composition import build_engine

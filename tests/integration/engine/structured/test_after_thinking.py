@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason
 from penstock.shared.messages.requests import EngineCoreRequest
 from penstock.worker.engine.core.engine_core import EngineCore

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason
 from penstock.worker.engine.core.engine_core import EngineCore
 

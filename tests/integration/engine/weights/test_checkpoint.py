@@ -15,7 +15,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from penstock.shared.control.sleeping import Sleep, WakeUp
+from penstock.shared.control.engine import Sleep, WakeUp
 from penstock.shared.errors import ModelLoadError
 from penstock.worker.config.engine_config import EngineConfig
 from penstock.worker.models.checkpoint.folder import resolve_model_folder

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from penstock.shared.control.sleeping import Sleep, WakeUp
-from penstock.shared.control.weights import ReloadWeights, SaveShardedState, WeightsReloaded
-from penstock.shared.messages.to_core import UtilityCall
+from penstock.shared.control.engine import Sleep, WakeUp
+from penstock.shared.control.model import ReloadWeights, SaveShardedState, WeightsReloaded
+from penstock.shared.messages.core import UtilityCall
 from penstock.worker.engine.composition import Engine
 from penstock.worker.engine.control.reload import WeightsLostError
 

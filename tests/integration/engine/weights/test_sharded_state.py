@@ -11,10 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from penstock.shared.control.caches import ResetPrefixCache
 from penstock.shared.control.calls import UtilityAnswer
-from penstock.shared.control.sleeping import Sleep
-from penstock.shared.control.weights import SaveShardedState, ShardedStateSaved
+from penstock.shared.control.engine import ResetPrefixCache, Sleep
+from penstock.shared.control.model import SaveShardedState, ShardedStateSaved
 from penstock.worker.engine.composition import Engine
 
 from ....conftest import DEMO_MODEL

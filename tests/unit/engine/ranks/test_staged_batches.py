@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.errors import EngineDeadError
-from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason
 from penstock.worker.engine.control.profiling import ScopedStepWatch
 from penstock.worker.engine.core import step_watch

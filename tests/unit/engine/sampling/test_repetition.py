@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason
-from penstock.shared.params.repetition import RepetitionDetectionParams
-from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.params.sampling import RepetitionDetectionParams, SamplingParams
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
 from penstock.worker.engine.scheduling.request import Request, RequestStatus
 from penstock.worker.engine.scheduling.scheduler import Scheduler

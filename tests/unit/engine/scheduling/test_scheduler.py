@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.errors import ConfigurationError
-from penstock.shared.messages.from_core import EngineCoreEventType, EngineCoreOutput
+from penstock.shared.messages.core import EngineCoreEventType, EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason, RequestError
 from penstock.shared.params.sampling import SamplingParams
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool, InvariantError

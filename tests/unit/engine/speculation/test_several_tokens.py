@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.messages.from_core import EngineCoreOutput
+from penstock.shared.messages.core import EngineCoreOutput
 from penstock.shared.messages.outcome import FinishReason, RequestError, TokenLogprobs
-from penstock.shared.params.repetition import RepetitionDetectionParams
-from penstock.shared.params.sampling import SamplingParams
+from penstock.shared.params.sampling import RepetitionDetectionParams, SamplingParams
 from penstock.worker.engine.scheduling.blocks.block_pool import BlockPool
 from penstock.worker.engine.scheduling.blocks.prefix_cache import BlockHashCache
 from penstock.worker.engine.scheduling.ordering import FirstComeFirstServed, OrderingPolicy, Priority

@@ -1,8 +1,10 @@
-"""Checks whether a caller's value can be sent, and names the part that cannot."""
+"""Checks of single values that callers pass: what can be sent, names as parts of Redis keys, timeouts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -14,6 +16,11 @@ _encode_json = msgspec.json.Encoder().encode
 _encode_msgpack = msgspec.msgpack.Encoder().encode
 # Errors of msgspec: for types, numbers, text (a UnicodeEncodeError), and unlimited nesting.
 UNENCODABLE = (TypeError, OverflowError, ValueError, RecursionError)
+DEFAULT_NAMESPACE = "penstock"
+MAX_NAME_CHARS = 200
+# Similarity of names below which a name is not suggested.
+_LEAST_LIKENESS = 0.7
+MAX_TIMEOUT_S = 86_400.0
 
 
 def check_text(field: str, value: object) -> str:
@@ -102,3 +109,45 @@ def _of_text(error: UnicodeEncodeError) -> str:
         f"{shown(error.object[error.start])} at position {error.start}; "
         "leave it out, or decode the text's bytes with errors='replace'"
     )
+
+
+def check_name(field: str, value: object) -> str:
+    """Return ``value`` if it can be part of a key.
+
+    Raises:
+        ValidationError: it is empty, too long, or holds a brace or a control character.
+    """
+    if not isinstance(value, str) or not value or len(value) > MAX_NAME_CHARS:
+        raise ValidationError(f"{field} must be a string of 1 to {MAX_NAME_CHARS} characters, got {shown(value)}")
+    if "{" in value or "}" in value or not value.isprintable():
+        raise ValidationError(f"{field} must hold no braces or control characters, got {shown(value)}")
+    return value
+
+
+def partition_name(model: str, partition: int) -> str:
+    """Return what keys, shards and moves call a partition; the first is called as the model."""
+    return f"{model}#{partition}" if partition else model
+
+
+def is_partition_name(name: str) -> bool:
+    """Whether a partition of some model is called so, and no model may be."""
+    return re.fullmatch(r".*#[1-9][0-9]*", name) is not None
+
+
+def as_literal(text: str) -> str:
+    """Return the pattern that matches these characters alone, for SCAN and ACLs."""
+    return re.sub(r"([*?\[\]^\\-])", r"\\\1", text)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the question for a word that is none of the known ones; empty if it resembles none of them."""
+    nearest = difflib.get_close_matches(word, sorted(known), n=1, cutoff=_LEAST_LIKENESS)
+    return f"did you mean {nearest[0]}?" if nearest else ""
+
+
+def check_timeout(field: str, value: object) -> None:
+    """Raise ``ValidationError`` unless ``value`` is a number of seconds of at most a day."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TIMEOUT_S:
+        raise ValidationError(
+            f"{field} must be a number of seconds above 0, at most {MAX_TIMEOUT_S:g}, got {shown(value)}"
+        )

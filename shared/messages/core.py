@@ -1,4 +1,4 @@
-"""Messages of an engine core to its worker process."""
+"""Messages between a worker process and its engine core, and those of data-parallel ranks to each other."""
 
 from __future__ import annotations
 
@@ -6,18 +6,110 @@ import enum
 
 import msgspec
 
-from ..control.calls import CallError, UtilityAnswer
-from ..params.adapters import LoraSetup
+from ..control.calls import CallError, Utility, UtilityAnswer
 from ..params.kinds import GENERATE
+from ..params.lora import LoraSetup
 from ..params.pooling import Pooled, PoolingSetup
-from ..stats.engine import StepStats
-from ..stats.images import ImageStats
-from ..stats.kv_offload import KVOffloadStats
+from ..stats import ImageStats, KVOffloadStats, StepStats
 from . import WIRE_VERSION
 from .outcome import FinishReason, RequestError, TokenLogprobs
-from .ranks import RankSetup
-from .requests import EXACT
-from .waves import WaveState
+from .requests import EXACT, EngineCoreRequest
+
+
+class WavePhase(enum.StrEnum):
+    """Phase of a rank. STARTING: it has begun a wave, and does not know yet whether the others have."""
+
+    IDLE = "idle"
+    STARTING = "starting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    LEFT = "left"
+
+
+class WaveState(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """State of a rank, in the statistics of its scheduler; ``wave`` is the current one, or the next one."""
+
+    wave: int
+    phase: WavePhase
+
+
+class StartWave(msgspec.Struct, array_like=True, tag="start_wave"):
+    """To an engine core: another rank of its group has begun this wave. One that is over is ignored."""
+
+    wave: int
+
+
+class LeaveWave(msgspec.Struct, array_like=True, tag="leave_wave"):
+    """To an engine core: have all ranks of the group leave at their next meeting, for another generation of it."""
+
+
+class WaveStarted(msgspec.Struct, array_like=True, frozen=True):
+    """A rank of this generation has begun a wave. Sent on the group's channel until all ranks are in it."""
+
+    generation: int
+    wave: int
+
+
+class GroupStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An engine's rank in a data-parallel group, in its heartbeat, which already counts its requests."""
+
+    group: str
+    generation: int
+    rank: int
+    size: int
+    wave: int = 0
+    phase: WavePhase = WavePhase.IDLE
+
+
+class RankSetup(msgspec.Struct, omit_defaults=True, frozen=True, kw_only=True):
+    """Processes and memory of the ranks; lists are by rank, and rank 0 is the engine core.
+
+    Args:
+        tensor_parallel_size: ranks that share each layer.
+        pipeline_parallel_size: consecutive stages.
+        enable_expert_parallel: each rank has whole experts.
+        pids: process ids.
+        weight_bytes, kv_cache_bytes: memory of each.
+    """
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    pids: list[int] = []
+    weight_bytes: list[int] = []
+    kv_cache_bytes: list[int] = []
+
+    def describe(self) -> str:
+        """Return the layout in short: "tp 2, pp 2"."""
+        sizes = {"tp": self.tensor_parallel_size, "pp": self.pipeline_parallel_size}
+        words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        return ", ".join([*words, *(["ep"] if self.enable_expert_parallel else [])])
+
+
+class AbortRequests(msgspec.Struct, array_like=True, tag="abort"):
+    """Stop these requests; unknown and finished ids are ignored."""
+
+    request_ids: list[str]
+
+
+class Configure(msgspec.Struct, array_like=True, tag="configure"):
+    """The worker's answer to ``Hello``: the engine's whole configuration, as JSON (``worker.config.EngineConfig``)."""
+
+    config_json: bytes
+
+
+class UtilityCall(msgspec.Struct, array_like=True, tag="utility"):
+    """A question to the engine core that is answered by a ``UtilityOutput`` of the same ``call_id``."""
+
+    call_id: int
+    call: Utility
+
+
+class Shutdown(msgspec.Struct, array_like=True, tag="shutdown"):
+    """Leave the busy loop and exit with status 0."""
+
+
+CoreInput = EngineCoreRequest | AbortRequests | Configure | UtilityCall | Shutdown | StartWave | LeaveWave
 
 
 class Hello(msgspec.Struct, array_like=True, tag="hello"):

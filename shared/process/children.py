@@ -1,4 +1,4 @@
-"""Child processes whose exit status only their waiter reads."""
+"""Child processes: their exit status, which only their waiter reads, and the delay before a dead one is restarted."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import asyncio
 import os
 from collections.abc import Sequence
 from typing import Any
+
+FIRST_DELAY_S = 0.5
+MAX_DELAY_S = 30.0
+# A process that ran for this long after it was ready resets the delay.
+STABLE_AFTER_S = 60.0
 
 
 class ChildProcess:
@@ -50,3 +55,11 @@ async def start_child(command: Sequence[str], **options: Any) -> ChildProcess:
         OSError: the program does not exist, or the host is out of processes.
     """
     return ChildProcess(await asyncio.create_subprocess_exec(*command, **options))
+
+
+def restart_delay_s(num_deaths_in_a_row: int) -> float:
+    """Return 0, 0.5, 1, 2, 4, ... s, capped. Most deaths are single, so the first restart is immediate."""
+    if num_deaths_in_a_row == 1:
+        return 0.0
+    # The exponent is limited as well, since a row of deaths may last for days.
+    return min(FIRST_DELAY_S * 2 ** min(num_deaths_in_a_row - 2, 16), MAX_DELAY_S)

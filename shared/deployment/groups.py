@@ -1,8 +1,8 @@
-"""Joins engines to the generations of a group, and fences the ranks of a generation that is over.
+"""The engines of a data-parallel group: they join its generations, and the ranks of an ended one are fenced.
 
 A group is a name that engines of one model share. A *generation* of it is one set of ranks that compute together, from
 their rendezvous until one of them leaves. Redis numbers generations, assigns ranks, and refuses those of an earlier
-generation; no process leads. The next generation consists of the engines that come first.
+generation; no process leads. The next generation consists of the engines that come first (decision 0088).
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ from typing import Any
 
 import msgspec
 
-from ...connection import CommandConnection
-from ...keys import ModelKeys
-from ...redis_access.script import Script, load_scripts
-from ...values.shown import shown
-from .errors import GroupSizeError
+from ..connection import CommandConnection
+from ..errors import GroupSizeError
+from ..keys import ModelKeys
+from ..redis_access.script import Script, load_scripts
+from ..values.shown import shown
 
 # A standby engine renews its place each second.
 STANDBY_MS = 5_000
 # How late a serving rank may be before a newcomer counts it as gone: its supervisor ends it sooner.
 PATIENCE_MS = 15_000
-
-
 SCRIPTS: dict[str, Script] = load_scripts(__name__.rpartition(".")[0], ("join", "renew", "finish", "resize"))
 
 

@@ -1,4 +1,4 @@
-"""An engine's last heartbeat as metrics."""
+"""Statistics as metrics: an engine's last heartbeat, and a model's queue."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ..deployment.records import EngineHeartbeat
-from ..messages.worker_status import EngineState
-from ..stats.engine import EngineStats
-from ..stats.images import ImageStats
-from ..stats.kv_offload import KVOffloadStats
-from .catalogue import CONFIGURED
-from .sample import Sample, values_of
+from ..messages.supervision import EngineState
+from ..queue.stats import QueueStats
+from ..stats import EngineStats, ImageStats, KVOffloadStats
+from .catalogue import CONFIGURED, Sample, values_of
 
 # Of an engine that takes requests, or is about to.
 SERVING = frozenset({EngineState.READY, EngineState.BUSY, EngineState.COMPILING})
@@ -126,3 +124,28 @@ def _of_images(stats: ImageStats, labels: tuple[str, str]) -> Iterator[Sample]:
             "image_cache_bytes": stats.memory_bytes,
         },
     )
+
+
+def queue_samples(queue: QueueStats) -> Iterator[Sample]:
+    """Return the metrics of one model's queue."""
+    yield from values_of(
+        (queue.model,),
+        {
+            "num_requests_waiting": queue.depth,
+            "queue_tokens_waiting": queue.num_tokens,
+            "queue_oldest_age_seconds": queue.oldest_age_s,
+            "queue_estimated_wait_seconds": queue.estimated_wait_s,
+            "queue_running_requests": queue.num_running,
+            "queue_returned_requests": queue.num_returned,
+            "queue_tokens_per_s": queue.tokens_per_s,
+            "queue_paused": float(queue.is_paused),
+            "queue_warm_requests": queue.num_warm,
+            "queue_warm_kept_requests": queue.num_warm_kept,
+        },
+    )
+    for band in queue.bands:
+        values = {
+            "queue_waiting_requests": band.depth,
+            "queue_band_estimated_wait_seconds": band.estimated_wait_s,
+        }
+        yield from values_of((queue.model, band.band), values)

@@ -1,19 +1,128 @@
-"""Calls about the weights that an engine serves; under the rules of ``calls``."""
+"""Calls about the model that an engine serves: its weights, adapters and tokenizer; under the rules of ``calls``."""
 
 from __future__ import annotations
 
 from pathlib import PurePosixPath
+from typing import Any
 
 import msgspec
 
 from ..errors import ValidationError
-from ..values.encodable import check_text
+from ..params.checks import check_token_ids
+from ..params.lora import LoRARequest
+from ..values.checks import check_text, check_timeout
 from ..values.shown import shown
-from ..values.timeouts import check_timeout
 
 RELOAD_MODES = ("wait", "keep", "abort")
 MAX_VERSION_CHARS = 128
 DEFAULT_SHARD_PATTERN = "model-rank-{rank}-part-{part}.safetensors"
+
+
+def _check_lora_id(lora_id: object) -> None:
+    if isinstance(lora_id, bool) or not isinstance(lora_id, int) or lora_id < 1:
+        raise ValidationError(f"lora_id must be an integer of at least 1, got {shown(lora_id)}")
+
+
+class AddLora(msgspec.Struct, array_like=True, tag="add_lora"):
+    """Load an adapter, for later requests. Answer: ``LoraChanged``, or ``UnsupportedCallError``."""
+
+    lora_request: LoRARequest
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.lora_request, LoRARequest):
+            raise ValidationError(f"lora_request must be a LoRARequest, got {shown(self.lora_request)}")
+
+
+class RemoveLora(msgspec.Struct, array_like=True, tag="remove_lora"):
+    """Unload an adapter. Answer: ``LoraChanged``."""
+
+    lora_id: int
+
+    def __post_init__(self) -> None:
+        _check_lora_id(self.lora_id)
+
+
+class ListLoras(msgspec.Struct, array_like=True, tag="list_loras"):
+    """List the loaded adapters. Answer: ``LoraList``."""
+
+
+class PinLora(msgspec.Struct, array_like=True, tag="pin_lora"):
+    """Keep an adapter loaded whatever others are added; or no longer than others, if ``pinned`` is False.
+
+    Answer: ``LoraChanged``, or ``UnsupportedCallError``.
+    """
+
+    lora_id: int
+    pinned: bool = True
+
+    def __post_init__(self) -> None:
+        _check_lora_id(self.lora_id)
+
+
+class LoraChanged(msgspec.Struct, array_like=True, tag="lora_changed"):
+    """``success`` is False if nothing changed: the adapter was loaded already, or is not loaded."""
+
+    success: bool
+
+
+class LoraList(msgspec.Struct, array_like=True, tag="lora_list"):
+    """Ids of the loaded adapters."""
+
+    lora_ids: list[int]
+
+
+class Tokenize(msgspec.Struct, array_like=True, omit_defaults=True, kw_only=True, tag="tokenize"):
+    """Encode a text, or chat messages under the chat template, as token ids. Answer: ``TokenizedText``.
+
+    Args:
+        add_special_tokens: add those around a text; the chat template writes its own.
+        has_pieces: return the bytes of each token.
+    """
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    has_pieces: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValidationError("exactly one of prompt and messages must be given")
+        if self.prompt is not None:
+            check_text("prompt", self.prompt)
+
+
+class Detokenize(msgspec.Struct, array_like=True, tag="detokenize"):
+    """Decode token ids, special tokens included. Answer: ``DetokenizedText``."""
+
+    token_ids: list[int]
+
+    def __post_init__(self) -> None:
+        check_token_ids("tokens", self.token_ids)
+
+
+class GetTokenizer(msgspec.Struct, array_like=True, tag="get_tokenizer"):
+    """Return the model's tokenizer. Answer: ``TokenizerFile``."""
+
+
+class TokenizedText(msgspec.Struct, array_like=True, omit_defaults=True, tag="tokenized_text"):
+    """``pieces`` are the bytes of each token, if they were requested."""
+
+    token_ids: list[int]
+    max_model_len: int
+    pieces: list[bytes] = []
+
+
+class DetokenizedText(msgspec.Struct, array_like=True, tag="detokenized_text"):
+    """The text of the token ids."""
+
+    text: str
+
+
+class TokenizerFile(msgspec.Struct, array_like=True, tag="tokenizer_file"):
+    """``data`` is the model's ``tokenizer.json``, compressed by zlib."""
+
+    data: bytes
 
 
 def check_version(field: str, version: str) -> None:

@@ -1,4 +1,4 @@
-"""The content of chat messages: a text, or a list of parts: texts, and places of images."""
+"""Chats: the content of their messages, and the marks around reasoning by the name of the parser that reads them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from ..errors import UnsupportedParameterError, ValidationError
-from ..values.encodable import check_encodable, check_text
+from ..values.checks import check_encodable, check_text
 from ..values.shown import shown
 
 TEXT_TYPES = ("text", "input_text", "output_text")
 REFUSAL = "refusal"
 # The place of an image, which goes beside the messages.
 IMAGE = "image"
+# deepseek_r1 is qwen3 whose chat template has written the first mark at the end of the prompt.
+REASONING_MARKS: dict[str, tuple[str, str]] = {
+    "qwen3": ("<think>", "</think>"),
+    "deepseek_r1": ("<think>", "</think>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+    "seed_oss": ("<seed:think>", "</seed:think>"),
+    "kimi": ("◁think▷", "◁/think▷"),
+}
+# Instead of a name: the parser that fits the model's chat template, and none.
+AUTO, NONE = "auto", "none"
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -94,3 +104,12 @@ def _part(field: str, part: Any) -> dict[str, str]:
     if name != REFUSAL and kind not in TEXT_TYPES:
         raise UnsupportedParameterError(f"{field}.type {shown(kind)} is not supported here; pass parts of type 'text'")
     return {"type": "text", "text": check_text(f"{field}.{name}", part.get(name))}
+
+
+def num_thought(token_ids: list[int], start: int, end: int) -> int | None:
+    """Return how many tokens follow the last ``start``; None if there is none, or an ``end`` follows it."""
+    backwards = token_ids[::-1]
+    if start not in backwards:
+        return None
+    num_tokens = backwards.index(start)
+    return None if end in backwards[:num_tokens] else num_tokens

@@ -1,4 +1,4 @@
-"""Messages of a worker process to its supervisor."""
+"""Commands of the broker and of operators to workers, and the status that a worker process reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,36 @@ import enum
 
 import msgspec
 
+from ..control.calls import ControlCommand
 from . import WIRE_VERSION
+
+
+class CancelCommand(msgspec.Struct, array_like=True, tag="cancel"):
+    """The request was cancelled in Redis; its engine should stop computing it."""
+
+    request_id: str
+
+
+class DrainCommand(msgspec.Struct, array_like=True, tag="drain"):
+    """Claim no new wave, finish running requests, then exit."""
+
+    timeout_s: float | None = None
+
+
+class StopCommand(msgspec.Struct, array_like=True, tag="stop"):
+    """Release running requests and exit immediately."""
+
+
+class ScaleCommand(msgspec.Struct, array_like=True, tag="scale"):
+    """Serve with this many engines: start missing ones, drain the others."""
+
+    num_engines: int
+
+
+EngineCommand = CancelCommand | ControlCommand
+
+
+WorkerCommand = DrainCommand | StopCommand | ScaleCommand
 
 
 class EngineState(enum.StrEnum):

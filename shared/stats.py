@@ -1,8 +1,4 @@
-"""Times and counts of requests, steps and engines, for callers, metrics and dashboards.
-
-Times of a request are ages by Redis's clock at its claim, continued by the clock of the engine's host: no two hosts'
-clocks are compared. The rules of messages hold: new fields are only appended and have a default.
-"""
+"""Times and counts of requests, steps and engines, as they are sent to callers, metrics and dashboards."""
 
 from __future__ import annotations
 
@@ -10,19 +6,35 @@ import itertools
 import math
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterable
 
 import msgspec
 
-from .buckets import (
-    FIRST_TOKEN_TIME_S,
-    REQUEST_TIME_S,
-    REQUEST_TOKENS,
-    STEP_TIME_S,
-    STEP_TOKENS,
-    TOKEN_TIME_S,
+from .errors import ConfigurationError
+
+# Seconds. Of a whole request and of its parts.
+REQUEST_TIME_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2,
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
+    120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+FIRST_TOKEN_TIME_S = (
+    0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+TOKEN_TIME_S = (
+    0.0005, 0.001, 0.0025, 0.005,
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+# vLLM has none of these.
+STEP_TIME_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+# Tokens of a request: 1, 2, 5, 10 and so on. vLLM ends at the model's length, we at a length above all models'.
+REQUEST_TOKENS = tuple(
+    float(digit * 10**power) for power in range(7) for digit in (1, 2, 5) if digit * 10**power <= 2e6
 )
-from .images import ImageStats
-from .kv_offload import KVOffloadStats
+STEP_TOKENS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
+STEPS_SUFFIX = ".steps.jsonl"
+_encoder = msgspec.json.Encoder()
 
 
 class RequestStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
@@ -172,3 +184,70 @@ class EngineStats(msgspec.Struct, omit_defaults=True):
     num_accepted_tokens: int = 0
     kv_offload: KVOffloadStats | None = None
     images: ImageStats | None = None
+
+
+class ImageStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
+    """Counters run since the core's start; new fields are only appended and have a default.
+
+    Args:
+        num_cache_hits: images of requests whose features were kept from an earlier one.
+        num_encoded: images whose features the vision encoder computed: the cache's misses.
+        num_processed: those whose bytes were decoded and cut into patches; fewer than ``num_encoded`` where a
+            processed image was kept longer than its features.
+        memory_bytes: current size of the cache.
+    """
+
+    num_cache_hits: int = 0
+    num_encoded: int = 0
+    num_processed: int = 0
+    memory_bytes: int = 0
+
+
+class KVOffloadStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True, gc=False):
+    """Counters run since the core's start; new fields are only appended and have a default.
+
+    Args:
+        num_queried_tokens: tokens of prompts and resumed requests that were looked up because the KV cache lacked them.
+        num_hit_tokens: tokens of them that were read.
+        num_read_bytes, num_written_bytes: of keys and values.
+        num_dropped_blocks: blocks that were not stored: the content was overwritten too soon, or not written.
+        num_corrupt_blocks: blocks that differed from the written ones, and were computed again.
+        memory_bytes: current size of the blocks in host memory.
+        dir_bytes: current size of the blocks in the folder, including those of other engines.
+    """
+
+    num_queried_tokens: int = 0
+    num_hit_tokens: int = 0
+    num_read_bytes: int = 0
+    num_written_bytes: int = 0
+    num_dropped_blocks: int = 0
+    num_corrupt_blocks: int = 0
+    memory_bytes: int = 0
+    dir_bytes: int = 0
+
+
+class RecordedStep(msgspec.Struct, frozen=True, gc=False):
+    """Time and counts of one step.
+
+    Args:
+        ended_s: by the host's monotonic clock, which all engines of a host share.
+        took_s: from the end of the last step if it left requests, so including the time between steps.
+    """
+
+    ended_s: float
+    took_s: float
+    stats: StepStats
+
+
+def encode_steps(steps: Iterable[RecordedStep]) -> bytes:
+    """Return lines of JSON, one for each step."""
+    return _encoder.encode_lines(steps)
+
+
+def decode_steps(data: bytes) -> list[RecordedStep]:
+    """Return the steps of a file. Raises ``ConfigurationError`` for other files; an incomplete last line is ignored."""
+    whole = data[: data.rfind(b"\n") + 1]
+    try:
+        return msgspec.json.Decoder(RecordedStep).decode_lines(whole)
+    except msgspec.MsgspecError as error:
+        raise ConfigurationError(f"this is no file of an engine's steps: {error}") from error

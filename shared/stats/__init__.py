@@ -1,1 +1,0 @@
-"""Counts and measurements of engines, as they are sent."""
