@@ -2,7 +2,8 @@
 
 A group is a name that engines of one model share. A *generation* of it is one set of ranks that compute together, from
 their rendezvous until one of them leaves. Redis numbers generations, assigns ranks, and refuses those of an earlier
-generation; no process leads. The next generation consists of the engines that come first (ops/decisions/data_parallel.md).
+generation; no process leads. The next generation consists of the engines that come first
+(ops/decisions/data_parallel.md).
 """
 
 from __future__ import annotations
