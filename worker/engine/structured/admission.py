@@ -140,10 +140,10 @@ class GrammarAdmission:
         try:
             result = None if waiting.task is None else _result_of(waiting.task)
         except ReplayError:
-            if not waiting.spec.limits_numbers:
+            if not waiting.spec.limits_lengths:
                 raise
-            # An engine of an older version may have begun the output, because its numbers had no limit.
-            self._start_over(waiting, replace(waiting.spec, has_long_numbers=True))
+            # An engine of an older version may have begun the output, because lengths had no limit there.
+            self._start_over(waiting, replace(waiting.spec, has_any_length=True))
             return False
         waiting.task = None
         if waiting.grammar is None:

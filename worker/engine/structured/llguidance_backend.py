@@ -6,6 +6,9 @@ library never receives an ending token.
 
 llguidance has no option that limits the length of numbers in JSON. So an output has a second matcher, for any JSON
 value whose numbers have a limited length, and the next token must be allowed by both.
+
+Where the grammar leaves no choice of text, the library allows a single token: the first of its tokenizer's spelling. So
+that tokenizer spells text as the model does.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ from llguidance import LLMatcher, LLTokenizer, StructTag, TokenizerWrapper
 
 from ....shared.errors import UnsupportedParameterError, ValidationError
 from .grammar import Bitmask
+from .schemas.document import Schema
 from .schemas.llguidance import schema_for_llguidance
 from .schemas.number_rules import MAX_EXPONENT_DIGITS, MAX_FRACTION_DIGITS, MAX_INTEGER_DIGITS
-from .spec import GrammarKind, GrammarSpec
+from .spec import MAX_WHITESPACE, GrammarKind, GrammarSpec
 from .spelling import Spelling
 from .structural_tag import legacy_tags
 from .vocabulary import Vocabulary
@@ -44,6 +48,7 @@ STRING: /"([^"\\]|\\(.|\n))*"/
 NUMBER: /-?(0|[1-9][0-9]{{0,{MAX_INTEGER_DIGITS - 1}}}){_FRACTION}{_EXPONENT}/
 """
 _ANY_WHITESPACE = r"[ \t\r\n]+"
+_SHORT_WHITESPACE = rf"[ \t\r\n]{{1,{MAX_WHITESPACE}}}"
 
 
 class LlguidanceGrammar:
@@ -96,7 +101,7 @@ class LlguidanceGrammar:
                 words[token_id // 32] &= ~_bit(token_id)
 
     def forced_tokens(self, room: int) -> list[int]:
-        # Not by compute_ff_tokens, because the tokenizer here has one token per byte.
+        # Not by compute_ff_tokens, which leaves out tokens that could be longer in another text.
         token_ids = self._spelling.tokens_of(self._matcher.compute_ff_bytes(), room)
         return token_ids[: self._num_fitting(token_ids)] if len(self._matchers) > 1 else token_ids
 
@@ -146,7 +151,9 @@ class LlguidanceBackend:
         self._eos_token_id = vocabulary.eos_token_ids[0]
         self._spelling = Spelling(vocabulary)
         self._tokenizer = LLTokenizer(
-            TokenizerWrapper(_ByteTokenizer(vocabulary)), n_vocab=vocabulary.size, eos_token=vocabulary.eos_token_ids
+            TokenizerWrapper(_Tokenizer(vocabulary, self._spelling)),
+            n_vocab=vocabulary.size,
+            eos_token=vocabulary.eos_token_ids,
         )
 
     def compile(self, spec: GrammarSpec) -> LlguidanceCompiledGrammar:
@@ -186,6 +193,8 @@ def _grammar(spec: GrammarSpec) -> str:
         options: Any = {"whitespace_flexible": spec.any_whitespace}
         if spec.whitespace_pattern is not None:
             options["whitespace_pattern"] = spec.whitespace_pattern
+        elif spec.any_whitespace and spec.limits_lengths:
+            options["whitespace_pattern"] = _SHORT_WHITESPACE
         schema = schema_for_llguidance(json.loads(spec.text), spec.field)
         return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
     if spec.kind is GrammarKind.REGEX:
@@ -197,7 +206,7 @@ def _grammar(spec: GrammarSpec) -> str:
 
 def _limits(spec: GrammarSpec) -> list[str]:
     """Return the grammar that limits numbers, as a list; an empty list if the output is not JSON or has no limit."""
-    if not spec.limits_numbers:
+    if not spec.limits_lengths:
         return []
     if spec.kind is GrammarKind.STRUCTURAL_TAG:
         return [_structural_tag(spec, are_limits=True)]
@@ -227,7 +236,7 @@ def _structural_tag(spec: GrammarSpec, *, are_limits: bool = False) -> str:
         StructTag(
             trigger=next(trigger for trigger in description["triggers"] if begin.startswith(trigger)),
             begin=begin,
-            grammar=_any_json(_ANY_WHITESPACE) if are_limits else schema_for_llguidance(schema, spec.field),
+            grammar=_any_json(_ANY_WHITESPACE) if are_limits else _schema_of_tag(schema, spec),
             end=end,
         )
         for begin, schema, end in legacy_tags(description, spec.field)
@@ -235,17 +244,24 @@ def _structural_tag(spec: GrammarSpec, *, are_limits: bool = False) -> str:
     return StructTag.to_grammar(tags, assume_special=False)
 
 
-class _ByteTokenizer:
-    """The tokenizer that ``TokenizerWrapper`` requires. Its tokens, one per byte, are used for hints only."""
+def _schema_of_tag(schema: Any, spec: GrammarSpec) -> Schema:
+    converted = schema_for_llguidance(schema, spec.field)
+    if not spec.limits_lengths:
+        return converted
+    return {**converted, "x-guidance": {**converted["x-guidance"], "whitespace_pattern": _SHORT_WHITESPACE}}
+
+
+class _Tokenizer:
+    """The tokenizer that ``TokenizerWrapper`` requires."""
 
     bos_token_id = None
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, spelling: Spelling) -> None:
         self.eos_token_id = vocabulary.eos_token_ids[0]
         self.tokens = vocabulary.tokens
         self.special_token_ids = [token_id for token_id, token in enumerate(vocabulary.tokens) if not token]
-        self._id_of_byte = {token[0]: token_id for token_id, token in enumerate(vocabulary.tokens) if len(token) == 1}
+        self._spelling = spelling
 
     def __call__(self, text: bytes | str) -> list[int]:
         data = text.encode() if isinstance(text, str) else text
-        return [self._id_of_byte[byte] for byte in data if byte in self._id_of_byte]
+        return self._spelling.tokens_of(data, len(data))

@@ -10,6 +10,10 @@ from typing import Any
 from ....shared.params.structured import StructuredOutputsParams
 from .regex import normalize_regex
 
+# Most characters of whitespace between two parts of JSON, because some models write newlines until max_tokens. It is
+# enough for seven levels of four spaces.
+MAX_WHITESPACE = 32
+
 
 class GrammarKind(enum.Enum):
     """The kinds of ``GrammarSpec.text``."""
@@ -29,14 +33,15 @@ class GrammarSpec:
         text: a JSON schema, a regular expression, a JSON list of strings, EBNF or Lark, or a structural tag as JSON.
         any_whitespace: whether JSON may have whitespace wherever JSON allows it.
         whitespace_pattern: a regular expression for this whitespace; None for no restriction.
-        has_long_numbers: whether numbers in JSON may have any length, as in outputs that an older engine began.
+        has_any_length: whether numbers and whitespace in JSON may have any length, as in outputs that an older engine
+            began.
     """
 
     kind: GrammarKind
     text: str
     any_whitespace: bool = True
     whitespace_pattern: str | None = None
-    has_long_numbers: bool = False
+    has_any_length: bool = False
 
     @property
     def field(self) -> str:
@@ -44,9 +49,9 @@ class GrammarSpec:
         return f"structured_outputs.{self.kind.value}"
 
     @property
-    def limits_numbers(self) -> bool:
-        """Whether the output is JSON whose numbers have a limited length."""
-        return self.kind in (GrammarKind.JSON, GrammarKind.STRUCTURAL_TAG) and not self.has_long_numbers
+    def limits_lengths(self) -> bool:
+        """Whether the output is JSON whose numbers and whitespace have a limited length."""
+        return self.kind in (GrammarKind.JSON, GrammarKind.STRUCTURAL_TAG) and not self.has_any_length
 
 
 def spec_of(params: StructuredOutputsParams) -> GrammarSpec:

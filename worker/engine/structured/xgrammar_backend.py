@@ -18,7 +18,7 @@ from .grammar import Bitmask
 from .regex import has_property_in_class
 from .schemas.number_rules import limit_numbers
 from .schemas.xgrammar import schema_for_xgrammar
-from .spec import GrammarKind, GrammarSpec
+from .spec import MAX_WHITESPACE, GrammarKind, GrammarSpec
 from .spelling import Spelling
 from .structural_tag import convert_schemas, legacy_tags
 from .utf8 import Utf8Guard, without_wrong_pairs
@@ -124,8 +124,9 @@ class XgrammarBackend:
     def _compile(self, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
         if spec.kind is GrammarKind.JSON:
             schema = json.dumps(schema_for_xgrammar(json.loads(spec.text), spec.field))
-            grammar = xgrammar.Grammar.from_json_schema(schema, any_whitespace=spec.any_whitespace)
-            return self._compiler.compile_grammar(limit_numbers(str(grammar)) if spec.limits_numbers else grammar)
+            if spec.limits_lengths:
+                return self._compiler.compile_grammar(_limited_grammar(schema, any_whitespace=spec.any_whitespace))
+            return self._compiler.compile_json_schema(schema, any_whitespace=spec.any_whitespace)
         if spec.kind is GrammarKind.REGEX:
             if has_property_in_class(spec.text):
                 raise UnsupportedParameterError(
@@ -141,7 +142,7 @@ class XgrammarBackend:
                 return self._compiler.compile_grammar(spec.text)
             return self._compiler.compile_lark(spec.text)
         tag = _structural_tag(spec)
-        return self._compiler.compile_structural_tag(_with_limited_numbers(tag) if spec.limits_numbers else tag)
+        return self._compiler.compile_structural_tag(_with_limited_lengths(tag) if spec.limits_lengths else tag)
 
 
 def _structural_tag(spec: GrammarSpec) -> dict[str, Any]:
@@ -155,16 +156,28 @@ def _structural_tag(spec: GrammarSpec) -> dict[str, Any]:
     return xgrammar.StructuralTag.from_legacy_structural_tag(tags, description["triggers"]).model_dump()
 
 
-def _with_limited_numbers(node: Any) -> Any:
-    """Return a copy of a structural tag with each schema replaced by a grammar with numbers of limited length."""
+def _with_limited_lengths(node: Any) -> Any:
+    """Return a copy of a structural tag with each schema replaced by a grammar of limited lengths."""
     if isinstance(node, list):
-        return [_with_limited_numbers(item) for item in node]
+        return [_with_limited_lengths(item) for item in node]
     if not isinstance(node, dict):
         return node
+    if node.get("type") == "json_schema" and node.get("style", "json") == "json":
+        return {"type": "grammar", "grammar": _limited_grammar(json.dumps(node["json_schema"]), any_whitespace=True)}
     if "json_schema" in node:
+        # Written as XML, whose whitespace has no option for a limit.
         grammar = xgrammar.Grammar.from_structural_tag({"type": "structural_tag", "format": node})
         return {"type": "grammar", "grammar": limit_numbers(str(grammar))}
-    return {key: _with_limited_numbers(value) for key, value in node.items()}
+    return {key: _with_limited_lengths(value) for key, value in node.items()}
+
+
+def _limited_grammar(schema: str, *, any_whitespace: bool) -> str:
+    """Return EBNF for a JSON schema, with numbers and whitespace of limited length."""
+    max_whitespace = MAX_WHITESPACE if any_whitespace else None
+    grammar = xgrammar.Grammar.from_json_schema(
+        schema, any_whitespace=any_whitespace, max_whitespace_cnt=max_whitespace
+    )
+    return limit_numbers(str(grammar))
 
 
 def _quoted(text: str) -> str:

@@ -1,4 +1,6 @@
-"""Numbers in JSON answers are of limited length, so that every reader takes them for finite ones."""
+"""Numbers and whitespace in JSON answers are of limited length: readers take each number for a finite one, and a model
+that writes newlines comes to an end.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from penstock.worker.engine.structured.admission import GrammarAdmission
 from penstock.worker.engine.structured.constraint import FAILED, GrammarConstraint, new_bitmask
 from penstock.worker.engine.structured.grammar import Backend
 from penstock.worker.engine.structured.schemas.number_rules import limit_numbers
-from penstock.worker.engine.structured.spec import GrammarSpec, spec_of
+from penstock.worker.engine.structured.spec import MAX_WHITESPACE, GrammarSpec, spec_of
 
 from .walking import EOS, TOKENS, VOCABULARY, load
 
@@ -111,11 +113,12 @@ def test_a_multiple_can_always_be_completed(backend: Backend, multiple: int) -> 
         assert constraint.fill(bitmask, 0), constraint.failure
         allowed = np.unpackbits(bitmask[0].view(np.uint8), bitorder="little", count=VOCABULARY.size)
         may_end = bool(allowed[EOS])
-        digits = [digit for digit in "3141592678059" if allowed[ord(digit)]]
+        digits = [token_id for token_id, token in enumerate(TOKENS) if allowed[token_id] and token.isdigit()]
         if not digits:
             break
-        text += digits[index % len(digits)]
-        assert constraint.accept(ord(text[-1])) is None
+        token_id = digits[(3 + 7 * index) % len(digits)]
+        text += TOKENS[token_id].decode()
+        assert constraint.accept(token_id) is None
     assert may_end
     assert (int(text) % multiple, 12 <= len(text) <= 200) == (0, True)
 
@@ -171,6 +174,35 @@ def test_whitespace_is_as_before() -> None:
         check(load(name), tight, json=schema, disable_any_whitespace=True)
 
 
+ARRAY_IN_OBJECT = {"json": {"type": "object", "properties": {"a": {"type": "array"}}}}
+TAG = {"structural_tag": json.dumps({**LEGACY_TAG, "structures": [{"begin": "<n>", "schema": {}, "end": "</n>"}]})}
+
+
+@pytest.mark.parametrize(
+    ("form", "grammar"),
+    [
+        ('{%s"a":[1,2]}', ARRAY_IN_OBJECT),
+        ('{"a"%s:[1,2]}', ARRAY_IN_OBJECT),
+        ('{"a":%s[1,2]}', ARRAY_IN_OBJECT),
+        ('{"a":[1,%s2]}', ARRAY_IN_OBJECT),
+        ('{"a":[1,2]%s}', ARRAY_IN_OBJECT),
+        ("[1%s,2,3]", {"json": {}}),
+        ("[1,2%s]", {"json": {}}),
+        ('{"a":1,%s"b":2}', {"json_object": True}),
+        ('so <n>{%s"a":1}</n>', TAG),
+        ('so <n>{"a":1%s}</n> and <n>{}</n>', TAG),
+    ],
+)
+def test_whitespace_in_json_has_a_limit(backend: Backend, form: str, grammar: dict[str, Any]) -> None:
+    """A model that writes newlines for ever has to go on."""
+    spec = spec_of(StructuredOutputsParams(**grammar))
+    texts = [form % blank for blank in ("", "\n" + "\t " * 15, " " * MAX_WHITESPACE)]
+    long = form % ("\n" * (MAX_WHITESPACE + 1))
+    assert accepted(backend, spec, [*texts, long]) == texts
+    # An engine of an older version may have begun it.
+    assert accepted(backend, dataclasses.replace(spec, has_any_length=True), [*texts, long]) == [*texts, long]
+
+
 def test_it_goes_back_over_a_number(backend: Backend) -> None:
     grammar = backend.compile(spec_of(StructuredOutputsParams(json={"type": "number"}))).start(ENDING)
     assert grammar.accept_tokens([*b"1e99", EOS])
@@ -213,7 +245,7 @@ def test_an_output_with_a_longer_number_is_resumed(backend: Backend, grammar: di
 
 def test_only_old_outputs_have_a_grammar_without_the_limit(backend: Backend) -> None:
     spec = spec_of(StructuredOutputsParams(json={"type": "number"}))
-    unlimited = dataclasses.replace(spec, has_long_numbers=True)
+    unlimited = dataclasses.replace(spec, has_any_length=True)
     assert spec != unlimited  # or the cache would mix them up
     assert accepted(backend, unlimited, list(LONG)) == list(LONG)
     assert all(math.isfinite(float(text)) for text in SHORT)

@@ -14,11 +14,13 @@ from penstock.shared.params.structured import StructuredOutputsParams
 from penstock.worker.engine.structured.charset import class_of, contains, parse_class
 from penstock.worker.engine.structured.constraint import new_bitmask
 from penstock.worker.engine.structured.grammar import Backend, Grammar
+from penstock.worker.engine.structured.llguidance_backend import LlguidanceBackend
 from penstock.worker.engine.structured.loader import load_backend
 from penstock.worker.engine.structured.regex import normalize_regex
 from penstock.worker.engine.structured.spec import spec_of
 from penstock.worker.engine.structured.utf8 import Utf8Guard, without_wrong_pairs
 from penstock.worker.engine.structured.vocabulary import Vocabulary
+from penstock.worker.engine.structured.xgrammar_backend import XgrammarBackend
 
 from .walking import EOS as BYTES_EOS
 from .walking import load
@@ -284,3 +286,20 @@ def test_bytes_that_are_not_utf8_do_not_come() -> None:
         ids = np.flatnonzero(np.unpackbits(bitmask[0].view(np.uint8), bitorder="little", count=len(tokens)))
         # What is no continuation byte is left to the grammar.
         assert set(range(len(tokens))) - set(ids.tolist()) == forbidden
+
+
+@pytest.mark.parametrize("name", ["xgrammar", "llguidance"])
+def test_forced_text_is_spelled_by_long_tokens(name: str) -> None:
+    """A model was trained on them, and each token is a step."""
+    pieces = [b"title", b"ti", b"ame", b"drama", b'":', b'{"']
+    vocabulary = Vocabulary([*(bytes([byte]) for byte in range(256)), *pieces, b""], [256 + len(pieces)])
+    backend = (XgrammarBackend if name == "xgrammar" else LlguidanceBackend)(vocabulary)
+    schema = {"type": "object", "properties": {"title": {"enum": ["drama"]}}, "required": ["title"]}
+    spec = spec_of(StructuredOutputsParams(json=schema, disable_any_whitespace=True))
+    grammar = backend.compile(spec).start(frozenset(vocabulary.eos_token_ids))
+    bitmask = new_bitmask(1, vocabulary.size)
+    for token in (b'{"', b"title", b'":'):
+        grammar.fill_bitmask(bitmask, 0)
+        token_id = vocabulary.tokens.index(token)
+        assert bitmask[0, token_id // 32] >> token_id % 32 & 1, token
+        assert grammar.accept_tokens([token_id])
