@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
@@ -30,13 +30,33 @@ class RepetitionDetection(RepetitionFields, frozen=True, kw_only=True, forbid_un
     """vLLM's ``repetition_detection``; see ``RepetitionDetectionParams``."""
 
 
-class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+# Fields of ``SamplingParams`` that bodies declare themselves, or lack.
+_IN_OPENAI = (
+    "n", "temperature", "top_p", "max_tokens", "stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias",
+)  # fmt: skip
+_IN_ANOTHER_FORM = ("structured_outputs", "repetition_detection", "extra_args", "truncate_prompt_tokens", "logprobs")
+_IN_PYTHON_ONLY = ("prompt_logprobs", "detokenize", "output_kind", "bad_words_token_ids", "think_token_ids")
+if TYPE_CHECKING:
+    _SamplingFields = msgspec.Struct
+else:
+    _SamplingFields = msgspec.defstruct(
+        "_SamplingFields",
+        [
+            (field.name, field.type | None, None)
+            for field in msgspec.structs.fields(SamplingParams)
+            if field.name not in _IN_OPENAI + _IN_ANOTHER_FORM + _IN_PYTHON_ONLY
+        ],
+        kw_only=True,
+        forbid_unknown_fields=True,
+    )
+
+
+class GenerationBody(_SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """Fields with the same meaning in chat completions and completions. The default of each is null.
 
     OpenAI's: those up to ``user``, and after it fields that have no effect on a self-hosted server and are ignored,
     except ``prompt_cache_key``, which is a ``session_id``.
-    vLLM's: the next group, as in ``SamplingParams`` or the option ``tokenization_kwargs``; ``vllm_xargs`` are its
-    ``extra_args``.
+    vLLM's: all other fields of ``SamplingParams``, and the next group; ``vllm_xargs`` are its ``extra_args``.
     Penstock's: ``band``, ``timeout_s``, ``session_id`` and ``resume``.
     """
 
@@ -60,18 +80,6 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
 
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    thinking_token_budget: int | None = None
     vllm_xargs: dict[str, Any] | None = None
     repetition_detection: RepetitionDetection | None = None
     structured_outputs: StructuredOutputs | None = None
