@@ -15,36 +15,36 @@ from ...shared.process import plain_structlog  # noqa: F401  # before structlog
 from ...shared.process.command_line import Command, UsageError, run_program
 
 LAB = "..lab"
-# In the order in which --help lists them; each with its module.
+# In the order in which --help lists them; each with its module and its name there.
 COMMANDS = {
-    "demo": ".trials.demo",
-    "worker": ".engines.worker",
-    "status": ".status",
-    "generate": ".work.generate",
-    "chat": ".work.chat",
-    "run": ".work.run",
-    "batch": ".work.batch",
-    "jobs": ".servers.jobs",
-    "webhook": ".access.webhook",
-    "models": ".engines.models",
-    "quality": ".engines.quality",
-    "lora": ".engines.lora",
-    "queue": ".queues.queue",
-    "requests": ".queues.requests",
-    "shard": ".queues.shard",
-    "dead": ".queues.dead",
-    "engine": ".engines.engine",
-    "dashboard": ".servers.dashboard",
-    "top": ".servers.top",
-    "audit": ".access.audit",
-    "operator": ".access.operator",
-    "gateway": ".servers.gateway",
-    "keys": ".access.keys",
-    "metrics": ".servers.metrics",
-    "redis": ".servers.embedded_redis",
-    "bench": f"{LAB}.bench.command",
-    "chaos": f"{LAB}.chaos.command",
-    "sim": ".trials.sim",
+    "demo": ".trials.DEMO",
+    "worker": ".engines.worker.WORKER",
+    "status": ".status.COMMAND",
+    "generate": ".work.generate.COMMAND",
+    "chat": ".work.chat.CHAT",
+    "run": ".work.chat.RUN",
+    "batch": ".work.batch.COMMAND",
+    "jobs": ".servers.jobs.COMMAND",
+    "webhook": ".access.webhook.COMMAND",
+    "models": ".engines.models.COMMAND",
+    "quality": ".engines.worker.QUALITY",
+    "lora": ".engines.lora.COMMAND",
+    "queue": ".queues.queue.COMMAND",
+    "requests": ".queues.requests.COMMAND",
+    "shard": ".queues.shard.COMMAND",
+    "dead": ".queues.dead.COMMAND",
+    "engine": ".engines.engine.COMMAND",
+    "dashboard": ".servers.pages.DASHBOARD",
+    "top": ".servers.pages.TOP",
+    "audit": ".access.audit.COMMAND",
+    "operator": ".access.keys.OPERATOR",
+    "gateway": ".servers.gateway.COMMAND",
+    "keys": ".access.keys.KEYS",
+    "metrics": ".servers.metrics.COMMAND",
+    "redis": ".servers.redis.REDIS",
+    "bench": f"{LAB}.bench.command.COMMAND",
+    "chaos": f"{LAB}.chaos.command.COMMAND",
+    "sim": ".trials.SIM",
 }
 
 
@@ -60,8 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(name: str) -> Command:
+    module, _, constant = COMMANDS[name].rpartition(".")
     try:
-        return import_module(COMMANDS[name], __name__).COMMAND
+        return getattr(import_module(module, __name__), constant)
     except ModuleNotFoundError as error:
         # The wheel leaves the laboratory out.
         if not COMMANDS[name].startswith(LAB) or error.name != resolve_name(LAB, __name__):

@@ -1,12 +1,17 @@
-"""The composition root of the dashboard: parts, routes and middleware."""
+"""The composition root of the dashboard: parts, routes, middleware, styles and scripts."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import hashlib
+import mimetypes
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from ...shared.keys import Keys
@@ -20,7 +25,14 @@ from .endpoints import Endpoints
 from .login import Login
 from .render import Renderer
 from .runtime import DashboardRuntime
-from .static_files import static_routes
+
+_FOLDER = Path(__file__).parent / "static"
+_FILES = {
+    path.relative_to(_FOLDER).as_posix(): path.read_bytes()
+    for path in _FOLDER.rglob("*")
+    if path.suffix in (".css", ".js", ".svg")
+}
+MAX_AGE_S = 300
 
 
 def dashboard(
@@ -77,3 +89,20 @@ def dashboard(
     )
     app.state.runtime = runtime
     return app
+
+
+def static_routes() -> list[Route]:
+    """Return a route for each file."""
+    return [Route(f"/static/{name}", _sender(name, data)) for name, data in _FILES.items()]
+
+
+def _sender(name: str, data: bytes) -> Callable[[Request], Awaitable[Response]]:
+    kind = mimetypes.types_map[Path(name).suffix]
+    headers = {"etag": f'"{hashlib.sha256(data).hexdigest()[:16]}"', "cache-control": f"private, max-age={MAX_AGE_S}"}
+
+    async def send(request: Request) -> Response:
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(data, media_type=kind, headers=headers)
+
+    return send

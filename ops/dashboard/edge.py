@@ -16,7 +16,7 @@ from ...producer.web.connection import REQUEST_TIMEOUT_S, RequestBody
 from ...shared.deployment.audit import Actor, ActorSource, acting_as
 from ..views.access import Access
 from .access import KeyAccess, Resolve
-from .words import query
+from .render import query
 
 # Scripts, styles, images and connections only from this server; nothing inline; no framing.
 CSP = (

@@ -24,10 +24,8 @@ from ...shared.values.shown import shown
 from ..views.access import Access
 from ..views.page import Action, ActionContext, Page, View
 from ..views.source import PageSnapshot
-from .render import Renderer, as_csv, as_json
-from .runtime import DashboardRuntime
-from .watcher import Topic
-from .words import query
+from .render import Renderer, as_csv, as_json, query
+from .runtime import DashboardRuntime, Topic
 
 NOTE_COOKIE = "penstock_note"
 MAX_NOTE_CHARS = 500

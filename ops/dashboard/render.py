@@ -1,4 +1,4 @@
-"""Rendering of pages and their live parts as HTML, and of their tables as CSV and JSON."""
+"""Rendering of pages and their live parts as HTML, and of their tables as CSV and JSON; filters of the templates."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import msgspec
 from jinja2 import DictLoader, Environment, StrictUndefined
@@ -14,14 +15,13 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from ...producer.control.secret_keys import Role
 from ..views.access import Access
 from ..views.page import Page, Params, View
-from .words import FILTERS, query
+from ..views.words import as_unit, duration, length_of_time, moment, number, percent, plain, size
 
+_FOLDER = Path(__file__).parent / "templates"
 # Read at import, because file access would block the event loop.
-_TEMPLATES = {path.name: path.read_text() for path in (Path(__file__).parent / "templates").glob("*.html")}
+_TEMPLATES = {path.relative_to(_FOLDER).as_posix(): path.read_text() for path in _FOLDER.rglob("*.html")}
 # Beginnings of cells that a spreadsheet would evaluate as formulas.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-
-
 # One for all dashboards of a process, because it caches compiled templates.
 _ENVIRONMENT = Environment(
     loader=DictLoader(_TEMPLATES),
@@ -31,6 +31,36 @@ _ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+
+
+def segment(text: object) -> str:
+    """Return a part of a path, percent-encoded."""
+    return quote(str(text), safe="")
+
+
+def query(**values: object) -> str:
+    """Return a query string of the values that are not empty, with its question mark."""
+    params = {name: value for name, value in values.items() if value not in (None, "")}
+    return f"?{urlencode(params)}" if params else ""
+
+
+def json(value: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(value)).decode()
+
+
+FILTERS = {
+    "duration": duration,
+    "length_of_time": length_of_time,
+    "as_unit": as_unit,
+    "moment": moment,
+    "number": number,
+    "percent": percent,
+    "size": size,
+    "plain": plain,
+    "segment": segment,
+    "pretty_json": json,
+}
+
 _ENVIRONMENT.filters |= FILTERS
 
 

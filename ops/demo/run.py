@@ -18,8 +18,8 @@ from rich.table import Table
 from ...producer import Client, SamplingParams
 from ..local.stack import LocalStack
 from ..statistics import StreamTimes, percentile
-from .beside import show_styles
 from .screen import Screen, make_screen
+from .styles import show_styles
 from .task import Question, demo_questions
 
 MODEL = Path(__file__).parent / "model"

@@ -144,7 +144,7 @@ def make_question(task: Task, operands: Operands) -> Question:
     return Question(task, prompt, answer(prompt))
 
 
-def _draw(task: Task, rng: Random) -> Operands:
+def _draw_operands(task: Task, rng: Random) -> Operands:
     """Draw operands. The magnitude is drawn first, else only one number in a hundred would have one digit."""
 
     def magnitude() -> int:
@@ -163,7 +163,7 @@ def _draw(task: Task, rng: Random) -> Operands:
 
 def draw_question(task: Task, rng: Random, *, held_out: bool) -> Question:
     """Return a random question from the held-out or the training split."""
-    while is_held_out(task, operands := _draw(task, rng)) != held_out:
+    while is_held_out(task, operands := _draw_operands(task, rng)) != held_out:
         pass
     return make_question(task, operands)
 

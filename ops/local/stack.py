@@ -1,4 +1,4 @@
-"""A temporary deployment for the time of a ``with`` block: a private Redis and `worker start`."""
+"""A temporary deployment for the time of a ``with`` block: a private Redis and ``worker start``, or the Redis alone."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+
+import redis
 
 from ...shared.redis_access.embedded import EmbeddedRedis
 from ...shared.shards import HOME, shards_text
@@ -149,3 +152,19 @@ class LocalStack:
     def _data_folder(self, name: str) -> Path:
         # The path of its socket may have 100 characters.
         return Path(self._folder.name) / ("data" if name == HOME else name)
+
+
+@contextmanager
+def private_redis(*, append_only: bool) -> Iterator[str]:
+    """Yield the URL of a server on a unix socket.
+
+    Args:
+        append_only: write the append-only file every second, as a deployment does; False for memory only.
+    """
+    unwind_on_sigterm()
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder, EmbeddedRedis.start(Path(folder)) as server:
+        with redis.Redis.from_url(server.url) as client:
+            client.config_set("appendonly", "yes" if append_only else "no")
+            # A rewrite would fork and use a core during measurements.
+            client.config_set("auto-aof-rewrite-percentage", 0)
+        yield server.url

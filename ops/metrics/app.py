@@ -1,4 +1,4 @@
-"""The HTTP endpoints of the exporter: /metrics, the signal for autoscalers as JSON, and probes."""
+"""The process of ``penstock metrics``, and its HTTP endpoints: /metrics, the signal for autoscalers as JSON, probes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -14,8 +15,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ...producer.web.server import announce, listening, serve_app, web_config
+from ...shared.keys import Keys
 from ...shared.metrics.exposition import MetricNames, expose
+from ...shared.shards import ShardsArgument, parse_shards
 from .snapshot import Snapshot, Wanted
+from .wanted import WantedOptions
+
+SHUTDOWN_S = 2
 
 
 class WantedReply(msgspec.Struct, frozen=True):
@@ -78,3 +85,27 @@ def _reply(model: str, wanted: Wanted) -> WantedReply:
 
 def _json(content: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+def serve(
+    redis_url: str,
+    *,
+    host: str,
+    port: int,
+    namespace: str,
+    shards: ShardsArgument,
+    names: MetricNames,
+    options: WantedOptions,
+    refresh_s: float,
+) -> int:
+    """Serve until SIGTERM or SIGINT, and return 0. Serving starts and continues while Redis is unreachable.
+
+    Raises:
+        ConfigurationError: the address cannot be listened on, or a URL cannot be read.
+    """
+    snapshot = Snapshot(redis_url, parse_shards(shards), Keys(namespace), options, refresh_s=refresh_s)
+    app = build_app(snapshot, names)
+    config = web_config(app, shutdown_timeout_s=SHUTDOWN_S)
+    with listening(host, port) as listener, asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(serve_app(app, config, listener, partial(announce, listener, "/metrics")))
+    return 0

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib import metadata
 
 import msgspec
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
 from ...producer.control.deployment import SCRAPE_PATIENCE_S, ModelState, read_models
 from ...producer.webhooks.events import EventState
@@ -19,12 +19,11 @@ from ...shared.keys import Keys
 from ...shared.metrics import Sample, values_of
 from ...shared.partitions import open_dead_letter
 from ...shared.process.log import get_logger
+from ...shared.redis_access.check import info_fields
 from ...shared.shards import HOME, check_servers, make_commands, make_servers
-from .redis_samples import redis_samples
 from .wanted import ServiceRate, WantedOptions, wanted_engines
 
 VERSION = metadata.version("penstock")
-
 log = get_logger(__name__)
 
 
@@ -140,3 +139,26 @@ class Snapshot:
         except (TimeoutError, PenstockError, RedisError) as error:
             log.warning("snapshot_incomplete", reason=str(error) or "Redis does not answer in time")
         return samples
+
+
+async def redis_samples(servers: Mapping[str, CommandConnection]) -> list[Sample]:
+    """Read all servers concurrently. A server that does not answer in time counts as down."""
+    by_server = await asyncio.gather(*(_server_samples(name, server) for name, server in servers.items()))
+    return [sample for samples in by_server for sample in samples]
+
+
+async def _server_samples(name: str, server: CommandConnection) -> list[Sample]:
+    try:
+        async with asyncio.timeout(SCRAPE_PATIENCE_S):
+            info = info_fields(await server.execute("INFO"))
+    except NoPermissionError:
+        return [*values_of((name,), {"redis_up": 1.0})]  # it answers, but forbids INFO
+    except (TimeoutError, PenstockError, RedisError):
+        return [*values_of((name,), {"redis_up": 0.0})]
+    values = {
+        "redis_up": 1.0,
+        "redis_used_memory_bytes": float(info["used_memory"]),
+        "redis_max_memory_bytes": float(info["maxmemory"]),
+        "redis_append_only": float(info["aof_enabled"]),
+    }
+    return [*values_of((name,), values)]

@@ -14,10 +14,9 @@ import simpy
 
 from ...shared.broker import Claim, Wave
 from ...shared.partitions import home_order
-from .partition import Partition, Process
 from .running import Running, capacity_of
 from .scenario import Engines
-from .world import World
+from .world import Partition, Process, World
 
 # As REFRESH_EVERY_S and COUNT_EVERY_S of worker/serving/partitions/served_partitions.py.
 LOOK_EVERY_S, COUNT_EVERY_S = 3.0, 0.1

@@ -11,10 +11,9 @@ from ...shared.broker import Entry, Queue
 from ...shared.errors import PenstockError
 from ...shared.queue.policy import QueuePolicy, TenantPolicy
 from .measures import Note, Words
-from .partition import Partition, Process
 from .scenario import Scenario, Tenants
 from .shapes import arrival_times
-from .world import World
+from .world import Partition, Process, World
 
 RESULT_TTL_MS = 1000
 ENTRIES_PER_CALL = 200
@@ -126,7 +125,7 @@ def begin_clients(world: World) -> None:
     for partition in world.partitions:
         partition.do(configure(partition.queue, world.scenario))
     for group in world.scenario.tenants:
-        world.env.process(_send(world, group))
+        world.env.process(_send_requests(world, group))
 
 
 def schedule_next_turn(world: World, note: Note) -> None:
@@ -139,10 +138,10 @@ def schedule_next_turn(world: World, note: Note) -> None:
 def _send_turn(world: World, note: Note, after_s: float) -> Process:
     yield world.env.timeout(after_s)
     note.arrived_s = world.env.now
-    yield from _enqueue(world, world.place(note), [note])
+    yield from _enqueue_entries(world, world.place(note), [note])
 
 
-def _send(world: World, group: Tenants) -> Process:
+def _send_requests(world: World, group: Tenants) -> Process:
     for notes in draw_calls(world.scenario, group):
         if notes[0].arrived_s > world.env.now:
             yield world.env.timeout(notes[0].arrived_s - world.env.now)
@@ -151,10 +150,10 @@ def _send(world: World, group: Tenants) -> Process:
             parts.setdefault(world.place(note), []).append(note)
         for partition, own in parts.items():
             # An unreachable Redis must not delay requests to others.
-            world.env.process(_enqueue(world, partition, own))
+            world.env.process(_enqueue_entries(world, partition, own))
 
 
-def _enqueue(world: World, partition: Partition, notes: list[Note]) -> Process:
+def _enqueue_entries(world: World, partition: Partition, notes: list[Note]) -> Process:
     yield from partition.redis()
     answers = partition.do(partition.broker.enqueue_many(make_entries(notes)))
     for note, answer in zip(notes, answers, strict=True):

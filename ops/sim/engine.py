@@ -1,29 +1,25 @@
-"""An engine in virtual time. It claims as ``ClaimLoop`` of worker/serving/claiming.py, and computes at its speed.
+"""An engine in virtual time, with its prefix cache.
 
-While no prompt is computed and no request joins, steps are nearly equal. So they are simulated as one span up to the
-next end or append. A request that joins waits for the end of the current step.
-
-Preemption and stalls are not simulated: a claim estimates the cache so that it is hardly ever over-full. Of prefix
-caching only sessions are simulated.
+It claims as ``ClaimLoop`` of worker/serving/claiming.py does, and computes at its speed.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 
 from ...shared.broker import LEASE_TTL_MS, Claim
 from .claiming import Claims
 from .measures import Loss, Note
-from .partition import Partition, Process
-from .prefix_cache import PrefixCache
 from .running import Running, capacity_of, next_prompt_tokens, step_work
 from .scenario import Engines
-from .world import World
+from .world import Partition, Process, World
 
 # As LEASE_RENEWALS_PER_TTL of worker/serving.
 RENEW_EVERY_S = LEASE_TTL_MS / 1000 / 3
+# Default of --block-size: only whole blocks match.
+BLOCK_TOKENS = 16
 
 
 class Engine:
@@ -240,3 +236,26 @@ class Engine:
             running = self.running.pop(request_id, None)
             if running:
                 self._world.measures.record_requeue(running.note, self._env.now, None)
+
+
+class PrefixCache:
+    """Cached tokens by session. The least recently used session is evicted first."""
+
+    def __init__(self) -> None:
+        self._cached: OrderedDict[str, int] = OrderedDict()
+
+    def take(self, note: Note) -> int:
+        """Remove a session and return the cached tokens of a prompt. Its last token is always computed."""
+        num_cached = self._cached.pop(note.session, 0)
+        return min(num_cached, note.num_prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+
+    def keep(self, note: Note) -> None:
+        """Keep the computed tokens of a turn that has ended."""
+        if note.session:
+            self._cached[note.session] = note.num_prompt + note.num_output
+
+    def shrink(self, num_tokens: int) -> None:
+        """Evict sessions until at most ``num_tokens`` are cached."""
+        total = sum(self._cached.values())
+        while self._cached and total > num_tokens:
+            total -= self._cached.popitem(last=False)[1]

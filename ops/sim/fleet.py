@@ -8,13 +8,12 @@ from random import Random
 
 from ...shared.broker import REAP_INTERVAL_S
 from ...shared.deployment.records import DeathCause
-from .autoscaling import wanted_engines
+from ..metrics.wanted import wanted_for_waiting
 from .clients import schedule_next_turn
 from .engine import Engine
 from .measures import Loss
-from .partition import Partition, Process
 from .scenario import Autoscaling, DeathKind, Deaths, Engines
-from .world import World
+from .world import Partition, Process, World
 
 # As by default of `worker start --max-deliveries`.
 MAX_DELIVERIES = 3
@@ -139,3 +138,19 @@ class Fleet:
     def _start_one_more(self, kind: Engines, after_s: float) -> Process:
         yield from self._start(kind, after_s)
         self._num_starting -= 1
+
+
+def wanted_engines(
+    rule: Autoscaling, *, num_engines: int, busy: float, waiting_tokens: float, tokens_per_s: float
+) -> int:
+    """Return the engines that running requests fill, plus those that serve waiting ones within ``wanted_wait_s``.
+
+    Args:
+        num_engines: engines that serve now.
+        busy: used share of their sequences, in [0, 1].
+        waiting_tokens: tokens of waiting requests, prompts and maximum outputs.
+        tokens_per_s: such tokens that all engines serve per second when they are full; 0 if unknown.
+    """
+    of_one = tokens_per_s / max(1, num_engines)
+    load = busy * num_engines + wanted_for_waiting(waiting_tokens, of_one, rule.wanted_wait_s)
+    return min(rule.most, max(rule.least, math.ceil(load - 1e-9)))

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from ..local.private_redis import private_redis
+from ..local.stack import private_redis
 from .reports.estimates import BandErrors, simulate_errors
 from .reports.plots import draw
 from .reports.report import make_report
 from .reports.tables import format_report
-from .scenario import Scenario
-from .scenario_file import read_scenario
+from .scenario import Scenario, read_scenario
 from .simulation import simulate
 
 

@@ -12,9 +12,8 @@ import simpy
 from .clients import begin_clients
 from .fleet import Fleet
 from .measures import WINDOW_S, Measures, Note, Sample
-from .partition import Partition, Process
 from .scenario import Scenario
-from .world import World
+from .world import Partition, Process, World
 
 SAMPLE_EVERY_S = 0.25
 
@@ -55,7 +54,7 @@ def simulate(
         for model in scenario.models:
             worlds.append(World(url, scenario.part(model), namespace, env))
             worlds[-1].on_accepted = on_accepted
-            _begin(worlds[-1])
+            _begin_simulation(worlds[-1])
         env.run(until=scenario.duration_s)
         partitions = [partition for world in worlds for partition in world.partitions]
         queues = [partition.stats() for partition in partitions]
@@ -74,7 +73,7 @@ def simulate(
             world.close()
 
 
-def _begin(world: World) -> None:
+def _begin_simulation(world: World) -> None:
     fleet = Fleet(world)
     fleet.begin()
     begin_clients(world)

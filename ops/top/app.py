@@ -18,14 +18,11 @@ from ..views.access import Access
 from ..views.page import Action, ActionContext
 from ..views.source import Source
 from ..views.words import plain
-from .detail_screen import DetailScreen
-from .dialogs import Chooser, ConfirmDialog, Help, TypeToConfirm
-from .help import help_text
-from .page_screen import ChangeRequested, PageChanged, PageScreen, RowOpened
+from .dialogs import Chooser, ConfirmDialog, Help, TypeToConfirm, help_text
 from .reader import Reader, clock
+from .screens import ChangeRequested, DetailScreen, PageChanged, PageScreen, RowOpened, TablesScreen
 from .table import Choice, Jump, Offer
 from .tables import TABLES, TENANTS
-from .tables_screen import TablesScreen
 
 INTERVAL_S = 1.0
 

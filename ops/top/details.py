@@ -8,7 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from ..views.page import View
-from ..views.request_input import RequestInput
+from ..views.request import RequestInput
 from ..views.words import duration, length_of_time, moment, number, percent, plain, size
 
 BAR_WIDTH = 20

@@ -43,12 +43,12 @@ def run_top(
     with log:
         configure_logging("warning", "json", log)
         try:
-            return asyncio.run(_show(url, namespace, shards, access, model))
+            return asyncio.run(_run_application(url, namespace, shards, access, model))
         finally:
             configure_logging("warning")
 
 
-async def _show(url: str, namespace: str, shards: ShardsArgument, access: Access, model: str) -> int:
+async def _run_application(url: str, namespace: str, shards: ShardsArgument, access: Access, model: str) -> int:
     await check_servers(url, shards, namespace=namespace)
     keys = Keys(namespace)
     connection = make_commands(url, shards, keys, retry_for_s=RETRY_FOR_S)

@@ -1,23 +1,20 @@
-"""The tables of ``penstock top``: their columns, headlines and changes.
-
-The first columns fit 80 characters. A wider terminal, or the right arrow key, shows the others.
-"""
+"""The tables of ``penstock top``: their columns, headlines, sparklines and changes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..views.page import View
 from ..views.pages import ACTIONS, PAGES
 from ..views.words import duration, length_of_time, moment, number, percent, size
 from .details import engine_text, parked_text, request_text
-from .spark import spark
 from .table import Choice, Column, Detail, Jump, Move, Offer, Row, Table
 
 _PAGES = {page.name: page for page in PAGES}
 _ACTIONS = {action.path: action for action in ACTIONS}
 SPARK_WIDTH = 40
 MAX_PROBLEMS = 2
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def _offer(path: str, question: str, form: dict[str, str], word: str = "yes") -> Offer:
@@ -54,7 +51,7 @@ def _purge_tenant(row: Row, view: View) -> Offer:
 
 
 @_needs_row
-def _cancel(row: Row, _: View) -> Offer:
+def _cancel_request(row: Row, _: View) -> Offer:
     form = {"model": row["model"], "id": row["request"]}
     return _offer("/request/cancel", f"cancel request {row['request']}, even if a caller waits for it?", form)
 
@@ -68,19 +65,19 @@ def _sleep_or_wake(row: Row, _: View) -> Offer:
 
 
 @_needs_row
-def _drain(row: Row, _: View) -> Offer:
+def _drain_worker(row: Row, _: View) -> Offer:
     question = f"drain worker {row['worker']}? it claims no more requests and leaves when the running ones have ended"
     return _offer("/workers/drain", question, {"worker": row["worker"]})
 
 
 @_needs_row
-def _stop(row: Row, _: View) -> Offer:
+def _stop_worker(row: Row, _: View) -> Offer:
     question = f"stop worker {row['worker']} immediately? other engines resume its requests, or they wait for one"
     return _offer("/workers/stop", question, {"worker": row["worker"]})
 
 
 @_needs_row
-def _replay(row: Row, _: View) -> Offer:
+def _replay_parked(row: Row, _: View) -> Offer:
     form = {"model": row["model"], "id": row["request"]}
     return _offer("/dead/replay", f"queue request {row['request']} again, from its prompt?", form)
 
@@ -93,7 +90,7 @@ def _replay_input(row: Row, view: View) -> Offer:
 
 
 @_needs_row
-def _purge(row: Row, _: View) -> Offer:
+def _purge_parked(row: Row, _: View) -> Offer:
     form = {"model": row["model"], "id": row["request"]}
     return _offer("/dead/purge", f"purge request {row['request']}?", form)
 
@@ -115,7 +112,7 @@ def _queue_lines(view: View) -> list[str]:
     state = "PAUSED" if stats.is_paused else "open"
     wait = duration(stats.estimated_wait_s)
     bands = ", ".join(f"{band.band} {number(band.depth)}" for band in stats.bands)
-    count = _count(view["num_tenants"], "tenant")
+    count = _count_words(view["num_tenants"], "tenant")
     first = f"{view['model']}: {state}, {number(stats.depth)} wait ({bands}), {number(stats.num_running)} run"
     return [first, f"est wait {wait}, {count}" + ("" if view["is_sorted"] else ", by name: q=TEXT in the filter")]
 
@@ -130,7 +127,7 @@ def _requests_lines(view: View) -> list[str]:
 def _engines_lines(view: View) -> list[str]:
     errors = [f"{row['engine']}: {row['error']}" for row in view["rows"] if row["error"]]
     return [
-        f"{_count(len(view['rows']), 'engine')} of {_count(len(view['workers']), 'worker')}",
+        f"{_count_words(len(view['rows']), 'engine')} of {_count_words(len(view['workers']), 'worker')}",
         *_problem_lines(errors),
     ]
 
@@ -161,7 +158,7 @@ def _problem_lines(messages: list[str]) -> list[str]:
     return lines
 
 
-def _count(num: int, word: str) -> str:
+def _count_words(num: int, word: str) -> str:
     return f"{number(num)} {word}{'' if num == 1 else 's'}"
 
 
@@ -193,6 +190,8 @@ MODELS = Table(
     opens=lambda row, _: Jump("Tenants", row["model"]),
     moves=(Move("p", "pause/resume", _pause_row),),
 )
+
+
 TENANTS = Table(
     "Tenants",
     _PAGES["queue"],
@@ -214,6 +213,8 @@ TENANTS = Table(
     moves=(Move("p", "pause/resume", _pause_shown), Move("x", "purge", _purge_tenant)),
     has_model=True,
 )
+
+
 REQUESTS = Table(
     "Requests",
     _PAGES["requests"],
@@ -235,9 +236,11 @@ REQUESTS = Table(
     identity=("model", "request"),
     headline=_requests_lines,
     opens=_open_request,
-    moves=(Move("c", "cancel", _cancel),),
+    moves=(Move("c", "cancel", _cancel_request),),
     has_model=True,
 )
+
+
 ENGINES = Table(
     "Engines",
     _PAGES["engines"],
@@ -260,8 +263,10 @@ ENGINES = Table(
     identity=("engine",),
     headline=_engines_lines,
     opens=_open_engine,
-    moves=(Move("d", "drain", _drain), Move("z", "sleep/wake", _sleep_or_wake), Move("x", "stop", _stop)),
+    moves=(Move("d", "drain", _drain_worker), Move("z", "sleep/wake", _sleep_or_wake), Move("x", "stop", _stop_worker)),
 )
+
+
 DEAD = Table(
     "Dead letter",
     _PAGES["dead"],
@@ -279,6 +284,21 @@ DEAD = Table(
     identity=("model", "request"),
     headline=_dead_lines,
     opens=_open_parked,
-    moves=(Move("r", "replay", _replay), Move("R", "replay input", _replay_input), Move("x", "purge", _purge)),
+    moves=(
+        Move("r", "replay", _replay_parked),
+        Move("R", "replay input", _replay_input),
+        Move("x", "purge", _purge_parked),
+    ),
 )
+
+
 TABLES = (MODELS, TENANTS, REQUESTS, ENGINES, DEAD)
+
+
+def spark(values: Sequence[float], width: int) -> str:
+    """Return a block for each of the newest ``width`` values, the highest for the largest of them."""
+    newest = values[-width:]
+    limit = max(newest, default=0.0)
+    if limit <= 0:
+        return _BLOCKS[0] * len(newest)
+    return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int(value / limit * len(_BLOCKS)))] for value in newest)

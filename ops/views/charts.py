@@ -99,7 +99,7 @@ CHARTS: tuple[tuple[str, str, tuple[Line, ...]], ...] = (
 
 
 async def read_charts(snapshot: PageSnapshot, models: Sequence[str], params: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the template ``charts.html`` shows, summed over ``models``.
+    """Return what the template ``parts/charts.html`` shows, summed over ``models``.
 
     Raises:
         ValidationError: the query's ``span`` is not in ``SPANS``.

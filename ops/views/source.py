@@ -30,7 +30,7 @@ from ...shared.partitions import Layouts, PartitionedBroker, open_dead_letter, o
 from ...shared.queue.stats import QueueStats
 from ...shared.shards import ShardsArgument
 from ...shared.values.shown import shown
-from .read_log import ReadLog
+from .request import ReadLog
 
 # A page reports a model's Redis as unreachable after this time.
 PATIENCE_S = 3.0

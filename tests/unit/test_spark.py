@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.ops.top.spark import spark
+from penstock.ops.top.tables import spark
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from ....shared.deployment.audit import MAX_READ, Audit, AuditEntry
 from ....shared.keys import Keys
 from ....shared.process.command_line import Command, add_redis_arguments, format_table
 from ...words import format_time
-from ..broker_command import print_json, run_on_redis
+from ..command_parts import print_json, run_on_redis
 
 _HEADER = ("TIME", "WHO", "BY", "KNOWN BY", "REDIS USER", "FROM", "ACTION", "TARGET", "RESULT", "DETAILS")
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_audit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, default=100, metavar="N", help=f"the newest N, up to {MAX_READ} (100)")
     parser.add_argument("--actor", metavar="NAME", help="only of this one")
     parser.add_argument("--action", metavar="NAME", help="only these, as queue.pause, or queue for all of its kind")
@@ -28,7 +28,7 @@ async def _audit(connection: CommandConnection, keys: Keys, arguments: argparse.
     if arguments.json:
         print_json(matching)
     elif matching:
-        print(format_table(_HEADER, [_row(entry) for entry in matching]))
+        print(format_table(_HEADER, [_entry_row(entry) for entry in matching]))
     else:
         print("no changes are recorded")
 
@@ -38,16 +38,18 @@ def _matches(entry: AuditEntry, arguments: argparse.Namespace) -> bool:
     return arguments.actor in (None, entry.actor) and (arguments.action is None or arguments.action in kinds)
 
 
-def _row(entry: AuditEntry) -> tuple[str, ...]:
+def _entry_row(entry: AuditEntry) -> tuple[str, ...]:
     details = " ".join(f"{name}={value}" for name, value in entry.details.items())
     at = format_time(entry.at)
     identity = (entry.source or "-", entry.redis_user or "-")
     return at, entry.actor, entry.via, *identity, entry.address, entry.action, entry.target, entry.result, details
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run_audit(arguments: argparse.Namespace) -> int:
     run_on_redis(_audit, arguments)
     return 0
 
 
-COMMAND = Command("audit", "Show changes by operators, newest first.", run=_run, add_arguments=_add_arguments)
+COMMAND = Command(
+    "audit", "Show changes by operators, newest first.", run=_run_audit, add_arguments=_add_audit_arguments
+)

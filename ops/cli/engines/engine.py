@@ -19,13 +19,13 @@ from ....shared.errors import EngineCallError
 from ....shared.messages.core import GroupStatus
 from ....shared.process.command_line import Command, UsageError, add_redis_arguments, format_bytes, format_table
 from ....shared.redis_access.embedded import resolve_redis_url
-from ..broker_command import print_json
+from ..command_parts import print_json
 
 # A call of the client with the options of every call; returns replies by engine id.
 Ask = Callable[[Client, argparse.Namespace, CallOptions], Awaitable[dict[str, Any]]]
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="model of the engines; optional if only one exists")
     parser.add_argument("--engine", metavar="ID", help="only this one, as worker list shows it (default: all)")
     parser.add_argument("--timeout", type=float, default=CALL_TIMEOUT_S, metavar="S", help="for all answers (60)")
@@ -44,19 +44,19 @@ def _add_sleep_arguments(parser: argparse.ArgumentParser) -> None:
         help="running requests: requeue to resume after the last token; let them end; or abort them (keep)",
     )
     parser.add_argument("--drain-timeout", type=float, default=30.0, metavar="S", help="for --mode wait (30)")
-    _add_arguments(parser)
+    _add_engine_arguments(parser)
 
 
 def _add_wake_up_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tag", action="append", choices=SLEEP_TAGS, help="only this part; may be given twice")
-    _add_arguments(parser)
+    _add_engine_arguments(parser)
 
 
 def _add_save_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", help="a new folder on the engine's host, absolute")
     parser.add_argument("--pattern", metavar="NAME", help="of the files, with {part} (model-rank-0-part-N.safetensors)")
     parser.add_argument("--max-size", type=int, metavar="BYTES", help="most tensors in a file (default: one file)")
-    _add_arguments(parser)
+    _add_engine_arguments(parser)
 
 
 def _add_reload_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,14 +72,14 @@ def _add_reload_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--drain-timeout", type=float, default=30.0, metavar="S", help="for --mode wait (30)")
     parser.add_argument("--check", action="store_true", help="only check whether every engine could do it")
-    _add_arguments(parser)
+    _add_engine_arguments(parser)
     parser.set_defaults(timeout=RELOAD_TIMEOUT_S)
 
 
 def _add_scale_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("size", type=int, help="ranks; at most as many as it has engines, those that stand by included")
     parser.add_argument("--group", metavar="NAME", help="as worker list shows it; may be left out while there is one")
-    _add_arguments(parser)
+    _add_engine_arguments(parser)
     parser.set_defaults(timeout=SCALE_TIMEOUT_S)
 
 
@@ -87,7 +87,7 @@ def _add_rpc_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("method", help="a registered method, such as device_info")
     parser.add_argument("--args", default="[]", metavar="JSON", help="its arguments, as a JSON array")
     parser.add_argument("--kwargs", default="{}", metavar="JSON", help="its keyword arguments, as a JSON object")
-    _add_arguments(parser)
+    _add_engine_arguments(parser)
 
 
 def _command(ask: Ask, describe: Callable[[Any], str]) -> Callable[[argparse.Namespace], int]:
@@ -156,7 +156,7 @@ def _json_argument(option: str, text: str, kind: type[Any]) -> Any:
     return value
 
 
-async def _sleep(client: Client, arguments: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
+async def _put_to_sleep(client: Client, arguments: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
     return await client.sleep(arguments.level, mode=arguments.mode, drain_timeout_s=arguments.drain_timeout, **options)
 
 
@@ -201,7 +201,7 @@ async def _rpc(client: Client, arguments: argparse.Namespace, options: CallOptio
     return await client.collective_rpc(arguments.method, args, kwargs, **options)
 
 
-async def _scale(client: Client, arguments: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
+async def _scale_engines(client: Client, arguments: argparse.Namespace, options: CallOptions) -> dict[str, Any]:
     ranks = await client.scale_elastic_ep(
         arguments.size, arguments.timeout, model=options.get("model"), group=arguments.group
     )
@@ -217,7 +217,7 @@ def _leaf(
     summary: str,
     ask: Ask,
     describe: Callable[[Any], str],
-    add_arguments: Callable[[argparse.ArgumentParser], None] = _add_arguments,
+    add_arguments: Callable[[argparse.ArgumentParser], None] = _add_engine_arguments,
 ) -> Command:
     return Command(name, summary, run=_command(ask, describe), add_arguments=add_arguments)
 
@@ -227,7 +227,7 @@ COMMAND = Command(
     "Put engines to sleep, wake, profile and inspect them.",
     subcommands=(
         _leaf("status", "Show which engines sleep.", _status, _describe_sleep),
-        _leaf("sleep", "Release memory and claim no requests.", _sleep, _describe_sleep, _add_sleep_arguments),
+        _leaf("sleep", "Release memory and claim no requests.", _put_to_sleep, _describe_sleep, _add_sleep_arguments),
         _leaf("wake-up", "Allocate memory again and serve.", _wake_up, _describe_sleep, _add_wake_up_arguments),
         _leaf("reset-prefix-cache", "Drop the cached blocks of earlier prompts.", _reset, _describe_reset),
         Command(
@@ -247,7 +247,13 @@ COMMAND = Command(
             _add_reload_arguments,
         ),
         _leaf("rpc", "Run a registered method.", _rpc, _describe_result, _add_rpc_arguments),
-        _leaf("scale", "Give a data-parallel group more or fewer ranks.", _scale, _describe_rank, _add_scale_arguments),
+        _leaf(
+            "scale",
+            "Give a data-parallel group more or fewer ranks.",
+            _scale_engines,
+            _describe_rank,
+            _add_scale_arguments,
+        ),
         _leaf("dummy-batch", "Run one token that belongs to no request.", _dummy_batch, _describe_time),
     ),
 )

@@ -18,7 +18,7 @@ from ....shared.keys import Keys
 from ....shared.lora.registry import AdapterRecord, AdapterRegistry, owner
 from ....shared.process.command_line import Command, add_redis_arguments, format_bytes, format_table
 from ....shared.redis_access.embedded import resolve_redis_url
-from ..broker_command import print_json, run_on_redis
+from ..command_parts import print_json, run_on_redis
 
 _HEADER = ("NAME", "MODEL", "TENANT", "RANK", "SIZE", "NUMBER", "PINNED", "LOADED BY", "DIGEST", "PATH")
 _FOLDER_VARIABLE = "PENSTOCK_ADAPTERS_DIR"
@@ -43,7 +43,7 @@ def _run_with_client(work: Work) -> Callable[[argparse.Namespace], int]:
     return of
 
 
-async def _add(client: Client, arguments: argparse.Namespace) -> None:
+async def _add_adapter(client: Client, arguments: argparse.Namespace) -> None:
     record, former = await client.register_lora(
         arguments.name,
         arguments.path,
@@ -84,7 +84,7 @@ def _by(engines: dict[str, bool]) -> str:
     return f" ({', '.join(sorted(engines))})" if engines else ""
 
 
-async def _list(connection: CommandConnection, keys: Keys, arguments: argparse.Namespace) -> int:
+async def _list_adapters(connection: CommandConnection, keys: Keys, arguments: argparse.Namespace) -> int:
     records = await AdapterRegistry(connection, keys).read(arguments.model)
     beats = await read_heartbeats(connection.execute, keys)
     num_engines = Counter((beat.model, digest) for beat in beats for digest in beat.lora_digests)
@@ -96,13 +96,17 @@ async def _list(connection: CommandConnection, keys: Keys, arguments: argparse.N
             ]
         )
     elif records:
-        print(format_table(_HEADER, [_row(record, num_engines[record.model, record.digest]) for record in records]))
+        print(
+            format_table(
+                _HEADER, [_adapter_row(record, num_engines[record.model, record.digest]) for record in records]
+            )
+        )
     else:
         print("no adapters")
     return 0
 
 
-def _row(record: AdapterRecord, num_engines: int) -> list[str]:
+def _adapter_row(record: AdapterRecord, num_engines: int) -> list[str]:
     return [
         record.name,
         record.model,
@@ -135,7 +139,7 @@ def _add_add_arguments(parser: argparse.ArgumentParser) -> None:
     add_redis_arguments(parser)
 
 
-def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_adapter_list_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="those of this one alone")
     parser.add_argument("--json", action="store_true", help="one array, with every field")
     add_redis_arguments(parser)
@@ -148,7 +152,7 @@ def _add_name_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _list_on_redis(arguments: argparse.Namespace) -> int:
-    return run_on_redis(_list, arguments)
+    return run_on_redis(_list_adapters, arguments)
 
 
 COMMAND = Command(
@@ -158,10 +162,10 @@ COMMAND = Command(
         Command(
             "add",
             "Point a name to an adapter, and load it.",
-            run=_run_with_client(_add),
+            run=_run_with_client(_add_adapter),
             add_arguments=_add_add_arguments,
         ),
-        Command("list", "Show all names.", run=_list_on_redis, add_arguments=_add_list_arguments),
+        Command("list", "Show all names.", run=_list_on_redis, add_arguments=_add_adapter_list_arguments),
         Command(
             "pin",
             "Make engines load it when they start, and keep it.",

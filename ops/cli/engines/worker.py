@@ -1,4 +1,4 @@
-"""``penstock worker ...``: the program ``worker``, for systems where another ``worker`` is on the PATH."""
+"""``penstock worker ...`` and ``penstock quality``: programs of the worker, for systems without them on the PATH."""
 
 from __future__ import annotations
 
@@ -16,9 +16,17 @@ def run_module(module: str, arguments: argparse.Namespace) -> int:
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments.rest])
 
 
-COMMAND = Command(
+WORKER = Command(
     "worker",
     "Start, list, drain and stop engines.",
     run=partial(run_module, "penstock.worker.cli"),
+    forwards_arguments=True,
+)
+
+
+QUALITY = Command(
+    "quality",
+    "Measure what a quantization costs a model.",
+    run=partial(run_module, "penstock.worker.engine.offline.quality"),
     forwards_arguments=True,
 )

@@ -15,8 +15,7 @@ from ....shared.messages.requests import EngineCoreRequest
 from ....shared.partitions import open_dead_letter
 from ....shared.process.command_line import EXIT_FAILED, Command, UsageError, add_redis_arguments, format_table
 from ...words import format_time
-from ..broker_command import OpenModel, on_model, print_json, run_on_model
-from ..confirm import confirmed
+from ..command_parts import OpenModel, confirmed, on_model, print_json, run_on_model
 
 _HEADER = ("REQUEST", "PARKED", "DELIVERIES", "TOKENS", "ENGINE", "CAUSE")
 _MAX_CAUSE_CHARS = 60
@@ -28,19 +27,19 @@ Work = Callable[[OpenModel, argparse.Namespace], Awaitable[None]]
 _decoder = msgspec.msgpack.Decoder(EngineCoreRequest)
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_dead_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="may be left out if only one is known, or served")
     add_redis_arguments(parser)
 
 
-def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_arguments(parser)
+def _add_dead_list_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_dead_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one array of parked requests, with every field")
 
 
-def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_dead_show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("request_id", metavar="ID")
-    _add_arguments(parser)
+    _add_dead_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one object with every field")
 
 
@@ -48,35 +47,35 @@ def _add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("request_id", metavar="ID", nargs="?")
     parser.add_argument("--all", action="store_true", help="every parked request of the model")
     parser.add_argument("--yes", action="store_true", help="with --all, do not ask")
-    _add_arguments(parser)
+    _add_dead_arguments(parser)
 
 
 def _add_purge_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("request_id", metavar="ID", nargs="?")
     parser.add_argument("--all", action="store_true", help="every parked request of the model")
     parser.add_argument("--yes", action="store_true", help="with --all, do not ask")
-    _add_arguments(parser)
+    _add_dead_arguments(parser)
 
 
-async def _list(model: OpenModel, arguments: argparse.Namespace) -> None:
+async def _list_parked(model: OpenModel, arguments: argparse.Namespace) -> None:
     parked = await (await _letter(model)).list()
     if arguments.json:
-        print_json([_fields(request) for request in parked])
+        print_json([_parked_fields(request) for request in parked])
     elif parked:
-        print(format_table(_HEADER, [_row(request) for request in parked]))
+        print(format_table(_HEADER, [_parked_row(request) for request in parked]))
     else:
         print("nothing is parked")
 
 
-async def _show(model: OpenModel, arguments: argparse.Namespace) -> None:
+async def _show_parked(model: OpenModel, arguments: argparse.Namespace) -> None:
     parked = await _found(await _letter(model), arguments.request_id)
     if arguments.json:
-        print_json(_fields(parked))
+        print_json(_parked_fields(parked))
     else:
         print(_sheet(parked))
 
 
-async def _replay(model: OpenModel, arguments: argparse.Namespace) -> None:
+async def _replay_parked(model: OpenModel, arguments: argparse.Namespace) -> None:
     if arguments.all:
         print(f"{await model.operations.replay_all_dead(model.name)} queued again")
         return
@@ -94,7 +93,7 @@ async def _replay(model: OpenModel, arguments: argparse.Namespace) -> None:
     )
 
 
-async def _purge(model: OpenModel, arguments: argparse.Namespace) -> None:
+async def _purge_parked(model: OpenModel, arguments: argparse.Namespace) -> None:
     if not arguments.all:
         if not await model.operations.purge_dead(model.name, arguments.request_id):
             raise _not_parked(arguments.request_id)
@@ -149,7 +148,7 @@ def _decoded(parked: DeadRequest) -> EngineCoreRequest | None:
         return None
 
 
-def _row(parked: DeadRequest) -> tuple[str, ...]:
+def _parked_row(parked: DeadRequest) -> tuple[str, ...]:
     cause = parked.cause
     return (
         parked.request_id,
@@ -215,7 +214,7 @@ def _prompt(request: EngineCoreRequest) -> str:
     return f"{len(text)} characters: {_shortened(repr(text), _MAX_PROMPT_CHARS)}"
 
 
-def _fields(parked: DeadRequest) -> dict[str, Any]:
+def _parked_fields(parked: DeadRequest) -> dict[str, Any]:
     """Return all fields by name, and the decoded request if it is one."""
     request, cause = _decoded(parked), parked.cause
     fields = msgspec.structs.asdict(parked)
@@ -236,18 +235,28 @@ COMMAND = Command(
     "dead",
     "Show parked requests, queue them again, or purge them.",
     subcommands=(
-        Command("list", "Show what is parked, oldest first.", run=on_model(_list), add_arguments=_add_list_arguments),
-        Command("show", "Show one with its cause and input.", run=on_model(_show), add_arguments=_add_show_arguments),
+        Command(
+            "list",
+            "Show what is parked, oldest first.",
+            run=on_model(_list_parked),
+            add_arguments=_add_dead_list_arguments,
+        ),
+        Command(
+            "show",
+            "Show one with its cause and input.",
+            run=on_model(_show_parked),
+            add_arguments=_add_dead_show_arguments,
+        ),
         Command(
             "replay",
             "Queue one again, or all, from the start.",
-            run=_for_one_or_all(_replay, "queue {} parked requests again?"),
+            run=_for_one_or_all(_replay_parked, "queue {} parked requests again?"),
             add_arguments=_add_replay_arguments,
         ),
         Command(
             "purge",
             "Throw one away, or all.",
-            run=_for_one_or_all(_purge, "purge {} parked requests?"),
+            run=_for_one_or_all(_purge_parked, "purge {} parked requests?"),
             add_arguments=_add_purge_arguments,
         ),
     ),

@@ -14,7 +14,7 @@ from ....shared.process.command_line import Command, add_redis_arguments
 from ....shared.queue.policy import Order, OverQuota, QueuePolicy, TenantPolicy
 from ....shared.values.checks import check_name
 from ...words import format_duration, format_sheet
-from ..broker_command import OpenModel, on_model
+from ..command_parts import OpenModel, on_model
 
 _OF_TENANTS = "tenant-"
 
@@ -100,13 +100,13 @@ def _milliseconds(text: str) -> int:
     return int(text)
 
 
-def _number(text: str) -> int:
+def _number_argument(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be 0 or a positive integer, got {text!r}")
     return int(text)
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _names_argument(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
 
 
@@ -124,7 +124,7 @@ _DEPTHS = (
     _Option("max-queue-tokens", "max_queue_tokens", "N|none", _limit, "maximum waiting tokens, prompts and max_tokens"),
 )
 _QUEUE_OPTIONS = (
-    _Option("bands", "bands", "A,B,C", _names, "priority bands, most urgent first"),
+    _Option("bands", "bands", "A,B,C", _names_argument, "priority bands, most urgent first"),
     _Option("default-band", "default_band", "BAND", str, "band of requests that name none"),
     _Option("ageing", "ageing_s", "S|none", _seconds, "a request that has waited this long counts as in the next band"),
     _Option("strictness", "strictness", "X", float, "share of the tokens that a band keeps from aged work, up to 1"),
@@ -133,7 +133,7 @@ _QUEUE_OPTIONS = (
     _Option(
         "affinity", "affinity_ms", "MS", _milliseconds, "how long other engines leave a conversation to that engine"
     ),
-    _Option("events-kept", "events_kept", "N", _number, "number of events of requests to store; 0 for none"),
+    _Option("events-kept", "events_kept", "N", _number_argument, "number of events of requests to store; 0 for none"),
     *_DEPTHS,
 )
 _TENANT_OPTIONS = (

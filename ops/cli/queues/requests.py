@@ -12,8 +12,7 @@ from ....shared.partitions import open_history
 from ....shared.process.command_line import EXIT_FAILED, Command, UsageError, add_redis_arguments, format_table
 from ....shared.queue.lifecycle import RequestEvent, RequestSummary
 from ...words import event_words, format_duration, format_sheet, format_time, parse_age
-from ..broker_command import OpenModel, on_model, print_json, run_on_model
-from ..confirm import confirmed
+from ..command_parts import OpenModel, confirmed, on_model, print_json, run_on_model
 
 _HEADER = ("REQUEST", "STATE", "TENANT", "BAND", "LAST MOVE", "TOKENS", "TRIES", "WAITED", "TOOK", "ENGINE", "CAUSE")
 _TIMELINE_HEADER = ("AT", "AFTER", "WHAT", "TOKENS", "ENGINE", "EPOCH", "WHY")
@@ -39,13 +38,13 @@ def _add_filter_arguments(parser: argparse.ArgumentParser) -> None:
     add_redis_arguments(parser)
 
 
-def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_request_list_arguments(parser: argparse.ArgumentParser) -> None:
     _add_filter_arguments(parser)
     parser.add_argument("--limit", type=int, default=100, metavar="N", help="maximum number to show (default: 100)")
     parser.add_argument("--json", action="store_true", help="one array of requests, with every field")
 
 
-def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_timeline_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("request_id", metavar="ID")
     parser.add_argument("--model", help="may be left out if only one is known, or served")
     add_redis_arguments(parser)
@@ -76,18 +75,18 @@ def _filter(arguments: argparse.Namespace) -> RequestFilter:
     )
 
 
-async def _list(model: OpenModel, arguments: argparse.Namespace) -> None:
+async def _list_requests(model: OpenModel, arguments: argparse.Namespace) -> None:
     history = await open_history(model.connection, model.keys, model.name)
     matching = await history.requests(_filter(arguments), limit=arguments.limit)
     if arguments.json:
         print_json(matching)
     elif matching:
-        print(format_table(_HEADER, [_row(request) for request in matching]))
+        print(format_table(_HEADER, [_request_row(request) for request in matching]))
     else:
         print("no such requests")
 
 
-async def _show(model: OpenModel, arguments: argparse.Namespace) -> None:
+async def _show_timeline(model: OpenModel, arguments: argparse.Namespace) -> None:
     history = await open_history(model.connection, model.keys, model.name)
     request = await history.find(arguments.request_id)
     if request is None:
@@ -104,26 +103,26 @@ async def _show(model: OpenModel, arguments: argparse.Namespace) -> None:
         print("\n" + format_table(_TIMELINE_HEADER, rows))
 
 
-async def _count(model: OpenModel, arguments: argparse.Namespace) -> int:
+async def _count_requests(model: OpenModel, arguments: argparse.Namespace) -> int:
     return await count_matching(await open_history(model.connection, model.keys, model.name), _filter(arguments))
 
 
-async def _cancel(model: OpenModel, arguments: argparse.Namespace) -> int:
+async def _cancel_requests(model: OpenModel, arguments: argparse.Namespace) -> int:
     return await model.operations.cancel_matching(model.name, _filter(arguments))
 
 
 def _run_cancel(arguments: argparse.Namespace) -> int:
     if _filter(arguments) == RequestFilter():
         raise UsageError("the filter is empty; pass --state, --tenant, --band, --engine, --id-prefix or --since")
-    num_meant = run_on_model(_count, arguments)
+    num_meant = run_on_model(_count_requests, arguments)
     if num_meant and not confirmed(f"cancel {num_meant} requests?", arguments):
         print("nothing is cancelled")
         return EXIT_FAILED
-    print(f"{run_on_model(_cancel, arguments) if num_meant else 0} cancelled")
+    print(f"{run_on_model(_cancel_requests, arguments) if num_meant else 0} cancelled")
     return 0
 
 
-def _row(request: RequestSummary) -> tuple[str, ...]:
+def _request_row(request: RequestSummary) -> tuple[str, ...]:
     return (
         request.request_id,
         request.state,
@@ -182,10 +181,12 @@ COMMAND = Command(
         Command(
             "list",
             "Show requests, last changed first, also those with expired results.",
-            run=on_model(_list),
-            add_arguments=_add_list_arguments,
+            run=on_model(_list_requests),
+            add_arguments=_add_request_list_arguments,
         ),
-        Command("show", "Show one and its timeline.", run=on_model(_show), add_arguments=_add_show_arguments),
+        Command(
+            "show", "Show one and its timeline.", run=on_model(_show_timeline), add_arguments=_add_timeline_arguments
+        ),
         Command(
             "cancel",
             "Cancel the requests that match a filter, after showing their number.",

@@ -16,7 +16,7 @@ from ....shared.process.command_line import Command, UsageError, add_redis_argum
 from ....shared.redis_access.check import info_fields
 from ....shared.redis_access.embedded import resolve_redis_url
 from ....shared.shards import HOME, SHARDS_VARIABLE, ShardMover, check_servers, make_servers, recorded_places
-from ..broker_command import print_json
+from ..command_parts import print_json
 
 _HEADER = ("SHARD", "REDIS", "MEMORY", "MODELS")
 AWAY = "away"
@@ -36,7 +36,7 @@ class _ShardRow(msgspec.Struct, frozen=True):
     moving: dict[str, str]
 
 
-def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_shard_list_arguments(parser: argparse.ArgumentParser) -> None:
     add_redis_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one array of shards")
 
@@ -47,14 +47,15 @@ def _add_move_arguments(parser: argparse.ArgumentParser) -> None:
     add_redis_arguments(parser)
 
 
-async def _list(servers: Servers, keys: Keys, arguments: argparse.Namespace) -> None:
+async def _list_shards(servers: Servers, keys: Keys, arguments: argparse.Namespace) -> None:
     places, moving = await recorded_places(servers[HOME], keys), await ShardMover(servers, keys).under_way()
     unknown = {place for place in places.values() if place not in servers}
     states = await asyncio.gather(*(_version_and_memory(name, servers[name]) for name in servers))
     rows = [
-        _row(name, servers[name].shown_url, *state, places, moving) for name, state in zip(servers, states, strict=True)
+        _shard_row(name, servers[name].shown_url, *state, places, moving)
+        for name, state in zip(servers, states, strict=True)
     ]
-    rows += [_row(name, f"not in {SHARDS_VARIABLE}", "unknown", None, places, moving) for name in sorted(unknown)]
+    rows += [_shard_row(name, f"not in {SHARDS_VARIABLE}", "unknown", None, places, moving) for name in sorted(unknown)]
     if arguments.json:
         print_json(rows)
         return
@@ -83,7 +84,7 @@ async def _version_and_memory(name: str, server: CommandConnection) -> tuple[str
     return fields.get("redis_version", "?"), int(fields["used_memory"])
 
 
-def _row(
+def _shard_row(
     name: str, url: str, version: str, memory: int | None, places: Mapping[str, str], moving: Mapping[str, str]
 ) -> _ShardRow:
     models = sorted(model for model, place in places.items() if place == name)
@@ -123,8 +124,8 @@ COMMAND = Command(
         Command(
             "list",
             "Show home and the shards with their models.",
-            run=_on_servers(_list),
-            add_arguments=_add_list_arguments,
+            run=_on_servers(_list_shards),
+            add_arguments=_add_shard_list_arguments,
         ),
         Command(
             "move",

@@ -23,7 +23,7 @@ from ....shared.queue.policy import TenantPolicy
 from ....shared.queue.stats import BandStats, LaneStats, QueueStats, RequestStatus, TenantStats
 from ....shared.values.json_lines import encode_line
 from ...words import format_duration, format_sheet, format_time
-from ..broker_command import OpenModel, on_model, print_json, run_on_redis
+from ..command_parts import OpenModel, on_model, print_json, run_on_redis
 from ..watch import WatchFrame, add_watch_argument, watch
 from .policy import describe_policy, describe_quotas
 
@@ -35,17 +35,17 @@ _LANE_HEADER = ("TENANT", "BAND", "WAITING", "TOKENS", "OLDEST", "EST WAIT")
 _TENANT_HEADER = ("TENANT", "WEIGHT", "WAITING", "TOKENS", "OLDEST", "RUNNING", "QUOTAS", "BLOCKED")
 
 
-def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_queue_list_arguments(parser: argparse.ArgumentParser) -> None:
     add_redis_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one array of queues, with every field and their bands")
 
 
-def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_queue_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--request", metavar="ID", help="show where this request stands instead")
     parser.add_argument(
         "--limit",
-        type=_count,
+        type=_count_argument,
         default=20,
         metavar="N",
         help="tenants' lanes to show, longest queue first (default: 20)",
@@ -63,19 +63,19 @@ def _add_tenants_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _count(text: str) -> int:
+def _count_argument(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be 0 or a positive integer, got {text!r}")
     return int(text)
 
 
-async def _list(connection: CommandConnection, keys: Keys, arguments: argparse.Namespace) -> None:
+async def _list_queues(connection: CommandConnection, keys: Keys, arguments: argparse.Namespace) -> None:
     served, awaited = await ModelCards(connection, keys, default=None, wait_for_model=True).read_with_awaited()
     cards = [*served, *awaited]
     replies = await asyncio.gather(*(_stats_soon(connection, keys, name) for name in sorted(cards)))
     reachable = [stats for stats in replies if stats is not None]
     if arguments.json:
-        print_json([_fields(stats) for stats in reachable])
+        print_json([_queue_fields(stats) for stats in reachable])
     elif replies:
         print(format_table(_LIST_HEADER, [_list_row(stats) for stats in reachable]))
     else:
@@ -93,16 +93,16 @@ async def _stats_soon(connection: CommandConnection, keys: Keys, name: str) -> Q
         return None
 
 
-async def _show(model: OpenModel, arguments: argparse.Namespace) -> None:
+async def _show_queue(model: OpenModel, arguments: argparse.Namespace) -> None:
     queue = await model.queue()
     if arguments.request is not None and arguments.watch is not None:
         raise UsageError("give either --request or --watch")
     if arguments.request is not None:
         await _show_request(queue, arguments)
     elif arguments.watch is not None:
-        await watch(lambda: _look(model, queue, arguments), arguments.watch, in_lines=arguments.json)
+        await watch(lambda: _read_queue(model, queue, arguments), arguments.watch, in_lines=arguments.json)
     else:
-        print((await _look(model, queue, arguments)).text)
+        print((await _read_queue(model, queue, arguments)).text)
 
 
 async def _served_by(model: OpenModel, stats: QueueStats) -> str:
@@ -113,11 +113,11 @@ async def _served_by(model: OpenModel, stats: QueueStats) -> str:
     return f"{finding.message}; {finding.remedy}" if finding else str(num_engines or "none")
 
 
-async def _look(model: OpenModel, queue: Queue, arguments: argparse.Namespace) -> WatchFrame:
+async def _read_queue(model: OpenModel, queue: Queue, arguments: argparse.Namespace) -> WatchFrame:
     stats, policy = await asyncio.gather(queue.stats(tenants=True), queue.policy())
     if arguments.json:
         tenants = [_tenant_fields(tenant) for tenant in stats.tenants]
-        line = encode_line({**_fields(stats), "tenants": tenants, "policy": policy})
+        line = encode_line({**_queue_fields(stats), "tenants": tenants, "policy": policy})
         return WatchFrame(msgspec.json.format(line).decode(), line.decode())
     # The policy does not change, and would fill most of a small screen.
     settings = "" if arguments.watch is not None else f"\n{describe_policy(policy)}"
@@ -289,7 +289,7 @@ def _age(stats: QueueStats | BandStats | LaneStats) -> str:
     return format_duration(stats.oldest_age_s or None)
 
 
-def _fields(stats: QueueStats) -> dict[str, Any]:
+def _queue_fields(stats: QueueStats) -> dict[str, Any]:
     fields = msgspec.structs.asdict(stats)
     del fields["tenants"]
     return fields
@@ -300,16 +300,16 @@ def _tenant_fields(tenant: TenantStats) -> dict[str, Any]:
 
 
 def _run_list(arguments: argparse.Namespace) -> int:
-    run_on_redis(_list, arguments)
+    run_on_redis(_list_queues, arguments)
     return 0
 
 
-LIST = Command("list", "Show the queues of all models.", run=_run_list, add_arguments=_add_list_arguments)
+LIST = Command("list", "Show the queues of all models.", run=_run_list, add_arguments=_add_queue_list_arguments)
 SHOW = Command(
     "show",
     "Show one queue with its policy, bands and tenants, or where one request stands.",
-    run=on_model(_show),
-    add_arguments=_add_show_arguments,
+    run=on_model(_show_queue),
+    add_arguments=_add_queue_arguments,
 )
 TENANTS = Command(
     "tenants",

@@ -12,7 +12,7 @@ from ....shared.process.command_line import EXIT_FAILED, Command, add_redis_argu
 from ....shared.process.log import add_log_arguments, configure_logging, get_logger
 from ....shared.redis_access.embedded import resolve_redis_url
 from ....shared.values.shown import shown
-from ...libraries import need_libraries
+from ..command_parts import need_libraries
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 MAX_WORKERS = 256
@@ -21,7 +21,7 @@ _NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client")
 log = get_logger(__name__)
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host", default=DEFAULT_HOST, help="0.0.0.0 for all of IPv4, :: for all of IPv6 and IPv4 (127.0.0.1)"
     )
@@ -140,11 +140,11 @@ def _number_of_workers(text: str) -> int:
     return int(text)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run_gateway(arguments: argparse.Namespace) -> int:
     need_libraries("the gateway", *_NEEDED, extra="gateway")
     configure_logging(arguments.log_level, arguments.log_format)
     try:
-        return _serve(arguments)
+        return _serve_gateway(arguments)
     except (PenstockError, RedisError) as error:
         if arguments.log_format == "pretty" or (arguments.log_format == "auto" and sys.stderr.isatty()):
             raise
@@ -153,7 +153,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return EXIT_FAILED
 
 
-def _serve(arguments: argparse.Namespace) -> int:
+def _serve_gateway(arguments: argparse.Namespace) -> int:
     from ....producer.gateway.processes import serve_by_processes
     from ....producer.gateway.serve import serve
     from ....producer.gateway.settings import GatewaySettings
@@ -200,4 +200,4 @@ def _serve(arguments: argparse.Namespace) -> int:
         )
 
 
-COMMAND = Command("gateway", "Serve OpenAI's HTTP API.", run=_run, add_arguments=_add_arguments)
+COMMAND = Command("gateway", "Serve OpenAI's HTTP API.", run=_run_gateway, add_arguments=_add_gateway_arguments)

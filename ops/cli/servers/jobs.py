@@ -13,7 +13,7 @@ from ....shared.process.log import add_log_arguments, configure_logging
 from ....shared.redis_access.embedded import resolve_redis_url
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_jobs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="what generate asks where a job names none; may be left out if one is known")
     parser.add_argument("--max-jobs", type=int, default=100, metavar="N", help="how many run at a time (100)")
     parser.add_argument(
@@ -57,7 +57,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_redis_arguments(parser)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run_jobs(arguments: argparse.Namespace) -> int:
     try:
         # Imported here, since the other commands do not need arq.
         from ....producer.jobs import JobSettings, WebhookSettings
@@ -100,4 +100,6 @@ def _run(arguments: argparse.Namespace) -> int:
         return EXIT_FAILED
 
 
-COMMAND = Command("jobs", "Run webhooks, batches and generations as arq jobs.", run=_run, add_arguments=_add_arguments)
+COMMAND = Command(
+    "jobs", "Run webhooks, batches and generations as arq jobs.", run=_run_jobs, add_arguments=_add_jobs_arguments
+)

@@ -7,13 +7,13 @@ import argparse
 from ....shared.process.command_line import Command, UsageError, add_redis_arguments
 from ....shared.process.log import add_log_arguments, configure_logging
 from ....shared.redis_access.embedded import resolve_redis_url
-from ...libraries import need_libraries
+from ..command_parts import need_libraries
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 9464
 _NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_metrics_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host", default=DEFAULT_HOST, help="0.0.0.0 for all of IPv4, :: for all of IPv6 and IPv4 (127.0.0.1)"
     )
@@ -39,7 +39,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_redis_arguments(parser)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run_metrics(arguments: argparse.Namespace) -> int:
     need_libraries("penstock metrics", *_NEEDED, extra="gateway")
     for name in ("refresh", "wanted_wait"):
         if not 0 < getattr(arguments, name) < float("inf"):
@@ -47,7 +47,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if not 0 < arguments.wanted_kv_usage <= 1:
         raise UsageError(f"--wanted-kv-usage must be above 0 and at most 1, got {arguments.wanted_kv_usage:g}")
     from ....shared.metrics.exposition import MetricNames
-    from ...metrics.serve import serve
+    from ...metrics.app import serve
     from ...metrics.wanted import WantedOptions
 
     configure_logging(arguments.log_level, arguments.log_format)
@@ -64,4 +64,6 @@ def _run(arguments: argparse.Namespace) -> int:
         )
 
 
-COMMAND = Command("metrics", "Export metrics for Prometheus and autoscalers.", run=_run, add_arguments=_add_arguments)
+COMMAND = Command(
+    "metrics", "Export metrics for Prometheus and autoscalers.", run=_run_metrics, add_arguments=_add_metrics_arguments
+)

@@ -1,8 +1,12 @@
-"""``penstock chat``: a conversation in the terminal, over the queue like every client."""
+"""``penstock chat`` and ``penstock run``: a conversation in the terminal, over the queue like every client.
+
+``run`` starts a private Redis and a worker for it, for the first minutes with a model.
+"""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
@@ -11,6 +15,7 @@ from dataclasses import dataclass, field
 from ....producer import LLM, Delta, FinishReason, SamplingParams
 from ....shared.errors import PenstockError, ValidationError
 from ....shared.process.command_line import Command, add_redis_arguments
+from ...local.stack import LocalStack
 from ..waiting_notice import WaitingNotice
 
 PROMPT = ">>> "
@@ -158,14 +163,38 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, metavar="N", help="fixes the random choices")
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_chat_command_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="may be left out if only one is known, or served")
     add_chat_arguments(parser)
     add_redis_arguments(parser)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run_chat(arguments: argparse.Namespace) -> int:
     return chat_on(arguments.redis_url, arguments, namespace=arguments.namespace, shards=arguments.shards)
 
 
-COMMAND = Command("chat", "Chat with a model in this terminal.", run=_run, add_arguments=_add_arguments)
+CHAT = Command("chat", "Chat with a model in this terminal.", run=_run_chat, add_arguments=_add_chat_command_arguments)
+
+
+def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="MODEL", help="GGUF file, folder or hub name")
+    add_chat_arguments(parser)
+    parser.add_argument(
+        "--worker-options",
+        default="",
+        metavar="WORDS",
+        help="options of `worker start`, as one argument: '--quantization int8 --max-model-len 4096'",
+    )
+    parser.set_defaults(model=None)
+
+
+def _run_model(arguments: argparse.Namespace) -> int:
+    print(f"loading {arguments.path} …", file=sys.stderr, flush=True)
+    with LocalStack(arguments.path, shlex.split(arguments.worker_options)) as stack:
+        print(f"ready in {stack.ready_time_s:.1f} s", file=sys.stderr, flush=True)
+        return chat_on(stack.url, arguments)
+
+
+RUN = Command(
+    "run", "Load a model and chat with it: a private Redis, a worker and `chat` in one.", _run_model, _add_run_arguments
+)

@@ -13,7 +13,7 @@ from ....shared.redis_access.embedded import resolve_redis_url
 from ..waiting_notice import WaitingNotice
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompts", nargs="+", metavar="PROMPT", help="text to continue; - reads standard input")
     parser.add_argument("--model", help="may be left out if only one is known, or served")
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="most output tokens (128)")
@@ -26,7 +26,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_redis_arguments(parser)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run_generate(arguments: argparse.Namespace) -> int:
     options = {name: value for name in ("temperature", "seed") if (value := getattr(arguments, name)) is not None}
     params = SamplingParams(max_tokens=arguments.max_tokens, **options)
     texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in arguments.prompts]
@@ -42,9 +42,9 @@ async def _generate(url: str, arguments: argparse.Namespace, prompts: list[Promp
         notice = WaitingNotice(client, arguments.model)
         async with notice.watching():
             if arguments.stream:
-                reasons = [await _stream(client, prompt, params, notice) for prompt in prompts]
+                reasons = [await _print_stream(client, prompt, params, notice) for prompt in prompts]
             else:
-                answers = await asyncio.gather(*(_answer(client, prompt, params, notice) for prompt in prompts))
+                answers = await asyncio.gather(*(_print_answer(client, prompt, params, notice) for prompt in prompts))
                 reasons = [_print(*answer) for answer in answers]
     irregular = [reason for reason in reasons if reason not in (FinishReason.STOP, FinishReason.LENGTH)]
     for reason in irregular:
@@ -52,7 +52,9 @@ async def _generate(url: str, arguments: argparse.Namespace, prompts: list[Promp
     return 1 if irregular else 0
 
 
-async def _stream(client: Client, prompt: Prompt, params: SamplingParams, notice: WaitingNotice) -> FinishReason | None:
+async def _print_stream(
+    client: Client, prompt: Prompt, params: SamplingParams, notice: WaitingNotice
+) -> FinishReason | None:
     reason = None
     async for delta in client.stream(prompt, params):
         notice.heard()
@@ -62,7 +64,7 @@ async def _stream(client: Client, prompt: Prompt, params: SamplingParams, notice
     return reason
 
 
-async def _answer(
+async def _print_answer(
     client: Client, prompt: Prompt, params: SamplingParams, notice: WaitingNotice
 ) -> tuple[str, FinishReason | None]:
     texts, reason = [], None
@@ -78,4 +80,4 @@ def _print(text: str, reason: FinishReason | None) -> FinishReason | None:
     return reason
 
 
-COMMAND = Command("generate", "Generate text and print it.", run=_run, add_arguments=_add_arguments)
+COMMAND = Command("generate", "Generate text and print it.", run=_run_generate, add_arguments=_add_generate_arguments)

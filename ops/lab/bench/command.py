@@ -1,17 +1,27 @@
-"""``penstock bench``: the engine, the stack and the queue against their rivals, each in the same run."""
+"""``penstock bench``: the engine, the stack and the queue against their rivals, each in the same run.
+
+This module names the rows. It imports little, so that ``--help`` is quick.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from ....shared.process.command_line import Command, UsageError
-from .rows import DEFAULT_PEERS_FOLDER, NO_PEERS, PEERS, QUEUE_ROWS, ROWS, chosen_peers, chosen_rows
+
+QUEUE_ROWS = ("enqueue", "scale", "fairness", "idle", "fleet", "costs", "figures", "follow")
+_ENGINE_ROWS = ("engine", "adapter", "gateway", "growth", "sessions", "pooling", "lora", "speculation")
+ROWS = (*_ENGINE_ROWS, "durability", "recovery", *QUEUE_ROWS)
+PEERS = ("vllm", "transformers", "llama")
+NO_PEERS = "none"
+DEFAULT_PEERS_FOLDER = ".bench-peers"
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         default="",
@@ -67,7 +77,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, default=Path("bench-results/bench.json"), help="where the JSON goes")
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run_bench_command(arguments: argparse.Namespace) -> int:
     rows, peers = chosen_rows(arguments.only), chosen_peers(arguments.peers)
     for name, least in (("queue-depth", 1), ("rounds", 1), ("single", 1), ("requests", 0), ("threads", 0)):
         if (value := getattr(arguments, name.replace("-", "_"))) < least:
@@ -93,4 +103,45 @@ def _run(arguments: argparse.Namespace) -> int:
     return run_bench(options)
 
 
-COMMAND = Command("bench", "Measure the engine, the stack and the queue against their rivals.", _run, _add_arguments)
+COMMAND = Command(
+    "bench",
+    "Measure the engine, the stack and the queue against their rivals.",
+    _run_bench_command,
+    _add_bench_arguments,
+)
+
+
+def chosen_rows(only: str) -> frozenset[str]:
+    """Return the rows that ``--only`` names, comma-separated; all if it is empty.
+
+    Raises:
+        UsageError: no row has such a name.
+    """
+    chosen: set[str] = set()
+    for name in _names(only):
+        if name == "queue":
+            chosen |= set(QUEUE_ROWS)
+        elif name in ROWS:
+            chosen.add(name)
+        else:
+            raise UsageError(f"--only must name rows of {', '.join(ROWS)}, or queue, got {name!r}")
+    return frozenset(chosen or ROWS)
+
+
+def chosen_peers(peers: str) -> frozenset[str]:
+    """Return the rivals that ``--peers`` names, comma-separated; all if it is empty, none for "none".
+
+    Raises:
+        UsageError: no rival has such a name.
+    """
+    names: Sequence[str] = _names(peers) or PEERS
+    if list(names) == [NO_PEERS]:
+        return frozenset()
+    for name in names:
+        if name not in PEERS:
+            raise UsageError(f"--peers must name rivals of {', '.join(PEERS)}, or {NO_PEERS}, got {name!r}")
+    return frozenset(names)
+
+
+def _names(words: str) -> list[str]:
+    return list(filter(None, (part.strip() for part in words.split(","))))

@@ -26,7 +26,7 @@ from ....shared.keys import Keys
 from ....shared.metrics import SERVING
 from ....shared.process.command_line import UsageError
 from ...demo.run import MODEL
-from ...local.private_redis import private_redis
+from ...local.stack import private_redis
 from ...local.worker import LocalWorker
 from ..clusters.ray_cluster import RayCluster
 

@@ -8,9 +8,11 @@ from enum import StrEnum
 
 import msgspec
 
+from .engines.gateway_row import GatewayRow
 from .engines.growth import GrowthRow
 from .engines.pooling import PoolingRow
 from .engines.row import EngineRow
+from .engines.sessions import SessionsRow
 from .engines.sides import (
     ALONE,
     ALONE_DETERMINISTIC,
@@ -25,13 +27,11 @@ from .engines.sides import (
     VLLM_OFFLINE,
     VLLM_SERVED,
 )
-from .gateway_row import GatewayRow
 from .queue.enqueue import EnqueueRow
 from .queue.figures import FiguresRow
 from .queue.fleet import FleetRow
 from .queue.follow import FollowRow
 from .result import median_ratio
-from .sessions import SessionsRow
 
 MIN_THROUGHPUT_OVER_VLLM = {"tiny": 2.0, "smol135": 1.2, "qwen06": 1.2}
 MIN_INT8_OVER_VLLM = {"smol135": 1.6, "qwen06": 1.6}

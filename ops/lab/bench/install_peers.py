@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from .command import DEFAULT_PEERS_FOLDER
 from .engines.sides import INSTALLED_MARK, vllm_libraries
-from .rows import DEFAULT_PEERS_FOLDER
 
 _PINS = Path(__file__).parent / "peers"
 _MAX_REASON_CHARS = 400

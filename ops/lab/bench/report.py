@@ -22,6 +22,7 @@ from rich.table import Table
 from ....shared.errors import PenstockError
 from ....shared.process.processor import this_processor
 from ...statistics import percentile
+from .engines.gateway_row import GatewayRow
 from .engines.growth import GrowthRow
 from .engines.pooling import PoolingRow
 from .engines.report import (
@@ -35,8 +36,8 @@ from .engines.report import (
 )
 from .engines.roofline import Bandwidth
 from .engines.row import EngineRow
+from .engines.sessions import SessionsRow
 from .engines.sides import SERVED, VLLM_SERVED
-from .gateway_row import GatewayRow
 from .goals import (
     Goal,
     adapter_goals,
@@ -57,10 +58,9 @@ from .queue.durability import DurabilityCost
 from .queue.follow import FollowRow
 from .queue.recovery import Recovery
 from .queue.report import QueueRows, measured_rows, queue_table
-from .sessions import SessionsRow
+from .result import add_caption
 from .speculation.report import speculation_goals, speculation_table
 from .speculation.row import SpeculationRow
-from .tables import add_caption
 
 T = TypeVar("T")
 # CPU flags, as Linux names them, that determine the speed of matrix products.

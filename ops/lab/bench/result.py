@@ -1,13 +1,14 @@
-"""Results of a run of the workload on one side, and the figures computed from them."""
+"""Results of a run of the workload on one side, the figures computed from them, and tables of figures."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, groupby
 
 import msgspec
+from rich.table import Table
 
 from ...statistics import percentile
 from .workload import ALL_AT_ONCE, IDLE, ONE_AT_A_TIME
@@ -133,3 +134,22 @@ def _gaps_ms(times_s: list[float]) -> list[float]:
             gaps += [1000 * (time_s - before) / count] * count
         before = time_s
     return gaps
+
+
+def figure_table(title: str, first: str, *columns: str) -> Table:
+    """Return an empty table whose first column has names."""
+    table = Table(title=title)
+    table.add_column(first)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def add_caption(table: Table, words: str) -> None:
+    """Append ``words`` to the caption of a table."""
+    table.caption = f"{table.caption}; {words}" if table.caption else words
+
+
+def describe_versions(name: str, versions: Mapping[str, str]) -> str:
+    """Return the versions of ``name`` for a caption."""
+    return f"{name}: " + ", ".join(f"{library} {version}" for library, version in versions.items())

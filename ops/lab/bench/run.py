@@ -23,13 +23,14 @@ from rich.console import Console
 
 from ....shared.errors import ConfigurationError
 from ...demo.run import MODEL as DEMO_MODEL
-from ...local.private_redis import private_redis
+from ...local.stack import private_redis
+from .engines.gateway_row import measure_gateway
 from .engines.growth import measure_growth
 from .engines.pooling import NUM_TEXTS, measure_pooling
 from .engines.roofline import measure_bandwidth
 from .engines.row import EngineWork, measure_model
+from .engines.sessions import measure_sessions
 from .engines.sides import adapter_sides, choose_sides, named_sides
-from .gateway_row import measure_gateway
 from .lora.row import choose_engines, measure_lora
 from .other_load import LoadWatch
 from .queue.costs import measure_costs
@@ -43,7 +44,6 @@ from .queue.idle import measure_idle
 from .queue.recovery import measure_recovery
 from .queue.scale import measure_scale
 from .report import BANDWIDTH, BenchReport, all_goals, engine_label, machine, print_report, versions, write_report
-from .sessions import measure_sessions
 from .speculation.row import learn_answers, measure_speculation
 from .speculation.sides import InTurns, rivals
 

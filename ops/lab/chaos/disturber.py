@@ -25,8 +25,8 @@ from ....shared.shards import make_commands
 from ...local.stack import LocalStack
 from ...local.worker import LocalWorker
 from ..clusters.sentinel_trio import SentinelTrio
-from ..recovery_clock import RecoveryClock
 from .pace import Pace
+from .recovery_clock import RecoveryClock
 from .redis_trouble import Action, RedisTrouble
 
 STOP_S = (0.5, 8.0)

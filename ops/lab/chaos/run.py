@@ -27,13 +27,13 @@ from ...local.stack import LocalStack
 from ...statistics import percentile
 from ..bench.report import machine, versions
 from ..clusters.sentinel_trio import SentinelTrio
-from ..recovery_clock import RecoveryClock
 from .disturber import Disturber
 from .load import LoadResult, OnDelta, run_load
 from .options import ChaosOptions
 from .owner_watch import OwnerWatch
 from .owners import Owners
 from .pace import EveryFewSeconds, EveryFewTokens
+from .recovery_clock import RecoveryClock
 from .timelines import read_timelines
 from .verdict import Verdict, judge
 from .workload import ChaosRequest, make_requests

@@ -51,15 +51,15 @@ def outcome_of(scenario: Scenario, measures: Measures) -> Outcome:
 def format_comparison(real: Outcome, simulated: Outcome) -> str:
     """Return a table with a row for each value: real, simulated, and the error of the second."""
     rows = [
-        _row(one.name, name, getattr(one, name), getattr(other, name))
+        _comparison_row(one.name, name, getattr(one, name), getattr(other, name))
         for one, other in zip(real.groups, simulated.groups, strict=True)
         for name in OF_GROUPS
     ]
     of_all = ("tokens_per_s", "claims_per_request", "wasted_share", "jain")
-    rows += [_row("all", name, getattr(real, name), getattr(simulated, name)) for name in of_all]
+    rows += [_comparison_row("all", name, getattr(real, name), getattr(simulated, name)) for name in of_all]
     return format_table(("tenants", "figure", "real", "simulated", "off by"), rows)
 
 
-def _row(whose: str, name: str, was: float | None, is_: float | None) -> list[str]:
+def _comparison_row(whose: str, name: str, was: float | None, is_: float | None) -> list[str]:
     off = "-" if not was or is_ is None else f"{100 * (is_ - was) / was:+.1f} %"
     return [whose, name, *("-" if value is None else f"{value:g}" for value in (was, is_)), off]

@@ -33,7 +33,7 @@ def run_in_real_time(url: str, scenario: Scenario) -> Measures:
         ConfigurationError: as ``check_comparable``.
     """
     check_comparable(scenario)
-    return asyncio.run(_run(url, scenario))
+    return asyncio.run(_run_scenario(url, scenario))
 
 
 def check_comparable(scenario: Scenario) -> None:
@@ -159,7 +159,7 @@ class _Engine:
             await self._broker.renew(self.engine_id, claims)
 
 
-async def _run(url: str, scenario: Scenario) -> Measures:
+async def _run_scenario(url: str, scenario: Scenario) -> Measures:
     connection, subscriber = CommandConnection(url), Subscriber(url)
     await subscriber.open()
     keys = Keys("sim").model(MODEL)
@@ -175,7 +175,9 @@ async def _run(url: str, scenario: Scenario) -> Measures:
     tasks = [asyncio.create_task(engine.run()) for engine in engines]
     tasks.append(asyncio.create_task(_reap_forever(broker)))
     tasks.append(asyncio.create_task(_weigh_forever(measures, started_s)))
-    tasks += [asyncio.create_task(_send(broker, measures, scenario, group, started_s)) for group in scenario.tenants]
+    tasks += [
+        asyncio.create_task(_send_requests(broker, measures, scenario, group, started_s)) for group in scenario.tenants
+    ]
     # No engine ends before it is stopped, except by an error.
     await asyncio.wait(
         tasks[: len(engines) + 2], timeout=START_S + scenario.duration_s, return_when=asyncio.FIRST_EXCEPTION
@@ -203,7 +205,9 @@ async def _reap_forever(broker: Broker) -> None:
         await asyncio.sleep(REAP_INTERVAL_S)
 
 
-async def _send(broker: Broker, measures: Measures, scenario: Scenario, group: Tenants, started_s: float) -> None:
+async def _send_requests(
+    broker: Broker, measures: Measures, scenario: Scenario, group: Tenants, started_s: float
+) -> None:
     for notes in draw_calls(scenario, group):
         await asyncio.sleep(max(0.0, notes[0].arrived_s + started_s - time.monotonic()))
         for note in notes:  # before the call, because an engine may claim it before the reply arrives

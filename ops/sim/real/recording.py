@@ -111,7 +111,7 @@ async def run_on_engines(
         history = RequestHistory(connection, keys.model(model))
         first_id, started_s = await history.last_event_id(), time.time()
         async with _counted_claims(url) as num_claims:
-            notes = await _ask(client, scenario, on_accepted)
+            notes = await _ask_engines(client, scenario, on_accepted)
         events = await _events(history, first_id)
         measures = _measures(scenario, notes, events, started_s)
         for note in notes.values():
@@ -124,7 +124,7 @@ async def run_on_engines(
     return measures, min(setup.kv_cache_size_tokens for setup in setups if setup is not None)
 
 
-async def _ask(client: Client, scenario: Scenario, on_accepted: OnAccepted | None) -> dict[str, Note]:
+async def _ask_engines(client: Client, scenario: Scenario, on_accepted: OnAccepted | None) -> dict[str, Note]:
     """Send the requests of all tenants at their times, until the scenario ends."""
     notes: dict[str, Note] = {}
     began_s = time.monotonic()

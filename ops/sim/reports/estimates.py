@@ -20,10 +20,9 @@ from ....shared.process.command_line import format_table
 from ....shared.queue.stats import QueueStats, RequestStatus
 from ...statistics import percentile
 from ..measures import Note
-from ..partition import Partition
-from ..scenario import Scenario
-from ..scenario_file import read_scenario
+from ..scenario import Scenario, read_scenario
 from ..simulation import simulate
+from ..world import Partition
 
 FLOOR_S = 1.0
 # Approximate number of sampled requests of a scenario.

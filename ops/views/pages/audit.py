@@ -11,7 +11,7 @@ from ..source import PageSnapshot
 PAGE_ROWS = 100
 
 
-async def _read(snapshot: PageSnapshot, params: Params, _: Access) -> View:
+async def _read_audit(snapshot: PageSnapshot, params: Params, _: Access) -> View:
     before = params.get("before", "")
     entries = await snapshot.source.audit.read(limit=PAGE_ROWS, before=before if _is_entry_id(before) else "")
     rows = [
@@ -25,4 +25,4 @@ def _is_entry_id(text: str) -> bool:
     return bool(dash) and milliseconds.isdecimal() and number.isdecimal() and len(text) < 40
 
 
-SECTION = PageSection((Page("audit", "/audit", "Audit", _read, query=("before",), nav="Audit"),))
+SECTION = PageSection((Page("audit", "/audit", "Audit", _read_audit, query=("before",), nav="Audit"),))

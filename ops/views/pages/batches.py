@@ -11,17 +11,17 @@ from ..page import Action, ActionContext, Page, PageSection, Params, View, field
 from ..source import PageSnapshot
 
 
-async def _read(snapshot: PageSnapshot, params: Params, _: Access) -> View:
+async def _read_batches(snapshot: PageSnapshot, params: Params, _: Access) -> View:
     store, tenant = snapshot.source.batches, params.get("tenant", "")
     if tenant:
         page = await store.list(tenant=tenant, limit=100, after=params.get("after") or None)
-        rows = [_row(tenant, batch) for batch in page.data]
+        rows = [_batch_row(tenant, batch) for batch in page.data]
         return {"rows": rows, "tenant": tenant, "next": page.last_id if page.has_more else None}
     records = await store.open_batches()
-    return {"rows": [_row(record.spec.tenant, record.batch) for record in records], "tenant": "", "next": None}
+    return {"rows": [_batch_row(record.spec.tenant, record.batch) for record in records], "tenant": "", "next": None}
 
 
-def _row(tenant: str, batch: Batch) -> dict[str, Any]:
+def _batch_row(tenant: str, batch: Batch) -> dict[str, Any]:
     counts = batch.request_counts
     ended_at = batch.completed_at or batch.failed_at or batch.expired_at or batch.cancelled_at
     return {
@@ -40,7 +40,7 @@ def _row(tenant: str, batch: Batch) -> dict[str, Any]:
     }
 
 
-async def _cancel(context: ActionContext) -> str:
+async def _cancel_batch(context: ActionContext) -> str:
     batch_id, tenant = field_of(context.form, "id"), field_of(context.form, "of")
     async with context.source.audit.audited("batch.cancel", batch_id, tenant=tenant):
         await context.source.batches.cancel(batch_id, tenant=tenant)
@@ -48,6 +48,6 @@ async def _cancel(context: ActionContext) -> str:
 
 
 SECTION = PageSection(
-    pages=(Page("batches", "/batches", "Batches · {tenant}", _read, query=("tenant", "after"), nav="Batches"),),
-    actions=(Action("/batches/cancel", Role.OPERATOR, _cancel, "batches"),),
+    pages=(Page("batches", "/batches", "Batches · {tenant}", _read_batches, query=("tenant", "after"), nav="Batches"),),
+    actions=(Action("/batches/cancel", Role.OPERATOR, _cancel_batch, "batches"),),
 )

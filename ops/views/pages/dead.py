@@ -13,7 +13,7 @@ from ....shared.deployment.records import DeadRequest
 from ....shared.errors import RequestNotFoundError, ValidationError
 from ..access import Access
 from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
-from ..request_input import RequestInput, decode_request_input
+from ..request import RequestInput, decode_request_input
 from ..source import PageSnapshot, Source
 
 # The newest are listed; the count covers all.
@@ -21,7 +21,7 @@ MOST_SHOWN = 200
 MAX_PER_ACTION = 1000
 
 
-async def _read(snapshot: PageSnapshot, params: Params, _: Access) -> View:
+async def _read_parked(snapshot: PageSnapshot, params: Params, _: Access) -> View:
     models = await snapshot.models()
     selected = [(await snapshot.check_model(params["model"])).model] if params.get("model") else list(models)
     groups: list[View] = []
@@ -62,11 +62,11 @@ def _grouped(model: str, parked: list[DeadRequest]) -> list[View]:
             {"model": model, "input_hash": request.input_hash, "cause": cause, "newest_at": 0.0, "requests": []},
         )
         group["newest_at"] = max(group["newest_at"], request.parked_at)
-        group["requests"].append(_row(model, request, cause))
+        group["requests"].append(_parked_row(model, request, cause))
     return list(groups.values())
 
 
-def _row(model: str, request: DeadRequest, cause: str) -> dict[str, Any]:
+def _parked_row(model: str, request: DeadRequest, cause: str) -> dict[str, Any]:
     return {
         "request": request.request_id,
         "model": model,
@@ -88,7 +88,7 @@ async def _read_one(snapshot: PageSnapshot, params: Params, access: Access) -> V
         raise RequestNotFoundError(f"no request {request_id!r} of {model} is parked; it may have been replayed")
     asked: RequestInput | None = decode_request_input(parked.payload, access) if parked.is_request else None
     cause = parked.cause.reason if parked.cause else "the cause is unreadable"
-    row = _row(model, parked, cause)
+    row = _parked_row(model, parked, cause)
     return {
         "model": model,
         "row": row,
@@ -100,7 +100,7 @@ async def _read_one(snapshot: PageSnapshot, params: Params, access: Access) -> V
     }
 
 
-async def _replay(context: ActionContext) -> str:
+async def _replay_one(context: ActionContext) -> str:
     model, request_id = field_of(context.form, "model"), field_of(context.form, "id")
     parked = await (await context.source.dead(model)).show(request_id)
     if parked is not None and not parked.is_request:
@@ -110,7 +110,7 @@ async def _replay(context: ActionContext) -> str:
     return f"{request_id} is queued again; it restarts from its prompt"
 
 
-async def _purge(context: ActionContext) -> str:
+async def _purge_one(context: ActionContext) -> str:
     model, request_id = field_of(context.form, "model"), field_of(context.form, "id")
     if not await context.source.operations.purge_dead(model, request_id):
         raise RequestNotFoundError(f"no request {request_id!r} of {model} is parked")
@@ -147,12 +147,12 @@ async def _purge_input(context: ActionContext) -> str:
 
 SECTION = PageSection(
     pages=(
-        Page("dead", "/dead", "Dead letter", _read, query=("model",), nav="Dead letter"),
+        Page("dead", "/dead", "Dead letter", _read_parked, query=("model",), nav="Dead letter"),
         Page("parked", "/parked", "{id} · parked", _read_one, query=("model", "id"), live=False),
     ),
     actions=(
-        Action("/dead/replay", Role.OPERATOR, _replay, "dead"),
-        Action("/dead/purge", Role.ADMIN, _purge, "dead", confirm="id"),
+        Action("/dead/replay", Role.OPERATOR, _replay_one, "dead"),
+        Action("/dead/purge", Role.ADMIN, _purge_one, "dead", confirm="id"),
         Action("/dead/replay-input", Role.OPERATOR, _replay_input, "dead"),
         Action("/dead/purge-input", Role.ADMIN, _purge_input, "dead", confirm="model"),
     ),

@@ -26,12 +26,12 @@ _LIGHTS = {
 }
 
 
-async def _read(snapshot: PageSnapshot, params: Params, _: Access) -> View:
+async def _read_engines(snapshot: PageSnapshot, params: Params, _: Access) -> View:
     model = params.get("model", "")
     engines = [engine for engine in await snapshot.engines() if model in ("", engine.model)]
     workers = sorted({engine.worker_id for engine in engines})
     return {
-        "rows": [_row(engine) for engine in engines],
+        "rows": [_engine_row(engine) for engine in engines],
         "workers": {
             worker: [engine.engine_id for engine in engines if engine.worker_id == worker] for worker in workers
         },
@@ -40,7 +40,7 @@ async def _read(snapshot: PageSnapshot, params: Params, _: Access) -> View:
     }
 
 
-def _row(engine: EngineHeartbeat) -> dict[str, Any]:
+def _engine_row(engine: EngineHeartbeat) -> dict[str, Any]:
     stats = engine.stats
     step = stats.step_time_s if stats is not None and stats.step_time_s.count else None
     return {
@@ -112,25 +112,25 @@ def _adapter_capacity(lora: LoraSetup) -> str:
     return f"{lora.max_loras} in a batch, {lora.max_cpu_loras} in memory, of rank {lora.max_lora_rank} at most"
 
 
-async def _sleep(context: ActionContext) -> str:
+async def _sleep_engine(context: ActionContext) -> str:
     engine_id = field_of(context.form, "engine")
     await context.source.client.sleep(1, mode="keep", **_options(context, engine_id))
     return f"{engine_id} sleeps; its requests are queued again and resume after their last tokens"
 
 
-async def _wake(context: ActionContext) -> str:
+async def _wake_engine(context: ActionContext) -> str:
     engine_id = field_of(context.form, "engine")
     await context.source.client.wake_up(**_options(context, engine_id))
     return f"{engine_id} is awake"
 
 
-async def _drain(context: ActionContext) -> str:
+async def _drain_worker(context: ActionContext) -> str:
     worker_id = field_of(context.form, "worker")
     await context.source.client.drain_worker(worker_id, timeout_s=DRAIN_TIMEOUT_S)
     return f"worker {worker_id} has left; other engines resume its unfinished requests, or they wait for one"
 
 
-async def _stop(context: ActionContext) -> str:
+async def _stop_worker(context: ActionContext) -> str:
     worker_id = field_of(context.form, "worker")
     await context.source.client.stop_worker(worker_id)
     return f"worker {worker_id} has left; other engines resume its requests, or they wait for one"
@@ -141,11 +141,11 @@ def _options(context: ActionContext, engine_id: str) -> CallOptions:
 
 
 SECTION = PageSection(
-    pages=(Page("engines", "/engines", "Engines", _read, query=("model",), nav="Engines"),),
+    pages=(Page("engines", "/engines", "Engines", _read_engines, query=("model",), nav="Engines"),),
     actions=(
-        Action("/engines/sleep", Role.OPERATOR, _sleep, "engines"),
-        Action("/engines/wake", Role.OPERATOR, _wake, "engines"),
-        Action("/workers/drain", Role.OPERATOR, _drain, "engines"),
-        Action("/workers/stop", Role.OPERATOR, _stop, "engines", confirm="worker"),
+        Action("/engines/sleep", Role.OPERATOR, _sleep_engine, "engines"),
+        Action("/engines/wake", Role.OPERATOR, _wake_engine, "engines"),
+        Action("/workers/drain", Role.OPERATOR, _drain_worker, "engines"),
+        Action("/workers/stop", Role.OPERATOR, _stop_worker, "engines", confirm="worker"),
     ),
 )

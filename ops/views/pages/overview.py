@@ -15,14 +15,13 @@ from ....shared.stats import Histogram
 from ..access import Access
 from ..charts import read_charts
 from ..page import Page, PageSection, Params, View
-from ..processes import missing_processes
-from ..servers import read_servers
+from ..servers import missing_processes, read_servers
 from ..source import PageSnapshot, together
 
 _BROKEN = (EngineState.DEAD, EngineState.FAILED, EngineState.STALLED)
 
 
-async def _read(snapshot: PageSnapshot, params: Params, _: Access) -> View:
+async def _read_overview(snapshot: PageSnapshot, params: Params, _: Access) -> View:
     models, served, engines = await together(snapshot.models(), snapshot.served_models(), snapshot.engines())
     stats = await together(*map(snapshot.stats, models))
     num_dead = await together(*map(snapshot.num_dead, models))
@@ -30,7 +29,7 @@ async def _read(snapshot: PageSnapshot, params: Params, _: Access) -> View:
     problems = await _deployment_problems(snapshot)
     for name, queue, parked in zip(models, stats, num_dead, strict=True):
         own = [engine for engine in engines if engine.model == name]
-        rows.append(_row(name, queue, parked, own))
+        rows.append(_model_row(name, queue, parked, own))
         problems += _model_problems(name, queue, parked, own, served)
     return {
         "rows": rows,
@@ -42,7 +41,7 @@ async def _read(snapshot: PageSnapshot, params: Params, _: Access) -> View:
     }
 
 
-def _row(name: str, queue: QueueStats | None, num_dead: int, engines: list[EngineHeartbeat]) -> dict[str, Any]:
+def _model_row(name: str, queue: QueueStats | None, num_dead: int, engines: list[EngineHeartbeat]) -> dict[str, Any]:
     first, between = _merged(engines, "time_to_first_token_s"), _merged(engines, "inter_token_latency_s")
     return {
         "model": name,
@@ -119,4 +118,4 @@ async def _deployment_problems(snapshot: PageSnapshot) -> list[View]:
     return problems
 
 
-SECTION = PageSection((Page("overview", "/", "Overview", _read, query=("span",), nav="Overview"),))
+SECTION = PageSection((Page("overview", "/", "Overview", _read_overview, query=("span",), nav="Overview"),))

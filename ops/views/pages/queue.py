@@ -27,12 +27,14 @@ _LIMITS = (
 )
 
 
-async def _read(snapshot: PageSnapshot, params: Params, _: Access) -> View:
+async def _read_queue(snapshot: PageSnapshot, params: Params, _: Access) -> View:
     model = await _model(snapshot, params)
     if not model:
         return {"model": "", "rows": [], "models": []}
     queue = await snapshot.queue(model)
-    policy, names = await together(snapshot.once(("policy", model), queue.policy), _names(snapshot, model, params))
+    policy, names = await together(
+        snapshot.once(("policy", model), queue.policy), _tenant_names(snapshot, model, params)
+    )
     first = max(0, int(params["from"])) if params.get("from", "").isdecimal() else 0
     is_sorted = len(names) <= MOST_SORTED
     tenants = names if is_sorted else names[first : first + PAGE_ROWS]
@@ -46,7 +48,7 @@ async def _read(snapshot: PageSnapshot, params: Params, _: Access) -> View:
         "stats": stats,
         "policy": policy,
         "history": history,
-        "rows": [_row(tenant, total_weight) for tenant in page_tenants],
+        "rows": [_tenant_row(tenant, total_weight) for tenant in page_tenants],
         "num_tenants": len(names),
         "first": first,
         "next": first + PAGE_ROWS if first + PAGE_ROWS < len(names) else None,
@@ -62,7 +64,7 @@ async def _model(snapshot: PageSnapshot, params: Params) -> str:
     return next(iter(await snapshot.models()), "")
 
 
-async def _names(snapshot: PageSnapshot, model: str, params: Params) -> list[str]:
+async def _tenant_names(snapshot: PageSnapshot, model: str, params: Params) -> list[str]:
     names = await snapshot.once(("names", model), (await snapshot.queue(model)).tenants)
     search = params.get("q", "")
     return [name for name in names if search in name] if search else names
@@ -75,7 +77,7 @@ def _facts(stats: QueueStats) -> dict[str, Any]:
     return facts
 
 
-def _row(tenant: TenantStats, total_weight: float) -> dict[str, Any]:
+def _tenant_row(tenant: TenantStats, total_weight: float) -> dict[str, Any]:
     waits = [lane.estimated_wait_s for lane in tenant.lanes if lane.estimated_wait_s is not None]
     return {
         "tenant": tenant.tenant,
@@ -120,7 +122,7 @@ async def _read_policy(snapshot: PageSnapshot, params: Params, _: Access) -> Vie
     return {"model": model, "policy": policy, "rows": rows, "facts": fields}
 
 
-async def _pause(context: ActionContext) -> str:
+async def _pause_queue(context: ActionContext) -> str:
     model, running = field_of(context.form, "model"), context.form.get("running", "run on")
     if running not in ("run on", "put back"):
         raise ValidationError(f"running must be 'run on' or 'put back', got {running!r}")
@@ -129,13 +131,13 @@ async def _pause(context: ActionContext) -> str:
     return f"{model} is paused; {count} running requests {outcome}"
 
 
-async def _resume(context: ActionContext) -> str:
+async def _resume_queue(context: ActionContext) -> str:
     model = field_of(context.form, "model")
     was_paused = await context.source.operations.resume(model)
     return f"{model} is resumed" if was_paused else f"{model} was not paused"
 
 
-async def _purge(context: ActionContext) -> str:
+async def _purge_queue(context: ActionContext) -> str:
     model, tenant = field_of(context.form, "model"), field_of(context.form, "tenant")
     count = await context.source.operations.purge(model, tenant, context.form.get("band", ""))
     return f"cancelled {count} waiting requests of {tenant}"
@@ -146,9 +148,9 @@ async def _configure_tenant(context: ActionContext) -> str:
     if context.form.get("reset"):
         await context.source.operations.configure_tenant(model, tenant, None)
         return f"{tenant} uses the queue's default tenant policy"
-    limits: dict[str, Any] = {name: _limit(name, context.form.get(name, "")) for name in _LIMITS}
+    limits: dict[str, Any] = {name: _limit_field(name, context.form.get(name, "")) for name in _LIMITS}
     policy = TenantPolicy(
-        weight=_number("weight", context.form.get("weight", "1")),
+        weight=_number_field("weight", context.form.get("weight", "1")),
         over_quota=context.form.get("over_quota", "wait"),  # type: ignore[arg-type]  # validated by TenantPolicy
         **limits,
     )
@@ -161,24 +163,24 @@ async def _configure(context: ActionContext) -> str:
     policy = await (await context.source.queue(model)).policy()
     changed = msgspec.structs.replace(
         policy,
-        strictness=_number("strictness", context.form.get("strictness", "")),
-        ageing_s=_number("ageing_s", context.form["ageing_s"]) if context.form.get("ageing_s") else None,
+        strictness=_number_field("strictness", context.form.get("strictness", "")),
+        ageing_s=_number_field("ageing_s", context.form["ageing_s"]) if context.form.get("ageing_s") else None,
         order=context.form.get("order", ""),
-        max_queue_depth=_limit("max_queue_depth", context.form.get("max_queue_depth", "")),
+        max_queue_depth=_limit_field("max_queue_depth", context.form.get("max_queue_depth", "")),
     )
     changed.__post_init__()
     await context.source.operations.configure(model, changed)
     return f"the queue policy of {model} is updated"
 
 
-def _number(name: str, text: str) -> float:
+def _number_field(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
         raise ValidationError(f"{name} must be a number, got {text!r}") from None
 
 
-def _limit(name: str, text: str) -> int | None:
+def _limit_field(name: str, text: str) -> int | None:
     if not text.strip():
         return None
     if not text.strip().isdecimal():
@@ -188,14 +190,14 @@ def _limit(name: str, text: str) -> int | None:
 
 SECTION = PageSection(
     pages=(
-        Page("queue", "/queue", "Queue · {model}", _read, query=("model", "q", "from", "span"), nav="Queue"),
+        Page("queue", "/queue", "Queue · {model}", _read_queue, query=("model", "q", "from", "span"), nav="Queue"),
         Page("tenant", "/tenant", "{tenant} · {model}", _read_tenant, query=("model", "tenant")),
         Page("policy", "/policy", "Policy · {model}", _read_policy, query=("model",), live=False),
     ),
     actions=(
-        Action("/queue/pause", Role.OPERATOR, _pause, "queue"),
-        Action("/queue/resume", Role.OPERATOR, _resume, "queue"),
-        Action("/queue/purge", Role.ADMIN, _purge, "tenant", confirm="tenant"),
+        Action("/queue/pause", Role.OPERATOR, _pause_queue, "queue"),
+        Action("/queue/resume", Role.OPERATOR, _resume_queue, "queue"),
+        Action("/queue/purge", Role.ADMIN, _purge_queue, "tenant", confirm="tenant"),
         Action("/queue/tenant", Role.OPERATOR, _configure_tenant, "tenant"),
         Action("/queue/policy", Role.ADMIN, _configure, "policy"),
     ),

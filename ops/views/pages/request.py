@@ -15,17 +15,15 @@ from ....shared.queue.lifecycle import RequestEvent, RequestState, summary_of
 from ....shared.queue.stats import RequestStatus
 from ..access import Access
 from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
-from ..read_log import MAX_SHOWN_CHARS, ReadLog
-from ..request_input import decode_request_input
+from ..request import MAX_SHOWN_CHARS, ReadLog, bars_of, decode_request_input, handovers, spans_of
 from ..source import PageSnapshot, Source, together
-from ..timeline import bars_of, handovers, spans_of
 
 MOST_LOGS = 100
 # An expired request changes only if its id is reused.
 EXPIRED_CACHED_S = 30.0
 
 
-async def _read(snapshot: PageSnapshot, params: Params, access: Access) -> View:
+async def _read_request(snapshot: PageSnapshot, params: Params, access: Access) -> View:
     source = snapshot.source
     model, request_id = (await snapshot.check_model(field_of(params, "model"))).model, field_of(params, "id")
     broker = await snapshot.once(("broker", model, request_id), lambda: source.broker_of(model, request_id))
@@ -140,12 +138,12 @@ def _tail(text: str) -> str:
     return text[-MAX_SHOWN_CHARS:]
 
 
-async def _cancel(context: ActionContext) -> str:
+async def _cancel_request(context: ActionContext) -> str:
     state = await context.source.operations.cancel(field_of(context.form, "model"), field_of(context.form, "id"))
     return "the request is cancelled" if state is RequestState.CANCELLED else f"the request had already ended: {state}"
 
 
 SECTION = PageSection(
-    pages=(Page("request", "/request", "{id} · request", _read, query=("model", "id")),),
-    actions=(Action("/request/cancel", Role.OPERATOR, _cancel, "request"),),
+    pages=(Page("request", "/request", "{id} · request", _read_request, query=("model", "id")),),
+    actions=(Action("/request/cancel", Role.OPERATOR, _cancel_request, "request"),),
 )

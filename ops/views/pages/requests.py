@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from ....producer.control.secret_keys import Role
-from ....shared.broker import RequestFilter
+from ....shared.broker import STATE_WORDS, RequestFilter
 from ....shared.broker.bulk import count_matching
 from ....shared.broker.request_history import MAX_LISTED
 from ....shared.errors import ValidationError
 from ....shared.queue.lifecycle import LIVE_STATES, RequestState, RequestSummary
 from ....shared.queue.stats import RequestStatus
+from ...words import parse_age
 from ..access import Access
-from ..filters import LIVE, NAMES, STATES, describe_filter, filter_of, has_filter
 from ..page import Action, ActionContext, Page, PageSection, Params, View, field_of
 from ..source import PageSnapshot, together
 
@@ -22,9 +24,14 @@ from ..source import PageSnapshot, together
 MOST_SHOWN = 50
 # A list with a filter may have to scan all events or a long lane.
 FILTERED_CACHED_S = 15.0
+# Query parameters that make a filter.
+NAMES = ("state", "tenant", "band", "engine", "prefix", "since")
+# States that a list shows by default.
+LIVE = ("running", "waiting")
+STATES = STATE_WORDS
 
 
-async def _read(snapshot: PageSnapshot, params: Params, _: Access) -> View:
+async def _read_requests(snapshot: PageSnapshot, params: Params, _: Access) -> View:
     models = list(await snapshot.models())
     model = (await snapshot.check_model(params["model"])).model if params.get("model") else next(iter(models), "")
     if not model:
@@ -44,7 +51,7 @@ async def _read(snapshot: PageSnapshot, params: Params, _: Access) -> View:
         "model": model,
         "models": models,
         "states": STATES,
-        "rows": [_row(model, request, places.get(request.request_id)) for request in matching],
+        "rows": [_request_row(model, request, places.get(request.request_id)) for request in matching],
         "is_filtered": has_filter(params),
         "can_cancel": has_filter(params) and bool(filter_of(params).selected & LIVE_STATES),
         "words": describe_filter(params),
@@ -72,7 +79,7 @@ async def _matching(snapshot: PageSnapshot, model: str, params: Params) -> list[
     return await snapshot.source.cached(key, FILTERED_CACHED_S, read)
 
 
-def _row(model: str, request: RequestSummary, place: RequestStatus | None) -> dict[str, Any]:
+def _request_row(model: str, request: RequestSummary, place: RequestStatus | None) -> dict[str, Any]:
     return {
         "request": request.request_id,
         "model": model,
@@ -104,7 +111,7 @@ async def _read_cancel(snapshot: PageSnapshot, params: Params, _: Access) -> Vie
     first = await history.requests(msgspec.structs.replace(request_filter, states=live), limit=MOST_SHOWN)
     return {
         "model": model,
-        "rows": [_row(model, request, None) for request in first],
+        "rows": [_request_row(model, request, None) for request in first],
         "count": count,
         "is_more": count == MAX_LISTED,
         "words": describe_filter(params),
@@ -120,7 +127,7 @@ async def _require_filter(snapshot: PageSnapshot, params: Params) -> tuple[str, 
     return model, filter_of(params)
 
 
-async def _cancel(context: ActionContext) -> str:
+async def _cancel_requests(context: ActionContext) -> str:
     model, request_filter = await _require_filter(PageSnapshot(context.source), context.form)
     count = await context.source.operations.cancel_matching(model, request_filter)
     return f"cancelled {count} requests: {describe_filter(context.form)}"
@@ -128,7 +135,7 @@ async def _cancel(context: ActionContext) -> str:
 
 SECTION = PageSection(
     pages=(
-        Page("requests", "/requests", "Requests · {model}", _read, query=("model", *NAMES), nav="Requests"),
+        Page("requests", "/requests", "Requests · {model}", _read_requests, query=("model", *NAMES), nav="Requests"),
         Page(
             "cancel",
             "/requests/cancel",
@@ -139,5 +146,33 @@ SECTION = PageSection(
             role=Role.OPERATOR,
         ),
     ),
-    actions=(Action("/requests/cancel", Role.OPERATOR, _cancel, "requests", confirm="count"),),
+    actions=(Action("/requests/cancel", Role.OPERATOR, _cancel_requests, "requests", confirm="count"),),
 )
+
+
+def filter_of(params: Mapping[str, str]) -> RequestFilter:
+    """Return the filter of a query or a form.
+
+    Raises:
+        ValidationError: ``state`` is unknown, or ``since`` is not an age.
+    """
+    return RequestFilter(
+        states=(params["state"],) if params.get("state") else LIVE,
+        tenant=params.get("tenant", ""),
+        band=params.get("band", ""),
+        engine_id=params.get("engine", ""),
+        id_prefix=params.get("prefix", ""),
+        since=time.time() - parse_age(params["since"]) if params.get("since") else 0.0,
+    )
+
+
+def has_filter(params: Mapping[str, str]) -> bool:
+    """Return whether a query restricts the list of running and waiting requests."""
+    return any(params.get(name) for name in NAMES)
+
+
+def describe_filter(params: Mapping[str, str]) -> str:
+    """Return a filter in words: "running, tenant acme, since 15m"."""
+    parts = [params.get("state") or "running or waiting"]
+    parts += [f"{name} {params[name]}" for name in NAMES[1:] if params.get(name)]
+    return ", ".join(parts)

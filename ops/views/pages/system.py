@@ -8,13 +8,11 @@ from ....shared.deployment.presence import ProcessRecord
 from ....shared.deployment.records import EngineHeartbeat
 from ..access import Access
 from ..page import Page, PageSection, Params, View
-from ..processes import missing_processes, processes_of
-from ..servers import read_servers
-from ..slow import read_slow
+from ..servers import missing_processes, processes_of, read_servers, read_slow
 from ..source import PageSnapshot, together
 
 
-async def _read(snapshot: PageSnapshot, _: Params, __: Access) -> View:
+async def _read_system(snapshot: PageSnapshot, _: Params, __: Access) -> View:
     servers, engines, records, missing, (slow, slow_errors) = await together(
         read_servers(snapshot),
         snapshot.engines(),
@@ -75,4 +73,4 @@ def _workers(engines: list[EngineHeartbeat]) -> list[dict[str, Any]]:
     ]
 
 
-SECTION = PageSection((Page("system", "/system", "Processes and Redis", _read, nav="Processes and Redis"),))
+SECTION = PageSection((Page("system", "/system", "Processes and Redis", _read_system, nav="Processes and Redis"),))

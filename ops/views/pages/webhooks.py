@@ -17,18 +17,18 @@ from ..source import PageSnapshot, together
 MOST_SHOWN = 100
 
 
-async def _read(snapshot: PageSnapshot, params: Params, _: Access) -> View:
+async def _read_webhooks(snapshot: PageSnapshot, params: Params, _: Access) -> View:
     state = params.get("state", EventState.DEAD.value)
     if state not in tuple(EventState):
         raise ValidationError(f"state must be one of {', '.join(EventState)}, got {state!r}")
     events = snapshot.source.events
     newest, *counts = await together(events.newest(EventState(state), MOST_SHOWN), *map(events.count, EventState))
     by_state = dict(zip(map(str, EventState), counts, strict=True))
-    rows = [_row(event) for event in newest]
+    rows = [_event_row(event) for event in newest]
     return {"rows": rows, "state": state, "counts": by_state, "most": MOST_SHOWN, "facts": by_state, "now": snapshot.at}
 
 
-def _row(event: WebhookEvent) -> dict[str, Any]:
+def _event_row(event: WebhookEvent) -> dict[str, Any]:
     last = event.attempts[-1] if event.attempts else None
     parts = urlsplit(event.url)
     return {
@@ -48,19 +48,19 @@ def _row(event: WebhookEvent) -> dict[str, Any]:
 
 async def _read_one(snapshot: PageSnapshot, params: Params, access: Access) -> View:
     event = await snapshot.source.events.show(field_of(params, "id"))
-    row = _row(event)
+    row = _event_row(event)
     attempts = [msgspec.structs.asdict(attempt) for attempt in reversed(event.attempts)]
     body = event.body if access.sees_contents else ""
     return {"row": row, "rows": attempts, "body": body, "facts": {**row, "body": body or None}}
 
 
-async def _replay(context: ActionContext) -> str:
+async def _replay_event(context: ActionContext) -> str:
     event_id = field_of(context.form, "id")
     await context.source.operations.replay_webhook(event_id)
     return f"{event_id} is delivered again under the same id"
 
 
-async def _purge(context: ActionContext) -> str:
+async def _purge_event(context: ActionContext) -> str:
     event_id = field_of(context.form, "id")
     if not await context.source.operations.purge_webhook(event_id):
         raise RequestNotFoundError(f"webhook event {event_id!r} does not exist")
@@ -69,11 +69,11 @@ async def _purge(context: ActionContext) -> str:
 
 SECTION = PageSection(
     pages=(
-        Page("webhooks", "/webhooks", "Webhooks · {state}", _read, query=("state",), nav="Webhooks"),
+        Page("webhooks", "/webhooks", "Webhooks · {state}", _read_webhooks, query=("state",), nav="Webhooks"),
         Page("webhook", "/webhook", "{id} · webhook", _read_one, query=("id",), live=False),
     ),
     actions=(
-        Action("/webhooks/replay", Role.OPERATOR, _replay, "webhooks"),
-        Action("/webhooks/purge", Role.ADMIN, _purge, "webhooks", confirm="id"),
+        Action("/webhooks/replay", Role.OPERATOR, _replay_event, "webhooks"),
+        Action("/webhooks/purge", Role.ADMIN, _purge_event, "webhooks", confirm="id"),
     ),
 )

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.ops.lab.chaos.disturber import Disturber
 from penstock.ops.lab.chaos.pace import EveryFewSeconds
-from penstock.ops.lab.recovery_clock import RecoveryClock
+from penstock.ops.lab.chaos.recovery_clock import RecoveryClock
 from penstock.ops.local.stack import LocalStack
 
 from ...redis_server import RedisServer

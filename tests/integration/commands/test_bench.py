@@ -9,11 +9,11 @@ import psutil
 import pytest
 from rich.console import Console
 
+from penstock.ops.lab.bench.command import QUEUE_ROWS, ROWS, chosen_rows
 from penstock.ops.lab.bench.queue import scale as queue_scale
 from penstock.ops.lab.bench.queue.enqueue import measure_enqueue
 from penstock.ops.lab.bench.queue.report import QueueRows, measured_rows, queue_table
 from penstock.ops.lab.bench.queue.scale import measure_scale
-from penstock.ops.lab.bench.rows import QUEUE_ROWS, ROWS, chosen_rows
 from penstock.shared.process.command_line import UsageError
 
 

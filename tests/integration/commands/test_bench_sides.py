@@ -8,6 +8,7 @@ import pytest
 from transformers import LlamaConfig
 
 from penstock.ops.lab import random_model
+from penstock.ops.lab.bench.command import PEERS, chosen_peers
 from penstock.ops.lab.bench.engines.growth import measure_growth
 from penstock.ops.lab.bench.engines.judge import Claim, ask_truth, judge, wrong_lengths
 from penstock.ops.lab.bench.engines.sides import (
@@ -20,7 +21,6 @@ from penstock.ops.lab.bench.engines.sides import (
 )
 from penstock.ops.lab.bench.queue.follow import measure_follow
 from penstock.ops.lab.bench.result import SideRun
-from penstock.ops.lab.bench.rows import PEERS, chosen_peers
 from penstock.ops.lab.bench.workload import CHECK, Item, Phase
 from penstock.shared.errors import ConfigurationError
 from penstock.shared.process.command_line import UsageError

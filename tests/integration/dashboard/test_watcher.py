@@ -9,8 +9,7 @@ from contextlib import AsyncExitStack, aclosing
 import pytest
 
 from penstock.ops.dashboard import Access, Role, everybody
-from penstock.ops.dashboard.runtime import DashboardRuntime
-from penstock.ops.dashboard.watcher import Topic
+from penstock.ops.dashboard.runtime import DashboardRuntime, Topic
 from penstock.ops.views.pages import PAGES
 
 from ...redis_server import RedisServer
@@ -155,7 +154,7 @@ async def test_a_redis_that_goes_away_is_told_and_so_is_its_return(
 
 
 async def test_a_tab_comes_again_after_a_while(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.ops.dashboard.watcher.MAX_STREAM_S", 0.0)
+    monkeypatch.setattr("penstock.ops.dashboard.runtime.MAX_STREAM_S", 0.0)
     runtime = await runtime_of(site)
     async with asyncio.timeout(PATIENCE_S):
         assert [event async for event in runtime.watcher.follow(topic())] == []

@@ -10,8 +10,7 @@ import pytest
 from penstock.ops.cli import main
 from penstock.ops.sim.measures import Note
 from penstock.ops.sim.reports.estimates import FOLDER, BandErrors, Estimates, band_errors, simulate_errors
-from penstock.ops.sim.scenario import Autoscaling, Deaths, Engines, Scenario, Speed, Tenants
-from penstock.ops.sim.scenario_file import read_scenario
+from penstock.ops.sim.scenario import Autoscaling, Deaths, Engines, Scenario, Speed, Tenants, read_scenario
 from penstock.ops.sim.shapes import Burst, Constant, Lognormal
 from penstock.shared.queue.policy import QueuePolicy, TenantPolicy
 

@@ -166,7 +166,7 @@ def test_the_command_tells_of_a_mistake(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_missing_library_is_told_with_the_remedy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.ops.libraries.find_spec", lambda name: None)
+    monkeypatch.setattr("penstock.ops.cli.command_parts.find_spec", lambda name: None)
     assert main(["sim", "run", str(tmp_path / "none.toml")]) == 1
     assert "pip install 'penstock[sim]'" in capsys.readouterr().err
 

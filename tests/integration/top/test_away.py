@@ -12,8 +12,8 @@ import pytest
 
 from penstock.ops import cli as penstock_cli
 from penstock.ops.top.reader import Reader
+from penstock.ops.top.screens import TablesScreen
 from penstock.ops.top.tables import MODELS, TABLES
-from penstock.ops.top.tables_screen import TablesScreen
 from penstock.ops.views.page import Page, Params, View
 from penstock.ops.views.source import PageSnapshot
 from penstock.shared.process.command_line import EXIT_FAILED, EXIT_USAGE
@@ -84,6 +84,8 @@ def test_without_a_terminal_it_names_what_prints_lines(redis_url: str, capsys: p
 def test_without_its_library_it_says_what_to_install(
     redis_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.ops.libraries.find_spec", lambda name: None if name == "textual" else find_spec(name))
+    monkeypatch.setattr(
+        "penstock.ops.cli.command_parts.find_spec", lambda name: None if name == "textual" else find_spec(name)
+    )
     assert penstock_cli.main(["top", "--redis-url", redis_url]) == EXIT_FAILED
     assert "penstock top needs textual: pip install 'penstock[top]'" in capsys.readouterr().err

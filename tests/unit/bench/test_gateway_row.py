@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
+from penstock.ops.lab.bench.engines.gateway_load import HttpStream
+from penstock.ops.lab.bench.engines.gateway_row import GatewayRow, GatewayWay
 from penstock.ops.lab.bench.engines.report import gateway_table
-from penstock.ops.lab.bench.gateway_load import HttpStream
-from penstock.ops.lab.bench.gateway_row import GatewayRow, GatewayWay
 from penstock.ops.lab.bench.goals import State, gateway_goals
 from penstock.shared.errors import BrokerError
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from penstock.ops.lab.bench.engines.report import sessions_table
+from penstock.ops.lab.bench.engines.sessions import SessionsLoad, SessionsRow, SessionsSide, _side, _Turn
 from penstock.ops.lab.bench.goals import sessions_goals
-from penstock.ops.lab.bench.sessions import SessionsLoad, SessionsRow, SessionsSide, _side, _Turn
 from penstock.shared.messages.outcome import Usage
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.ops.sim.autoscaling import wanted_engines
+from penstock.ops.sim.fleet import wanted_engines
 from penstock.ops.sim.scenario import Autoscaling
 from penstock.ops.statistics import jain_index
 

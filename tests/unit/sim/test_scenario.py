@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.ops import sim
-from penstock.ops.sim.scenario import DeathKind, Scenario
-from penstock.ops.sim.scenario_file import read_scenario
+from penstock.ops.sim.scenario import DeathKind, Scenario, read_scenario
 from penstock.ops.sim.shapes import Burst, Lognormal
 from penstock.shared.errors import ConfigurationError
 

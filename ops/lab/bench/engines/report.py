@@ -8,16 +8,15 @@ from collections.abc import Iterable, Iterator
 from rich.markup import escape
 from rich.table import Table
 
-from ..gateway_row import GatewayRow
 from ..goals import Goal, State
 from ..queue.follow import FollowRow
-from ..result import median_ratio
-from ..sessions import SessionsRow
-from ..tables import describe_versions, figure_table
+from ..result import describe_versions, figure_table, median_ratio
+from .gateway_row import GatewayRow
 from .growth import GrowthRow
 from .pooling import PoolingRow
 from .roofline import Bandwidth
 from .row import EngineRow, SideRow
+from .sessions import SessionsRow
 from .sides import ALONE, VLLM_HTTP
 
 _MIB = 2**20

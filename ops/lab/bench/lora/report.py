@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..goals import Goal
-from ..tables import describe_versions, figure_table
+from ..result import describe_versions, figure_table
 from .row import EIGHT, NUM_ADAPTERS, ONE, OURS, PHASES, LoraRow, LoraSide
 
 MIN_OVER_BASE = {ONE: 0.95, EIGHT: 0.85}

@@ -16,7 +16,7 @@ from .....shared.keys import Keys
 from .....shared.messages.deltas import Delta
 from .....shared.messages.outcome import FinishReason
 from .....shared.redis_access.check import info_fields
-from ....local.private_redis import private_redis
+from ....local.stack import private_redis
 from .fleet import redis_cpu_s
 
 NUM_REQUESTS = 2048

@@ -20,7 +20,7 @@ import redis.asyncio
 from .....producer import Client, SamplingParams
 from .....shared.keys import Keys
 from .....shared.redis_access.url import parse_pool
-from ....local.private_redis import private_redis
+from ....local.stack import private_redis
 from ..result import median_ratio
 
 MODEL = "bench-enqueue"

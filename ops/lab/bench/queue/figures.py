@@ -19,7 +19,7 @@ from .....shared.connection import CommandConnection
 from .....shared.keys import Keys, ModelKeys
 from .....shared.queue.policy import EVENTS_KEPT, QueuePolicy
 from .....shared.stats import EngineStats
-from ....local.private_redis import private_redis
+from ....local.stack import private_redis
 from .costs import claim_all, enqueue_all, finish_all, memory_bytes
 from .fleet import redis_cpu_s
 

@@ -22,7 +22,7 @@ from .....shared.deployment.records import DeathCause
 from .....shared.keys import Keys
 from .....shared.messages.deltas import Delta
 from .....shared.messages.outcome import FinishReason
-from ....local.private_redis import private_redis
+from ....local.stack import private_redis
 from ....statistics import percentile
 
 NUM_ENGINES = (1, 32, 400, 1000)

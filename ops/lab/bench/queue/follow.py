@@ -24,7 +24,7 @@ from .....shared.keys import Keys
 from .....shared.messages.deltas import Delta
 from .....shared.messages.outcome import FinishReason
 from .....shared.redis_access.url import parse_pool
-from ....local.private_redis import private_redis
+from ....local.stack import private_redis
 
 MODEL = "bench-follow"
 NUM_STREAMS = 1000

@@ -18,7 +18,7 @@ from .....shared.keys import Keys
 from .....shared.messages.supervision import EngineState
 from ....demo.run import MODEL
 from ....local.stack import LocalStack
-from ...recovery_clock import RecoveryClock
+from ...chaos.recovery_clock import RecoveryClock
 
 NUM_STREAMS = 16
 NUM_KILLS = 6

@@ -8,7 +8,7 @@ import msgspec
 from rich.table import Table
 
 from ..goals import MAX_EVENTS_SHARE, MAX_FLEET_P50_RATIO, MAX_FLEET_REDIS_RATIO, MIN_ENQUEUE_OVER_RIVAL
-from ..tables import figure_table
+from ..result import figure_table
 from .costs import CostsRow
 from .enqueue import EnqueueRow
 from .fairness import FairnessRow, Feel

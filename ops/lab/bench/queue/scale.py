@@ -31,7 +31,7 @@ from .....shared.messages.outcome import FinishReason
 from .....shared.messages.requests import EngineCoreRequest
 from .....shared.params.sampling import SamplingParams
 from .....shared.queue.policy import QueuePolicy
-from ....local.private_redis import private_redis
+from ....local.stack import private_redis
 from ....statistics import percentile
 
 NUM_TENANTS = 10_000

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..goals import Goal
-from ..tables import describe_versions, figure_table
+from ..result import describe_versions, figure_table
 from .row import MANY, PHASES, PairRow, SpeculationRow
 from .texts import COPY, JSON, PROSE
 

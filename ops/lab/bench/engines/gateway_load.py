@@ -1,7 +1,7 @@
 """The load of the row gateway, in its own process: the same requests through the client, or over HTTP to the gateway.
 
-    python -m penstock.ops.lab.bench.gateway_load client redis://… phases.json result.json
-    python -m penstock.ops.lab.bench.gateway_load http http://127.0.0.1:8000 phases.json result.json
+    python -m penstock.ops.lab.bench.engines.gateway_load client redis://… phases.json result.json
+    python -m penstock.ops.lab.bench.engines.gateway_load http http://127.0.0.1:8000 phases.json result.json
 
 Over HTTP it does as little as possible during the measurement: it sends prepared requests, records the time of each
 first event, and stores the bytes, which are parsed afterwards. An HTTP library would cost more than the measured part.
@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ....producer import Client, SamplingParams
-from ....shared.errors import BrokerError
-from .workload import Item, Phase
+from .....producer import Client, SamplingParams
+from .....shared.errors import BrokerError
+from ..workload import Item, Phase
 
 CLIENT, HTTP = "client", "http"
 _DATA = b"data: "

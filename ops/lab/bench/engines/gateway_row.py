@@ -18,14 +18,14 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from ....shared.errors import ConfigurationError
-from ...local.server import LocalGateway
-from ...local.stack import LocalStack
-from ...statistics import percentile
-from .engines.judge import read_vocab_size
-from .engines.sides import VLLM_HTTP, Side
+from .....shared.errors import ConfigurationError
+from ....local.server import LocalGateway
+from ....local.stack import LocalStack
+from ....statistics import percentile
+from ..workload import ALL_AT_ONCE, IDLE, WARM_UP, Phase, timed_phases
 from .gateway_load import CLIENT, HTTP, LoadResult
-from .workload import ALL_AT_ONCE, IDLE, WARM_UP, Phase, timed_phases
+from .judge import read_vocab_size
+from .sides import VLLM_HTTP, Side
 
 NUM_STREAMS = 64
 LOAD_TIMEOUT_S = 600.0
@@ -183,7 +183,7 @@ def _with_words(model: Path, folder: Path) -> Path:
 def _load(way: str, url: str, phases: list[Phase], scratch: Path) -> list[LoadResult]:
     work, result = scratch / "phases.json", scratch / "loaded.json"
     work.write_bytes(msgspec.json.encode(phases))
-    command = [sys.executable, "-m", "penstock.ops.lab.bench.gateway_load", way, url, str(work), str(result)]
+    command = [sys.executable, "-m", "penstock.ops.lab.bench.engines.gateway_load", way, url, str(work), str(result)]
     completed = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_TIMEOUT_S, check=False)
     if completed.returncode != 0:
         raise ConfigurationError(f"the load by {way} failed: {completed.stderr.strip()[-1500:]}")

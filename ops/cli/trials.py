@@ -1,4 +1,4 @@
-"""``penstock sim``: simulated fleets in virtual time, on the real scripts of the broker."""
+"""Commands that try the whole system: ``penstock demo`` with checked answers, ``penstock sim`` in virtual time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,42 @@ from pathlib import Path
 
 import msgspec
 
-from ....shared.errors import ConfigurationError
-from ....shared.process.command_line import EXIT_FAILED, Command, UsageError
-from ...libraries import need_libraries
+from ...shared.errors import ConfigurationError
+from ...shared.process.command_line import EXIT_FAILED, Command, UsageError
+from .command_parts import need_libraries
 
 
-def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_demo_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--questions", type=int, default=64, help="how many questions to ask (default 64)")
+    parser.add_argument("--concurrency", type=int, default=12, help="concurrent requests (default 12)")
+    parser.add_argument("--seed", type=int, default=0, help="chooses the questions (default 0)")
+    parser.add_argument(
+        "--dashboard", action="store_true", help="send requests and serve the operators' pages until Ctrl-C"
+    )
+    parser.add_argument("--port", type=int, default=8090, help="port of the pages; 0 for a free one (8090)")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of the model's weights (default float32, in which it was trained)",
+    )
+    parser.add_argument("--redis-url", help="use a running deployment of the demo model instead of starting one")
+
+
+def _run_demo(arguments: argparse.Namespace) -> int:
+    if arguments.dashboard:
+        from ..demo.busy import run_busy
+
+        return run_busy(arguments.port)
+    from ..demo.run import run_demo  # only this command needs rich and psutil
+
+    return run_demo(arguments.questions, arguments.concurrency, arguments.seed, arguments.dtype, arguments.redis_url)
+
+
+DEMO = Command("demo", "Start everything, ask questions, check the answers, stop.", _run_demo, _add_demo_arguments)
+
+
+def _add_scenario_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", type=Path, metavar="FILE", help="TOML, see the page on the simulator in the guide")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where report.json and the plots (PNG, SVG) go")
     parser.add_argument("--seed", type=int, help="instead of the scenario's")
@@ -56,29 +86,29 @@ def _add_fit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--test", type=Path, metavar="PATH", help="another recording, to tell the error on")
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run_scenario(arguments: argparse.Namespace) -> int:
     need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
-    text = _read(arguments.scenario).decode(errors="replace")
-    from ...sim.run import run_scenario  # only this command needs simpy and matplotlib
+    text = _read_scenario(arguments.scenario).decode(errors="replace")
+    from ..sim.run import run_scenario  # only this command needs simpy and matplotlib
 
     return 0 if run_scenario(text, seed=arguments.seed, folder=arguments.out) else EXIT_FAILED
 
 
-def _compare(arguments: argparse.Namespace) -> int:
+def _compare_with_engines(arguments: argparse.Namespace) -> int:
     need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
-    text = _read(arguments.scenario).decode(errors="replace")
-    from ...sim.real.comparison import compare  # simpy
+    text = _read_scenario(arguments.scenario).decode(errors="replace")
+    from ..sim.real.comparison import compare  # simpy
 
     compare(text)
     return 0
 
 
-def _record(arguments: argparse.Namespace) -> int:
+def _record_scenario(arguments: argparse.Namespace) -> int:
     need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
-    text = _read(arguments.scenario).decode(errors="replace")
-    from ...demo.run import MODEL
-    from ...sim.real.recording import record
-    from ...sim.scenario_file import read_scenario
+    text = _read_scenario(arguments.scenario).decode(errors="replace")
+    from ..demo.run import MODEL
+    from ..sim.real.recording import record
+    from ..sim.scenario import read_scenario
 
     scenario = read_scenario(text)
     if arguments.seed is not None:
@@ -88,36 +118,36 @@ def _record(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _replay(arguments: argparse.Namespace) -> int:
+def _replay_recording(arguments: argparse.Namespace) -> int:
     need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
-    from ...sim.real.comparison import replay  # simpy
+    from ..sim.real.comparison import replay  # simpy
 
     replay(arguments.recorded, arguments.speed_of or arguments.recorded)
     return 0
 
 
-def _estimates(arguments: argparse.Namespace) -> int:
+def _run_estimates(arguments: argparse.Namespace) -> int:
     need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
-    from ...sim.reports.estimates import print_errors  # simpy
-    from ...sim.run import simulated_errors
+    from ..sim.reports.estimates import print_errors  # simpy
+    from ..sim.run import simulated_errors
 
     if not arguments.real:
         print_errors(arguments.scenarios, simulated_errors, arguments.seed)
         return 0
     if not arguments.scenarios:
         raise UsageError("--real needs a FILE, because engines die in several of Penstock's scenarios")
-    from ...demo.run import MODEL
-    from ...sim.real.estimates import real_errors
+    from ..demo.run import MODEL
+    from ..sim.real.comparison import real_errors
 
     model = arguments.model or MODEL
     print_errors(arguments.scenarios, lambda scenario: real_errors(scenario, model), arguments.seed)
     return 0
 
 
-def _fit(arguments: argparse.Namespace) -> int:
+def _fit_speed(arguments: argparse.Namespace) -> int:
     need_libraries("the simulator", "simpy", "matplotlib", extra="sim")
-    from ...sim.real.fit import error_of, fit_speed, read_recordings  # numpy
-    from ...sim.scenario import Engines
+    from ..sim.real.fit import error_of, fit_speed, read_recordings  # numpy
+    from ..sim.scenario import Engines
 
     recorded = read_recordings(arguments.recorded)
     fit = fit_speed(recorded)
@@ -136,32 +166,39 @@ def _fit(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _read(path: Path) -> bytes:
+def _read_scenario(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
 
 
-COMMAND = Command(
+SIM = Command(
     "sim",
     "Simulate fleets of engines in virtual time, on the real scripts of the queue.",
     subcommands=(
-        Command("run", "Simulate a scenario; status 1 if one of its checks fails.", _run, _add_run_arguments),
+        Command(
+            "run", "Simulate a scenario; status 1 if one of its checks fails.", _run_scenario, _add_scenario_arguments
+        ),
         Command(
             "compare",
             "Run a scenario in virtual and in real time, and print both.",
-            _compare,
+            _compare_with_engines,
             _add_compare_arguments,
         ),
-        Command("record", "Run a scenario with real engines, and record their steps.", _record, _add_record_arguments),
-        Command("replay", "Simulate a recording, and print both.", _replay, _add_replay_arguments),
+        Command(
+            "record",
+            "Run a scenario with real engines, and record their steps.",
+            _record_scenario,
+            _add_record_arguments,
+        ),
+        Command("replay", "Simulate a recording, and print both.", _replay_recording, _add_replay_arguments),
         Command(
             "estimates",
             "Compare estimated with actual waiting times, for each band.",
-            _estimates,
+            _run_estimates,
             _add_estimates_arguments,
         ),
-        Command("fit", "Fit the speed of engines to their recorded steps.", _fit, _add_fit_arguments),
+        Command("fit", "Fit the speed of engines to their recorded steps.", _fit_speed, _add_fit_arguments),
     ),
 )

@@ -1,11 +1,13 @@
-"""Common parts of commands on a model's broker: connection, choice of the model, JSON."""
+"""Common parts of commands: connection, choice of the model, confirmation, JSON, and libraries that only some need."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,8 +17,10 @@ from ...producer.requests.model_cards import ModelCards
 from ...shared.broker import Queue
 from ...shared.connection import CommandConnection
 from ...shared.deployment.audit import acting_as, process_actor
+from ...shared.errors import ConfigurationError
 from ...shared.keys import Keys
 from ...shared.partitions import open_queue
+from ...shared.process.command_line import UsageError
 from ...shared.redis_access.embedded import resolve_redis_url
 from ...shared.shards import check_servers, make_commands
 
@@ -105,3 +109,35 @@ def on_model(
 
 def print_json(value: Any) -> None:
     print(msgspec.json.format(msgspec.json.encode(value)).decode())
+
+
+def confirmed(question: str, arguments: argparse.Namespace) -> bool:
+    """Return whether ``--yes`` was passed, or the user confirms at the terminal.
+
+    Raises:
+        UsageError: standard input is no terminal, and ``--yes`` was not passed.
+    """
+    if arguments.yes:
+        return True
+    if not sys.stdin.isatty():
+        raise UsageError(f"without a terminal to ask on, --yes must be given: {question}")
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
+def need_libraries(user: str, *names: str, extra: str) -> None:
+    """Check that libraries are installed, before an import fails.
+
+    Args:
+        user: what needs them, as the subject of the message.
+        names: the packages, as they are imported.
+        extra: extra of penstock that installs them.
+
+    Raises:
+        ConfigurationError: a library is not installed.
+    """
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(f"{user} needs {', '.join(missing)}: pip install 'penstock[{extra}]'")

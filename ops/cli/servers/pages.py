@@ -1,19 +1,22 @@
-"""``penstock dashboard``: queues, engines and requests in a browser."""
+"""``penstock dashboard`` and ``penstock top``: queues, engines and requests, in a browser and in a terminal."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+from pathlib import Path
 
 from ....shared.process.command_line import Command, UsageError, add_redis_arguments, print_if_read
 from ....shared.process.log import add_log_arguments, configure_logging
 from ....shared.redis_access.embedded import resolve_redis_url
-from ...libraries import need_libraries
+from ..command_parts import need_libraries
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8090
 _NEEDED = ("starlette", "uvicorn", "jinja2", "itsdangerous")
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_dashboard_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default=DEFAULT_HOST, help="others need --keys on or --auth-header (127.0.0.1)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (8090)")
     parser.add_argument(
@@ -55,7 +58,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_redis_arguments(parser)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run_dashboard(arguments: argparse.Namespace) -> int:
     need_libraries("the dashboard", *_NEEDED, extra="dashboard")
     if arguments.keys == "on" and arguments.auth_header:
         raise UsageError("--keys on and --auth-header exclude each other; pass only one")
@@ -91,4 +94,43 @@ def _run(arguments: argparse.Namespace) -> int:
         )
 
 
-COMMAND = Command("dashboard", "Serve the operators' pages.", run=_run, add_arguments=_add_arguments)
+DASHBOARD = Command(
+    "dashboard", "Serve the operators' pages.", run=_run_dashboard, add_arguments=_add_dashboard_arguments
+)
+
+
+def _add_top_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="", metavar="NAME", help="model whose tenants and requests are shown first")
+    parser.add_argument("--read-only", action="store_true", help="change nothing")
+    parser.add_argument("--show-contents", action="store_true", help="prompts and outputs, too")
+    parser.add_argument("--log-file", type=Path, metavar="PATH", help="for warnings, which are dropped without it")
+    add_redis_arguments(parser)
+
+
+def _run_top(arguments: argparse.Namespace) -> int:
+    need_libraries("penstock top", "textual", extra="top")
+    # Textual writes to standard error.
+    if (
+        not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+        or os.environ.get("TERM", "dumb") == "dumb"
+    ):
+        raise UsageError(
+            "penstock top needs a terminal that can move its cursor; `penstock queue show MODEL --watch` prints lines"
+        )
+    from ....producer.control.secret_keys import Role
+    from ...top.run import NO_LOG, run_top
+    from ...views.access import Access
+
+    role = Role.VIEWER if arguments.read_only else Role.ADMIN
+    with resolve_redis_url(arguments.redis_url) as url:
+        return run_top(
+            url,
+            namespace=arguments.namespace,
+            shards=arguments.shards,
+            access=Access("", role, arguments.show_contents),
+            model=arguments.model,
+            log_path=arguments.log_file or NO_LOG,
+        )
+
+
+TOP = Command("top", "Watch and change queues, engines and requests in this terminal.", _run_top, _add_top_arguments)

@@ -21,11 +21,11 @@ from typing import Any
 
 import msgspec
 
-from ....producer import Client, SamplingParams
-from ....shared.messages.outcome import Usage
-from ....shared.queue.policy import QueuePolicy
-from ...local.stack import LocalStack
-from ...statistics import jain_index, percentile
+from .....producer import Client, SamplingParams
+from .....shared.messages.outcome import Usage
+from .....shared.queue.policy import QueuePolicy
+from ....local.stack import LocalStack
+from ....statistics import jain_index, percentile
 
 NUM_ENGINES = 2
 NUM_TURNS = 8

@@ -1,1 +1,0 @@
-"""Commands that try the whole system: demo and simulation."""
