@@ -85,7 +85,7 @@ def test_a_file_is_described_once_and_again_when_it_has_changed(
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"general__architecture": "gpt9"}, "of the architecture 'gpt9', and of GGUF files llama, qwen2"),
+        ({"general__architecture": "gpt9"}, "of the architecture 'gpt9', and of GGUF files llama, mistral3, qwen2"),
         ({"tokenizer__ggml__model": "plamo2"}, "tokenizer of the kind 'plamo2'.*gpt2 and llama are read"),
         ({"tokenizer__ggml__pre": "klingon"}, "splits text by tokenizer.ggml.pre 'klingon'"),
         ({"tokenizer__ggml__tokens": ["a"]}, "the tokenizer in .* cannot be read"),

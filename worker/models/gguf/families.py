@@ -1,21 +1,23 @@
-"""Translate a GGUF file of each architecture for transformers: its config.json, its RoPE, and the names of its tensors.
+"""Translate a GGUF file for transformers: its config.json, and the places of its tensors in transformers' model.
 
-Source: llama.cpp's ``convert_hf_to_gguf.py``, read backwards.
+Source: llama.cpp's converter, read backwards.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
+from torch import Tensor
 
 from ....shared.errors import ModelLoadError
 from ....shared.values.shown import shown
 from .container import GgufFile
+from .rope import real_value, rope_parameters
+
+Shape = tuple[int, ...]
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {
@@ -32,102 +34,70 @@ _LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 # Rotary frequencies, which the configuration contains.
-_COMPUTED = re.compile(r"(^|\.)(rope_freqs|attn_rot_embd)\.")
-_PARTS = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
-
-_THETA = 10000.0
-# Llama 3's scaling, which GGUF stores as a divisor per frequency; values of all released models.
-_LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
-# Divisors are stored in float32.
-_TOLERANCE = 1e-4
-
-
-def rope_parameters(file: GgufFile, key: str, head_dim: int) -> dict[str, Any]:
-    """Return ``rope_parameters`` of config.json.
-
-    Raises:
-        ModelLoadError: the scaling of positions cannot be expressed there.
-    """
-    values = file.values
-    theta = real_value(file, f"{key}.rope.freq_base", _THETA)
-    if "rope_freqs.weight" in file.tensors:
-        return _llama3(file, theta, head_dim)
-    kind = values.get(f"{key}.rope.scaling.type", "none")
-    name = "scaling.factor" if f"{key}.rope.scaling.factor" in values else "scale_linear"
-    factor = real_value(file, f"{key}.rope.{name}", 1.0)
-    if kind in ("none", "linear") and factor in (0.0, 1.0):
-        return {"rope_type": "default", "rope_theta": theta}
-    if kind in ("none", "linear"):
-        return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
-    original = values.get(f"{key}.rope.scaling.original_context_length")
-    if kind == "yarn" and original is not None:
-        original = int(original)
-        return {
-            "rope_type": "yarn",
-            "rope_theta": theta,
-            "factor": factor,
-            "original_max_position_embeddings": original,
-        }
-    raise ModelLoadError(
-        f"{file.path} stretches positions by {key}.rope.scaling.type {shown(kind)}, which is not read from GGUF files; "
-        "fetch the model in transformers' format"
-    )
-
-
-def real_value(file: GgufFile, name: str, default: float) -> float:
-    """Return a number of ``file``. Raises ``ModelLoadError`` if the value is no number, or negative."""
-    value = file.values.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise ModelLoadError(f"{file.path} has {name} {shown(value)}, and a number is wanted there; fetch it again")
-    return float(value)
-
-
-def _llama3(file: GgufFile, theta: float, head_dim: int) -> dict[str, Any]:
-    tensor = file.tensors["rope_freqs.weight"]
-    divisors = np.array(tensor.data).view(np.float32).ravel() if tensor.kind.name == "F32" else np.zeros(0)
-    factor = round(float(divisors.max(initial=0.0)), 3)
-    if len(divisors) == head_dim // 2 and factor >= 1:
-        if factor == 1:
-            return {"rope_type": "default", "rope_theta": theta}
-        if np.allclose(divisors, llama3_divisors(theta, head_dim, factor), rtol=_TOLERANCE):
-            return {
-                "rope_type": "llama3",
-                "rope_theta": theta,
-                "factor": factor,
-                "low_freq_factor": _LOW,
-                "high_freq_factor": _HIGH,
-                "original_max_position_embeddings": _ORIGINAL,
-            }
-    raise ModelLoadError(
-        f"{file.path} has rope_freqs.weight {shown(divisors[:4].tolist())}, which are not Llama 3's divisors of "
-        "frequencies; fetch the model in transformers' format"
-    )
-
-
-def llama3_divisors(theta: float, head_dim: int, factor: float) -> np.ndarray:
-    """Return the divisor of each of Llama 3's frequencies: [head_dim / 2]."""
-    wave_lengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
-    smooth = (_ORIGINAL / wave_lengths - _LOW) / (_HIGH - _LOW)
-    return 1 / np.clip((1 - smooth) / factor + smooth, 1 / factor, 1)
+_COMPUTED = re.compile(r"(^|\.)(rope_freqs|rope_factors_long|rope_factors_short|attn_rot_embd)\.")
+_PARTS = re.compile(r"(?:blk\.(\d+)\.)?([\w.]+?)(?:\.(weight|bias))?")
 
 
 @dataclass(frozen=True)
-class _Architecture:
-    """Differences between one of llama.cpp's architectures and the others.
+class Place:
+    """Where a tensor of ggml's lies in transformers' model. All functions get the file's family first.
+
+    Args:
+        name: of transformers' tensor. "{}" stands for the number of an expert, each of which has its own tensor.
+        view: returns the part of transformers' tensor that has ggml's numbers in ggml's order; None for all of it.
+        shape: of transformers' tensor, from ggml's; None for the same.
+        undo: computes transformers' numbers from ggml's; None for the same.
+    """
+
+    name: str
+    view: Callable[[Family, Tensor], Tensor] | None = None
+    shape: Callable[[Family, Shape], Shape] | None = None
+    undo: Callable[[Tensor], Tensor] | None = None
+
+
+class Target(NamedTuple):
+    """A tensor of transformers' that a tensor of the file fills, or a part of.
+
+    Args:
+        number: of the matrix in the file's tensor; None for all of it.
+    """
+
+    name: str
+    shape: Shape
+    number: int | None
+    place: Place
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Differences between one of llama.cpp's architectures and Llama.
 
     Args:
         model_class: transformers' class.
-        router: of a mixture of experts, the name of its router in a layer.
-        experts: of a mixture of experts, the name of an expert's matrix by ggml's name, with a gap for its number.
+        layer: names in a layer by ggml's names. A key with an ending (".bias") stands for that tensor alone, and its
+            value is the whole name.
+        top: the same of tensors outside layers.
+        fields: fields of the configuration by ggml's keys; left out if the file lacks the key.
+        constants: fields of the configuration that are the same in all models, or that ggml assumes.
+        norm_eps: the field of the epsilon.
         is_interleaved: rotation pairs neighbours, for which queries and keys were reordered.
-        more: fields of the configuration that only it has.
+        rotates_part: a part of each head may be rotated.
+        adds_one: the weights of norms were stored with 1 added.
+        window_period: every layer of this number sees all tokens, others a window; 0 if no layer has a window.
+        more: further fields of the configuration.
     """
 
     model_type: str
     model_class: str
+    layer: Mapping[str, str | Place] = field(default_factory=dict)
+    top: Mapping[str, str | Place] = field(default_factory=dict)
+    fields: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    norm_eps: str = "rms_norm_eps"
     is_interleaved: bool = False
-    router: str = ""
-    experts: dict[str, str] = field(default_factory=dict)
+    rotates_part: bool = False
+    adds_one: bool = False
+    window_period: int = 0
     more: Callable[[Family], dict[str, Any]] = lambda _family: {}
 
 
@@ -137,37 +107,40 @@ class Family:
 
     file: GgufFile
     key: str
-    architecture: _Architecture
+    architecture: Architecture
 
-    def names(self, name: str, shape: tuple[int, ...]) -> str | list[str]:
-        """Return transformers' name of a tensor, or one name per matrix of a stack of experts; empty for a computed
-        tensor.
+    def targets(self, name: str, shape: Shape) -> list[Target]:
+        """Return the tensors of transformers' that a tensor of ``shape`` fills; empty if it is not needed.
 
-        An unknown name is returned unchanged, so that the loader rejects it by that name.
+        An unknown tensor keeps its name, so that the loader rejects it by that name.
         """
+        match = _PARTS.fullmatch(name)
         if _COMPUTED.search(name):
             return []
-        match = _PARTS.fullmatch(name)
-        if match is None:
-            return name
-        layer, part, kind = match.groups()
-        if layer is None:
-            return f"{_TOP[part]}.{kind}" if part in _TOP else name
-        here = f"model.layers.{layer}."
-        if part in self.architecture.experts and len(shape) == 3:
-            expert_name = self.architecture.experts[part]
-            return [f"{here}{expert_name.format(number)}.{kind}" for number in range(shape[0])]
-        place = self.architecture.router if part == "ffn_gate_inp" else _LAYER.get(part, "")
-        return f"{here}{place}.{kind}" if place else name
+        layer, part, kind = match.groups() if match else (None, "", None)
+        if layer is not None and int(layer) >= self.num_layers:
+            # Layers that predict further tokens.
+            return []
+        own = self.architecture.top if layer is None else self.architecture.layer
+        exact = own.get(f"{part}.{kind}")
+        found = exact or own.get(part) or (_TOP if layer is None else _LAYER).get(part)
+        if found is None:
+            return [Target(name, shape, None, Place(name))]
+        place = self._changed(part, kind, found) if isinstance(found, str) else found
+        prefix = "" if layer is None else f"model.layers.{layer}."
+        ending = f".{kind}" if kind and not exact else ""
+        inner = place.shape(self, shape) if place.shape else shape
+        if "{}" in place.name:
+            names = [f"{prefix}{place.name.format(number)}{ending}" for number in range(shape[0])]
+            return [Target(each, inner[1:], number, place) for number, each in enumerate(names)]
+        return [Target(f"{prefix}{place.name}{ending}", inner, None, place)]
 
-    def num_interleaved_heads(self, name: str) -> int | None:
-        """Return the number of heads in the tensor's rows if they are in llama.cpp's order; else None."""
-        if not self.architecture.is_interleaved:
-            return None
-        num_heads = self.number("attention.head_count")
-        counts = {"attn_q": num_heads, "attn_k": self.number("attention.head_count_kv", num_heads)}
-        match = _PARTS.fullmatch(name)
-        return counts.get(match[2]) if match and match[1] is not None else None
+    def _changed(self, part: str, kind: str | None, name: str) -> Place:
+        if self.architecture.adds_one and part.endswith("norm") and kind == "weight":
+            return Place(name, undo=lambda values: values - 1)
+        if self.architecture.is_interleaved and part in ("attn_q", "attn_k"):
+            return Place(name, _halves_of_heads(part))
+        return Place(name)
 
     def value(self, name: str, default: Any = None) -> Any:
         return self.file.values.get(f"{self.key}.{name}", default)
@@ -182,13 +155,33 @@ class Family:
             )
         return value
 
-    def head_dim(self, hidden_size: int, num_heads: int) -> int:
-        """Return the size of heads. Raises ``ModelLoadError`` if only a part of a head is rotated, or values have
-        another size.
+    def real(self, name: str, default: float) -> float:
+        """Return a number. Raises ``ModelLoadError`` if the value is no number, or negative."""
+        return real_value(self.file, f"{self.key}.{name}", default)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model itself. Layers that predict further tokens follow them in some files."""
+        return self.number("block_count") - self.value("nextn_predict_layers", 0)
+
+    @property
+    def num_heads(self) -> int:
+        return self.number("attention.head_count")
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.number("attention.head_count_kv", self.num_heads)
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head. Raises ``ModelLoadError`` if values have another size, or only a part of a head is rotated
+        where models are rotated whole.
         """
-        rotated = self.value("rope.dimension_count", hidden_size // num_heads)
+        plain = self.number("embedding_length") // self.num_heads
+        rotates_part = self.architecture.rotates_part
+        rotated = plain if rotates_part else self.value("rope.dimension_count", plain)
         size = self.number("attention.key_length", rotated)
-        for name in ("rope.dimension_count", "attention.value_length"):
+        for name in ("attention.value_length", *(() if rotates_part else ("rope.dimension_count",))):
             if self.number(name, size) != size:
                 raise ModelLoadError(
                     f"{self.file.path} has {self.key}.{name} {self.value(name)} where heads have {size} numbers, and "
@@ -196,13 +189,13 @@ class Family:
                 )
         return size
 
+    def has_tensor(self, name: str) -> bool:
+        return name in self.file.tensors
+
     def config(self) -> dict[str, Any]:
         """Return the content of config.json."""
-        values, tensors = self.file.values, self.file.tensors
-        num_heads = self.number("attention.head_count")
-        hidden_size = self.number("embedding_length")
-        head_dim = self.head_dim(hidden_size, num_heads)
-        vocab = tensors.get("token_embd.weight")
+        values, architecture = self.file.values, self.architecture
+        vocab = self.file.tensors.get("token_embd.weight")
         if vocab is None:
             raise ModelLoadError(f"{self.file.path} has no token_embd.weight: it holds no whole model; fetch it again")
         ids = {
@@ -210,24 +203,49 @@ class Family:
             for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
         }
         return {
-            "architectures": [self.architecture.model_class],
-            "model_type": self.architecture.model_type,
+            "architectures": [architecture.model_class],
+            "model_type": architecture.model_type,
             "vocab_size": vocab.shape[0],
-            "hidden_size": hidden_size,
+            "hidden_size": self.number("embedding_length"),
             "intermediate_size": self.number("feed_forward_length"),
-            "num_hidden_layers": self.number("block_count"),
-            "num_attention_heads": num_heads,
-            "num_key_value_heads": self.number("attention.head_count_kv", num_heads),
-            "head_dim": head_dim,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
             "max_position_embeddings": self.number("context_length"),
-            "rms_norm_eps": real_value(self.file, f"{self.key}.attention.layer_norm_rms_epsilon", 1e-6),
-            "rope_parameters": rope_parameters(self.file, self.key, head_dim),
+            architecture.norm_eps: self._epsilon(),
+            "rope_parameters": self.rope(),
             # llama.cpp writes an output matrix only if it differs from the embedding.
-            "tie_word_embeddings": "output.weight" not in tensors,
+            "tie_word_embeddings": not self.has_tensor("output.weight"),
             "dtype": self._dtype(),
             **ids,
-            **self.architecture.more(self),
+            **(self.windows(architecture.window_period) if architecture.window_period else {}),
+            **architecture.constants,
+            **{name: self.value(key) for name, key in architecture.fields.items() if self.value(key) is not None},
+            **architecture.more(self),
         }
+
+    def rope(self) -> dict[str, Any]:
+        """Return ``rope_parameters`` of config.json, of layers that see all tokens."""
+        rotated = self.number("rope.dimension_count", self.head_dim)
+        rope = rope_parameters(self.file, self.key, rotated)
+        return rope | ({"partial_rotary_factor": rotated / self.head_dim} if self.architecture.rotates_part else {})
+
+    def windows(self, period: int) -> dict[str, Any]:
+        """Return ``sliding_window`` and ``layer_types`` of config.json.
+
+        Args:
+            period: every layer of this number sees all tokens, if the file does not say which layers do.
+        """
+        window = self.value("attention.sliding_window", 0)
+        pattern = self.value("attention.sliding_window_pattern", period)
+        slides = pattern if isinstance(pattern, list) else [(i + 1) % pattern != 0 for i in range(self.num_layers)]
+        kinds = ["sliding_attention" if window and each else "full_attention" for each in slides]
+        return {"sliding_window": window or None, "layer_types": kinds[: self.num_layers]}
+
+    def _epsilon(self) -> float:
+        kind = "layer_norm_epsilon" if self.value("attention.layer_norm_epsilon") else "layer_norm_rms_epsilon"
+        return self.real(f"attention.{kind}", 1e-6)
 
     def _dtype(self) -> str:
         """Return the dtype of all matrices if it is the same and unquantized; else bfloat16, which represents fewer
@@ -239,67 +257,16 @@ class Family:
         )
 
 
-def find_family(file: GgufFile) -> Family:
-    """Return the family of ``file``. Raises ``ModelLoadError`` that names its architecture if it is not supported."""
-    key = str(file.values.get("general.architecture"))
-    architecture = _ARCHITECTURES.get(key)
-    if architecture is None:
-        raise ModelLoadError(
-            f"{file.path} holds a model of the architecture {shown(key)}, and of GGUF files "
-            f"{', '.join(_ARCHITECTURES)} are read; fetch the model in transformers' format (there is "
-            "--quantization int8)"
-        )
-    family = Family(file, key, architecture)
-    if key == "llama" and family.value("expert_count"):
-        return Family(file, key, _MIXTRAL)
-    return family
+def _halves_of_heads(part: str) -> Callable[[Family, Tensor], Tensor]:
+    """Return the view of queries or keys in ggml's order: it rotates neighbours, transformers halves of a head."""
 
+    def view(family: Family, out: Tensor) -> Tensor:
+        num_heads = family.num_heads if part == "attn_q" else family.num_kv_heads
+        if out.shape[0] % (2 * num_heads):
+            raise ModelLoadError(
+                f"{family.file.path} has {part} with {out.shape[0]} rows, which are not {num_heads} heads "
+                f"({family.key}.attention.head_count, or head_count_kv); fetch it again"
+            )
+        return out.unflatten(0, (num_heads, 2, -1)).transpose(1, 2)
 
-def _biases(family: Family) -> dict[str, Any]:
-    tensors = family.file.tensors
-    return {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_up.bias" in tensors}
-
-
-def _of_mixtral(family: Family) -> dict[str, Any]:
-    return {
-        "num_local_experts": family.number("expert_count"),
-        "num_experts_per_tok": family.number("expert_used_count"),
-    }
-
-
-def _of_qwen3_moe(family: Family) -> dict[str, Any]:
-    return {
-        "num_experts": family.number("expert_count"),
-        "num_experts_per_tok": family.number("expert_used_count"),
-        "moe_intermediate_size": family.number("expert_feed_forward_length"),
-        # llama.cpp computes all models of this architecture like this.
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }
-
-
-_MIXTRAL = _Architecture(
-    "mixtral",
-    "MixtralForCausalLM",
-    is_interleaved=True,
-    router="block_sparse_moe.gate",
-    experts={
-        f"ffn_{name}_exps": f"block_sparse_moe.experts.{{}}.{w}"
-        for name, w in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
-    },
-    more=_of_mixtral,
-)
-# Mistral's models have the architecture "llama", too.
-_ARCHITECTURES = {
-    "llama": _Architecture("llama", "LlamaForCausalLM", is_interleaved=True, more=_biases),
-    "qwen2": _Architecture("qwen2", "Qwen2ForCausalLM"),
-    "qwen3": _Architecture("qwen3", "Qwen3ForCausalLM"),
-    "qwen3moe": _Architecture(
-        "qwen3_moe",
-        "Qwen3MoeForCausalLM",
-        router="mlp.gate",
-        experts={f"ffn_{name}_exps": f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")},
-        more=_of_qwen3_moe,
-    ),
-}
+    return view

@@ -12,8 +12,8 @@ from typing import Any
 import structlog
 
 from ....shared.errors import ModelLoadError
+from .architectures import find_family
 from .container import open_gguf, parts_of
-from .families import find_family
 from .tokenizer import GgufTokenizer
 
 # Version of the written files; a newer release does not use those of an older one.

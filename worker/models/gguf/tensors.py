@@ -1,16 +1,11 @@
-"""The tensors of a GGUF file by transformers' names, unpacked when they are read.
-
-Numbers in ggml's blocks are unpacked to float32 as ``ggml-quants.c`` and ``gguf.quants`` compute them, bit for bit.
-Each function takes blocks [N, bytes of a block] uint8 and returns [N, values of a block] float32. In its names a block
-has a scale ``d``, and a minimum ``m`` where its values begin at one. The K types have scales and minimums of six bits
-for parts of a block, under one scale and one minimum of float16.
-"""
+"""The tensors of a GGUF file by transformers' names, unpacked when they are read."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,94 +14,27 @@ from torch import Tensor
 
 from ....shared.errors import ModelLoadError
 from ..formats.tensors import Readable, Unpacked, pieces
+from .architectures import find_family
+from .blocks import UNPACK
 from .container import GgufTensor, TensorType, open_gguf
-from .families import Family, find_family
+from .families import Family, Place, Target
+
+_Undo = Callable[[Tensor], Tensor] | None
 
 
-def _half(blocks: Tensor, at: int) -> Tensor:
-    """Return the float16 at byte ``at`` of each block: [N, 1] float32."""
-    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+class _Source(NamedTuple):
+    """A tensor of the file, or one matrix of it, that fills a tensor of transformers' or a part of one."""
 
+    tensor: GgufTensor
+    target: Target
 
-def _nibbles(packed: Tensor) -> Tensor:
-    """Return all lower halves of the bytes [..., B], then all upper ones: [..., 2 B]."""
-    return torch.cat((packed & 15, packed >> 4), -1)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensor.shape if self.target.number is None else self.tensor.shape[1:]
 
-
-def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
-    """Return the bits of the four bytes at ``at``, the lowest first, as 16 and 0: [N, 32] uint8."""
-    bits = torch.arange(8, dtype=torch.uint8)
-    return (((blocks[:, at : at + 4, None] >> bits) & 1) << 4).flatten(1)
-
-
-def _q4_0(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).float() - 8)
-
-
-def _q4_1(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * _nibbles(blocks[:, 4:]).float() + _half(blocks, 2)
-
-
-def _q5_0(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * ((_nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2)).float() - 16)
-
-
-def _q5_1(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * (_nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4)).float() + _half(blocks, 2)
-
-
-def _q8_0(blocks: Tensor) -> Tensor:
-    return blocks[:, 2:].contiguous().view(torch.int8).float() * _half(blocks, 0)
-
-
-def _scales_and_minimums(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Unpack eight scales and minimums of six bits from twelve bytes: [N, 12] uint8 to twice [N, 8, 1] float32."""
-    first, second, high = packed[:, :4], packed[:, 4:8], packed[:, 8:]
-    scales = torch.cat((first & 63, (high & 15) | ((first >> 2) & 48)), -1)
-    minimums = torch.cat((second & 63, (high >> 4) | ((second >> 2) & 48)), -1)
-    return scales.float()[..., None], minimums.float()[..., None]
-
-
-def _of_k(blocks: Tensor, values: Tensor) -> Tensor:
-    """Scale ``values`` [N, 8, 32] of Q4_K and Q5_K, whose blocks start equally."""
-    scales, minimums = _scales_and_minimums(blocks[:, 4:16])
-    scales, minimums = _half(blocks, 0)[..., None] * scales, _half(blocks, 2)[..., None] * minimums
-    return (scales * values.float() - minimums).flatten(1)
-
-
-def _q4_k(blocks: Tensor) -> Tensor:
-    return _of_k(blocks, _nibbles(blocks[:, 16:].unflatten(1, (4, 32))).unflatten(-1, (2, 32)).flatten(1, 2))
-
-
-def _q5_k(blocks: Tensor) -> Tensor:
-    low = _nibbles(blocks[:, 48:].unflatten(1, (4, 32))).unflatten(-1, (2, 32)).flatten(1, 2)
-    # Bit n of each of 32 bytes belongs to part n.
-    parts = torch.arange(8, dtype=torch.uint8)[:, None]
-    return _of_k(blocks, low | (((blocks[:, None, 16:48] >> parts) & 1) << 4))
-
-
-def _q6_k(blocks: Tensor) -> Tensor:
-    low = _nibbles(blocks[:, :128].unflatten(1, (2, 64))).flatten(1)
-    pairs = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
-    high = (((blocks[:, 128:192].unflatten(1, (2, 1, 32)) >> pairs) & 3) << 4).flatten(1)
-    values = ((low | high).float() - 32).unflatten(1, (16, 16))
-    scales = blocks[:, 192:208].contiguous().view(torch.int8).float()
-    return ((_half(blocks, 208) * scales)[..., None] * values).flatten(1)
-
-
-UNPACK: dict[str, Callable[[Tensor], Tensor]] = {
-    "F32": lambda blocks: blocks.contiguous().view(torch.float32),
-    "F16": lambda blocks: blocks.contiguous().view(torch.float16).float(),
-    "BF16": lambda blocks: blocks.contiguous().view(torch.bfloat16).float(),
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
-}
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        return self.tensor.data if self.target.number is None else self.tensor.data[self.target.number]
 
 
 def read_gguf(path: Path, dtype: torch.dtype) -> Readable:
@@ -117,48 +45,65 @@ def read_gguf(path: Path, dtype: torch.dtype) -> Readable:
     """
     file = open_gguf(path)
     family = find_family(file)
-    tensors: Readable = {}
+    sources: dict[str, list[_Source]] = {}
     for tensor in file.tensors.values():
-        names = family.names(tensor.name, tensor.shape)
-        if isinstance(names, str):
-            tensors[names] = _whole(tensor, dtype, _num_heads(family, tensor))
-        else:
-            # The matrices of a stack of experts separately, as in transformers' files.
-            tensors |= {name: _part(tensor, number, dtype) for number, name in enumerate(names)}
-    return tensors
+        for target in family.targets(tensor.name, tensor.shape):
+            sources.setdefault(target.name, []).append(_Source(tensor, target))
+    return {name: _unpacked(family, name, parts, dtype) for name, parts in sources.items()}
 
 
-def _num_heads(family: Family, tensor: GgufTensor) -> int | None:
-    """Return how many heads must be reordered for transformers; None if they are in its order."""
-    num_heads = family.num_interleaved_heads(tensor.name)
-    if num_heads is not None and tensor.shape[0] % (2 * num_heads):
+def _unpacked(family: Family, name: str, sources: list[_Source], dtype: torch.dtype) -> Unpacked:
+    shape = sources[0].target.shape
+    # Views of a tensor without memory show whether the shapes fit.
+    sizes = [_view(family, each.target.place, torch.empty(shape, device="meta")).numel() for each in sources]
+    if sizes != [math.prod(each.shape) for each in sources] or sum(sizes) != math.prod(shape):
+        parts = ", ".join(f"{each.tensor.name} {list(each.shape)}" for each in sources)
         raise ModelLoadError(
-            f"{family.file.path} has {tensor.name} with {tensor.shape[0]} rows, which are not {num_heads} heads "
-            f"({family.key}.attention.head_count, or head_count_kv); fetch it again"
+            f"{family.file.path} has {parts}, which do not make up {name} {list(shape)}; fetch it again"
         )
-    return num_heads
 
-
-def _whole(tensor: GgufTensor, dtype: torch.dtype, num_heads: int | None) -> Unpacked:
     def write(out: Tensor) -> None:
-        _fill(out, tensor.data, tensor.kind)
-        if num_heads is not None:
-            # llama.cpp rotates neighbours, transformers halves of a head.
-            pairs = out.unflatten(0, (num_heads, -1, 2)).transpose(1, 2)
-            out.copy_(pairs.reshape(out.shape))
+        for source in sources:
+            _write_part(_view(family, source.target.place, out), source)
 
-    return Unpacked(tensor.shape, dtype, write)
+    return Unpacked(shape, dtype, write)
 
 
-def _part(tensor: GgufTensor, number: int, dtype: torch.dtype) -> Unpacked:
-    return Unpacked(tensor.shape[1:], dtype, partial(_fill, data=tensor.data[number], kind=tensor.kind))
+def _view(family: Family, place: Place, out: Tensor) -> Tensor:
+    return place.view(family, out) if place.view else out
 
 
-def _fill(out: Tensor, data: NDArray[np.uint8], kind: TensorType) -> None:
+def _write_part(out: Tensor, source: _Source) -> None:
+    """Fill ``out``, which has the numbers of ``source`` in their order, and need not be contiguous."""
+    data, kind, undo = source.data, source.tensor.kind, source.target.place.undo
+    if out.is_contiguous():
+        _fill(out, data, kind, undo)
+    elif len(source.shape) == 3:
+        # One matrix of a stack of experts at a time.
+        for matrix, rows in zip(out, data, strict=True):
+            _copy(matrix, source.shape[1:], rows, kind, undo)
+    else:
+        _copy(out, source.shape, data, kind, undo)
+
+
+def _copy(
+    out: Tensor,
+    shape: tuple[int, ...],
+    data: NDArray[np.uint8],
+    kind: TensorType,
+    undo: Callable[[Tensor], Tensor] | None,
+) -> None:
+    values = torch.empty(shape, dtype=out.dtype)
+    _fill(values, data, kind, undo)
+    out.copy_(values.view(out.shape))
+
+
+def _fill(out: Tensor, data: NDArray[np.uint8], kind: TensorType, undo: _Undo) -> None:
     unpack = UNPACK[kind.name]
-    rows = out.view(-1, out.shape[-1])
+    rows = out.view(math.prod(data.shape[:-1]), -1)
     packed = data.reshape(len(rows), -1)
     for part in pieces(*rows.shape):
         # A copy, since torch needs writable memory.
         blocks = torch.from_numpy(np.array(packed[part])).view(-1, kind.num_bytes)
-        rows[part] = unpack(blocks).view(-1, rows.shape[1])
+        values = unpack(blocks).view(-1, rows.shape[1])
+        rows[part] = values if undo is None else undo(values)

@@ -1,0 +1,256 @@
+"""The architectures of GGUF files that are read, one row each, and the family of a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....shared.errors import ModelLoadError
+from ....shared.values.shown import shown
+from .container import GgufFile
+from .families import Architecture, Family, Place
+
+_AFTER_PARTS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+_GEMMA_NORMS = {**_AFTER_PARTS, "ffn_norm": "pre_feedforward_layernorm"}
+_FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_GRANITE = {
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    **{f"ffn_{name}_exps": f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")},
+}
+_SHARED_EXPERT = {
+    "ffn_gate_inp_shexp": Place("mlp.shared_expert_gate", shape=lambda _family, shape: (1, shape[-1])),
+    **{f"ffn_{name}_shexp": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
+}
+
+
+def find_family(file: GgufFile) -> Family:
+    """Return the family of ``file``. Raises ``ModelLoadError`` that names its architecture if it is not supported."""
+    key = str(file.values.get("general.architecture"))
+    architecture = ARCHITECTURES.get(key)
+    if architecture is None:
+        raise ModelLoadError(
+            f"{file.path} holds a model of the architecture {shown(key)}, and of GGUF files "
+            f"{', '.join(ARCHITECTURES)} are read; fetch the model in transformers' format (there is "
+            "--quantization int8)"
+        )
+    family = Family(file, key, architecture)
+    variants = VARIANTS.get(key, {})
+    return next((Family(file, key, variant) for name, variant in variants.items() if family.value(name)), family)
+
+
+def _biases(family: Family) -> dict[str, Any]:
+    return {
+        "attention_bias": family.has_tensor("blk.0.attn_q.bias"),
+        "mlp_bias": family.has_tensor("blk.0.ffn_up.bias"),
+    }
+
+
+def _of_gemma2(family: Family) -> dict[str, Any]:
+    # The width per head in the model of 46 layers, 27B. The file does not contain this scale.
+    return {"query_pre_attn_scalar": _scale_of_queries(family, 46)}
+
+
+def _of_gemma3(family: Family) -> dict[str, Any]:
+    local = {"rope_type": "default", "rope_theta": family.real("rope.freq_base_swa", 10000.0)}
+    return {
+        # As with Gemma 2: the model of 62 layers.
+        "query_pre_attn_scalar": _scale_of_queries(family, 62),
+        "rope_parameters": {"full_attention": family.rope(), "sliding_attention": local},
+    }
+
+
+def _scale_of_queries(family: Family, num_layers_of_the_largest: int) -> int:
+    if family.num_layers == num_layers_of_the_largest:
+        return family.number("embedding_length") // family.num_heads
+    return family.head_dim
+
+
+def _of_phi3(family: Family) -> dict[str, Any]:
+    return {
+        "sliding_window": family.value("attention.sliding_window") or None,
+        "original_max_position_embeddings": family.number(
+            "rope.scaling.original_context_length", family.number("context_length")
+        ),
+    }
+
+
+def _of_ministral3(family: Family) -> dict[str, Any]:
+    mscale = family.real("rope.scaling.yarn_log_multiplier", 1.0)
+    more = {"mscale": mscale, "mscale_all_dim": mscale}
+    return {
+        "rope_parameters": {
+            **family.rope(),
+            **more,
+            "llama_4_scaling_beta": family.real("attention.temperature_scale", 0.0),
+        }
+    }
+
+
+def _of_olmo3(family: Family) -> dict[str, Any]:
+    local = {"rope_type": "default", "rope_theta": family.real("rope.freq_base", 10000.0)}
+    return {"rope_parameters": {"full_attention": family.rope(), "sliding_attention": local}}
+
+
+def _of_cohere(family: Family) -> dict[str, Any]:
+    return {"use_qk_norm": family.has_tensor("blk.0.attn_q_norm.weight")}
+
+
+def _of_seed_oss(family: Family) -> dict[str, Any]:
+    return {**_biases(family), "attention_out_bias": family.has_tensor("blk.0.attn_output.bias")}
+
+
+def _of_ernie(family: Family) -> dict[str, Any]:
+    return {"use_bias": family.has_tensor("blk.0.attn_output.bias")}
+
+
+def _of_mixture(family: Family) -> dict[str, Any]:
+    return {
+        "num_experts_per_tok": family.number("expert_used_count"),
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+_LLAMA = Architecture("llama", "LlamaForCausalLM", is_interleaved=True, more=_biases)
+_GEMMA = Architecture("gemma", "GemmaForCausalLM", adds_one=True)
+_OLMO2 = Architecture("olmo2", "Olmo2ForCausalLM", layer=_AFTER_PARTS)
+# Model types that share an architecture: by the key that only files of the type have.
+VARIANTS = {
+    "llama": {
+        "expert_count": Architecture(
+            "mixtral",
+            "MixtralForCausalLM",
+            is_interleaved=True,
+            layer={
+                "ffn_gate_inp": "block_sparse_moe.gate",
+                **{
+                    f"ffn_{name}_exps": f"block_sparse_moe.experts.{{}}.{w}"
+                    for name, w in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+                },
+            },
+            fields={"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
+        )
+    },
+    "olmo2": {
+        "attention.sliding_window": Architecture(
+            "olmo3", "Olmo3ForCausalLM", layer=_AFTER_PARTS, window_period=4, more=_of_olmo3
+        )
+    },
+    "mistral3": {
+        "attention.temperature_scale": Architecture(
+            "ministral3", "Ministral3ForCausalLM", is_interleaved=True, more=_of_ministral3
+        )
+    },
+}
+ARCHITECTURES = {
+    # Mistral's models have the architecture "llama", too.
+    "llama": _LLAMA,
+    "mistral3": Architecture("mistral", "MistralForCausalLM", is_interleaved=True, constants={"sliding_window": None}),
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM"),
+    "qwen2moe": Architecture(
+        "qwen2_moe",
+        "Qwen2MoeForCausalLM",
+        layer={**_EXPERTS, **_SHARED_EXPERT},
+        fields={
+            "num_experts": "expert_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+            "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+        },
+        constants={"norm_topk_prob": False},
+        more=_of_mixture,
+    ),
+    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM"),
+    "qwen3moe": Architecture(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        layer=_EXPERTS,
+        fields={"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"},
+        # llama.cpp computes all models of this architecture like this.
+        constants={"norm_topk_prob": True},
+        more=_of_mixture,
+    ),
+    "gemma": _GEMMA,
+    "gemma2": Architecture(
+        "gemma2",
+        "Gemma2ForCausalLM",
+        layer=_GEMMA_NORMS,
+        fields={
+            "attn_logit_softcapping": "attn_logit_softcapping",
+            "final_logit_softcapping": "final_logit_softcapping",
+        },
+        adds_one=True,
+        window_period=2,
+        more=_of_gemma2,
+    ),
+    "gemma3": Architecture(
+        "gemma3_text",
+        "Gemma3ForCausalLM",
+        layer=_GEMMA_NORMS,
+        fields={"final_logit_softcapping": "final_logit_softcapping"},
+        adds_one=True,
+        window_period=6,
+        more=_of_gemma3,
+    ),
+    "phi3": Architecture("phi3", "Phi3ForCausalLM", layer=_FUSED, rotates_part=True, more=_of_phi3),
+    "smollm3": Architecture(
+        "smollm3", "SmolLM3ForCausalLM", is_interleaved=True, constants={"no_rope_layer_interval": 4}, more=_biases
+    ),
+    "granite": Architecture("granite", "GraniteForCausalLM", is_interleaved=True, fields=_GRANITE, more=_biases),
+    "olmo2": _OLMO2,
+    "command-r": Architecture(
+        "cohere", "CohereForCausalLM", norm_eps="layer_norm_eps", fields={"logit_scale": "logit_scale"}, more=_of_cohere
+    ),
+    "cohere2": Architecture(
+        "cohere2",
+        "Cohere2ForCausalLM",
+        norm_eps="layer_norm_eps",
+        fields={"logit_scale": "logit_scale"},
+        window_period=4,
+    ),
+    "glm4": Architecture(
+        "glm4",
+        "Glm4ForCausalLM",
+        layer={
+            "ffn_up": "mlp.gate_up_proj",
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
+        rotates_part=True,
+        more=_biases,
+    ),
+    "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM", more=_of_ernie),
+    "hunyuan-dense": Architecture(
+        "hunyuan_v1_dense",
+        "HunYuanDenseV1ForCausalLM",
+        layer={"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+        more=_biases,
+    ),
+    "seed_oss": Architecture(
+        "seed_oss",
+        "SeedOssForCausalLM",
+        layer={"post_attention_norm": "post_attention_layernorm"},
+        more=_of_seed_oss,
+    ),
+    "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", layer=_AFTER_PARTS, window_period=4),
+    "nemotron": Architecture(
+        "nemotron",
+        "NemotronForCausalLM",
+        norm_eps="norm_eps",
+        rotates_part=True,
+        adds_one=True,
+        more=_biases,
+    ),
+    "starcoder2": Architecture(
+        "starcoder2",
+        "Starcoder2ForCausalLM",
+        layer={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        norm_eps="norm_epsilon",
+        constants={"sliding_window": None},
+        more=lambda family: {"use_bias": family.has_tensor("blk.0.attn_output.bias")},
+    ),
+}
