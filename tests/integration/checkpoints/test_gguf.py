@@ -110,8 +110,8 @@ def test_rows_that_are_not_the_heads_are_named(tmp_path: Path) -> None:
 
 def test_a_type_of_numbers_that_is_not_read_is_named(tmp_path: Path) -> None:
     path = some_file(tmp_path)
-    path.write_bytes(path.read_bytes().replace(TYPE_OF_EMBEDDING, TYPE_OF_EMBEDDING[:-4] + struct.pack("<I", 23)))
-    with pytest.raises(ModelLoadError, match=r"token_embd\.weight in IQ4_XS, and F32, F16, Q4_0.* are read"):
+    path.write_bytes(path.read_bytes().replace(TYPE_OF_EMBEDDING, TYPE_OF_EMBEDDING[:-4] + struct.pack("<I", 15)))
+    with pytest.raises(ModelLoadError, match=r"token_embd\.weight in Q8_K, and F32, F16, Q4_0.* are read"):
         open_gguf(path)
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from penstock.shared.errors import ModelLoadError
+from penstock.worker.models.gguf import container
 from penstock.worker.models.gguf.architectures import ARCHITECTURES, VARIANTS
-from penstock.worker.models.gguf.container import GgufFile
+from penstock.worker.models.gguf.blocks import UNPACK
+from penstock.worker.models.gguf.container import GgufFile, open_gguf
 from penstock.worker.models.gguf.families import Family
 from penstock.worker.models.gguf.folder import gguf_folder
 
@@ -54,3 +58,35 @@ def test_no_tensor_of_an_architecture_is_unknown(key: str) -> None:
         family = Family(file, key, row)
         names = {name for name in names if [name] == [each.name for each in family.targets(name, (4, 4))]}
     assert names == {f"blk.0.{name}.weight" for name in NOT_SERVED.get(key, ())}
+
+
+@pytest.mark.parametrize("kind", UNPACK)
+def test_blocks_of_random_bytes_are_unpacked_as_the_package_does(kind: str) -> None:
+    number = gguf.GGMLQuantizationType[kind]
+    if kind in ("F32", "F16", "BF16"):
+        count, size = 64, int(kind.removeprefix("B")[1:]) // 8
+    else:
+        count, size = 64, gguf.GGML_QUANT_SIZES[number][1]
+    blocks = np.random.default_rng(0).integers(0, 256, (count, size), dtype=np.uint8)
+    if kind == "NVFP4":
+        # Its scales have no sign.
+        blocks[:, :4] &= 127
+    with np.errstate(all="ignore"):
+        expected = gguf.dequantize(blocks, number).astype(np.float32)
+        unpacked = UNPACK[kind](torch.from_numpy(blocks)).numpy()
+    # NaN may have any bits.
+    assert np.array_equal(unpacked, expected, equal_nan=True)
+    assert np.isfinite(expected).mean() > 0.5
+
+
+def test_types_by_the_package_are_refused_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("output.weight", np.zeros((1, 50), np.uint8), raw_dtype=gguf.GGMLQuantizationType.IQ1_S)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert open_gguf(tmp_path / "model.gguf").tensors["output.weight"].shape == (1, 256)
+    monkeypatch.setattr(container, "find_spec", lambda _name: None)
+    with pytest.raises(ModelLoadError, match=r"output\.weight in IQ1_S, which the package gguf reads; install it"):
+        open_gguf(tmp_path / "model.gguf")

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from penstock.worker.models.formats.declared import declared_quantization
 from penstock.worker.models.formats.reading import read_plain
 from penstock.worker.models.formats.tensors import StoredTensors
-from penstock.worker.models.gguf.tensors import UNPACK
+from penstock.worker.models.gguf.blocks import UNPACK
 
 RECORD = json.loads((Path(__file__).parent / "golden.json").read_text())
 

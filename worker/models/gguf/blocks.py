@@ -12,6 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .container import BY_PACKAGE
+
 
 def _half(blocks: Tensor, at: int) -> Tensor:
     """Return the float16 at byte ``at`` of each block: [N, 1] float32."""
@@ -84,6 +86,86 @@ def _q6_k(blocks: Tensor) -> Tensor:
     return ((_half(blocks, 208) * scales)[..., None] * values).flatten(1)
 
 
+def _pairs_of_bits(packed: Tensor, width: int) -> Tensor:
+    """Unpack two bits at a time: the lowest of ``width`` bytes, then the next ones: [N, B] uint8 to [N, 4 B] uint8."""
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
+    return ((packed.unflatten(1, (-1, 1, width)) >> shifts) & 3).flatten(1)
+
+
+def _q2_k(blocks: Tensor) -> Tensor:
+    scales = blocks[:, :16]
+    steps = _half(blocks, 80) * (scales & 15).float()
+    minimums = _half(blocks, 82) * (scales >> 4).float()
+    values = _pairs_of_bits(blocks[:, 16:80], 32).float().unflatten(1, (16, 16))
+    return (steps[..., None] * values - minimums[..., None]).flatten(1)
+
+
+def _q3_k(blocks: Tensor) -> Tensor:
+    # Sixteen scales of six bits: four bits of all in eight bytes, then two of all in four.
+    low = _nibbles(blocks[:, 96:104])
+    scales = ((low | (_pairs_of_bits(blocks[:, 104:108], 4) << 4)).float() - 32) * _half(blocks, 108)
+    bits = torch.arange(8, dtype=torch.uint8)[:, None]
+    # A value whose third bit is not set is 4 less.
+    third = ((blocks[:, None, :32] >> bits) & 1).flatten(1)
+    values = _pairs_of_bits(blocks[:, 32:96], 32).float() - 4 * (1 - third.float())
+    return (scales[..., None] * values.unflatten(1, (16, 16))).flatten(1)
+
+
+# Values of four bits, closer to each other around zero.
+_UNEVEN = torch.tensor([-127.0, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+# Twice the values of E2M1; their scales are halved.
+_E2M1 = torch.tensor([0.0, 1, 2, 3, 4, 6, 8, 12, -0.0, -1, -2, -3, -4, -6, -8, -12])
+_HALF_E8M0 = torch.tensor([2.0 ** (byte - 128) for byte in range(256)])
+
+
+def _iq4_nl(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * _UNEVEN[_nibbles(blocks[:, 2:]).int()]
+
+
+def _iq4_xs(blocks: Tensor) -> Tensor:
+    # Eight scales of six bits: two bits of all in two bytes, then four of all in four.
+    high = _pairs_of_bits(blocks[:, 2:4], 1)
+    low = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), -1).flatten(1)
+    scales = _half(blocks, 0) * ((low | (high << 4)).float() - 32)
+    values = _UNEVEN[_nibbles(blocks[:, 8:].unflatten(1, (8, 16))).int()]
+    return (scales[..., None] * values).flatten(1)
+
+
+def _mxfp4(blocks: Tensor) -> Tensor:
+    return _HALF_E8M0[blocks[:, :1].int()] * _E2M1[_nibbles(blocks[:, 1:]).int()]
+
+
+def _nvfp4(blocks: Tensor) -> Tensor:
+    # E4M3 without a sign; 127 stands for 0.
+    bits = blocks[:, :4]
+    scales = torch.where(bits == 127, 0, bits & 127).view(torch.float8_e4m3fn).float() * 0.5
+    values = _E2M1[_nibbles(blocks[:, 4:].unflatten(1, (4, 8))).int()]
+    return (scales[..., None] * values).flatten(1)
+
+
+def _tq1_0(blocks: Tensor) -> Tensor:
+    # Five values of three in a byte, as a fraction of 256: the highest is the whole part of three times it.
+    powers = torch.tensor([1, 3, 9, 27, 81], dtype=torch.uint8)[:, None]
+    parts = (blocks[:, None, :32] * powers, blocks[:, None, 32:48] * powers, blocks[:, None, 48:52] * powers[:4])
+    fractions = torch.cat([part.flatten(1) for part in parts], -1)
+    return _half(blocks, 52) * (((fractions.int() * 3) >> 8) - 1).float()
+
+
+def _tq2_0(blocks: Tensor) -> Tensor:
+    return _half(blocks, 64) * (_pairs_of_bits(blocks[:, :64], 32).float() - 1)
+
+
+def _by_package(name: str) -> Callable[[Tensor], Tensor]:
+    """Return the function of the package gguf, which has the tables of codes."""
+
+    def unpack(blocks: Tensor) -> Tensor:
+        from gguf import GGMLQuantizationType, dequantize
+
+        return torch.from_numpy(dequantize(blocks.numpy(), GGMLQuantizationType[name]))
+
+    return unpack
+
+
 UNPACK: dict[str, Callable[[Tensor], Tensor]] = {
     "F32": lambda blocks: blocks.contiguous().view(torch.float32),
     "F16": lambda blocks: blocks.contiguous().view(torch.float16).float(),
@@ -96,4 +178,13 @@ UNPACK: dict[str, Callable[[Tensor], Tensor]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
+    "TQ1_0": _tq1_0,
+    "TQ2_0": _tq2_0,
+    **{name: _by_package(name) for name in BY_PACKAGE},
 }

@@ -9,6 +9,7 @@ import re
 import struct
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,14 +44,29 @@ TYPES = {
     6: TensorType("Q5_0", 32, 22),
     7: TensorType("Q5_1", 32, 24),
     8: TensorType("Q8_0", 32, 34),
+    10: TensorType("Q2_K", 256, 84),
+    11: TensorType("Q3_K", 256, 110),
     12: TensorType("Q4_K", 256, 144),
     13: TensorType("Q5_K", 256, 176),
     14: TensorType("Q6_K", 256, 210),
+    16: TensorType("IQ2_XXS", 256, 66),
+    17: TensorType("IQ2_XS", 256, 74),
+    18: TensorType("IQ3_XXS", 256, 98),
+    19: TensorType("IQ1_S", 256, 50),
+    20: TensorType("IQ4_NL", 32, 18),
+    21: TensorType("IQ3_S", 256, 110),
+    22: TensorType("IQ2_S", 256, 82),
+    23: TensorType("IQ4_XS", 256, 136),
+    29: TensorType("IQ1_M", 256, 56),
     30: TensorType("BF16", 1, 2),
+    34: TensorType("TQ1_0", 256, 54),
+    35: TensorType("TQ2_0", 256, 66),
+    39: TensorType("MXFP4", 32, 17),
+    40: TensorType("NVFP4", 64, 36),
 }
-_OTHER_TYPES = {9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS"}
-_OTHER_TYPES |= {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0"}
-_OTHER_TYPES |= {39: "MXFP4"}
+# Types whose values are numbers of rows in large tables, which the package gguf contains.
+BY_PACKAGE = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
+_OTHER_TYPES = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 41: "Q1_0"}
 
 
 @dataclass(frozen=True)
@@ -232,6 +248,11 @@ def _read_tensor_head(head: _Head, path: Path) -> _TensorHead:
             f"{path} has {name} in {_OTHER_TYPES.get(number, f'type {number}')}, and "
             f"{', '.join(each.name for each in TYPES.values())} are read; fetch the model in one of these, Q4_K_M or "
             "Q8_0 for example"
+        )
+    if kind.name in BY_PACKAGE and find_spec("gguf") is None:
+        raise ModelLoadError(
+            f"{path} has {name} in {kind.name}, which the package gguf reads; install it beside the worker "
+            "(pip install 'penstock[gguf]'), or fetch the model in another type, Q4_K_M for example"
         )
     return _TensorHead(name, shape, kind, offset)
 

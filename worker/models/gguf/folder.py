@@ -50,7 +50,7 @@ def gguf_folder(path: Path, cache: Path) -> Path:
         temporary = Path(tempfile.mkdtemp(dir=target.parent))
         for name, content in contents.items():
             (temporary / name).write_text(json.dumps(content, indent=2) + "\n")
-        tokenizer.tokenizer.save(str(temporary / "tokenizer.json"))
+        tokenizer.tokenizer.save(str(temporary / "tokenizer.json"), pretty=False)
         # Another engine of this host may have been faster; the content is the same.
         with suppress(FileExistsError):
             temporary.rename(target)
