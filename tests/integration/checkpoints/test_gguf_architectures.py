@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ NUM_TOKENS = 24
 
 @pytest.mark.parametrize("model_type", CONVERSIONS)
 def test_a_file_gives_the_tokens_of_its_model(model_type: str, tmp_path: Path) -> None:
-    model = drawn_model(model_type)
+    model: Any = drawn_model(model_type)
     path = write_converted(tmp_path / "model.gguf", model)
     folder = gguf_folder(path, tmp_path / "cache")
     loaded = load(folder)
