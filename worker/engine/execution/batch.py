@@ -6,13 +6,17 @@ request; the rest is vectorised.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
 from ..core.step_input import IntArray, StepInput
+from ..sampling.logprobs import PromptRowTable
 from ..sampling.sampling_table import SamplingTable
 from ..scheduling.blocks.block_groups import GroupTables
 from ..scheduling.request import NO_LORA, Request
 from ..scheduling.scheduler_output import SchedulerOutput
+from .input_tables import AxesTable, EmbedsTable, VisibleEndsTable
 
 
 class TableRows:
@@ -108,11 +112,24 @@ def _tables_of(request: Request) -> GroupTables:
     return request.group_tables
 
 
+class RowTable(Protocol):
+    """A property of a few requests, by row of the batch; empty while no request has it."""
+
+    def set_row(self, row: int, request: Request) -> None: ...
+
+    def forget_row(self, row: int) -> None: ...
+
+
 class InputBatch:
     """Arrays with a row for each running request.
 
     Args:
         num_groups: number of groups of layers with separate block tables; None for one table for all layers.
+
+    Attributes:
+        sampling: parameters that choose the next token.
+        prompt_rows, embeds, axes, visible_ends: requests with more inputs than token ids, or more outputs than the next
+            token.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int | None = None) -> None:
@@ -122,6 +139,11 @@ class InputBatch:
         self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
         self.num_tokens = np.zeros(max_num_seqs, np.int64)
         self.sampling = SamplingTable(max_num_seqs)
+        self.prompt_rows = PromptRowTable()
+        self.embeds = EmbedsTable()
+        self.axes = AxesTable()
+        self.visible_ends = VisibleEndsTable()
+        self._row_tables: tuple[RowTable, ...] = (self.prompt_rows, self.embeds, self.axes, self.visible_ends)
         self._lora_indices = np.full(max_num_seqs, NO_LORA)
         self._rows: dict[str, int] = {}
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
@@ -218,6 +240,8 @@ class InputBatch:
             row = self._rows.pop(request_id, None)
             if row is not None:
                 self.sampling.forget_row(row)
+                for table in self._row_tables:
+                    table.forget_row(row)
                 self._free_rows.append(row)
 
     def append_tokens(self, rows: IntArray, token_ids: IntArray) -> None:
@@ -249,6 +273,9 @@ class InputBatch:
             self.tables.reset_row(row)
             self._lora_indices[row] = request.lora_index
             self.sampling.set_row(row, request)
+            for table in self._row_tables:
+                table.forget_row(row)  # because an earlier attempt may have raised
+                table.set_row(row, request)
             # Last, so that the row stays free if anything above raises, and no request runs with an incomplete row.
             self._rows[request.request_id] = self._free_rows.pop()
         return row

@@ -14,7 +14,7 @@ from ....kernels.paged_attention import PagedBatch
 from ....shared.errors import ConfigurationError
 from ...models.forward import ModelInput, VisionInputs
 from ...models.loaded import LoadedModel
-from ..sampling.input_tables import StepEmbeds
+from .input_tables import StepEmbeds
 
 # The probe fills a block, and blocks have an even number of tokens in some layouts.
 _NUM_PROBED_TOKENS = 8

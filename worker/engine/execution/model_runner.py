@@ -91,7 +91,7 @@ class ModelRunner:
         if self._model.adapters is not None:
             self._model.adapters.flush()
         step = self._batch.prepare(output)
-        return PreparedStep(output.requests, step, self._batch.sampling.prompt_rows.select(step))
+        return PreparedStep(output.requests, step, self._batch.prompt_rows.select(step))
 
     def compute(self, prepared: PreparedStep) -> ForwardResult:
         """Run the forward: the second stage. May run in another thread, since its inputs stay unchanged meanwhile.
@@ -206,7 +206,7 @@ class ModelRunner:
     def _paged(self, step: StepInput, max_blocks: int) -> PagedBatch:
         """Return the cache locations of ``step``; its requests have at most ``max_blocks`` blocks each."""
         lens = step.query_lens.tolist(), step.seq_lens.tolist(), self._batch.block_size
-        ends = self._batch.sampling.visible_ends.select(step)
+        ends = self._batch.visible_ends.select(step)
         visible_ends = None if ends is None else to_device(ends, self._device)
         tables = self._batch.tables
         if tables.tables is None or step.group_slots is None:
@@ -225,8 +225,8 @@ class ModelRunner:
 
     def _vision_inputs(self, step: StepInput) -> tuple[torch.Tensor | None, VisionInputs | None]:
         """Return ``_inputs_embeds``, and the other inputs from images."""
-        step_embeds = self._batch.sampling.embeds.select(step)
-        axes = self._batch.sampling.axes.select(step)
+        step_embeds = self._batch.embeds.select(step)
+        axes = self._batch.axes.select(step)
         if step_embeds is None:
             return None, None if axes is None else vision_inputs_of(self._model, axes, None, 0)
         inputs = embed_inputs(self._model, step.token_ids, step_embeds)

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ..scheduling.request import Request
 from ..structured.table import GrammarTable
-from .input_tables import AxesTable, EmbedsTable, VisibleEndsTable
-from .logprobs import NO_LOGPROBS, PromptRowTable
+from .logprobs import NO_LOGPROBS
 from .row_changes import PenaltyTable, ProcessorTable, ThinkingTable
 from .token_rules import TokenRuleTable
 
@@ -100,10 +99,6 @@ class SamplingTable:
             ThinkingTable(),
             GrammarTable(),
         )
-        self.prompt_rows = PromptRowTable()
-        self.embeds = EmbedsTable()
-        self.axes = AxesTable()
-        self.visible_ends = VisibleEndsTable()
 
     def set_row(self, row: int, request: Request) -> None:
         """Write the parameters of ``request`` into ``row``."""
@@ -120,19 +115,11 @@ class SamplingTable:
         self._num_logprobs[row] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         for table in self._changes:
             table.set_row(row, request)
-        self.prompt_rows.set_row(row, request)
-        self.embeds.set_row(row, request)
-        self.axes.set_row(row, request)
-        self.visible_ends.set_row(row, request)
 
     def forget_row(self, row: int) -> None:
         """Drop the state of ``row`` in all tables, after its request has left."""
         for table in self._changes:
             table.forget_row(row)
-        self.prompt_rows.forget_row(row)
-        self.embeds.forget_row(row)
-        self.axes.forget_row(row)
-        self.visible_ends.forget_row(row)
 
     def append_tokens(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
         """Record the new tokens of ``rows``, both ``[R]``."""

@@ -37,7 +37,7 @@ def told(token_id: int) -> TokenLogprobs:
 
 def taken(batch: InputBatch, *work: tuple[Request, int]) -> PromptRows | None:
     output = SchedulerOutput([request for request, _ in work], [num_tokens for _, num_tokens in work])
-    return batch.sampling.prompt_rows.select(batch.prepare(output))
+    return batch.prompt_rows.select(batch.prepare(output))
 
 
 @pytest.fixture
