@@ -15,10 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, Protocol
-from weakref import WeakKeyDictionary, WeakSet
+from typing import Any
 
 import msgspec
 
@@ -27,6 +25,7 @@ from ..shared.messages.deltas import Delta
 from ..shared.values.json_lines import encode_line, escape_line_ends
 from ..shared.values.shown import shown
 from .reconnect import END, StreamPosition
+from .web.shutdown import ShutdownWatch, shutdown_watch
 
 KEEP_ALIVE_S = 15.0
 # The status waits this long for early errors: of the enqueue, and of the worker's checks.
@@ -52,8 +51,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _LINE_ENDS = re.compile(rb"\r\n|[\r\n\x0b\x0c\x1c\x1d\x1e]|\xc2\x85|\xe2\x80[\xa8\xa9]")
 # The first bytes of the line ends, because searching for single bytes is faster.
 _MAYBE_LINE_END = re.compile(rb"[\n\r\x0b\x0c\x1c\x1d\x1e\xc2\xe2]")
-# How often the server's shutdown is checked: uvicorn's own interval.
-CHECK_INTERVAL_S = 0.1
 
 
 def encode_event(
@@ -385,69 +382,3 @@ async def _wait_for_disconnect(receive: Receive) -> None:
     """Return when the reader disconnects. The rest of the request's body is discarded."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-class Endable(Protocol):
-    """An object that is notified of a shutdown."""
-
-    def end(self) -> None:
-        """End because the server shuts down."""
-
-
-class ShutdownWatch:
-    """Ends streams when the server of an event loop shuts down.
-
-    ASGI notifies an application of the end only after its last response, and uvicorn waits for that without a limit. So
-    an open stream would keep the server from stopping, however long it lasts. uvicorn (alone, with ``--reload``, with
-    ``--workers``, and as gunicorn's worker) handles SIGTERM by a method of its ``Server``, whose state is read here.
-    The watch changes nothing in the process, and does nothing under other servers.
-
-    Args:
-        server: uvicorn's ``Server``.
-    """
-
-    def __init__(self, server: Any) -> None:
-        self._server = server
-        self._streams: WeakSet[Endable] = WeakSet()
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, stream: Endable) -> None:
-        """End ``stream`` at the shutdown, or immediately if it has begun."""
-        self._streams.add(stream)
-        if self._timer is None:
-            self._check()
-
-    def discard(self, stream: Endable) -> None:
-        """Remove a stream. Removing it twice does nothing."""
-        self._streams.discard(stream)
-
-    def _check(self) -> None:
-        self._timer = None
-        if _is_ending(self._server):
-            streams, self._streams = list(self._streams), WeakSet()
-            for stream in streams:
-                stream.end()
-        elif self._streams:
-            self._timer = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check)
-
-
-_watches: WeakKeyDictionary[asyncio.AbstractEventLoop, ShutdownWatch] = WeakKeyDictionary()
-
-
-def shutdown_watch() -> ShutdownWatch | None:
-    """Return the watch of the running event loop; None if its server cannot be watched."""
-    server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
-    if not isinstance(getattr(server, "should_exit", None), bool) or not hasattr(server, "servers"):
-        return None
-    loop = asyncio.get_running_loop()
-    watch = _watches.get(loop)
-    if watch is None:
-        watch = _watches[loop] = ShutdownWatch(server)
-    return watch
-
-
-def _is_ending(server: Any) -> bool:
-    """Return whether the server was stopped, or accepts no more connections, as at its limit of requests."""
-    return server.should_exit or (
-        bool(server.servers) and not any(listener.is_serving() for listener in server.servers)
-    )

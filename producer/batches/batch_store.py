@@ -129,11 +129,7 @@ class BatchStore:
         """
         if endpoint not in ENDPOINTS:
             raise ValidationError(f"endpoint must be one of {', '.join(ENDPOINTS)}, got {shown(endpoint)}")
-        window_s = COMPLETION_WINDOWS_S.get(completion_window)
-        if window_s is None:
-            raise ValidationError(
-                f"completion_window must be one of {', '.join(COMPLETION_WINDOWS_S)}, got {shown(completion_window)}"
-            )
+        window_s = _window_s(completion_window)
         file = await self.files.get(input_file_id, tenant=tenant)
         if file.purpose != "batch":
             raise ValidationError(
@@ -271,6 +267,15 @@ def _to_record(reply: Any) -> BatchRecord | None:
     pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
     fields = {name.decode(): value for name, value in pairs}
     return read_batch(fields) if "spec" in fields else None
+
+
+def _window_s(completion_window: str) -> int:
+    window_s = COMPLETION_WINDOWS_S.get(completion_window)
+    if window_s is None:
+        raise ValidationError(
+            f"completion_window must be one of {', '.join(COMPLETION_WINDOWS_S)}, got {shown(completion_window)}"
+        )
+    return window_s
 
 
 def _checked_id(batch_id: str) -> str:

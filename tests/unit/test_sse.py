@@ -26,8 +26,8 @@ from penstock.producer.sse import (
     encode_delta,
     encode_error,
     encode_event,
-    shutdown_watch,
 )
+from penstock.producer.web.shutdown import shutdown_watch
 from penstock.shared.errors import QueueFullError, RequestFailedError, ValidationError
 
 
