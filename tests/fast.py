@@ -40,7 +40,7 @@ NEED_TORCH = (
     "unit/engine/structured/test_number_length.py",
     "unit/engine/scheduling/test_batch_queue.py",
     "unit/engine/ranks/test_staged_batches.py",
-    "unit/engine/ranks/test_stages_setup.py",
+    "unit/engine/test_layouts.py",
     "unit/engine/ranks/test_partition.py",
     "unit/engine/images/test_encoder_pieces.py",
     "unit/engine/sampling/test_axes.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -45,10 +46,14 @@ def meet_ranks(config: EngineConfig) -> ExpertRanks | None:
     return ExpertRanks.meet(config.place, config.device, config.data_parallel_address)
 
 
-def check_rank(model: LoadedModel) -> None:
-    """Refuse a model that cannot step with other ranks, if this engine is a rank."""
+def check_rank(model: LoadedModel) -> LoadedModel:
+    """Return ``model``, without images if this engine is a rank.
+
+    Raises:
+        ConfigurationError: the model cannot step with other ranks; the message says why.
+    """
     if model.expert_ranks is None:
-        return
+        return model
     if model.pooling is not None:
         raise ConfigurationError(
             f"data_parallel_size is for models that generate, and {model.architecture} is served for pooling here"
@@ -63,6 +68,6 @@ def check_rank(model: LoadedModel) -> None:
             f"data_parallel_size: {model.architecture} keeps states besides keys and values, which ranks of a group "
             "cannot; use data_parallel_size 1 and more engines"
         )
-    if model.vision is not None:
-        model.vision = None
-        model.image_refusal = "an engine of a data-parallel group takes no images"
+    if model.vision is None:
+        return model
+    return replace(model, vision=None, image_refusal="an engine of a data-parallel group takes no images")

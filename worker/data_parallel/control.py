@@ -31,8 +31,8 @@ class GroupedControl(EngineControl):
     """
 
     def __init__(self, core: GroupedCore, parts: ControlledParts, progress: ProgressWriter) -> None:
-        super().__init__(parts, progress)
-        self._core = core
+        super().__init__(core, parts, progress)
+        self._rank_core = core
         self._give_up_at: float | None = None
 
     def answer(self, message: UtilityCall) -> UtilityOutput | None:
@@ -50,8 +50,8 @@ class GroupedControl(EngineControl):
         return output
 
     def _sleep_together(self, message: UtilityCall) -> UtilityOutput | None:
-        wave = self._core.wave
-        if self._core.has_requests:
+        wave = self._rank_core.wave
+        if self._rank_core.has_requests:
             return super().answer(message)  # it refuses because of the requests
         wave.request_pause()
         if wave.is_paused:
@@ -70,7 +70,7 @@ class GroupedControl(EngineControl):
     def _resume_if_awake(self, state: SleepState) -> None:
         """Resume the wave if nothing sleeps: after a wake-up, or after a failed sleep whose state is queried."""
         if not state.is_sleeping:
-            self._core.wave.resume()
+            self._rank_core.wave.resume()
 
 
 def _refusal(message: UtilityCall, error: UnsupportedCallError | EngineStateError) -> UtilityOutput:

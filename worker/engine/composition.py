@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import metadata
@@ -17,52 +16,46 @@ from ...shared.messages.core import Ready
 from ...shared.params.kinds import GENERATE
 from ...shared.params.sampling import SamplingParams
 from ..config.engine_config import EngineConfig
-from ..data_parallel.composition import check_rank, grouped_core
-from ..data_parallel.control import GroupedControl
-from ..data_parallel.core import GroupedCore
-from ..data_parallel.runner import LockstepRunner
 from ..models.adapters.attach import attach_adapters
+from ..models.adapters.slots import AdapterSlots
+from ..models.attention.page_layout import PageLayout
 from ..models.loaded import LoadedModel
 from ..processes.progress import ProgressWriter
 from .adapters.library import AdapterLibrary
 from .control.calls import EngineControl
 from .control.composition import compose_control
+from .control.reload import WeightsSource
 from .control.rpc_methods import load_rpc_methods
 from .core.dump import StepDump
 from .core.engine_core import EngineCore
-from .core.lookahead import LookaheadCore
-from .core.pipelined import PipelinedCore
-from .core.pooling import PoolingCore
 from .drafting.drafters import SuffixMemory
 from .drafting.speculation import NoMemory, Speculation
-from .execution.deterministic import make_deterministic_runner
+from .execution.batch import InputBatch
 from .execution.free_rows import measure_free_rows
 from .execution.input_embeds import embeds_hidden_size
 from .execution.kv_cache import KVCacheSize
 from .execution.model_runner import ModelRunner
-from .execution.overlap import OverlappingRunner
-from .execution.pooling_runner import PoolingRunner
 from .images.admission import ImageAdmission
 from .images.interface import Images, NoImages
 from .logits_processors import load_logits_processors
-from .offload.offload import KVOffload, check_model, make_offload
+from .offload.offload import KVOffload, make_offload
 from .offload.request_loads import OffloadLoads
 from .offload.transfers import OffloadingPrefixCache
 from .own_ordering import load_ordering
 from .ranks.choose import make_ranks
 from .ranks.interface import Ranks
 from .scheduling.admission import BlockLoads, NoLoads
-from .scheduling.batches import BatchQueue, Flights, StagedBatches
 from .scheduling.blocks.block_pool import BlockPool
+from .scheduling.blocks.block_tables import BlockTables
 from .scheduling.blocks.prefix_cache import NoPrefixCache, PrefixCache
 from .scheduling.chunking import AnyChunks, Chunking, GeneratedTokensAlone, WholePrompts
 from .scheduling.drafting import Drafting, NoDrafting
 from .scheduling.request import ClockedTimeline, Request
 from .scheduling.scheduler import Scheduler
-from .setup.checks import check_images, check_pooling, check_speculation
+from .setup.checks import check_options
 from .setup.host import load_native_kernels, processor
+from .setup.layouts import choose_layout
 from .setup.pages import allocate_caches, make_hash_cache, make_tables, size_caches
-from .setup.stages import make_flights
 from .structured.admission import GrammarAdmission
 from .structured.loader import load_backend
 
@@ -116,46 +109,42 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
     torch.manual_seed(config.seed)
     load_native_kernels(config)
     model = ranks.load()
-    check_rank(model)
-    adapters = _make_adapters(config, model)
+    slots = _attach_adapters(config, model)
     size = size_caches(config, model, ranks)
-    model.max_model_len = size.max_model_len
-    check_pooling(config, model)
-    check_speculation(config, model)
-    check_model(config, model)
-    check_images(model)
+    check_options(config, model)
     hidden_size = embeds_hidden_size(model) if config.enable_prompt_embeds else None
-    runner = _make_runner(config, model)
-    allocate_cache = partial(allocate_caches, config, model, size.num_blocks, model.device)
+    layout = choose_layout(config, model)
+    runner = layout.make_runner(model, _make_batch(config, size), slots)
+    allocate_cache = partial(allocate_caches, config, model, size, model.device)
     with progress.compiling():
         allocate_cache()
         runner.warm_up(Request("warm-up", [0], SamplingParams(seed=0), max_model_len=size.max_model_len))
         drafting = _make_drafting(config, runner, size.max_model_len)
-    flights = make_flights(config, model, runner)
-    block_pool = BlockPool(size.num_blocks, config.block_size)
-    offload = make_offload(config, folder, model, block_pool)
-    prefix_cache = _make_prefix_cache(config, model, block_pool, offload)
+    flights = layout.make_flights(model, runner)
+    blocks = _make_blocks(config, folder, model, size)
+    adapters = _make_library(config, slots)
     scheduler = Scheduler(
-        block_pool,
+        blocks.pool,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=_token_budget(config, model),
+        max_num_batched_tokens=_token_budget(config, model, size),
         max_model_len=size.max_model_len,
         policy=ordering.policy,
-        prefix_cache=prefix_cache,
+        prefix_cache=blocks.prefix_cache,
         timeline=ClockedTimeline(),
         drafting=drafting,
         residency=adapters,
         flights=flights,
-        tables=make_tables(config, model, block_pool),
-        chunking=_make_chunking(config, model),
-        loads=_make_loads(config, offload, block_pool, prefix_cache),
+        tables=blocks.tables,
+        chunking=_make_chunking(config, model, size),
+        loads=blocks.loads,
     )
-    core = _make_core(config, model, runner, flights)(
+    source = WeightsSource.of(config, folder, model.folder)
+    core = layout.make_core(model, runner, flights)(
         scheduler,
         runner,
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
-        grammars=_grammar_admission(config, model),
+        grammars=_grammar_admission(config, model, source),
         adapters=adapters,
         images=_image_admission(config, model, progress),
         dump=StepDump(config.dump_dir, shows_prompts=config.dump_prompts),
@@ -163,14 +152,15 @@ def _build(config: EngineConfig, folder: Path, progress: ProgressWriter, ranks: 
         processors=processors,
         rank=ordering.rank,
     )
-    parts = compose_control(config, folder, model, core, runner, allocate_cache, rpc_methods, ranks, adapters, offload)
-    control = GroupedControl(core, parts, progress) if isinstance(core, GroupedCore) else EngineControl(parts, progress)
+    parts = compose_control(
+        config, source, model, size, core, runner, allocate_cache, rpc_methods, ranks, adapters, blocks.offload
+    )
+    control = layout.make_control(core, parts, progress)
     if model.expert_ranks is not None:
         model.expert_ranks.settle()
     ready = _ready(config, model, size, drafting.num_free_rows, processors.names)
-    ready.weights_version = control.weights_version
-    ready.ranks = ranks.setup(size.num_blocks, model.pages)
-    return Engine(core, control, ready, runner, ranks, offload)
+    ready.weights_version, ready.ranks = control.weights_version, ranks.setup(size.num_blocks, size.pages)
+    return Engine(core, control, ready, runner, ranks, blocks.offload)
 
 
 def _make_drafting(config: EngineConfig, runner: ModelRunner, max_model_len: int) -> Drafting:
@@ -186,61 +176,42 @@ def _is_encoder(model: LoadedModel) -> bool:
     return model.pooling is not None and model.pooling.is_encoder
 
 
-def _make_adapters(config: EngineConfig, model: LoadedModel) -> AdapterLibrary | None:
-    """Attach adapter slots to the model, and return their library. Call it before memory is measured."""
+def _attach_adapters(config: EngineConfig, model: LoadedModel) -> AdapterSlots | None:
+    """Attach slots for adapters to the model. Call it before memory is measured."""
     if not config.enable_lora or model.pooling is not None:
         return None
-    model.adapters = attach_adapters(
+    return attach_adapters(
         model.forward,
         model.architecture,
         config.max_loras,
         config.max_lora_rank,
         is_deterministic=config.deterministic,
     )
+
+
+def _make_library(config: EngineConfig, slots: AdapterSlots | None) -> AdapterLibrary | None:
+    if slots is None:
+        return None
     folder = Path(config.lora_folder) if config.lora_folder else None
-    return AdapterLibrary(model.adapters, max_adapters=config.max_cpu_loras, folder=folder)
+    return AdapterLibrary(slots, max_adapters=config.max_cpu_loras, folder=folder)
 
 
-def _token_budget(config: EngineConfig, model: LoadedModel) -> int:
+def _make_batch(config: EngineConfig, size: KVCacheSize) -> InputBatch:
+    num_groups = None if size.pages is None else len(size.pages.windows)
+    return InputBatch(config.max_num_seqs, size.max_model_len, config.block_size, num_groups)
+
+
+def _token_budget(config: EngineConfig, model: LoadedModel, size: KVCacheSize) -> int:
     """Return the maximum number of tokens in a step, which for an encoder is at least one whole text."""
-    return max(config.token_budget, model.max_model_len) if _is_encoder(model) else config.token_budget
+    return max(config.token_budget, size.max_model_len) if _is_encoder(model) else config.token_budget
 
 
-def _make_core(
-    config: EngineConfig, model: LoadedModel, runner: ModelRunner, flights: Flights
-) -> Callable[..., EngineCore]:
-    if isinstance(flights, StagedBatches):
-        return partial(PipelinedCore, flights)
-    if model.pooling is not None:
-        return partial(PoolingCore, model.pooling)
-    if isinstance(runner, LockstepRunner) and model.expert_ranks is not None:
-        return grouped_core(model.expert_ranks, runner)
-    return partial(LookaheadCore, BatchQueue(OverlappingRunner(runner))) if config.async_scheduling else EngineCore
-
-
-def _make_runner(config: EngineConfig, model: LoadedModel) -> ModelRunner:
-    if model.pooling is not None:
-        return PoolingRunner(model, max_num_seqs=config.max_num_seqs, block_size=config.block_size)
-    if model.expert_ranks is not None:
-        return LockstepRunner(model, max_num_seqs=config.max_num_seqs, block_size=config.block_size)
-    make = make_deterministic_runner if config.deterministic else ModelRunner
-    return make(model, max_num_seqs=config.max_num_seqs, block_size=config.block_size)
-
-
-def _make_loads(
-    config: EngineConfig, offload: KVOffload | None, pool: BlockPool, prefix_cache: PrefixCache
-) -> BlockLoads:
-    if offload is None:
-        return NoLoads()
-    return OffloadLoads(offload, int(config.async_scheduling), pool, prefix_cache, config.max_num_seqs)
-
-
-def _make_chunking(config: EngineConfig, model: LoadedModel) -> Chunking:
+def _make_chunking(config: EngineConfig, model: LoadedModel, size: KVCacheSize) -> Chunking:
     if _is_encoder(model):
         return WholePrompts(model.enough_tokens)
     if model.pooling is not None or not model.computes_single_tokens_differently:
         return AnyChunks()
-    if _token_budget(config, model) < GeneratedTokensAlone.MIN_BUDGET:
+    if _token_budget(config, model, size) < GeneratedTokensAlone.MIN_BUDGET:
         raise ConfigurationError(
             f"max_num_batched_tokens is {config.max_num_batched_tokens}, and prompts of {model.architecture} are cut "
             f"into chunks of several tokens; give {GeneratedTokensAlone.MIN_BUDGET} or more"
@@ -248,8 +219,35 @@ def _make_chunking(config: EngineConfig, model: LoadedModel) -> Chunking:
     return GeneratedTokensAlone()
 
 
+@dataclass(frozen=True)
+class _Blocks:
+    """The blocks of the KV cache, and the parts that assign, share, offload and load them."""
+
+    pool: BlockPool
+    tables: BlockTables
+    prefix_cache: PrefixCache
+    offload: KVOffload | None
+    loads: BlockLoads
+
+
+def _make_blocks(config: EngineConfig, folder: Path, model: LoadedModel, size: KVCacheSize) -> _Blocks:
+    """Return the blocks of the KV cache, which is allocated."""
+    pool = BlockPool(size.num_blocks, config.block_size)
+    tables = make_tables(config, size.pages, pool)
+    offload = make_offload(config, folder, model, pool)
+    prefix_cache = _make_prefix_cache(config, model, size.pages, pool, offload)
+    if offload is None:
+        return _Blocks(pool, tables, prefix_cache, None, NoLoads())
+    loads = OffloadLoads(offload, int(config.async_scheduling), pool, prefix_cache, config.max_num_seqs)
+    return _Blocks(pool, tables, prefix_cache, offload, loads)
+
+
 def _make_prefix_cache(
-    config: EngineConfig, model: LoadedModel, block_pool: BlockPool, offload: KVOffload | None
+    config: EngineConfig,
+    model: LoadedModel,
+    pages: PageLayout | None,
+    block_pool: BlockPool,
+    offload: KVOffload | None,
 ) -> PrefixCache:
     if _is_encoder(model):
         return NoPrefixCache()
@@ -259,14 +257,14 @@ def _make_prefix_cache(
         # A shared prefix would need the model's state, too, which is not stored in blocks.
         log.info("no_prefix_caching", architecture=model.architecture, reason="its requests have states")
     elif config.enable_prefix_caching:
-        return make_hash_cache(config, model, block_pool)
+        return make_hash_cache(config, pages, block_pool)
     return NoPrefixCache()
 
 
-def _grammar_admission(config: EngineConfig, model: LoadedModel) -> GrammarAdmission:
+def _grammar_admission(config: EngineConfig, model: LoadedModel, source: WeightsSource) -> GrammarAdmission:
     name, vocab_size = config.structured_outputs_backend, model.vocab_size
     return GrammarAdmission(
-        lambda: load_backend(name, model.folder, vocab_size, model.eos_token_ids),
+        lambda: load_backend(name, source.tokenizer_folder, vocab_size, model.eos_token_ids),
         vocab_size=vocab_size,
         eos_token_ids=model.eos_token_ids,
     )
@@ -305,7 +303,7 @@ def _ready(
     return Ready(
         model_folder=str(model.folder),
         architecture=model.architecture,
-        max_model_len=model.max_model_len,
+        max_model_len=size.max_model_len,
         num_blocks=size.num_blocks,
         block_size=config.block_size,
         dtype=dtype,
@@ -314,7 +312,7 @@ def _ready(
         eos_token_ids=model.eos_token_ids,
         num_parameters=model.num_parameters,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=_token_budget(config, model),
+        max_num_batched_tokens=_token_budget(config, model, size),
         kv_cache_size_tokens=size.num_tokens,
         attention_backend=model.attention_backend,
         kv_cache_dtype=config.eight_bit_cache or dtype,

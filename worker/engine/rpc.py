@@ -30,6 +30,7 @@ from ...shared.values.shown import shown
 
 if TYPE_CHECKING:
     from ..config.engine_config import EngineConfig
+    from ..models.attention.page_layout import PageLayout
     from ..models.loaded import LoadedModel
     from .core.engine_core import EngineCore
 
@@ -43,12 +44,22 @@ class RpcEngine:
         config: the engine's configuration.
         model: the model; with several ranks, the part of this rank.
         rank: number of this rank; 0 has the core.
+        pages: on rank 0, how layers share the KV cache if some of them attend within a window; None for one block
+            table.
     """
 
-    def __init__(self, config: EngineConfig, core: EngineCore | None, model: LoadedModel, rank: int = 0) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        core: EngineCore | None,
+        model: LoadedModel,
+        rank: int = 0,
+        pages: PageLayout | None = None,
+    ) -> None:
         self.config = config
         self.model = model
         self.rank = rank
+        self.pages = pages
         self._core = core
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -91,6 +91,7 @@ class ForwardSettings:
     plan: DecoderPlan | None = None
 
 
+@runtime_checkable
 class StagedSteps(Protocol):
     """A ``Forward`` that can have several steps in flight."""
 

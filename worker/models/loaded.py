@@ -9,10 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .adapters.slots import AdapterSlots
-from .attention.page_layout import PageLayout
 from .checks.row_independence import computes_single_tokens_differently
-from .forward import Forward
+from .forward import Forward, StagedSteps
 from .images.vision_model import VisionModel
 from .parallel.groups import RankGroups
 from .pooling.encoder import EncoderForward
@@ -20,20 +18,20 @@ from .pooling.pooler import PoolingModel
 from .shared_experts import ExpertRanks
 
 
-@dataclass
+@dataclass(frozen=True)
 class LoadedModel:
     """A loaded model, with the forward that computes it.
 
     Args:
         folder: contains ``tokenizer.json``.
-        max_model_len: the requested limit, else the model's own.
+        max_model_len: the requested limit, else the model's own. The KV cache of an engine may lower it, see
+            ``KVCacheSize``.
         is_length_chosen: ``max_model_len`` was requested and must not be lowered.
         vocab_size: every valid token id is below it.
         num_parameters: shared ones are counted once.
         attention_backend: name of the attention kernels in use; see ``loading/loader.py``.
         pooling: converts hidden states, which ``forward`` then returns instead of logits, to results; None for a model
             that generates.
-        adapters: slots of the adapters; None if no adapters are served.
         vision: computes features of images, which replace tokens; None if the model takes no images.
         image_refusal: why the model takes no images.
         quantization: of its linear layers, chosen at the start; None if they have the model's dtype.
@@ -43,7 +41,6 @@ class LoadedModel:
         expert_ranks: the ranks that hold the other experts; None if this one holds all.
         num_experts: of a layer, over all ranks; 0 if experts are not shared.
         is_row_independent: by construction, the bits of a token do not depend on other tokens.
-        pages: how layers share the KV cache if some of them attend within a window; None for one block table.
     """
 
     forward: Forward
@@ -56,7 +53,6 @@ class LoadedModel:
     num_parameters: int
     attention_backend: str
     pooling: PoolingModel | None = None
-    adapters: AdapterSlots | None = None
     vision: VisionModel | None = None
     image_refusal: str = ""
     quantization: str | None = None
@@ -65,12 +61,22 @@ class LoadedModel:
     expert_ranks: ExpertRanks | None = None
     num_experts: int = 0
     is_row_independent: bool = False
-    pages: PageLayout | None = None
 
     @property
     def computes_single_tokens_differently(self) -> bool:
         """Whether the result of a token depends on whether it is the only one of its request in a forward."""
         return computes_single_tokens_differently(self.forward)
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages of the pipeline that computes the model."""
+        return 1 if self.groups is None else self.groups.layout.pipeline
+
+    @property
+    def staged_steps(self) -> StagedSteps:
+        """The forward of a model that is computed in several stages."""
+        assert isinstance(self.forward, StagedSteps), "the model is computed in one stage"
+        return self.forward
 
     @property
     def network(self) -> nn.Module:

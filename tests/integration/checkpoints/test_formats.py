@@ -104,7 +104,9 @@ def test_what_is_saved_of_it_is_a_plain_checkpoint(make_pair: MakePair, tmp_path
     config, saved = EngineConfig(model=str(packed), dtype="float32"), tmp_path / "saved"
     call = SaveShardedState(path=str(saved), pattern=None, max_size=None)
     model = load_model(config, packed)
-    save_sharded_state(model, lambda _: live_state(model, lambda: empty_module(config, packed, model)), packed, call)
+    save_sharded_state(
+        model, lambda _: live_state(model, lambda: empty_module(config, packed, model)), [model.folder, packed], call
+    )
     assert_same(load(saved), load(plain))
 
 

@@ -64,9 +64,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class ControlledParts:
-    """The parts of the engine that calls act on. ``composition`` builds them."""
+    """The parts of the engine that calls act on, besides its core. ``composition`` builds them."""
 
-    core: EngineCore
     sleep: EngineSleep
     profiler: StepProfiler
     rpc_methods: RpcMethods
@@ -81,7 +80,8 @@ class ControlledParts:
 class EngineControl:
     """Answers the control calls of the core."""
 
-    def __init__(self, parts: ControlledParts, progress: ProgressWriter) -> None:
+    def __init__(self, core: EngineCore, parts: ControlledParts, progress: ProgressWriter) -> None:
+        self._core = core
         self._parts = parts
         functions: dict[type, Callable[[Any], UtilityAnswer | None]] = {
             CheckInvariants: self._check_invariants,
@@ -115,20 +115,20 @@ class EngineControl:
         return type(call) in _MAY_TAKE_LONG
 
     def _check_invariants(self, _: CheckInvariants) -> Invariants:
-        core = self._parts.core
-        core.check_invariants()
-        stats, pool = core.scheduler.stats(), core.scheduler.block_pool
+        self._core.check_invariants()
+        scheduler = self._core.scheduler
+        stats, pool = scheduler.stats(), scheduler.block_pool
         return Invariants(pool.num_free, pool.num_blocks, stats.num_running_reqs, stats.num_waiting_reqs)
 
     def _reset_prefix_cache(self, _: ResetPrefixCache) -> PrefixCacheReset:
-        return PrefixCacheReset(self._parts.core.reset_prefix_cache())
+        return PrefixCacheReset(self._core.reset_prefix_cache())
 
     def _reset_input_cache(self, call: ResetInputCache) -> InputCacheReset:
-        images = self._parts.core.images
+        images = self._core.images
         return InputCacheReset(images.forget_processed() if call.cache == MULTIMODAL else images.forget_encoded())
 
     def _sleep(self, call: Sleep) -> SleepState:
-        core = self._parts.core
+        core = self._core
         if core.has_work or not core.forget_blocks():
             raise EngineStateError(f"the engine cannot sleep while it holds requests ({core.num_unfinished_requests})")
         # Drop images, because a sleeping engine holds no memory for them and may wake up with other weights.

@@ -20,6 +20,7 @@ from ...models.weights.live_state import empty_module
 from ...models.weights.stored_files import save_sharded_state
 from ..adapters.library import AdapterLibrary
 from ..core.engine_core import EngineCore
+from ..execution.kv_cache import KVCacheSize
 from ..execution.model_runner import ModelRunner
 from ..offload.offload import KVOffload
 from ..ranks.interface import Ranks
@@ -32,8 +33,9 @@ from .sleep import EngineSleep, SleepableCache
 
 def compose_control(
     config: EngineConfig,
-    folder: Path,
+    source: WeightsSource,
     model: LoadedModel,
+    size: KVCacheSize,
     core: EngineCore,
     runner: ModelRunner,
     allocate_cache: Callable[[], None],
@@ -45,20 +47,17 @@ def compose_control(
     """Build the parts that control calls act on.
 
     Args:
-        folder: folder of the loaded model.
-        allocate_cache: allocate the KV cache with its original size.
+        allocate_cache: allocate the KV cache with its original size, ``size``.
         ranks: the ranks that compute the model.
         adapters: None if the engine serves no adapters.
         offload: None if the engine offloads no KV blocks.
     """
-    source = WeightsSource.of(config, folder)
-    changing = _ChangingParts(config, source, model, allocate_cache, ranks, offload)
+    changing = _ChangingParts(config, source, model, size, allocate_cache, ranks, offload)
     return ControlledParts(
-        core=core,
         sleep=EngineSleep({WEIGHTS: changing.weights, KV_CACHE: changing.cache}, on_awake=changing.on_awake),
         profiler=StepProfiler(core, ranks.recorder()),
         rpc_methods=rpc_methods,
-        rpc_engine=RpcEngine(config, core, model),
+        rpc_engine=RpcEngine(config, core, model, pages=size.pages),
         run_in_ranks=ranks.run_method,
         save_sharded_state=partial(_save_sharded_state, config, source, model, ranks),
         execute_dummy_batch=runner.execute_dummy_batch,
@@ -80,9 +79,8 @@ def compose_control(
 def _save_sharded_state(
     config: EngineConfig, source: WeightsSource, model: LoadedModel, ranks: Ranks, call: SaveShardedState
 ) -> ShardedStateSaved:
-    folder = source.folder
-    read_state = partial(ranks.live_state, lambda: empty_module(config, folder, model))
-    return save_sharded_state(model, read_state, folder, call)
+    read_state = partial(ranks.live_state, lambda: empty_module(config, source.folder, model))
+    return save_sharded_state(model, read_state, [source.tokenizer_folder, source.folder], call)
 
 
 class _ChangingParts:
@@ -93,6 +91,7 @@ class _ChangingParts:
         config: EngineConfig,
         source: WeightsSource,
         model: LoadedModel,
+        size: KVCacheSize,
         allocate_cache: Callable[[], None],
         ranks: Ranks,
         offload: KVOffload | None,
@@ -100,6 +99,7 @@ class _ChangingParts:
         self._config = config
         self._source = source
         self._model = model
+        self._size = size
         self._allocate_cache = allocate_cache
         self._ranks = ranks
         self._offload = offload
@@ -120,7 +120,7 @@ class _ChangingParts:
         name, model = self._config.eight_bit_cache, self._model
         if name is not None:
             forward = model.forward
-            rescale_eight_bit_cache(without_graphs(forward), name, model.vocab_size, model.max_model_len)
+            rescale_eight_bit_cache(without_graphs(forward), name, model.vocab_size, self._size.max_model_len)
             self._free_cache()
 
     def settle(self) -> None:

@@ -39,23 +39,31 @@ class WeightsSource:
 
     Args:
         folder: the model's folder.
+        tokenizer_folder: contains ``tokenizer.json``; mostly the same folder.
         version: a digest of the weights, or their name.
         description: the folder at the time of loading.
     """
 
     folder: Path
+    tokenizer_folder: Path
     version: str
     description: ModelDescription
 
     @classmethod
-    def of(cls, config: EngineConfig, folder: Path) -> WeightsSource:
+    def of(cls, config: EngineConfig, folder: Path, tokenizer_folder: Path) -> WeightsSource:
         """Read the version and the description of the folder that an engine is started with.
 
         Raises:
             ModelLoadError: a file cannot be read.
         """
         version = weights_version(folder) if config.needs_weights else f"random-{config.seed}"
-        return cls(folder, version, ModelDescription.read(folder))
+        return cls(folder, tokenizer_folder, version, ModelDescription.read(folder))
+
+    def replace(self, folder: Path, version: str, description: ModelDescription) -> None:
+        """Record that the weights come from ``folder`` now, and the tokenizer, too, if it came from the same folder."""
+        if self.tokenizer_folder == self.folder and (folder / TOKENIZER_FILE).is_file():
+            self.tokenizer_folder = folder
+        self.folder, self.version, self.description = folder, version, description
 
 
 class WeightsReload:
@@ -112,9 +120,7 @@ class WeightsReload:
         self._change(folder)
         # Drop features of images, because they were computed with the former weights.
         core.images.forget_encoded()
-        if self._model.folder == self.source.folder and (folder / TOKENIZER_FILE).is_file():
-            self._model.folder = folder
-        self.source.folder, self.source.version, self.source.description = folder, version, description
+        self.source.replace(folder, version, description)
         took_s = time.monotonic() - started
         log.info(
             "weights_reloaded", folder=str(folder), version=version, former_version=former, took_s=round(took_s, 2)

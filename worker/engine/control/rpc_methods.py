@@ -49,9 +49,9 @@ def _kv_cache_bytes(engine: RpcEngine) -> int:
     if engine.rank > 0:
         return sum(cache.nbytes for cache in model.forward.caches)
     pool, bytes_per_token = engine.core.scheduler.block_pool, model.forward.bytes_per_token
-    if model.pages is None:
+    if engine.pages is None:
         return pool.num_blocks * pool.block_size * bytes_per_token
-    return pool.num_blocks * model.pages.page_bytes(bytes_per_token, pool.block_size)
+    return pool.num_blocks * engine.pages.page_bytes(bytes_per_token, pool.block_size)
 
 
 @rpc_method("check_invariants")

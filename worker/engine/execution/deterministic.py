@@ -12,23 +12,13 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from ...models.adapters.slots import AdapterSlots
 from ...models.loaded import LoadedModel
-from ...models.loading.fixed_shapes import PackedTokens, choose_tile_sizes, forward_in_tiles, is_invariant_in_any_size
+from ...models.loading.fixed_shapes import PackedTokens, choose_tile_sizes, forward_in_tiles
 from ..core.step_input import IntArray, StepInput
 from ..sampling.sampler import samples_rows_independently
+from .batch import InputBatch
 from .model_runner import LogprobsByRow, ModelRunner
-
-
-def make_deterministic_runner(model: LoadedModel, *, max_num_seqs: int, block_size: int) -> ModelRunner:
-    """Test the model with a temporary cache, and return a runner that computes it with equal bits.
-
-    Raises:
-        ConfigurationError: no runner does; the message says why.
-    """
-    if is_invariant_in_any_size(model):
-        return DeterministicRunner(model, max_num_seqs=max_num_seqs, block_size=block_size)
-    tile_sizes = choose_tile_sizes(model)
-    return TiledRunner(model, tile_sizes=tile_sizes, max_num_seqs=max_num_seqs, block_size=block_size)
 
 
 class DeterministicRunner(ModelRunner):
@@ -53,13 +43,15 @@ class DeterministicRunner(ModelRunner):
 class TiledRunner(DeterministicRunner):
     """A ``DeterministicRunner`` for a model with batch-invariant attention, with forwards of a few sizes.
 
-    Args:
-        tile_sizes: numbers of tokens that a forward may have, ascending; all of them give the same bits.
+    The constructor chooses the sizes by forwards with a temporary cache.
+
+    Raises:
+        ConfigurationError: no size gives equal bits; the message says why.
     """
 
-    def __init__(self, model: LoadedModel, *, tile_sizes: tuple[int, ...], max_num_seqs: int, block_size: int) -> None:
-        super().__init__(model, max_num_seqs=max_num_seqs, block_size=block_size)
-        self._tile_sizes = tile_sizes
+    def __init__(self, model: LoadedModel, batch: InputBatch, adapters: AdapterSlots | None = None) -> None:
+        super().__init__(model, batch, adapters)
+        self._tile_sizes = choose_tile_sizes(model)
 
     def _forward(self, step: StepInput, logit_rows: IntArray) -> Tensor:
         tokens = PackedTokens(

@@ -95,13 +95,22 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class KVCacheSize:
-    """Result of ``size_kv_cache``."""
+    """The number of blocks of the KV cache, and how they are used.
+
+    Args:
+        block_bytes: bytes of a block.
+        max_model_len: most tokens of a request, as requested, or as the model allows and the blocks suffice.
+        state_bytes: bytes of the state pool.
+        num_tokens: number of tokens that fit.
+        pages: how layers share the blocks if some of them attend within a window; None for one block table.
+    """
 
     num_blocks: int
     block_bytes: int
     max_model_len: int
     state_bytes: int
     num_tokens: int
+    pages: PageLayout | None = None
 
     def describe(self, block_size: int) -> dict[str, int]:
         """Return values for the log."""
@@ -172,7 +181,7 @@ def size_kv_cache(
     if config.kv_cache_memory is not None:
         _check_is_free((num_blocks + shape.num_spare) * block_bytes + state_bytes, free_bytes)
     num_tokens = shape.num_tokens(num_blocks, max_model_len)
-    return KVCacheSize(num_blocks, block_bytes, max_model_len, state_bytes, num_tokens)
+    return KVCacheSize(num_blocks, block_bytes, max_model_len, state_bytes, num_tokens, pages)
 
 
 def _check_is_free(needed: int, free_bytes: int) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from ....kernels.paged_attention import PagedBatch
 from ....shared.messages.outcome import TokenLogprobs
+from ...models.adapters.slots import AdapterSlots
 from ...models.forward import ModelInput, VisionInputs
 from ...models.loaded import LoadedModel
 from ...models.placing.device import to_device
@@ -57,6 +58,10 @@ class ForwardResult:
 class ModelRunner:
     """Executor that computes in this process, on one device.
 
+    Args:
+        batch: of the size that the caches of ``model`` will have.
+        adapters: slots of the model's adapters; None if no adapters are served.
+
     Attributes:
         score_prompts: computes ``prompt_logprobs``; a measurement of quality replaces it to read the logits.
     """
@@ -64,11 +69,11 @@ class ModelRunner:
     # Whether the result of a row must not depend on the other rows.
     _is_batch_invariant = False
 
-    def __init__(self, model: LoadedModel, *, max_num_seqs: int, block_size: int) -> None:
+    def __init__(self, model: LoadedModel, batch: InputBatch, adapters: AdapterSlots | None = None) -> None:
         self._model = model
         self._device = model.device
-        num_groups = None if model.pages is None else len(model.pages.windows)
-        self._batch = InputBatch(max_num_seqs, model.max_model_len, block_size, num_groups)
+        self._batch = batch
+        self._adapters = adapters
         self.score_prompts: ScorePrompts = partial(prompt_logprobs_of, one_by_one=self._is_batch_invariant)
 
     @property
@@ -88,8 +93,8 @@ class ModelRunner:
 
         Adapters are copied into their slots here, because nothing computes meanwhile.
         """
-        if self._model.adapters is not None:
-            self._model.adapters.flush()
+        if self._adapters is not None:
+            self._adapters.flush()
         step = self._batch.prepare(output)
         return PreparedStep(output.requests, step, self._batch.prompt_rows.select(step))
 

@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 
 from ....shared.params.pooling import Pooled, PoolingParams
+from ...models.adapters.slots import AdapterSlots
 from ...models.loaded import LoadedModel
 from ...models.pooling.pooler import Pooler, PoolingModel, Rows
 from ..core.executor import AcceleratorError
 from ..core.step_input import IntArray, StepInput
 from ..scheduling.request import Pooling, Request
 from ..scheduling.scheduler_output import SampledTokens, SchedulerOutput
+from .batch import InputBatch
 from .model_runner import ModelRunner
 
 
@@ -24,10 +26,10 @@ def pooler_of(pooling: PoolingModel, params: PoolingParams) -> Pooler:
 class PoolingRunner(ModelRunner):
     """The executor of a pooling model. It stores the hidden states that a chunked prompt needs at its last chunk."""
 
-    def __init__(self, model: LoadedModel, *, max_num_seqs: int, block_size: int) -> None:
-        super().__init__(model, max_num_seqs=max_num_seqs, block_size=block_size)
+    def __init__(self, model: LoadedModel, batch: InputBatch, adapters: AdapterSlots | None = None) -> None:
+        super().__init__(model, batch, adapters)
         assert model.pooling is not None
-        self._pooling = model.pooling
+        self.pooling = model.pooling
         self._partial_states: dict[str, Tensor] = {}
 
     @torch.inference_mode()
@@ -60,7 +62,7 @@ class PoolingRunner(ModelRunner):
         Args:
             requests: in the order of ``step``.
         """
-        poolers = [pooler_of(self._pooling, _params_of(request)) for request in requests]
+        poolers = [pooler_of(self.pooling, _params_of(request)) for request in requests]
         pooled_rows = _pooled_rows(requests, poolers, step)
         states = self._forward(step, np.concatenate(pooled_rows)).split([len(rows) for rows in pooled_rows])
         ended: dict[int, list[tuple[Request, Tensor]]] = {}

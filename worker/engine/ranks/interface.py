@@ -23,7 +23,7 @@ class Ranks(Protocol):
     """All ranks of an engine, which compute its model together."""
 
     def load(self) -> LoadedModel:
-        """Load the model. Its forward runs every call on all ranks.
+        """Load the model, without images if it cannot read them here. Its forward runs every call on all ranks.
 
         Raises:
             ModelLoadError, ConfigurationError: the model does not fit on one of the ranks.

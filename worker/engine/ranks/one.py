@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ....shared.control.engine import CollectiveRpc
 from ....shared.messages.core import RankSetup
 from ...config.engine_config import EngineConfig
-from ...data_parallel.composition import meet_ranks
+from ...data_parallel.composition import check_rank, meet_ranks
 from ...models.attention.page_layout import PageLayout
 from ...models.loaded import LoadedModel
 from ...models.loading.loader import load_model
@@ -21,6 +21,7 @@ from ...models.weights.movable import Exchange, ModelWeights, WeightsExchange
 from ..control.sleep import Sleepable
 from ..control.traces import ProcessTraceRecorder, TraceRecorder
 from ..execution.kv_cache import KVCacheSize
+from ..setup.checks import check_images
 from ..setup.host import set_num_threads
 from .memory import capture_again, measure_rank, size_for_all
 
@@ -44,10 +45,10 @@ class OneRank:
         return self._model
 
     def load(self) -> LoadedModel:
-        if self._model is None:
-            self._model = load_model(self._config, self._folder, expert_ranks=meet_ranks(self._config))
-        set_num_threads(self._config, self._model)
-        return self.model
+        model = self._model or load_model(self._config, self._folder, expert_ranks=meet_ranks(self._config))
+        set_num_threads(self._config, model)
+        self._model = check_images(check_rank(model))
+        return self._model
 
     def size_cache(self, pages: PageLayout | None = None) -> KVCacheSize:
         return size_for_all(self._config, self.model, [measure_rank(self.model, self._config)], pages)

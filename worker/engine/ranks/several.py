@@ -26,6 +26,7 @@ from ...models.weights.movable import Exchange, ModelWeights, WeightsExchange
 from ..control.sleep import Sleepable
 from ..control.traces import ProcessTraceRecorder, TraceRecorder
 from ..execution.kv_cache import KVCacheSize, shape_of
+from ..setup.checks import check_images
 from ..setup.host import set_num_threads
 from .errors import RankLostError, RankRefusedError
 from .exchange import SharedExchange
@@ -101,7 +102,10 @@ class SeveralRanks:
                 raise self._team.failed_load(failure) from failure
         self._team.set_loaded()
         set_num_threads(config, self._local)
-        return dataclasses.replace(self._local, forward=sharded_forward(self._local.forward, self._team))
+        local = self._local.forward
+        model = check_images(dataclasses.replace(self._local, forward=sharded_forward(local, self._team)))
+        self._local = dataclasses.replace(model, forward=local)
+        return model
 
     def size_cache(self, pages: PageLayout | None = None) -> KVCacheSize:
         local, others = self._team.compute(Measure(), lambda: measure_rank(self.local, self._config))

@@ -1,1 +1,1 @@
-"""Decisions and checks when an engine is built: threads, kernels, cache pages, stages, unsupported options."""
+"""Decisions and checks when an engine is built: threads, kernels, cache pages, unsupported options, the layout."""

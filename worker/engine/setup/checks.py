@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import structlog
 
 from ....shared.errors import ConfigurationError
 from ...config.engine_config import EngineConfig
 from ...models.loaded import LoadedModel
 from ..execution.input_embeds import embeds_hidden_size
+from ..offload.offload import check_model
 
 log = structlog.get_logger(__name__)
 
 
-def check_pooling(config: EngineConfig, model: LoadedModel) -> None:
+def check_options(config: EngineConfig, model: LoadedModel) -> None:
+    """Refuse options that the model does not support.
+
+    Raises:
+        ConfigurationError: the message names the option and the model.
+    """
+    _check_pooling(config, model)
+    _check_speculation(config, model)
+    check_model(config, model)
+
+
+def _check_pooling(config: EngineConfig, model: LoadedModel) -> None:
     """Refuse options that a pooling model does not support."""
     if model.pooling is None:
         return
@@ -27,24 +41,24 @@ def check_pooling(config: EngineConfig, model: LoadedModel) -> None:
             raise ConfigurationError(f"{option} is for models that generate, but this one is for pooling; leave it out")
 
 
-def check_images(model: LoadedModel) -> None:
-    """Disable images for a model that cannot be run from embeddings as it is served here."""
+def check_images(model: LoadedModel) -> LoadedModel:
+    """Return ``model``, without images if it cannot be run from embeddings as it is served here.
+
+    Call it before the KV cache is allocated.
+    """
     if model.vision is None:
-        return
+        return model
     try:
         embeds_hidden_size(model)
     except ConfigurationError:
-        model.vision = None
-        model.image_refusal = f"{model.architecture} cannot be run from embeddings as it is served here"
-        log.warning("images_refused", architecture=model.architecture, reason=model.image_refusal)
+        refusal = f"{model.architecture} cannot be run from embeddings as it is served here"
+        log.warning("images_refused", architecture=model.architecture, reason=refusal)
+        return replace(model, vision=None, image_refusal=refusal)
+    return model
 
 
-def check_speculation(config: EngineConfig, model: LoadedModel) -> None:
-    """Refuse speculative decoding for a pooling model, and for one that cannot undo a rejected draft token.
-
-    Raises:
-        ConfigurationError: the option does not fit the model; the message names both.
-    """
+def _check_speculation(config: EngineConfig, model: LoadedModel) -> None:
+    """Refuse speculative decoding for a pooling model, and for one that cannot undo a rejected draft token."""
     if not config.max_draft_tokens:
         return
     if model.pooling is not None:

@@ -24,18 +24,17 @@ log = structlog.get_logger(__name__)
 
 
 def size_caches(config: EngineConfig, model: LoadedModel, ranks: Ranks) -> KVCacheSize:
-    """Choose ``model.pages`` and the size of the cache.
+    """Choose the layout of pages and the size of the cache.
 
     Raises: as for ``Ranks.size_cache``.
     """
-    model.pages = choose_pages(config, model)
-    if model.pages is not None:
+    pages = choose_pages(config, model)
+    if pages is not None:
         try:
-            return ranks.size_cache(model.pages)
+            return ranks.size_cache(pages)
         except ConfigurationError as error:
             # Groups are padded to whole pages, so a cache for one request may be large enough only with one table.
             log.info("no_window_groups", architecture=model.architecture, reason=str(error))
-            model.pages = None
     return ranks.size_cache()
 
 
@@ -73,25 +72,25 @@ def _obstacle(config: EngineConfig, model: LoadedModel) -> str | None:
     return None
 
 
-def allocate_caches(config: EngineConfig, model: LoadedModel, num_blocks: int, device: torch.device) -> None:
-    """Allocate the caches of ``num_blocks`` blocks and their buffers.
+def allocate_caches(config: EngineConfig, model: LoadedModel, size: KVCacheSize, device: torch.device) -> None:
+    """Allocate the caches and their buffers.
 
     Args:
         device: the model's device when it is awake; a sleeping model has none.
     """
     forward, sizes = model.forward, (config.block_size, config.max_num_seqs, device)
-    if model.pages is None:
-        forward.allocate(num_blocks, *sizes)
+    if size.pages is None:
+        forward.allocate(size.num_blocks, *sizes)
     else:
         assert isinstance(forward, PagedByGroups)
-        forward.allocate_pages(model.pages, num_blocks + 1, *sizes)  # plus one for the null block
+        forward.allocate_pages(size.pages, size.num_blocks + 1, *sizes)  # plus one for the null block
 
 
-def make_tables(config: EngineConfig, model: LoadedModel, pool: BlockPool) -> BlockTables:
+def make_tables(config: EngineConfig, pages: PageLayout | None, pool: BlockPool) -> BlockTables:
     """Return the block tables that assign blocks of ``pool`` to requests."""
-    return SingleBlockTable(pool) if model.pages is None else GroupedTables(pool, groups_of(model.pages, config))
+    return SingleBlockTable(pool) if pages is None else GroupedTables(pool, groups_of(pages, config))
 
 
-def make_hash_cache(config: EngineConfig, model: LoadedModel, pool: BlockPool) -> BlockHashCache:
+def make_hash_cache(config: EngineConfig, pages: PageLayout | None, pool: BlockPool) -> BlockHashCache:
     """Return the prefix cache over the blocks of ``pool``."""
-    return BlockHashCache(pool) if model.pages is None else GroupHashCache(pool, groups_of(model.pages, config))
+    return BlockHashCache(pool) if pages is None else GroupHashCache(pool, groups_of(pages, config))

@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -211,15 +211,19 @@ def _json(file: Path) -> Any:
 
 
 def save_sharded_state(
-    model: LoadedModel, read_state: Callable[[Path], dict[str, Tensor]], folder: Path, call: SaveShardedState
+    model: LoadedModel,
+    read_state: Callable[[Path], dict[str, Tensor]],
+    folders: Sequence[Path],
+    call: SaveShardedState,
 ) -> ShardedStateSaved:
-    """Write weights, index, and the other files of ``folder`` that a model folder needs, into ``call.path``.
+    """Write weights, index, and the other files of ``folders`` that a model folder needs, into ``call.path``.
 
     The index is written last, because the folder cannot be loaded without it.
 
     Args:
         read_state: returns all weights by the names of the checkpoint. It may write into its argument, the folder of
             the call, and leaves nothing there.
+        folders: of the tokenizer and of the model; of files with one name the last one is written.
 
     Raises:
         EngineStateError: the path is no empty folder, or is not writable; or the weights in memory are rounded, so that
@@ -237,7 +241,7 @@ def save_sharded_state(
         if any(target.iterdir()):
             raise EngineStateError(f"the folder {target} is not empty, and nothing is overwritten; choose another path")
         shards = _cut(read_state(target), call.max_size)
-        _copy_companions([model.folder, folder], target, str(model.dtype).removeprefix("torch."))
+        _copy_companions(folders, target, str(model.dtype).removeprefix("torch."))
         files = [call.shard_name(part) for part in range(len(shards))]
         for name, tensors in zip(files, shards, strict=True):
             save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, target / name, {"format": "pt"})
@@ -263,7 +267,7 @@ def _cut(state: dict[str, Tensor], max_size: int | None) -> list[dict[str, Tenso
     return shards
 
 
-def _copy_companions(sources: list[Path], target: Path, dtype: str) -> None:
+def _copy_companions(sources: Sequence[Path], target: Path, dtype: str) -> None:
     for source in sources:
         for path in sorted(source.iterdir()):
             if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES) and path.name not in COMPANION_FILES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ def test_tokens_are_those_of_transformers(name: str, make: Make, folders: Callab
     assert generate(make(name, ours, **small), requests()) == wanted
     # Room for the prompts of the first two, and not for what they generate.
     lens = {request_id: rows[0].num_prompt_tokens for request_id, rows in outputs.items()}
-    ours.max_model_len = max(lens.values()) + NUM_TOKENS
+    ours = replace(ours, max_model_len=max(lens.values()) + NUM_TOKENS)
     # Layers with windows give blocks back: there is room in less.
     for num_tokens in rooms(lens["one"] + lens["two"] + 4, ours.max_model_len):
         cramped = make(name, ours, **small, block_size=2, kv_cache_memory=num_tokens * BYTES_PER_TOKEN)

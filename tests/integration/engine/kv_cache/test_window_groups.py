@@ -145,9 +145,9 @@ def test_same_tokens_as_transformers_behind_many_windows(
         kv_cache_memory=(num_pages + 1) * num_places * _PAGE_BYTES,
     )
     engine = build_engine(config, tmp_path)
-    core, model = engine.core, engine.control._parts.rpc_engine.model
-    assert model.pages is not None
-    assert (list(model.pages.windows), model.pages.num_places) == (windows, num_places)
+    core, pages, model = engine.core, engine.control._parts.rpc_engine.pages, engine.control._parts.rpc_engine.model
+    assert pages is not None
+    assert (list(pages.windows), pages.num_places) == (windows, num_places)
     assert model.forward.mode == ("packed" if way in ("packed", "tiles") else "lean")
     poison(core, model.forward, monkeypatch)
     asked = [request(str(index), prompt, max_tokens=NUM_TOKENS) for index, prompt in enumerate(prompts)]
