@@ -14,7 +14,7 @@ from penstock.worker.engine.setup.layouts import LAYOUTS, Bits, Steps, choose_la
 
 def choose(options: dict[str, Any], **properties: Any) -> Any:
     """Choose for a model with these properties whose layers do not show that rows are independent."""
-    defaults = {"pooling": None, "expert_ranks": None, "num_stages": 1, "is_row_independent": False}
+    defaults = {"pooling": None, "expert_ranks": None, "is_row_independent": False}
     model: Any = SimpleNamespace(**defaults | properties)
     return choose_layout(EngineConfig(model="m", **options), model)
 
@@ -26,7 +26,7 @@ def choose(options: dict[str, Any], **properties: Any) -> Any:
         ({"async_scheduling": True}, {}, Steps.LOOKAHEAD, Bits.ANY),
         ({"deterministic": True}, {}, Steps.PLAIN, Bits.TILED),
         ({"deterministic": True, "async_scheduling": True}, {}, Steps.LOOKAHEAD, Bits.TILED),
-        ({"pipeline_parallel_size": 2}, {"num_stages": 2}, Steps.STAGED, Bits.ANY),
+        ({"pipeline_parallel_size": 2}, {}, Steps.STAGED, Bits.ANY),
         ({"tensor_parallel_size": 2}, {}, Steps.PLAIN, Bits.ANY),
         ({}, {"pooling": object()}, Steps.POOLING, Bits.ANY),
         ({"data_parallel_size": 2}, {"expert_ranks": object()}, Steps.LOCKSTEP, Bits.ANY),
@@ -40,6 +40,6 @@ def test_options_and_model_choose_the_layout(
 
 def test_stages_compute_one_batch_at_a_time_in_tiles_and_the_log_says_why() -> None:
     with capture_logs() as entries:
-        layout = choose({"pipeline_parallel_size": 2, "deterministic": True}, num_stages=2)
+        layout = choose({"pipeline_parallel_size": 2, "deterministic": True})
     assert layout is LAYOUTS[Steps.PLAIN, Bits.TILED]
     assert [entry["event"] for entry in entries] == ["one_batch_in_flight"]

@@ -126,7 +126,7 @@ def choose_layout(config: EngineConfig, model: LoadedModel) -> Layout[Any, Any, 
     if (steps, bits) == (Steps.STAGED, Bits.TILED):
         log.warning(
             "one_batch_in_flight",
-            num_stages=model.num_stages,
+            num_stages=config.pipeline_parallel_size,
             reason="--deterministic runs several forwards per step of this model, so its stages wait for each other",
         )
         steps = Steps.PLAIN
@@ -138,7 +138,7 @@ def _steps_of(config: EngineConfig, model: LoadedModel) -> Steps:
         return Steps.POOLING
     if model.expert_ranks is not None:
         return Steps.LOCKSTEP
-    if model.num_stages > 1:
+    if config.pipeline_parallel_size > 1:
         return Steps.STAGED
     return Steps.LOOKAHEAD if config.async_scheduling else Steps.PLAIN
 

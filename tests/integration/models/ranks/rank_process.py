@@ -71,6 +71,12 @@ class Echoed:
         return logits
 
 
+def echoed(model: LoadedModel) -> LoadedModel:
+    """The model with a forward whose logits all ranks have."""
+    forward: Any = Echoed(model)
+    return dataclasses.replace(model, forward=forward)
+
+
 def two_steps(forward: Forward) -> list[ModelInput]:
     """Prompts of different requests; caches are made for them."""
     forward.allocate(NUM_BLOCKS, BLOCK_SIZE, 3, torch.device("cpu"))
@@ -104,8 +110,7 @@ def describe(model: LoadedModel) -> dict[str, Any]:
 
 def serve(folder: str, layout: Layout, prompts: list[list[int]], tokens: list[list[int]]) -> dict[str, Any]:
     """Run the survey's comparison through engines."""
-    model = load(folder, layout)
-    model.forward = Echoed(model)  # pyright: ignore[reportAttributeAccessIssue]
+    model = echoed(load(folder, layout))
     run = partial(trial.run_engine, model=model)
     told = trial.compare(Path(folder), trial.Expectation(prompts, tokens), model.forward, run)
     return describe(model) | {"told": told}
@@ -121,8 +126,7 @@ def tried_bits(folder: str, layout: Layout, *, is_compiled: bool) -> dict[str, A
     if is_compiled:
         native.load()
     try:
-        model = load(folder, layout, deterministic=True)
-        model.forward = Echoed(model)  # pyright: ignore[reportAttributeAccessIssue]
+        model = echoed(load(folder, layout, deterministic=True))
         return {"alone": model.is_row_independent, "kept": is_invariant_in_any_size(model)}
     finally:
         native.unload()
