@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
-import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -27,7 +27,7 @@ ALLOWED = {
 }
 # It may import everything. Nothing imports it.
 LABORATORY = ROOT / "ops" / "lab"
-# With all that is in them; any other name in the table of ARCHITECTURE.md is a folder's own files.
+# With all that is in them; any other name in imports.toml is a folder's own files.
 WHOLE = {"shared", "producer", "kernels"}
 SHARED_LIBRARIES = {"msgspec", "redis", "structlog"}
 # Only exporters install them.
@@ -93,10 +93,9 @@ def test_imports_go_one_way(part: str) -> None:
 
 
 def rooms() -> dict[str, set[str]]:
-    """What each folder may import, by ARCHITECTURE.md."""
-    lines = (ROOT / "ARCHITECTURE.md").read_text().partition("| folder | holds | may import |\n|---|---|---|\n")[2]
-    rows = [line.strip("| ").split("|") for line in lines.partition("\n\n")[0].splitlines()]
-    return {row[0].strip(" `"): set(re.findall(r"`([^`]+)`", row[2])) if len(row) > 2 else set() for row in rows}
+    """Return what each folder may import, by ``imports.toml``."""
+    table = tomllib.loads(Path(__file__).with_name("imports.toml").read_text())
+    return {folder: set(allowed) for folder, allowed in table.items()}
 
 
 def imported_rooms(path: Path, known: set[str]) -> dict[str, str]:
